@@ -1,0 +1,41 @@
+"""MessagePack encoding and decoding of typed messages, with errors that name the field."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[Any], bytes] = _encoder.encode
+
+
+class BadMessage(ValueError):
+    """Bytes that are not MessagePack, or do not fit the message type; the text names the field."""
+
+
+@cache
+def decoder(message: type[T]) -> Callable[[bytes], T]:
+    """A decoder of one message type; it raises `msgspec.DecodeError` (for hot paths that turn it into a refusal)."""
+    return msgspec.msgpack.Decoder(message).decode
+
+
+def decode(message: type[T], data: bytes) -> T:
+    """Decode `data` as `message`; raises BadMessage."""
+    try:
+        return decoder(message)(data)
+    except DECODE_ERRORS as error:
+        raise BadMessage(explain(error)) from error
+
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def explain(error: Exception) -> str:
+    """A decoding error in words for the sender: which field, and what was expected there."""
+    text = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
+    return f"not valid MessagePack: {text}"

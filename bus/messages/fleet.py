@@ -1,0 +1,199 @@
+"""Workers, devices, instances: heartbeats, loads, samples. Times are Unix seconds, memory MB, money US$ per hour."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from bus.messages.catalog import VariantRecord
+
+State = Literal["Inactive", "Loading", "Warm", "Active", "Overloaded", "Interfered", "Unloading"]
+
+
+class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
+    """One device of a worker. kind: "cpu", "gpu", "inferentia". utilisation: 0..1 over the last period."""
+
+    device: str
+    kind: str
+    cores: int
+    memory_mb: float
+    memory_used_mb: float
+    cores_used: float
+    utilisation: float
+    price_per_hour: float
+    simulated: bool = False
+    alive: bool = True
+    incarnation: int = 0
+
+
+class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
+    """One loaded (or loading) variant on one device. app_states: state per app where it differs from `state`.
+
+    queued: items waiting or running. load: items/s served over the last period. latency_ms: mean compute latency of a batch.
+    factor: live correction of the profile (1.0 = as profiled).
+    """
+
+    instance: str
+    variant: str
+    device: str
+    state: State
+    since: float
+    queued: int = 0
+    load: float = 0.0
+    latency_ms: float = 0.0
+    mean_batch: float = 0.0
+    factor: float = 1.0
+    app_states: dict[str, State] = {}
+    ready_at: float = 0.0
+
+
+class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
+    """`infaas.heartbeat.worker.<worker>`, every 0.5 s and at every change of state. incarnation grows at each restart."""
+
+    worker: str
+    hardware: str
+    incarnation: int
+    at: float
+    devices: list[DeviceStatus]
+    instances: list[InstanceStatus]
+    draining: bool = False
+    leaving: bool = False
+
+
+class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
+    """`infaas.heartbeat.dispatcher.<dispatcher>`. flushed: per executor queue, the highest done `seq` whose outcomes are on disk."""
+
+    dispatcher: str
+    incarnation: int
+    at: float
+    flushed: dict[str, int] = {}
+    leaving: bool = False
+
+
+class EnsureLoaded(Struct, frozen=True, kw_only=True):
+    """`infaas.worker.<worker>.load`: at least so many instances of this variant, please. Idempotent; the monitor alone admits.
+
+    epoch and orderer say who asked (dispatcher id or controller), reason why. app: on whose behalf, for the events.
+    """
+
+    variant: VariantRecord
+    at_least: int = 1
+    app: str | None = None
+    orderer: str = ""
+    reason: str = ""
+    epoch: int = 0
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    """`infaas.worker.<worker>.release`: unload instances of this variant down to `keep`."""
+
+    variant: str
+    keep: int = 0
+    orderer: str = ""
+    reason: str = ""
+    epoch: int = 0
+
+
+class LoadRefused(Struct, frozen=True, kw_only=True):
+    """The reply to an `EnsureLoaded` request that this worker cannot carry out, and why."""
+
+    worker: str
+    variant: str
+    reason: str
+
+
+class LoadAccepted(Struct, frozen=True, kw_only=True):
+    """The reply to an `EnsureLoaded` that is under way or already true."""
+
+    worker: str
+    variant: str
+    instances: list[str]
+
+
+class LoadInstance(Struct, frozen=True, kw_only=True):
+    """`infaas.executor.<worker>.<device>.load`: monitor -> executor."""
+
+    instance: str
+    variant: VariantRecord
+
+
+class UnloadInstance(Struct, frozen=True, kw_only=True):
+    """`infaas.executor.<worker>.<device>.unload`: finish what is queued, then let go."""
+
+    instance: str
+
+
+class InstanceLoaded(Struct, frozen=True, kw_only=True):
+    """`infaas.monitor.<worker>.loaded`. proof: where it really runs, as the framework reports it."""
+
+    instance: str
+    variant: str
+    device: str
+    incarnation: int
+    load_ms: float
+    memory_mb: float
+    proof: str
+
+
+class InstanceFailed(Struct, frozen=True, kw_only=True):
+    """`infaas.monitor.<worker>.failed`: a load failed, or a loaded instance broke."""
+
+    instance: str
+    variant: str
+    device: str
+    incarnation: int
+    reason: str
+
+
+class InstanceUnloaded(Struct, frozen=True, kw_only=True):
+    """`infaas.monitor.<worker>.unloaded`."""
+
+    instance: str
+    variant: str
+    device: str
+    incarnation: int
+
+
+class AppSample(Struct, frozen=True, array_like=True, gc=False):
+    """One app's share of an instance's last period: items, batches-weighted latency in s, slowest latency in s, errors."""
+
+    app: str
+    items: int
+    latency_sum: float
+    latency_max: float
+    errors: int
+    slo_s: float
+
+
+class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
+    """What an executor measured of one instance since its last report. busy: seconds computing; predicted: same by profile."""
+
+    instance: str
+    variant: str
+    queued: int
+    oldest_wait: float
+    items: int
+    batches: int
+    busy: float
+    predicted: float
+    apps: list[AppSample]
+
+
+class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
+    """`infaas.monitor.<worker>.report`, every 0.5 s: executor -> monitor. incarnation: this executor process's."""
+
+    worker: str
+    device: str
+    incarnation: int
+    at: float
+    seconds: float
+    samples: list[InstanceSample]
+    memory_mb: float
+
+
+class ExecutorExited(Struct, frozen=True, kw_only=True):
+    """`infaas.exited.<worker>.<device>`: the supervisor saw the process end. To monitors and dispatchers, at once."""
+
+    worker: str
+    device: str
+    at: float
+    reason: str

@@ -1,0 +1,181 @@
+"""What a bus can do. Two real implementations: `bus.memory.MemoryBus` (one process) and `bus.natsbus.NatsBus`.
+
+Core messages are at most once, in order per publisher. Durable messages are acknowledged by the stream and delivered at
+least once. Handlers are plain functions, called in the order of arrival on the event loop; they must not block.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+
+class BusError(Exception):
+    """The bus could not do it."""
+
+
+class NoResponders(BusError):
+    """Nobody listens on the subject of a request."""
+
+
+class RequestTimeout(BusError):
+    """Nobody answered in time."""
+
+
+class PayloadTooLarge(BusError):
+    """The body is larger than the server takes; send large bodies by reference (object store)."""
+
+
+class BusClosed(BusError):
+    """The connection is closed for good."""
+
+
+class WrongRevision(BusError):
+    """A compare-and-set found another revision."""
+
+
+class NotFound(BusError):
+    """No such key, object, bucket or stream."""
+
+
+class Delivery(NamedTuple):
+    """One message as it arrived. status: "503" when the bus says that nobody was listening on a forwarded subject."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+    headers: Mapping[str, str] | None = None
+    status: str = ""
+
+
+Handler = Callable[[Delivery], None]
+
+
+class Subscription(Protocol):
+    """An open subscription."""
+
+    async def drain(self) -> None:
+        """Take nothing new; return once everything already delivered was handled."""
+
+
+class Entry(NamedTuple):
+    """One state of one key. value None: deleted. revision grows with every change in the bucket."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class KeyValue(Protocol):
+    """A bucket of small values, each key with a revision."""
+
+    async def put(self, key: str, value: bytes) -> int: ...
+    async def get(self, key: str) -> Entry:
+        """Raises NotFound."""
+
+    async def create(self, key: str, value: bytes) -> int:
+        """Raises WrongRevision when the key is there already."""
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        """Compare-and-set; raises WrongRevision."""
+
+    async def delete(self, key: str) -> None: ...
+    async def keys(self) -> list[str]: ...
+    async def watch(self, handler: Callable[[Entry | None], None]) -> Subscription:
+        """Every key's present value first, then None once, then each change; it survives reconnects."""
+
+
+class ObjectStore(Protocol):
+    """A bucket of large values."""
+
+    async def put(self, key: str, data: bytes | Path) -> None:
+        """Store bytes, or a file without reading it whole into memory. Overwrites."""
+
+    async def get(self, key: str) -> bytes:
+        """Raises NotFound."""
+
+    async def get_to(self, key: str, path: Path) -> None:
+        """Write the object to a file, piece by piece; the digest is checked. Raises NotFound."""
+
+    async def exists(self, key: str) -> bool: ...
+    async def delete(self, key: str) -> None: ...
+    async def keys(self) -> list[str]: ...
+
+
+class Stored(Protocol):
+    """One durable message being consumed."""
+
+    subject: str
+    data: bytes
+    message_id: str
+    deliveries: int
+
+    async def ack(self) -> None: ...
+    async def nak(self, delay: float) -> None: ...
+
+
+class Consumer(Protocol):
+    """A named position in a stream, shared by everyone who opens it under the same name."""
+
+    async def fetch(self, most: int, timeout: float) -> list[Stored]:
+        """Up to `most` messages; an empty list when none came in time."""
+
+
+class StreamSpec(NamedTuple):
+    """A stream to keep. retention "work": a message goes once acknowledged; "limits": it goes by age or size.
+
+    full "refuse": publishers are refused (and hold) when max_bytes is reached; "oldest": the oldest go.
+    """
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Literal["work", "limits"]
+    max_bytes: int
+    max_age_s: float = 0.0
+    full: Literal["refuse", "oldest"] = "refuse"
+    memory: bool = False
+
+
+Status = Literal["connected", "disconnected", "reconnected", "closed"]
+
+
+class Bus(Protocol):
+    """A connection to the bus."""
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes; larger bodies raise PayloadTooLarge."""
+
+    def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """Send and forget: buffered, written at the end of this turn of the loop; kept through a reconnect up to a bound."""
+
+    async def request(
+        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        """Raises NoResponders, RequestTimeout."""
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        """Every message on `subject` (wildcards * and >), or one of the queue group's share. An exception in `handler`
+        is reported to the bus's error callback and ends nothing."""
+
+    async def flush(self, timeout: float = 5.0) -> None:
+        """Everything published before has reached the server."""
+
+    async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
+        """Returns once the stream has it on disk; a repeated message_id is stored once. Raises BusError."""
+
+    async def ensure_stream(self, spec: StreamSpec) -> None: ...
+    async def consumer(self, stream: str, name: str, subject: str = ">") -> Consumer: ...
+    async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue: ...
+    async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore: ...
+    def new_inbox(self) -> str:
+        """A subject nobody else knows."""
+
+    def on_status(self, callback: Callable[[Status], None]) -> None: ...
+    async def drain(self) -> None:
+        """Stop taking messages, handle what has come, send what is buffered, then close."""
+
+    async def close(self) -> None: ...
+
+
+Connect = Callable[[], Awaitable[Bus]]
+Chunks = AsyncIterator[bytes]

@@ -1,0 +1,121 @@
+"""Subject, stream and bucket names, all derived from the prefix: two prefixes on one NATS never see each other."""
+
+import re
+from dataclasses import dataclass
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
+DISPATCHERS = "dispatchers"  # queue group that shares the queries
+REGISTRARS = "registrars"
+RECORDERS = "recorders"
+
+
+def valid_name(name: object) -> bool:
+    """Whether `name` may be an app, model, version or variant (it becomes a subject token)."""
+    return isinstance(name, str) and NAME.match(name) is not None
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """All names under one prefix."""
+
+    prefix: str = "infaas"
+
+    # outsiders
+    def query(self, app: str = "*") -> str:
+        return f"{self.prefix}.query.{app}"
+
+    def feedback(self, app: str = "*") -> str:
+        return f"{self.prefix}.feedback.{app}"
+
+    def explain(self, app: str = "*") -> str:
+        return f"{self.prefix}.explain.{app}"
+
+    def list(self, what: str = "*") -> str:
+        return f"{self.prefix}.list.{what}"
+
+    def admin(self, verb: str = "*") -> str:
+        return f"{self.prefix}.admin.{verb}"
+
+    def register(self) -> str:
+        return f"{self.prefix}.register"
+
+    def registration(self, registration: str = "*") -> str:
+        return f"{self.prefix}.registration.{registration}"
+
+    def event(self, kind: str) -> str:
+        return f"{self.prefix}.event.{kind}"
+
+    # a query's way
+    def execute(self, worker: str, device: str) -> str:
+        return f"{self.prefix}.execute.{worker}.{device}"
+
+    def done(self, dispatcher: str) -> str:
+        return f"{self.prefix}.done.{dispatcher}"
+
+    def undelivered(self, dispatcher: str, uid: str = "*") -> str:
+        """Reply subject of a forwarded query: NATS answers there with 503 when the execute subject is dead."""
+        return f"{self.prefix}.done.{dispatcher}.{uid}"
+
+    def resubmit(self) -> str:
+        return f"{self.prefix}.resubmit"
+
+    # fleet
+    def worker_heartbeat(self, worker: str = "*") -> str:
+        return f"{self.prefix}.heartbeat.worker.{worker}"
+
+    def dispatcher_heartbeat(self, dispatcher: str = "*") -> str:
+        return f"{self.prefix}.heartbeat.dispatcher.{dispatcher}"
+
+    def worker(self, worker: str, order: str) -> str:
+        """order: load | release"""
+        return f"{self.prefix}.worker.{worker}.{order}"
+
+    def executor(self, worker: str, device: str, order: str) -> str:
+        """order: load | unload"""
+        return f"{self.prefix}.executor.{worker}.{device}.{order}"
+
+    def monitor(self, worker: str, fact: str) -> str:
+        """fact: loaded | failed | unloaded | report"""
+        return f"{self.prefix}.monitor.{worker}.{fact}"
+
+    def exited(self, worker: str = "*", device: str = "*") -> str:
+        return f"{self.prefix}.exited.{worker}.{device}"
+
+    # registration work
+    def workshop(self, worker: str, order: str = "*") -> str:
+        """order: inspect | build"""
+        return f"{self.prefix}.workshop.{worker}.{order}"
+
+    def registrar(self, fact: str) -> str:
+        """fact: inspected | built | variant-failed | progress | finished"""
+        return f"{self.prefix}.registrar.{fact}"
+
+    # streams and buckets
+    @property
+    def outcome_stream(self) -> str:
+        return f"{self._upper}_OUTCOMES"
+
+    @property
+    def event_stream(self) -> str:
+        return f"{self._upper}_EVENTS"
+
+    @property
+    def catalog_bucket(self) -> str:
+        return f"{self.prefix}-catalog"
+
+    @property
+    def status_bucket(self) -> str:
+        """Last status of registrations and jobs."""
+        return f"{self.prefix}-status"
+
+    @property
+    def uploads_bucket(self) -> str:
+        return f"{self.prefix}-uploads"
+
+    @property
+    def artifacts_bucket(self) -> str:
+        return f"{self.prefix}-artifacts"
+
+    @property
+    def _upper(self) -> str:
+        return self.prefix.upper().replace("-", "_")

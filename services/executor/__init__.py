@@ -1,0 +1,1 @@
+"""Runs batches on one device."""

@@ -1,0 +1,1 @@
+"""One file a framework, behind one interface."""

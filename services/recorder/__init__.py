@@ -1,0 +1,1 @@
+"""Events from the bus into the database, acknowledged after commit."""

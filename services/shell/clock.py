@@ -1,0 +1,15 @@
+"""Unix time that never goes back: wall time at the start plus the monotonic clock since."""
+
+import time
+from collections.abc import Callable
+
+_anchor = time.time() - time.monotonic()
+_monotonic = time.monotonic
+
+
+def now() -> float:
+    """Unix seconds, monotonic within this process."""
+    return _anchor + _monotonic()
+
+
+Clock = Callable[[], float]

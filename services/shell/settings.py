@@ -1,0 +1,163 @@
+"""Settings: defaults < TOML file < INFAAS_SECTION__FIELD < INFAAS_SECTION__FIELD_FILE (secrets). Built once in __main__."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+
+class SettingsError(Exception):
+    """A setting is unknown or has the wrong type; the text names it."""
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: an unknown key is an error, not a typo that passes."""
+
+
+class BusSettings(Section, frozen=True, kw_only=True):
+    url: str = "nats://127.0.0.1:4222"
+    max_payload: int = 8 * 2**20
+    outcome_bytes: int = 2 * 2**30
+    event_bytes: int = 1 * 2**30
+
+
+class StoreSettings(Section, frozen=True, kw_only=True):
+    """dsn: the role that writes. reader_dsn: the read-only role, as shown to users."""
+
+    dsn: str = ""
+    reader_dsn: str = ""
+
+
+class DispatcherSettings(Section, frozen=True, kw_only=True):
+    """count: dispatchers under `up`. policy: "infaas", "round-robin", "brute-force", or "module:Class".
+
+    max_inline: bytes of a body above which it must come by reference.
+    """
+
+    count: int = 1
+    policy: str = "infaas"
+    dispatch: str = "spread"
+    default_deadline_s: float = 30.0
+    max_inline: int = 2**20
+    probe_share: float = 0.1
+    failure_timeout_s: float = 2.0
+    max_attempts: int = 2
+    max_queue: int = 100_000
+
+
+class ExecutorSettings(Section, frozen=True, kw_only=True):
+    """inline_below_ms: batches predicted shorter run on the loop itself. watchdog: a run of so many times its profile ends."""
+
+    inline_below_ms: float = 1.0
+    watchdog: float = 20.0
+    watchdog_least_s: float = 5.0
+
+
+class MonitorSettings(Section, frozen=True, kw_only=True):
+    """Thresholds of the state machine; sources in services/monitor/policy.py."""
+
+    heartbeat_s: float = 0.5
+    sample_s: float = 2.0
+    cost_s: float = 10.0
+    overloaded_backlog_s: float = 0.8
+    overloaded_slo_share: float = 0.8
+    interfered_ratio: float = 2.5
+    interfered_least_ms: float = 5.0
+    interfered_load_share: float = 0.5
+    clear_ratio: float = 1.5
+    memory_share: float = 0.8
+
+
+class RegistrarSettings(Section, frozen=True, kw_only=True):
+    """Limits on what uploaded files may use while they are inspected, built and profiled in the sandbox."""
+
+    allow_torchscript: bool = False
+    memory_mb: int = 4096
+    seconds: float = 600.0
+    max_model_mb: int = 1024
+    agreement: float = 0.9
+    threads: tuple[int, ...] = (1, 2)
+    max_batches: tuple[int, ...] = (8, 64)
+
+
+class WorkerSettings(Section, frozen=True, kw_only=True):
+    """name: empty = made from the host's. cores, memory_mb: 0 = what the machine has. simulate: kind to count."""
+
+    name: str = ""
+    hardware: str = "cpu"
+    cores: int = 0
+    memory_mb: int = 0
+    simulate: dict[str, int] = {}
+
+
+class PriceSettings(Section, frozen=True, kw_only=True):
+    """US$ per hour by device kind, over services/core/prices.toml."""
+
+    per_hour: dict[str, float] = {}
+
+
+class Settings(Section, frozen=True, kw_only=True):
+    """All settings of one process."""
+
+    prefix: str = "infaas"
+    data_dir: str = ".infaas"
+    log_level: str = "INFO"
+    bus: BusSettings = field(default_factory=BusSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
+    executor: ExecutorSettings = field(default_factory=ExecutorSettings)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    registrar: RegistrarSettings = field(default_factory=RegistrarSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    prices: PriceSettings = field(default_factory=PriceSettings)
+
+
+# Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.
+_SHORT = {"INFAAS_NATS_URL": "bus.url", "INFAAS_SQL_DSN": "store.dsn", "INFAAS_DATA_DIR": "data_dir"}
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Build the settings; raises SettingsError that names the file or variable, the field and what was expected."""
+    environ = os.environ if environ is None else environ
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{path} is not valid TOML: {error}") from error
+    for name, value in environ.items():
+        where = _SHORT.get(name) or _path(name)
+        if where is None or not value:
+            continue
+        _put(tree, where.split("."), value)
+    try:
+        return msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(str(error).replace("`$.", "`")) from error
+
+
+def _path(name: str) -> str | None:
+    """INFAAS_DISPATCHER__COUNT -> dispatcher.count; other variables are not ours."""
+    if not name.startswith("INFAAS_") or "__" not in name:
+        return None
+    section, _, key = name.removeprefix("INFAAS_").lower().partition("__")
+    return f"{section}.{key}"
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: str) -> None:
+    *sections, last = keys
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    if last.endswith("_file"):
+        try:
+            tree[last.removesuffix("_file")] = Path(value).read_text().strip()
+        except OSError as error:
+            raise SettingsError(f"cannot read the file of {'.'.join(keys)}: {error.strerror}") from error
+    else:
+        tree[last] = value
