@@ -1,0 +1,122 @@
+"""What running costs and how long a batch takes by its profile: one definition of each, used everywhere.
+
+Money is US$. `prices` is a mapping of device kind to US$ per hour (services/core/prices.toml, read by services/shell/prices.py):
+per core for the kinds in PER_CORE, per whole device for all others.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+from bus.messages.catalog import ProfileRow, VariantRecord
+
+PER_CORE = frozenset({"cpu", "inferentia"})
+
+
+class UnknownPrice(ValueError):
+    """A device kind without a price; the text names the setting to make."""
+
+
+def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> float:
+    """US$ per hour of a whole device with so many cores; raises UnknownPrice."""
+    try:
+        price = prices[kind]
+    except KeyError:
+        raise UnknownPrice(f"no price for device kind {kind!r}: set prices.per_hour.{kind}, in US$ per hour") from None
+    return price * cores if kind in PER_CORE else price
+
+
+def device_share(record: VariantRecord, device_cores: int, device_memory_mb: float) -> float:
+    """The part of a device that one instance occupies, 0..1: cores or memory, whichever is larger.
+
+    Threads count only where cores are sold; on a GPU they are the host's.
+    """
+    memory = record.profile.memory_mb / device_memory_mb if device_memory_mb > 0 else 0.0
+    cores = record.threads / device_cores if device_cores > 0 and record.hardware in PER_CORE else 0.0
+    return min(1.0, max(memory, cores))
+
+
+def instance_price_per_s(
+    record: VariantRecord, prices: Mapping[str, float], device_cores: int, device_memory_mb: float
+) -> float:
+    """US$ per second of one loaded instance: its share of the device times the device's price; raises UnknownPrice."""
+    share = device_share(record, device_cores, device_memory_mb)
+    return share * price_per_hour(record.hardware, prices, device_cores) / 3600.0
+
+
+def latency_ms(profile: VariantRecord | Iterable[ProfileRow], batch: int, length: int | None = None) -> float:
+    """Predicted milliseconds to compute one batch of n items: the measured medians.
+
+    Linear between measured batch sizes, the first one's below them, proportional to the size beyond them. A larger
+    batch never counts as faster than a smaller one. length: of the varying axis; the next longer bucket that was
+    measured answers, the longest one scaled proportionally beyond it, and the longest when no length is given.
+    Raises ValueError when nothing was measured or the batch is below 1.
+    """
+    rows = profile.profile.rows if isinstance(profile, VariantRecord) else list(profile)
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, not {batch}")
+    points, scale = _points(rows, length)
+    return _interpolate(points, batch) * scale
+
+
+def cost_per_1000(record: VariantRecord, price_per_s: float, batch: int = 1) -> float:
+    """US$ for 1,000 items of an instance that computes batches of this size without a pause."""
+    return price_per_s * latency_ms(record, batch) / batch
+
+
+def query_cost(price_per_s: float, busy_seconds: float, items_in_batch: int, items: int) -> float:
+    """US$ that one query owes: its items' share of the time that its batch kept the instance busy."""
+    return price_per_s * busy_seconds * items / items_in_batch
+
+
+class LatencyTable:
+    """`latency_ms` of one variant in seconds, precomputed for every batch size up to its largest (hot paths)."""
+
+    __slots__ = ("_seconds", "max_batch")
+
+    def __init__(self, record: VariantRecord, length: int | None = None) -> None:
+        """Raises ValueError when nothing was measured."""
+        points, scale = _points(record.profile.rows, length)
+        self.max_batch = max(1, record.max_batch)
+        seconds = (_interpolate(points, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
+        self._seconds = [0.0, *accumulate(seconds, max)]  # max: rounding must not break the order that bisect needs
+
+    def seconds(self, n: int) -> float:
+        """Predicted seconds to compute n items as one batch; proportional beyond the largest batch."""
+        if n <= self.max_batch:
+            return self._seconds[n]
+        return self._seconds[-1] * n / self.max_batch
+
+    def largest_batch_within(self, seconds: float) -> int:
+        """The largest batch size, up to max_batch, that is predicted to take no longer; 0 when not even one item fits."""
+        return max(0, bisect_right(self._seconds, seconds) - 1)
+
+
+def _points(rows: list[ProfileRow], length: int | None) -> tuple[list[tuple[int, float]], float]:
+    """The rows of the length bucket that answers, as (batch, ms) in rising order of both; and a factor to apply."""
+    if not rows:
+        raise ValueError("the profile has no measured rows")
+    buckets = sorted({row.length for row in rows if row.length is not None})
+    scale = 1.0
+    bucket = None
+    if buckets:
+        bucket = next((b for b in buckets if length is not None and b >= length), buckets[-1])
+        if length is not None and length > bucket > 0:
+            scale = length / bucket
+    points: list[tuple[int, float]] = []
+    slowest = 0.0
+    for row in sorted((row for row in rows if row.length == bucket), key=lambda row: row.batch):
+        slowest = max(slowest, row.p50_ms)
+        points.append((row.batch, slowest))
+    return points, scale
+
+
+def _interpolate(points: list[tuple[int, float]], batch: int) -> float:
+    at = bisect_right(points, batch, key=lambda point: point[0])
+    if at == 0:
+        return points[0][1]
+    low, low_ms = points[at - 1]
+    if at == len(points):
+        return low_ms * batch / low
+    high, high_ms = points[at]
+    return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)

@@ -1,0 +1,151 @@
+"""Prices, predicted latencies and what a query owes."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages.catalog import Profile, ProfileRow, Signature, VariantRecord
+from services.core import cost
+from services.shell.prices import load_prices
+from services.shell.settings import PriceSettings, SettingsError
+
+PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
+
+
+def row(batch: int, ms: float, length: int | None = None) -> ProfileRow:
+    return ProfileRow(batch=batch, p50_ms=ms, p99_ms=ms * 1.2, cpu_ms=ms, wall_over_cpu=1.0, length=length)
+
+
+@dataclass
+class Variant:
+    """What the tests vary of a variant record."""
+
+    rows: list[ProfileRow] = field(default_factory=lambda: [row(1, 2.0), row(2, 3.0), row(8, 9.0)])
+    threads: int = 1
+    memory_mb: float = 100.0
+    max_batch: int = 8
+    hardware: str = "cpu"
+
+    def record(self) -> VariantRecord:
+        return VariantRecord(
+            variant="m-v1-ort-fp32-t1-b8",
+            model="m",
+            version="1",
+            framework="ort",
+            precision="fp32",
+            threads=self.threads,
+            max_batch=self.max_batch,
+            hardware=self.hardware,
+            artifact="0" * 64,
+            format="onnx",
+            accuracy=0.9,
+            agreement=1.0,
+            profile=Profile(rows=self.rows, load_ms=50.0, memory_mb=self.memory_mb, saturation_qps=500.0),
+            signature=Signature(inputs=[], outputs=[]),
+        )
+
+
+def test_a_core_costs_half_of_a_two_core_machine() -> None:
+    one = cost.instance_price_per_s(Variant(threads=1).record(), PRICES, 2, 8000.0)
+    two = cost.instance_price_per_s(Variant(threads=2).record(), PRICES, 2, 8000.0)
+    assert one == pytest.approx(0.048 / 3600)
+    assert two == pytest.approx(0.096 / 3600)
+
+
+def test_memory_decides_where_it_is_the_larger_share() -> None:
+    price = cost.instance_price_per_s(Variant(memory_mb=6000.0).record(), PRICES, 2, 8000.0)
+    assert price == pytest.approx(0.75 * 0.096 / 3600)
+
+
+def test_an_instance_never_costs_more_than_its_device() -> None:
+    price = cost.instance_price_per_s(Variant(threads=16, memory_mb=1e6).record(), PRICES, 2, 8000.0)
+    assert price == pytest.approx(0.096 / 3600)
+
+
+def test_threads_of_a_gpu_instance_are_the_hosts() -> None:
+    price = cost.instance_price_per_s(Variant(hardware="gpu", memory_mb=4000.0).record(), PRICES, 1, 16000.0)
+    assert price == pytest.approx(0.25 * 3.06 / 3600)
+
+
+def test_a_kind_without_a_price_names_the_setting() -> None:
+    with pytest.raises(cost.UnknownPrice, match=r"prices\.per_hour\.tpu"):
+        cost.price_per_hour("tpu", PRICES)
+
+
+def test_latency_is_linear_between_rows_and_proportional_beyond() -> None:
+    record = Variant().record()
+    assert [cost.latency_ms(record, n) for n in (1, 2, 5, 8, 16)] == pytest.approx([2.0, 3.0, 6.0, 9.0, 18.0])
+
+
+def test_latency_below_the_first_row_is_the_first_rows() -> None:
+    assert cost.latency_ms([row(4, 7.0), row(8, 9.0)], 1) == pytest.approx(7.0)
+
+
+def test_a_larger_batch_is_never_faster_by_noise() -> None:
+    assert cost.latency_ms([row(1, 5.0), row(2, 4.0), row(4, 8.0)], 2) == pytest.approx(5.0)
+
+
+def test_latency_by_length_takes_the_next_longer_bucket() -> None:
+    rows = [row(1, 2.0, 16), row(1, 6.0, 64)]
+    assert [cost.latency_ms(rows, 1, length) for length in (8, 16, 17, 64, 128, None)] == pytest.approx(
+        [2.0, 2.0, 6.0, 6.0, 12.0, 6.0]
+    )
+
+
+@pytest.mark.parametrize(("rows", "batch", "words"), [([], 1, "no measured rows"), ([row(1, 1.0)], 0, "at least 1")])
+def test_what_cannot_be_predicted_says_why(rows: list[ProfileRow], batch: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        cost.latency_ms(rows, batch)
+
+
+def test_cost_of_a_thousand_items_falls_with_the_batch() -> None:
+    record = Variant().record()
+    assert cost.cost_per_1000(record, 0.01, 1) == pytest.approx(0.01 * 0.002 * 1000)
+    assert cost.cost_per_1000(record, 0.01, 8) == pytest.approx(0.01 * 0.009 * 1000 / 8)
+
+
+rows_of_a_profile = st.lists(
+    st.tuples(st.integers(1, 128), st.floats(0.001, 1e4)), min_size=1, max_size=8, unique_by=lambda pair: pair[0]
+).map(lambda pairs: [row(batch, ms) for batch, ms in pairs])
+
+
+@given(rows_of_a_profile, st.integers(1, 128))
+def test_the_table_agrees_with_the_function_and_rises(rows: list[ProfileRow], max_batch: int) -> None:
+    record = Variant(rows=rows, max_batch=max_batch).record()
+    table = cost.LatencyTable(record)
+    seconds = [table.seconds(n) for n in range(1, max_batch + 1)]
+    assert seconds == pytest.approx([cost.latency_ms(record, n) / 1000 for n in range(1, max_batch + 1)])
+    assert seconds == sorted(seconds)
+
+
+@given(rows_of_a_profile, st.integers(1, 128), st.floats(0, 20))
+def test_the_largest_batch_within_fits_and_one_more_does_not(
+    rows: list[ProfileRow], max_batch: int, budget: float
+) -> None:
+    table = cost.LatencyTable(Variant(rows=rows, max_batch=max_batch).record())
+    n = table.largest_batch_within(budget)
+    assert 0 <= n <= max_batch
+    if n:
+        assert table.seconds(n) <= budget
+    if n < max_batch:
+        assert table.seconds(n + 1) > budget
+
+
+def test_a_negative_budget_fits_nothing() -> None:
+    assert cost.LatencyTable(Variant().record()).largest_batch_within(-1.0) == 0
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=20), st.floats(0, 1), st.floats(0, 100))
+def test_queries_of_a_batch_pay_for_it_exactly_once(items: list[int], price: float, busy: float) -> None:
+    total = sum(items)
+    owed = sum(cost.query_cost(price, busy, total, n) for n in items)
+    assert owed == pytest.approx(price * busy)
+
+
+def test_the_price_list_ships_and_settings_override_it() -> None:
+    assert load_prices(PriceSettings()) == {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
+    assert load_prices(PriceSettings(per_hour={"cpu": 0.1, "tpu": 1.0}))["cpu"] == 0.1
+    with pytest.raises(SettingsError, match=r"prices\.per_hour\.cpu"):
+        load_prices(PriceSettings(per_hour={"cpu": -1.0}))
