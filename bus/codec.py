@@ -1,7 +1,6 @@
 """MessagePack encoding and decoding of typed messages, with errors that name the field."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,10 +15,15 @@ class BadMessage(ValueError):
     """Bytes that are not MessagePack, or do not fit the message type; the text names the field."""
 
 
-@cache
+_decoders: dict[type, Callable[[bytes], Any]] = {}
+
+
 def decoder(message: type[T]) -> Callable[[bytes], T]:
-    """A decoder of one message type; it raises `msgspec.DecodeError` (for hot paths that turn it into a refusal)."""
-    return msgspec.msgpack.Decoder(message).decode
+    """A decoder of one message type; it raises one of DECODE_ERRORS (for hot paths that turn it into a refusal)."""
+    found = _decoders.get(message)
+    if found is None:
+        found = _decoders[message] = msgspec.msgpack.Decoder(message).decode
+    return found
 
 
 def decode(message: type[T], data: bytes) -> T:

@@ -155,7 +155,8 @@ class Bus(Protocol):
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         """Every message on `subject` (wildcards * and >), or one of the queue group's share. An exception in `handler`
-        is reported to the bus's error callback and ends nothing."""
+        is reported to the bus's error callback and ends nothing.
+        """
 
     async def flush(self, timeout: float = 5.0) -> None:
         """Everything published before has reached the server."""

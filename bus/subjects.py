@@ -56,8 +56,9 @@ class Subjects:
         """Reply subject of a forwarded query: NATS answers there with 503 when the execute subject is dead."""
         return f"{self.prefix}.done.{dispatcher}.{uid}"
 
-    def resubmit(self) -> str:
-        return f"{self.prefix}.resubmit"
+    def resubmit(self, dispatcher: str = "") -> str:
+        """Where executors hand queries back: to their living dispatcher, else to the dispatchers' queue group."""
+        return f"{self.prefix}.resubmit.{dispatcher}" if dispatcher else f"{self.prefix}.resubmit"
 
     # fleet
     def worker_heartbeat(self, worker: str = "*") -> str:

@@ -28,8 +28,8 @@ class StateEvent(Event, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
-class OutcomeEvent(Event, frozen=True, kw_only=True, gc=False):
-    """time: arrival. outcome: ok, late, refused, error, default."""
+class OutcomeEvent(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """How a query ended. time: arrival. outcome: ok, late, refused, error, default. Absent fields have their defaults."""
 
     kind: ClassVar[str] = "outcome"
     uid: bytes

@@ -17,6 +17,7 @@ Code = Literal[
     "model_error",
     "too_large",
     "forbidden",
+    "internal",
 ]
 
 

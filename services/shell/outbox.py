@@ -1,0 +1,119 @@
+"""Events on their way to the stream: batched, numbered, held until acknowledged.
+
+JetStream syncs each message to disk, so rows travel in batches. A failed publish is repeated with the same id until it
+succeeds; the stream drops repeats. While the stream is away rows wait here, up to a bound that is far above normal traffic.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from bus.codec import encode
+from bus.messages.events import Event
+from bus.port import Bus, BusError
+from bus.subjects import Subjects
+
+log = logging.getLogger(__name__)
+
+ROWS = 512  # a batch is sent when it is this long; keeps one encode well below a millisecond
+LATEST = 0.2  # s; or when its first row is this old
+HELD = 2_000_000  # rows; beyond this the oldest batches go, loudly
+
+
+class Outbox:
+    """Collects one actor's events. source must be unique per incarnation: it makes the batch ids unique.
+
+    recorded(through) is called whenever all rows up to number `through` (from 1) are acknowledged.
+    """
+
+    def __init__(self, bus: Bus, subjects: Subjects, source: str, recorded: Callable[[int], None]) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._source = source
+        self._recorded = recorded
+        self._rows: dict[str, list[Event]] = {}
+        self._open = 0
+        self._added = 0
+        self._batches = 0
+        self._ready: deque[tuple[str, str, bytes, int, int]] = deque()
+        self._held = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._send())
+
+    def add(self, event: Event) -> None:
+        """Take one row; never blocks."""
+        rows = self._rows.get(event.kind)
+        if rows is None:
+            rows = self._rows[event.kind] = []
+        rows.append(event)
+        self._added += 1
+        self._open += 1
+        if self._open >= ROWS:
+            self._seal()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATEST, self._seal)
+
+    def _seal(self) -> None:
+        """Encode what has been collected and queue it for sending."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        last = len(self._rows) - 1
+        for i, (kind, rows) in enumerate(self._rows.items()):
+            self._batches += 1
+            identity = f"{self._source}-{self._batches}"
+            body = encode({"id": identity, "rows": rows})
+            # Numbers run over all kinds, so only the last batch of a seal may move the mark.
+            through = self._added if i == last else 0
+            self._ready.append((kind, identity, body, len(rows), through))
+            self._held += len(rows)
+        self._rows = {}
+        self._open = 0
+        while self._held > HELD:
+            _, identity, _, count, _ = self._ready.popleft()
+            self._held -= count
+            log.error("outbox is full: the oldest batch is lost", extra={"batch": identity, "rows": count})
+        self._idle.clear()
+        self._wake.set()
+
+    async def _send(self) -> None:
+        pause = 0.1
+        while True:
+            if not self._ready:
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            kind, identity, body, count, through = self._ready[0]
+            try:
+                await self._bus.publish_durable(self._subjects.event(kind), body, identity)
+            except BusError as error:
+                log.warning("events are held: %s", error, extra={"held_rows": self._held})
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 2.0)
+                continue
+            pause = 0.1
+            if self._ready and self._ready[0][1] == identity:
+                self._ready.popleft()
+                self._held -= count
+            if through:
+                self._recorded(through)
+
+    async def close(self, grace: float) -> None:
+        """Send what is left, for at most `grace` seconds."""
+        self._seal()
+        if not self._ready:
+            self._idle.set()
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            log.error("stopped with events unsent", extra={"rows": self._held})
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,302 @@
+"""Drives one actor on asyncio: inlets, timers, edge, events, faults, drain. The production driver of `services.core.actor`.
+
+Rules of failure: an undecodable body is refused (when it has a reply) and counted; an exception in `handle` is logged, its
+sender refused, and the actor goes on; repeated faults stop the actor loudly and start a new one after a pause, whose state
+is rebuilt from heartbeats and watches. A restart that does not help ends the process: the supervisor takes over.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from bus.codec import DECODE_ERRORS, decoder, encode, explain
+from bus.messages.public import Error, Refusal
+from bus.port import Bus, BusError, Delivery, Entry, PayloadTooLarge, Subscription
+from bus.subjects import Subjects
+from services.core.actor import (
+    Actor,
+    After,
+    Cancel,
+    Changed,
+    Do,
+    Done,
+    Edge,
+    Envelope,
+    Failed,
+    Halt,
+    Inlet,
+    Publish,
+    Record,
+    Recorded,
+    Started,
+    Stopping,
+    Synced,
+    TimedOut,
+    Undelivered,
+)
+from services.shell.clock import now as unix_now
+from services.shell.outbox import Outbox
+
+log = logging.getLogger(__name__)
+
+FAULTS = 5  # handler exceptions within FAULT_WINDOW seconds that restart the actor
+FAULT_WINDOW = 10.0
+RESTARTS = 5  # restarts within RESTART_WINDOW seconds that end the process
+RESTART_WINDOW = 60.0
+PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class ActorFailed(Exception):
+    """An actor kept failing after restarts."""
+
+
+class Runtime:
+    """One actor's life. make builds a fresh actor: at the start and after repeated faults."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Actor],
+        bus: Bus,
+        subjects: Subjects,
+        edge: Edge | None = None,
+        *,
+        clock: Callable[[], float] = unix_now,
+        source: str = "",
+    ) -> None:
+        self.name = name
+        self.undecodable = 0
+        self.faults: deque[float] = deque(maxlen=FAULTS)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._make = make
+        self._bus = bus
+        self._subjects = subjects
+        self._edge = edge
+        self._inline = getattr(edge, "inline", None)
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._source = source or f"{name}-{int(unix_now() * 1e6):x}"
+        self._restarts: deque[float] = deque(maxlen=RESTARTS)
+        self._generation = 0
+        self._open: list[Subscription] = []
+        self._timers: dict[Any, asyncio.Handle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._mailbox: deque[Envelope] = deque()
+        self._busy = False
+        self._live = False
+        self._perform: dict[type, Callable[[Any], None]] = {
+            Publish: self._publish,
+            After: self._after,
+            Cancel: self._cancel,
+            Do: self._do,
+            Record: self._record,
+            Halt: self._halt,
+        }
+
+    # -- life
+
+    async def start(self) -> None:
+        """Build the actor and let messages in."""
+        self._generation += 1
+        self._outbox = Outbox(self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded)
+        self._outbox.start()
+        self._actor = self._make()
+        self._handle = self._actor.handle
+        self._live = True
+        self._deliver(Envelope(self._clock(), Started()))
+        for watch in self._actor.watches:
+            bucket = await self._bus.key_value(watch.bucket)
+            self._open.append(await bucket.watch(self._watcher(watch.bucket)))
+        for inlet in self._actor.inlets:
+            self._open.append(await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue))
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Take nothing new, let the actor say goodbye and its work finish, send what is left."""
+        if not self._live:
+            return
+        await self._close_inlets()
+        self._deliver(Envelope(self._clock(), Stopping(grace)))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
+        self._live = False
+        self._drop_timers_and_tasks()
+        await self._outbox.close(grace)
+
+    async def _close_inlets(self) -> None:
+        for subscription in self._open:
+            try:
+                await subscription.drain()
+            except BusError as error:
+                log.warning("could not drain an inlet of %s: %s", self.name, error)
+        self._open.clear()
+
+    def _drop_timers_and_tasks(self) -> None:
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _restart(self, reason: str) -> None:
+        now = self._clock()
+        self._restarts.append(now)
+        if len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTART_WINDOW:
+            if not self.failed.done():
+                self.failed.set_exception(ActorFailed(f"{self.name} keeps failing: {reason}"))
+            return
+        self._drop_timers_and_tasks()
+        await self._close_inlets()
+        await self._outbox.close(1.0)
+        await asyncio.sleep(PAUSES[min(len(self._restarts), len(PAUSES)) - 1])
+        self.faults.clear()
+        await self.start()
+        log.warning("%s was started again", self.name)
+
+    # -- messages in
+
+    def _handler(self, inlet: Inlet) -> Callable[[Delivery], None]:
+        decode = decoder(inlet.message)
+        clock = self._clock
+
+        def on_delivery(delivery: Delivery) -> None:
+            if delivery.status:
+                self._deliver(Envelope(clock(), Undelivered(delivery.subject), delivery.subject))
+                return
+            try:
+                message = decode(delivery.data)
+            except DECODE_ERRORS as error:
+                self._refuse_undecodable(delivery, error)
+                return
+            self._deliver(Envelope(clock(), message, delivery.subject, delivery.reply, delivery.data, delivery.headers))
+
+        return on_delivery
+
+    def _watcher(self, bucket: str) -> Callable[[Entry | None], None]:
+        def on_entry(entry: Entry | None) -> None:
+            message = Synced(bucket) if entry is None else Changed(bucket, entry.key, entry.value)
+            self._deliver(Envelope(self._clock(), message))
+
+        return on_entry
+
+    def _recorded(self, through: int) -> None:
+        self._deliver(Envelope(self._clock(), Recorded(through)))
+
+    def _refuse_undecodable(self, delivery: Delivery, error: Exception) -> None:
+        self.undecodable += 1
+        if delivery.reply:
+            refusal = Refusal(error=Error(code="bad_request", message=explain(error)))
+            self._bus.publish(delivery.reply, encode(refusal))
+
+    def _deliver(self, envelope: Envelope) -> None:
+        """Hand one message to the actor; what arrives meanwhile (inline results) waits its turn."""
+        if not self._live:
+            return
+        if self._busy:
+            self._mailbox.append(envelope)
+            return
+        self._busy = True
+        try:
+            self._turn(envelope)
+            while self._mailbox:
+                self._turn(self._mailbox.popleft())
+        finally:
+            self._busy = False
+
+    def _turn(self, envelope: Envelope) -> None:
+        try:
+            effects = self._handle(envelope)
+            if effects:
+                perform = self._perform
+                for effect in effects:
+                    perform[type(effect)](effect)
+        except Exception as error:
+            self._fault(envelope, error)
+
+    def _fault(self, envelope: Envelope, error: Exception) -> None:
+        log.error(
+            "%s could not handle %s",
+            self.name,
+            type(envelope.message).__name__,
+            exc_info=error,
+            extra={"subject": envelope.subject},
+        )
+        if envelope.reply:
+            refusal = Refusal(error=Error(code="internal", message="the service failed on this message; it was logged"))
+            self._bus.publish(envelope.reply, encode(refusal))
+        now = self._clock()
+        self.faults.append(now)
+        if len(self.faults) == FAULTS and now - self.faults[0] < FAULT_WINDOW:
+            self._halt(Halt(f"{FAULTS} faults within {FAULT_WINDOW:g} s, the last: {error!r}"))
+
+    # -- effects out
+
+    def _publish(self, effect: Publish) -> None:
+        message = effect.message
+        body = message if type(message) is bytes else encode(message)
+        try:
+            self._bus.publish(effect.subject, body, effect.reply, effect.headers)
+        except PayloadTooLarge:
+            log.error("a message is larger than the bus takes", extra={"subject": effect.subject, "bytes": len(body)})
+        except BusError as error:
+            log.warning("a message was not sent: %s", error, extra={"subject": effect.subject})
+
+    def _after(self, effect: After) -> None:
+        key = effect.key
+        old = self._timers.get(key)
+        if old is not None:
+            old.cancel()
+        if effect.delay <= 0:
+            self._timers[key] = self._loop.call_soon(self._ring, key, effect.message)
+        else:
+            self._timers[key] = self._loop.call_later(effect.delay, self._ring, key, effect.message)
+
+    def _ring(self, key: Any, message: Any) -> None:
+        self._timers.pop(key, None)
+        self._deliver(Envelope(self._clock(), message))
+
+    def _cancel(self, effect: Cancel) -> None:
+        handle = self._timers.pop(effect.key, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _do(self, effect: Do) -> None:
+        if self._inline is not None:
+            try:
+                result = self._inline(effect.command)
+            except Exception as error:
+                self._deliver(Envelope(self._clock(), Failed(effect.id, str(error) or repr(error))))
+                return
+            if result is not NotImplemented:
+                self._deliver(Envelope(self._clock(), Done(effect.id, result)))
+                return
+        task = self._loop.create_task(self._work(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, effect: Do) -> None:
+        message: Done | Failed | TimedOut
+        if self._edge is None:
+            raise ActorFailed(f"{self.name} has no edge for {effect.command!r}")
+        try:
+            async with asyncio.timeout(effect.timeout or None):
+                message = Done(effect.id, await self._edge.perform(effect.command))
+        except TimeoutError:
+            message = TimedOut(effect.id)
+        except Exception as error:
+            log.warning("%s: %s failed: %s", self.name, type(effect.command).__name__, error, exc_info=error)
+            message = Failed(effect.id, str(error) or repr(error))
+        self._deliver(Envelope(self._clock(), message))
+
+    def _record(self, effect: Record) -> None:
+        self._outbox.add(effect.event)
+
+    def _halt(self, effect: Halt) -> None:
+        if not self._live:
+            return
+        log.critical("%s stops: %s", self.name, effect.reason)
+        self._live = False
+        task = self._loop.create_task(self._restart(effect.reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

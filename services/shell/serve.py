@@ -1,0 +1,69 @@
+"""The main of every service process: connect, wire, run until a signal or a failure, drain."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+from bus.port import Bus, BusError
+from services.shell import telemetry
+from services.shell.runtime import ActorFailed, Runtime
+from services.shell.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
+FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
+GRACE = 5.0
+PATIENCE = 60.0  # s to wait for the bus at the start
+
+
+def serve(name: str, settings: Settings, wire: Wire) -> int:
+    """Run the actors that `wire` builds until SIGTERM or SIGINT; returns the exit code."""
+    import uvloop  # noqa: PLC0415  (only service processes need it)
+
+    telemetry.set_up(settings.log_level)
+    return uvloop.run(_main(name, settings, wire))
+
+
+async def _main(name: str, settings: Settings, wire: Wire) -> int:
+    bus = await _connect(name, settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    runtimes = await wire(settings, bus)
+    for runtime in runtimes:
+        await runtime.start()
+    log.info("%s runs", name, extra={"pid": os.getpid()})
+    # Everything made so far lives as long as the process: keep it out of the collector's way.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    stopped = loop.create_task(stop.wait())
+    await asyncio.wait([stopped, *(runtime.failed for runtime in runtimes)], return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    for runtime in runtimes:
+        if runtime.failed.done() and isinstance(runtime.failed.exception(), ActorFailed):
+            log.critical("%s", runtime.failed.exception())
+            code = FAILED
+    for runtime in reversed(runtimes):
+        await runtime.stop(GRACE)
+    await bus.drain()
+    log.info("%s stopped", name)
+    return code
+
+
+async def _connect(name: str, settings: Settings) -> Bus:
+    from bus.natsbus import NatsBus  # noqa: PLC0415  (tests serve on the memory bus without it)
+
+    end = asyncio.get_running_loop().time() + PATIENCE
+    while True:
+        try:
+            return await NatsBus.connect(settings.bus.url, name=name)
+        except (BusError, OSError) as error:
+            if asyncio.get_running_loop().time() > end:
+                raise SystemExit(f"cannot reach NATS at the configured url: {error}") from error
+            await asyncio.sleep(0.1)
