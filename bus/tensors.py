@@ -1,0 +1,210 @@
+"""Tensors on the wire and numpy arrays in memory: the Open Inference Protocol's datatypes, checked both ways.
+
+numpy is imported by the first conversion, not by this module, so that light processes may import it freely.
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from bus.messages.catalog import TensorSpec
+from bus.messages.public import Tensor, TensorView
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    Array = ndarray[Any, Any]
+
+# Open Inference Protocol datatype name -> numpy's name of the same little-endian bytes. BF16 and BYTES are special.
+NUMPY_NAMES = {
+    "BOOL": "|b1",
+    "INT8": "|i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "|u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+ITEM_BYTES = {name: int(numpy_name[2:]) for name, numpy_name in NUMPY_NAMES.items()} | {"BF16": 2}
+DATATYPES = (*NUMPY_NAMES, "BF16", "BYTES")
+LARGEST_DIMENSION = 2**31 - 1
+LARGEST_RANK = 32
+
+
+class BadTensor(ValueError):
+    """A tensor that contradicts itself or its model; the text names the field and what would be right."""
+
+
+def to_array(tensor: TensorView | Tensor | list[Any], where: str) -> "Array":
+    """A read-only array over the tensor's own bytes (no copy), or a new one from a nested list of numbers.
+
+    where: the field as the sender knows it ("inputs", "inputs.x"), for the error. BF16 is widened to float32, BYTES
+    becomes an object array of str (UTF-8, each with a four-byte length before it). Raises BadTensor.
+    """
+    if isinstance(tensor, list):
+        return _from_list(tensor, where)
+    code = NUMPY_NAMES.get(tensor.datatype)
+    if code is None:
+        return _special(tensor, where)
+    size = len(tensor.data)
+    if items(tensor.shape, where) * ITEM_BYTES[tensor.datatype] != size:
+        raise BadTensor(_wrong_size(tensor, where, size))
+    array: Array = _numpy().frombuffer(tensor.data, _dtype(code)).reshape(tensor.shape)
+    return array
+
+
+def from_array(array: Any) -> Tensor:
+    """The tensor of a numpy array (any layout and byte order). Raises BadTensor for dtypes that the wire has no name for."""
+    np = _numpy()
+    array = np.asarray(array)
+    if array.dtype.kind in "OUS":
+        return Tensor(datatype="BYTES", shape=list(array.shape), data=_pack_strings(array))
+    wire = array.dtype.newbyteorder("<")
+    datatype = _names().get(wire.str)
+    if datatype is None:
+        raise BadTensor(f"a tensor cannot be made of {array.dtype}: use one of {', '.join(DATATYPES)}")
+    return Tensor(datatype=datatype, shape=list(array.shape), data=array.astype(wire, copy=False).tobytes())
+
+
+def items(shape: list[int], where: str) -> int:
+    """The number of elements of a shape; raises BadTensor unless it has 1 to 32 axes of 1 to 2**31 - 1 each."""
+    if not 1 <= len(shape) <= LARGEST_RANK:
+        raise BadTensor(
+            f"field `{where}.shape` has {len(shape)} axes: give 1 to {LARGEST_RANK}, the first counts items"
+        )
+    count = 1
+    for axis, length in enumerate(shape):
+        if not 1 <= length <= LARGEST_DIMENSION:
+            raise BadTensor(f"field `{where}.shape[{axis}]` is {length}: every axis must be 1 to {LARGEST_DIMENSION}")
+        count *= length
+    return count
+
+
+def fit(array: "Array", spec: TensorSpec, where: str) -> "Array":
+    """`array` as the model takes it: [n, *spec.shape] (-1 fits any length), of the model's datatype.
+
+    Numbers are converted only where nothing but floating-point precision is lost. Raises BadTensor.
+    """
+    wanted = spec.shape
+    shape = array.shape[1:]
+    if len(shape) != len(wanted) or any(w not in (-1, s) for s, w in zip(shape, wanted, strict=True)):
+        axes = ", ".join("any" if length == -1 else str(length) for length in wanted)
+        raise BadTensor(
+            f"field `{where}` has shape {list(array.shape)}: the model takes [n{', ' if axes else ''}{axes}]"
+        )
+    if spec.datatype == "BYTES" or array.dtype.kind == "O":
+        if (spec.datatype == "BYTES") != (array.dtype.kind == "O"):
+            raise BadTensor(f"field `{where}.datatype`: the model takes {spec.datatype}")
+        return array
+    target = _dtype(NUMPY_NAMES.get(spec.datatype, "<f4"))
+    return array if array.dtype == target else _convert(array, target, spec.datatype, where)
+
+
+def datatype_of(array: "Array") -> str:
+    """The Open Inference Protocol's name for the array's dtype. Raises BadTensor."""
+    if array.dtype.kind in "OUS":
+        return "BYTES"
+    name = _names().get(array.dtype.newbyteorder("<").str)
+    if name is None:
+        raise BadTensor(f"a tensor cannot be made of {array.dtype}: use one of {', '.join(DATATYPES)}")
+    return name
+
+
+def _convert(array: "Array", target: Any, datatype: str, where: str) -> "Array":
+    np = _numpy()
+    have, want = array.dtype.kind, target.kind
+    if want == "f" and have in "fiu":
+        return array.astype(target)
+    if want in "iu" and have in "iub":
+        if have == "b" or array.size == 0:
+            return array.astype(target)
+        limits = np.iinfo(target)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise BadTensor(f"field `{where}` holds integers that do not fit {datatype}")
+        return array.astype(target)
+    raise BadTensor(f"field `{where}` has datatype {datatype_of(array)}: the model takes {datatype}")
+
+
+def _from_list(numbers: list[Any], where: str) -> "Array":
+    try:
+        array: Array = _numpy().array(numbers)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadTensor(f"field `{where}` is not a regular nested list: every row must have the same length") from error
+    if array.dtype.kind not in "biuf":
+        raise BadTensor(f"field `{where}` must be a tensor, or a nested list of numbers that fit 64 bits")
+    items(list(array.shape), where)
+    return array
+
+
+def _special(tensor: TensorView | Tensor, where: str) -> "Array":
+    np = _numpy()
+    count = items(tensor.shape, where)
+    if tensor.datatype == "BF16":
+        if count * 2 != len(tensor.data):
+            raise BadTensor(_wrong_size(tensor, where, len(tensor.data)))
+        halves: Array = np.frombuffer(tensor.data, "<u2").astype("<u4")
+        return (halves << 16).view("<f4").reshape(tensor.shape)
+    if tensor.datatype == "BYTES":
+        strings: Array = np.array(_unpack_strings(tensor.data, count, where), dtype=object)
+        return strings.reshape(tensor.shape)
+    shown = tensor.datatype[:32]
+    raise BadTensor(f"field `{where}.datatype` is {shown!r}: use one of {', '.join(DATATYPES)}")
+
+
+def _unpack_strings(data: bytes | memoryview, count: int, where: str) -> list[str]:
+    strings: list[str] = []
+    at = 0
+    # Each string takes four bytes at least: a huge count with little data ends here, before anything is allocated.
+    while at + 4 <= len(data) and len(strings) <= count:
+        length = int.from_bytes(data[at : at + 4], "little")
+        at += 4
+        piece = bytes(data[at : at + length])
+        if len(piece) != length:
+            break
+        try:
+            strings.append(piece.decode())
+        except UnicodeDecodeError as error:
+            raise BadTensor(f"field `{where}.data`: string {len(strings)} is not UTF-8") from error
+        at += length
+    if at != len(data) or len(strings) != count:
+        raise BadTensor(f"field `{where}.data` does not hold {count} strings, each after its four-byte length")
+    return strings
+
+
+def _pack_strings(array: "Array") -> bytes:
+    pieces: list[bytes] = []
+    for value in array.reshape(-1).tolist():
+        if not isinstance(value, (str, bytes)):
+            raise BadTensor(f"a tensor cannot be made of {type(value).__name__} objects: give numbers or strings")
+        piece = value.encode() if isinstance(value, str) else value
+        pieces += (len(piece).to_bytes(4, "little"), piece)
+    return b"".join(pieces)
+
+
+def _wrong_size(tensor: TensorView | Tensor, where: str, size: int) -> str:
+    need = items(tensor.shape, where) * ITEM_BYTES[tensor.datatype]
+    needs = f"needs {need}" if need < 2**63 else "needs more than any machine has"
+    shape = str(tensor.shape) if len(tensor.shape) <= 8 else f"with {len(tensor.shape)} axes"
+    return f"field `{where}.data` has {size} bytes: shape {shape} of {tensor.datatype} {needs}"
+
+
+@cache
+def _numpy() -> ModuleType:
+    import numpy  # noqa: ICN001, PLC0415  # imported late on purpose: see the module's docstring
+
+    return numpy
+
+
+@cache
+def _dtype(name: str) -> Any:
+    return _numpy().dtype(name)
+
+
+@cache
+def _names() -> dict[str, str]:
+    return {code: name for name, code in NUMPY_NAMES.items()}

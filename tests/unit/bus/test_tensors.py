@@ -1,0 +1,128 @@
+"""Wire tensors and arrays: a round trip loses nothing, and what contradicts itself is refused by name."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bus import codec
+from bus.messages.catalog import TensorSpec
+from bus.messages.public import Tensor, TensorView
+from bus.tensors import NUMPY_NAMES, BadTensor, datatype_of, fit, from_array, items, to_array
+
+shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5)
+
+
+@given(st.sampled_from(sorted(NUMPY_NAMES.values())).flatmap(lambda name: hnp.arrays(np.dtype(name), shapes)))
+def test_what_goes_over_the_wire_comes_back_bit_by_bit(array):
+    view = codec.decode(TensorView, codec.encode(from_array(array)))
+    back = to_array(view, "inputs")
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert back.tobytes() == array.tobytes()
+
+
+@given(hnp.arrays(object, shapes, elements=st.text(st.characters(exclude_categories=["Cs"]), max_size=8)))
+def test_strings_keep_every_character(array):
+    assert to_array(from_array(array), "inputs").tolist() == array.tolist()
+
+
+def test_layout_and_byte_order_do_not_reach_the_wire():
+    array = np.arange(6, dtype=">f4").reshape(2, 3)
+    assert from_array(array.T).data == np.ascontiguousarray(array.T).astype("<f4").tobytes()
+
+
+def test_bfloat16_is_widened_exactly():
+    tensor = Tensor(datatype="BF16", shape=[3], data=np.array([0x3F80, 0xC000, 0x7F80], "<u2").tobytes())
+    assert to_array(tensor, "x").tolist() == [1.0, -2.0, float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "field"),
+    [
+        (Tensor("FP32", [2, 2], b"\0" * 15), "x.data"),
+        (Tensor("FP32", [2, 2], b""), "x.data"),
+        (Tensor("FP32", [], b"\0" * 4), "x.shape"),
+        (Tensor("FP32", [1] * 33, b"\0" * 4), "x.shape"),
+        (Tensor("FP32", [0, 4], b""), "x.shape[0]"),
+        (Tensor("FP32", [1, -4], b""), "x.shape[1]"),
+        (Tensor("FP32", [1, 2**31], b""), "x.shape[1]"),
+        (Tensor("FP32", [2**31 - 1] * 32, b""), "x.data"),
+        (Tensor("UINT8", [2**30, 2**30, 16], b""), "x.data"),
+        (Tensor("BF16", [2], b"\0"), "x.data"),
+        (Tensor("FP31", [1], b"\0"), "x.datatype"),
+        (Tensor("F" * 10_000, [1], b"\0"), "x.datatype"),
+        (Tensor("BYTES", [2], b"\1\0\0\0a"), "x.data"),
+        (Tensor("BYTES", [1], b"\xff\xff\xff\xff"), "x.data"),
+        (Tensor("BYTES", [1], b"\1\0\0\0\xff"), "x.data"),
+        (Tensor("BYTES", [2**31 - 1] * 9, b"\0\0\0\0"), "x.data"),
+        ([], "x"),
+        ([[]], "x"),
+        ([[1, 2], [3]], "x"),
+        ([["a"]], "x"),
+        ([None], "x"),
+        ([{}], "x"),
+        ([2**70], "x"),
+        ([[b"1"]], "x"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(tensor, field):
+    with pytest.raises(BadTensor) as refused:
+        to_array(tensor, "x")
+    assert f"`{field}" in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@given(st.lists(st.integers(), max_size=40))
+def test_any_shape_is_either_counted_or_refused(shape):
+    try:
+        count = items(shape, "x")
+    except BadTensor:
+        assert not 1 <= len(shape) <= 32 or any(not 1 <= d < 2**31 for d in shape)
+    else:
+        assert count == int(np.prod(np.array(shape, dtype=object)))
+
+
+def test_lists_of_numbers_are_tensors_too():
+    assert to_array([[1, 2], [3, 4.5]], "x").tolist() == [[1.0, 2.0], [3.0, 4.5]]
+
+
+def spec(datatype, *shape):
+    return TensorSpec(name="x", datatype=datatype, shape=list(shape))
+
+
+def test_an_array_is_fitted_to_what_the_model_takes():
+    fitted = fit(np.array([[1, 2]]), spec("FP32", 2), "x")
+    assert fitted.dtype == np.float32
+    same = np.zeros((3, 7, 2), "f4")
+    assert fit(same, spec("FP32", -1, 2), "x") is same
+    assert fit(np.array([True]), spec("INT64"), "x").dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        (np.zeros((2, 3), "f4"), spec("FP32", 4)),
+        (np.zeros((2, 3), "f4"), spec("FP32")),
+        (np.zeros((2,), "f4"), spec("FP32", 3)),
+        (np.array([1.0]), spec("INT64")),
+        (np.array([300]), spec("UINT8")),
+        (np.array([-1]), spec("UINT8")),
+        (np.array([2**63], "u8"), spec("INT64")),
+        (np.array(["a"], object), spec("FP32")),
+        (np.array([1.0]), spec("BYTES")),
+        (np.array([1.0]), spec("BOOL")),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(array, wanted):
+    with pytest.raises(BadTensor, match="field `inputs"):
+        fit(array, wanted, "inputs")
+
+
+def test_arrays_without_a_wire_name_are_refused():
+    for array in (np.zeros(1, "c8"), np.zeros(1, "M8[s]"), np.array([object()])):
+        with pytest.raises(BadTensor):
+            from_array(array)
+    with pytest.raises(BadTensor):
+        datatype_of(np.zeros(1, "c8"))
