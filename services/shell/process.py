@@ -1,0 +1,127 @@
+"""Child processes that never outlive us: parent-death signal, locks, secrets and ports that the embedded servers share."""
+
+import ctypes
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here, not in the child between fork and exec, where nothing may be imported or allocated needlessly.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Steps = Sequence[tuple[signal.Signals, float]]
+POLITE: Steps = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+
+
+class ServerError(Exception):
+    """A server of ours cannot start or go on; the text is one sentence for people and says what to do."""
+
+
+def dies_with_parent(signum: signal.Signals, before: Callable[[], None] | None = None) -> Callable[[], None]:
+    """Make a `preexec_fn` that runs `before`, then asks the kernel for `signum` when our process dies (Linux only).
+
+    The kernel ties this to the *thread* that starts the child: start children from the main thread.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        if before is not None:
+            before()
+        # After `before`: a change of user clears the signal.
+        if sys.platform == "linux":
+            _libc.prctl(_PR_SET_PDEATHSIG, int(signum))
+            if os.getppid() != parent:  # the parent died before prctl
+                os._exit(1)
+
+    return prepare
+
+
+def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
+    """Send each signal in turn, waiting so many seconds after each, until the process has ended."""
+    for signum, seconds in steps:
+        if process.poll() is not None:
+            return
+        process.send_signal(signum)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+
+
+class Lock:
+    """An exclusive lock on a file. Pass `fd` on to a server and the lock is held until that, too, has ended."""
+
+    def __init__(self, path: Path, wait: float = 0.0) -> None:
+        """Take the lock within `wait` seconds; raises ServerError."""
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        give_up = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    os.close(self.fd)
+                    raise ServerError(f"{path.parent} is in use by another process; stop that one first") from None
+                time.sleep(0.05)
+            else:
+                return
+
+    def release(self) -> None:
+        """Let go (our share of it); may be called twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def kept_secret(path: Path) -> str:
+    """The password kept in `path` (mode 0600), made at the first call. Not for concurrent first calls."""
+    with suppress(FileNotFoundError):
+        if kept := path.read_text().strip():
+            return kept
+    secret = secrets.token_urlsafe(24)
+    write_private(path, secret + "\n")
+    return secret
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only we may read (0600), whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on 127.0.0.1:port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def tail(path: Path, size: int = 2000) -> str:
+    """The end of a log file, for an error text."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace").strip()
+    return ""
