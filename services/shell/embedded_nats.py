@@ -86,7 +86,7 @@ class EmbeddedNats:
         max_payload: int = 8 * 2**20,
         lock_wait: float = 10.0,
     ) -> None:
-        """port 0: a free one. password None: made once and kept in `data_dir`. lock_wait: seconds for a predecessor to end."""
+        """Port 0: a free one. Password None: made once and kept. lock_wait: seconds for a predecessor to end."""
         self.data_dir = data_dir.absolute()
         self.port = port or process.free_port()
         self.user = user
@@ -128,7 +128,7 @@ class EmbeddedNats:
         """Start the process and return at once (from the main thread, see process.dies_with_parent); raises ServerError."""
         binary = find_nats_server()
         nats_version(binary)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.data_dir.mkdir(parents=True, exist_ok=True)
         if self._lock is None:
             self._lock = process.Lock(self.data_dir / "nats.lock", self._lock_wait)
         config = self.data_dir / "nats.conf"
@@ -143,17 +143,13 @@ class EmbeddedNats:
                 password=json.dumps(self.password),
             ),
         )
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [binary, "--config", config],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.data_dir,
-                start_new_session=True,
-                pass_fds=(self._lock.fd,),
-                preexec_fn=process.dies_with_parent(signal.SIGTERM),
-            )
+        self._process = process.start(
+            [binary, "--config", config],
+            log=self.log,
+            on_our_death=signal.SIGTERM,
+            cwd=self.data_dir,
+            held=[self._lock.fd],
+        )
         return self._process
 
     def wait_ready(self, timeout: float = 30.0) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,38 @@ def dies_with_parent(signum: signal.Signals, before: Callable[[], None] | None =
                 os._exit(1)
 
     return prepare
+
+
+def start(
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    on_our_death: signal.Signals,
+    before: Callable[[], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | str = "/",
+    held: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, its output appended to `log`; `held`: descriptors it keeps open.
+
+    Call it from the main thread (see `dies_with_parent`); raises ServerError.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=cwd,
+                env=None if environ is None else dict(environ),
+                start_new_session=True,  # Ctrl-C reaches only us; we end it in our order
+                pass_fds=held,
+                preexec_fn=dies_with_parent(on_our_death, before),  # noqa: PLW1509  only from the main thread
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ServerError(f"cannot start {command[0]}: {error}") from error
 
 
 def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
