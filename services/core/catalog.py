@@ -1,0 +1,177 @@
+"""The catalogue in memory: a fold of the bucket's entries. Dispatchers decide on it, registrars check against it.
+
+The bucket's keys are `app.<app>`, `model.<model>.<version>` and `variant.<variant>`; values are the MessagePack maps of the
+records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link: variants whose model is not
+there yet stay invisible, so that nobody ever sees half of a registration.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+
+_Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
+_DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (AppRecord, ModelRecord, VariantRecord)}
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def app_key(app: str) -> str:
+    return f"app.{app}"
+
+
+def model_key(model: str, version: str) -> str:
+    return f"model.{model}.{version}"
+
+
+def variant_key(variant: str) -> str:
+    return f"variant.{variant}"
+
+
+def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
+    """The bucket's key of a record."""
+    if isinstance(record, AppRecord):
+        return app_key(record.app)
+    if isinstance(record, ModelRecord):
+        return model_key(record.model, record.version)
+    return variant_key(record.variant)
+
+
+class Catalog:
+    """Apps, models by version and variants, as last told. Look-ups are dictionary accesses.
+
+    unreadable: keys whose present value could not be understood, with the reason; such an entry counts as absent.
+    """
+
+    def __init__(self) -> None:
+        self.unreadable: dict[str, str] = {}
+        self._apps: dict[str, AppRecord] = {}
+        self._models: dict[str, dict[str, ModelRecord]] = {}
+        self._variants: dict[str, VariantRecord] = {}
+        self._of_version: dict[tuple[str, str], dict[str, VariantRecord]] = {}
+        self._linking: dict[str, set[str]] = {}  # model -> apps that link it
+        self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # what `variants_of` answered last
+
+    # -- fold
+
+    def apply(self, key: str, value: bytes | None) -> set[str]:
+        """Take one entry of the bucket (None: deleted). Returns the apps whose record or variants this changes."""
+        kind, _, name = key.partition(".")
+        self.unreadable.pop(key, None)
+        if kind == "app":
+            return self._app(name, self._read(key, value, AppRecord))
+        if kind == "model":
+            return self._model(name, self._read(key, value, ModelRecord))
+        if kind == "variant":
+            return self._variant(name, self._read(key, value, VariantRecord))
+        return set()
+
+    def _read(self, key: str, value: bytes | None, record: type[_Record]) -> _Record | None:
+        if value is None:
+            return None
+        try:
+            found: _Record = _DECODERS[record].decode(value)
+        except _UNREADABLE as error:
+            self.unreadable[key] = str(error)
+            return None
+        if key_of(found) != key:
+            self.unreadable[key] = f"holds the record of {key_of(found)}"
+            return None
+        return found
+
+    def _app(self, app: str, record: AppRecord | None) -> set[str]:
+        old = self._apps.pop(app, None)
+        for model in old.links if old is not None else ():
+            self._linking[model].discard(app)
+        self._of_app.pop(app, None)
+        if record is not None:
+            self._apps[app] = record
+            for model in record.links:
+                self._linking.setdefault(model, set()).add(app)
+        return {app} if old is not None or record is not None else set()
+
+    def _model(self, name: str, record: ModelRecord | None) -> set[str]:
+        model, _, version = name.partition(".")
+        if record is not None:
+            self._models.setdefault(model, {})[version] = record
+        elif version in self._models.get(model, ()):
+            del self._models[model][version]
+        return self._stale(model, version)
+
+    def _variant(self, variant: str, record: VariantRecord | None) -> set[str]:
+        affected: set[str] = set()
+        old = self._variants.pop(variant, None)
+        if old is not None:
+            del self._of_version[old.model, old.version][variant]
+            affected |= self._stale(old.model, old.version)
+        if record is not None:
+            self._variants[variant] = record
+            self._of_version.setdefault((record.model, record.version), {})[variant] = record
+            affected |= self._stale(record.model, record.version)
+        return affected
+
+    def _stale(self, model: str, version: str) -> set[str]:
+        """The apps that serve this version now; their variants are collected again when next asked for."""
+        apps = {app for app in self._linking.get(model, ()) if self._apps[app].links[model] == version}
+        for app in apps:
+            self._of_app.pop(app, None)
+        return apps
+
+    # -- look-ups
+
+    def app(self, name: str) -> AppRecord | None:
+        return self._apps.get(name)
+
+    def model(self, name: str, version: str | None = None) -> ModelRecord | None:
+        """One version of a model; without a version the one registered last."""
+        versions = self._models.get(name)
+        if not versions:
+            return None
+        if version is not None:
+            return versions.get(version)
+        return max(versions.values(), key=lambda record: (record.created, record.version))
+
+    def variant(self, name: str) -> VariantRecord | None:
+        return self._variants.get(name)
+
+    def variants_of(self, app: str) -> tuple[VariantRecord, ...]:
+        """All variants of an app's models, each model in the version that serves now; empty for an unknown app.
+
+        The same tuple until something about it changes.
+        """
+        found = self._of_app.get(app)
+        if found is None:
+            record = self._apps.get(app)
+            if record is None:
+                return ()
+            links = sorted(record.links.items())
+            found = self._of_app[app] = tuple(variant for link in links for variant in self.variants_at(*link))
+        return found
+
+    def variants_at(self, model: str, version: str) -> tuple[VariantRecord, ...]:
+        """All variants of one version of a model, by name; empty until its model record is there."""
+        if version not in self._models.get(model, ()):
+            return ()
+        variants = self._of_version.get((model, version), {})
+        return tuple(variants[name] for name in sorted(variants))
+
+    def versions(self, model: str) -> dict[str, ModelRecord]:
+        """All registered versions of a model."""
+        return dict(self._models.get(model, {}))
+
+    def apps_linking(self, model: str) -> frozenset[str]:
+        """The apps that link any version of this model."""
+        return frozenset(self._linking.get(model, ()))
+
+    @property
+    def apps(self) -> Iterable[AppRecord]:
+        return self._apps.values()
+
+    @property
+    def models(self) -> Iterable[ModelRecord]:
+        return (record for versions in self._models.values() for record in versions.values())
+
+    @property
+    def variants(self) -> Iterable[VariantRecord]:
+        return self._variants.values()
