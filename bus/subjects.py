@@ -60,6 +60,10 @@ class Subjects:
         """Where executors hand queries back: to their living dispatcher, else to the dispatchers' queue group."""
         return f"{self.prefix}.resubmit.{dispatcher}" if dispatcher else f"{self.prefix}.resubmit"
 
+    def loads(self, dispatcher: str) -> str:
+        """Where a dispatcher hears what became of its `EnsureLoaded`."""
+        return f"{self.prefix}.loads.{dispatcher}"
+
     # fleet
     def worker_heartbeat(self, worker: str = "*") -> str:
         return f"{self.prefix}.heartbeat.worker.{worker}"
@@ -116,6 +120,16 @@ class Subjects:
     @property
     def artifacts_bucket(self) -> str:
         return f"{self.prefix}-artifacts"
+
+    @property
+    def inputs_bucket(self) -> str:
+        """Inputs too large for one message, each the MessagePack of a query's field `inputs`; they expire."""
+        return f"{self.prefix}-inputs"
+
+    @property
+    def outputs_bucket(self) -> str:
+        """Outputs too large for one message, each the MessagePack of an Answer's field `outputs`; they expire."""
+        return f"{self.prefix}-outputs"
 
     @property
     def _upper(self) -> str:

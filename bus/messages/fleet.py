@@ -109,6 +109,15 @@ class LoadAccepted(Struct, frozen=True, kw_only=True):
     instances: list[str]
 
 
+class LoadReply(Struct, frozen=True, kw_only=True):
+    """`LoadAccepted` or `LoadRefused` as the one who asked reads it: reason is empty when it was accepted."""
+
+    worker: str
+    variant: str
+    instances: list[str] = []
+    reason: str = ""
+
+
 class LoadInstance(Struct, frozen=True, kw_only=True):
     """`infaas.executor.<worker>.<device>.load`: monitor -> executor."""
 

@@ -58,15 +58,16 @@ class HandBack(Struct, frozen=True, array_like=True, gc=False):
 class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.done.<dispatcher>`: one batch has been answered, straight to the clients.
 
-    seq grows by one for each (queue, incarnation, dispatcher). codes: None when all went well, else per query "" or a
-    refusal code. latency of each = finished - arrived, which the dispatcher knows. queued: items left in this instance's queue.
-    cost: US$ per item.
+    queue: "<worker>/<device>/<incarnation>"; seq grows by one for each (queue, dispatcher). batch: items that were computed
+    together. codes: None when all went well, else per query "" or a refusal code. The latency of each = finished - arrived,
+    which the dispatcher knows. queued: items left in this instance's queue. cost: US$ per item.
     """
 
     queue: str
-    incarnation: int
+    worker: str
     seq: int
     instance: str
+    variant: str
     batch: int
     started: float
     finished: float

@@ -45,6 +45,7 @@ FAULTS = 5  # handler exceptions within FAULT_WINDOW seconds that restart the ac
 FAULT_WINDOW = 10.0
 RESTARTS = 5  # restarts within RESTART_WINDOW seconds that end the process
 RESTART_WINDOW = 60.0
+EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -157,7 +158,7 @@ class Runtime:
     # -- messages in
 
     def _handler(self, inlet: Inlet) -> Callable[[Delivery], None]:
-        decode = decoder(inlet.message)
+        decode: Callable[[bytes], Any] = decoder(inlet.message)
         clock = self._clock
 
         def on_delivery(delivery: Delivery) -> None:
@@ -165,7 +166,7 @@ class Runtime:
                 self._deliver(Envelope(clock(), Undelivered(delivery.subject), delivery.subject))
                 return
             try:
-                message = decode(delivery.data)
+                message = decode(delivery.data or EMPTY)
             except DECODE_ERRORS as error:
                 self._refuse_undecodable(delivery, error)
                 return

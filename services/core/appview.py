@@ -1,0 +1,194 @@
+"""One app's variants as arrays, and which of their instances can serve it now: the index that selection reads.
+
+Static facts (accuracy, latency, load, memory) are numpy columns built when the catalogue changes; what changes with every
+heartbeat is kept in small lists. The plan for one set of needs is computed once and kept until a state changes.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages.catalog import AppRecord, VariantRecord
+from services.core.ask import Ask
+from services.core.cost import LatencyTable, cost_per_1000
+
+if TYPE_CHECKING:
+    from services.core.cluster import Instance
+
+PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
+
+
+class Group:
+    """One variant of the app, with its instances by what they are good for."""
+
+    __slots__ = ("active", "loading", "record", "seconds_to_load", "table", "troubled")
+
+    def __init__(self, record: VariantRecord) -> None:
+        self.record = record
+        self.table = LatencyTable(record)
+        self.seconds_to_load = record.profile.load_ms / 1000.0
+        self.active: list[Instance] = []
+        self.loading: list[Instance] = []
+        self.troubled: list[Instance] = []
+
+
+class Plan:
+    """For one set of needs: who may serve, cheapest first. loadable: no instance yet, soonest ready first (the best few)."""
+
+    __slots__ = ("active", "any", "loadable", "loading", "troubled")
+
+    def __init__(self) -> None:
+        self.any = False
+        self.active: list[Group] = []
+        self.loading: list[Group] = []
+        self.troubled: list[Group] = []
+        self.loadable: list[Group] = []
+
+
+class AppView:
+    """The index of one app."""
+
+    LOADABLE = 4  # alternatives kept, should a worker refuse the best
+
+    def __init__(
+        self, app: AppRecord, records: tuple[VariantRecord, ...], price: Callable[[VariantRecord], float]
+    ) -> None:
+        self.app = app
+        self.records = records
+        # Versions that are not linked now serve only queries that name them.
+        self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
+        self.groups = [Group(record) for record in records]
+        self.index = {record.variant: i for i, record in enumerate(records)}
+        count = len(records)
+        self.accuracy: NDArray[np.float64] = np.array(
+            [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
+        )
+        self.load_s: NDArray[np.float64] = np.array([g.seconds_to_load for g in self.groups], dtype=np.float64)
+        self.cost: NDArray[np.float64] = np.zeros(count)
+        self.batch: list[int] = [1] * count
+        self._latency: dict[int, NDArray[np.float64]] = {}
+        self.has_active: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self.ordered_at = float("-inf")
+        self.asked = 0
+        self._price = [0.0] * count
+        self.reprice(price)
+
+    def reprice(self, price: Callable[[VariantRecord], float]) -> None:
+        """Devices became known: variants without an instance are priced on them."""
+        for i, record in enumerate(self.records):
+            self._price[i] = price(record)
+            self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
+        self._plans.clear()
+
+    def latency(self, items: int) -> NDArray[np.float64]:
+        """Inference latency in s of a batch of so many items, by variant."""
+        column = self._latency.get(items)
+        if column is None:
+            column = np.array([g.table.seconds(items) for g in self.groups], dtype=np.float64)
+            if len(self._latency) < 64:
+                self._latency[items] = column
+        return column
+
+    # -- instances
+
+    def place(self, instance: "Instance") -> None:
+        """Put an instance into the list that its state for this app belongs to."""
+        i = self.index[instance.record.variant]
+        group = self.groups[i]
+        self._take_out(group, instance)
+        state = instance.state_for(self.app.app) if instance.state not in ("Inactive", "Unloading") else instance.state
+        if state == "Active":
+            group.active.append(instance)
+        elif state == "Loading":
+            group.loading.append(instance)
+        elif state in ("Overloaded", "Interfered"):
+            group.troubled.append(instance)
+        if instance.batch != self.batch[i] or instance.price_per_s != self._price[i]:
+            self.batch[i], self._price[i] = instance.batch, instance.price_per_s
+            self.cost[i] = cost_per_1000(group.record, instance.price_per_s, instance.batch)
+        self._refresh(i)
+
+    def unplace(self, instance: "Instance") -> None:
+        i = self.index.get(instance.record.variant)
+        if i is not None:
+            self._take_out(self.groups[i], instance)
+            self._refresh(i)
+
+    @staticmethod
+    def _take_out(group: Group, instance: "Instance") -> None:
+        for instances in (group.active, group.loading, group.troubled):
+            if instance in instances:
+                instances.remove(instance)
+
+    def _refresh(self, i: int) -> None:
+        group = self.groups[i]
+        self.has_active[i] = bool(group.active)
+        self.has_loading[i] = bool(group.loading)
+        self.has_troubled[i] = bool(group.troubled)
+        self._plans.clear()
+
+    # -- plans
+
+    def plan(self, ask: Ask) -> Plan:
+        """Who may serve these needs, by the static facts; kept until something changes."""
+        key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan(ask)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
+
+    def eligible(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which variants meet accuracy, latency (inference alone), cost and what was pinned."""
+        latency = self.latency(ask.items)
+        mask: NDArray[np.bool_] = (self.accuracy >= ask.accuracy) & (latency <= ask.latency_s)
+        mask &= self.cost <= ask.cost
+        if ask.variant is not None or ask.model is not None or ask.version is not None:
+            mask &= self.pinned(ask)
+        else:
+            mask &= self.current
+        return mask
+
+    def pinned(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which variants the query's model, version and variant allow."""
+        if ask.variant is not None:
+            mask = np.zeros(len(self.records), dtype=bool)
+            i = self.index.get(ask.variant)
+            if i is not None and ask.model in (None, self.records[i].model):
+                mask[i] = ask.version in (None, self.records[i].version)
+            return mask
+        mask = np.array([ask.model in (None, r.model) for r in self.records], dtype=np.bool_)
+        if ask.version is None:
+            mask &= self.current
+        else:
+            mask &= np.array([ask.version == r.version for r in self.records], dtype=np.bool_)
+        return mask
+
+    def _make_plan(self, ask: Ask) -> Plan:
+        plan = Plan()
+        mask = self.eligible(ask)
+        plan.any = bool(mask.any())
+        if not plan.any:
+            return plan
+        plan.active = self._cheapest_first(mask & self.has_active)
+        plan.loading = self._cheapest_first(mask & self.has_loading)
+        plan.troubled = self._cheapest_first(mask & self.has_troubled)
+        idle = np.flatnonzero(mask & ~(self.has_active | self.has_loading | self.has_troubled))
+        if idle.size:
+            ready = self.load_s[idle] + self.latency(ask.items)[idle]
+            best = np.argsort(ready, kind="stable")[: self.LOADABLE]
+            plan.loadable = [self.groups[i] for i in idle[best]]
+        return plan
+
+    def _cheapest_first(self, mask: NDArray[np.bool_]) -> list[Group]:
+        found = np.flatnonzero(mask)
+        if found.size > 1:
+            found = found[np.argsort(self.cost[found], kind="stable")]
+        return [self.groups[i] for i in found]

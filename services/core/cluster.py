@@ -1,0 +1,220 @@
+"""The cluster as seen from heartbeats, `done` batches and one's own dispatches: workers, instances, and per app what can serve.
+
+Pure and cheap: a heartbeat that changes nothing structural only refreshes numbers; a change of state moves one instance
+between the lists of the apps that its variant serves.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from bus.messages.catalog import AppRecord, VariantRecord
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.appview import AppView
+from services.core.cost import LatencyTable, instance_price_per_s
+
+SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
+
+
+class Instance:
+    """One loaded (or loading) variant on one device. own, others: items dispatched there and not yet done."""
+
+    __slots__ = (
+        "batch", "device", "factor", "id", "others", "own", "per_item", "price_per_s", "ready_at", "record", "state",
+        "status", "table", "worker",
+    )  # fmt: skip
+
+    def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
+        self.id = status.instance
+        self.record = record
+        self.worker = worker
+        self.device = device.device
+        self.table = LatencyTable(record)
+        self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
+        self.price_per_s = 0.0
+        self.own = 0
+        self.others = 0
+        self.batch = 1
+        self.factor = 1.0
+        self.ready_at = 0.0
+        self.state = "Inactive"
+        self.status = status
+
+    def predict(self, items: int) -> float:
+        """Seconds until these items would be answered: the queue ahead at the best rate, then their own batch."""
+        return ((self.own + self.others) * self.per_item + self.table.seconds(items)) * self.factor
+
+    def state_for(self, app: str) -> str:
+        return self.status.app_states.get(app, self.status.state)
+
+
+class Worker:
+    """One worker as its monitor last described it."""
+
+    __slots__ = ("devices", "draining", "hardware", "incarnation", "instances", "name", "seen", "skew")
+
+    def __init__(self, name: str, hardware: str) -> None:
+        self.name = name
+        self.hardware = hardware
+        self.incarnation = 0
+        self.seen = 0.0
+        self.skew = 0.0
+        self.draining = False
+        self.devices: dict[str, DeviceStatus] = {}
+        self.instances: dict[str, Instance] = {}
+
+    def utilisation(self, kind: str) -> float | None:
+        """Of the worker's least used living device of this kind; None when it has none."""
+        used = [d.utilisation for d in self.devices.values() if d.kind == kind and d.alive]
+        return min(used) if used else None
+
+
+class ClusterView:
+    """All workers, instances and apps. Call `set_app`/`drop_app` when the catalogue changes, `heartbeat` when one comes."""
+
+    def __init__(self, prices: Mapping[str, float]) -> None:
+        self.prices = prices
+        self.workers: dict[str, Worker] = {}
+        self.instances: dict[str, Instance] = {}
+        self.apps: dict[str, AppView] = {}
+        self.records: dict[str, VariantRecord] = {}
+        self.by_variant: dict[str, dict[str, Instance]] = {}
+        self.not_before: dict[str, float] = {}  # variants that lately failed to load, or found no room: try again then
+        self._unknown: dict[str, WorkerHeartbeat] = {}
+
+    # -- catalogue
+
+    def set_app(self, app: AppRecord, records: Iterable[VariantRecord], key: str = "") -> None:
+        """An app's variants are these now. key: how queries find it, when that is not its name."""
+        view = AppView(app, tuple(records), self.nominal_price_per_s)
+        self.apps[key or app.app] = view
+        for record in view.records:
+            self.records[record.variant] = record
+            for instance in self.by_variant.get(record.variant, {}).values():
+                view.place(instance)
+        for beat in list(self._unknown.values()):
+            self.heartbeat(beat, beat.at)
+
+    def drop_app(self, app: str) -> None:
+        self.apps.pop(app, None)
+
+    def nominal_price_per_s(self, record: VariantRecord) -> float:
+        """Price of one instance on the first living device of its kind, or on a device of its own size when there is none."""
+        for worker in self.workers.values():
+            for device in worker.devices.values():
+                if device.kind == record.hardware:
+                    return instance_price_per_s(record, self.prices, device.cores, device.memory_mb)
+        return instance_price_per_s(record, self.prices, max(record.threads, 1), max(record.profile.memory_mb, 1.0))
+
+    # -- fleet
+
+    def heartbeat(self, beat: WorkerHeartbeat, now: float) -> bool:
+        """Fold one heartbeat in; True when the set of instances, or any state, changed."""
+        worker = self.workers.get(beat.worker)
+        if worker is None:
+            worker = self.workers[beat.worker] = Worker(beat.worker, beat.hardware)
+            first = True
+        else:
+            first = False
+        worker.incarnation, worker.seen, worker.skew = beat.incarnation, now, now - beat.at
+        alive_before = {name for name, device in worker.devices.items() if device.alive}
+        worker.draining = beat.draining or beat.leaving
+        worker.devices = {device.device: device for device in beat.devices}
+        changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
+        if first:
+            self._reprice()
+        listed = set()
+        unknown = False
+        for status in beat.instances:
+            record = self.records.get(status.variant)
+            device = worker.devices.get(status.device)
+            if record is None or device is None:
+                unknown = True
+                continue
+            listed.add(status.instance)
+            changed |= self._update(worker, device, status, record)
+        for gone in [i for i in worker.instances if i not in listed]:
+            self.remove(gone)
+            changed = True
+        if unknown:
+            self._unknown[beat.worker] = beat
+        else:
+            self._unknown.pop(beat.worker, None)
+        return changed
+
+    def _update(self, worker: Worker, device: DeviceStatus, status: InstanceStatus, record: VariantRecord) -> bool:
+        instance = self.instances.get(status.instance)
+        fresh = instance is None
+        if instance is None:
+            instance = Instance(status, record, worker, device)
+            instance.price_per_s = instance_price_per_s(record, self.prices, device.cores, device.memory_mb)
+            self.instances[instance.id] = worker.instances[instance.id] = instance
+            self.by_variant.setdefault(record.variant, {})[instance.id] = instance
+        before = instance.status
+        instance.status = status
+        instance.factor = status.factor
+        instance.ready_at = status.ready_at
+        instance.others = max(0, status.queued - instance.own)
+        batch = _power_of_two(status.mean_batch)
+        state = status.state if device.alive and not worker.draining else "Inactive"
+        moved = fresh or state != instance.state or batch != instance.batch or before.app_states != status.app_states
+        instance.state, instance.batch = state, batch
+        if moved:
+            self._place(instance)
+        return moved
+
+    def _place(self, instance: Instance) -> None:
+        for view in self.apps.values():
+            if instance.record.variant in view.index:
+                view.place(instance)
+
+    def _reprice(self) -> None:
+        for view in self.apps.values():
+            view.reprice(self.nominal_price_per_s)
+
+    def remove(self, instance_id: str) -> Instance | None:
+        """Forget one instance."""
+        instance = self.instances.pop(instance_id, None)
+        if instance is None:
+            return None
+        instance.worker.instances.pop(instance_id, None)
+        self.by_variant.get(instance.record.variant, {}).pop(instance_id, None)
+        for view in self.apps.values():
+            view.unplace(instance)
+        return instance
+
+    def lose_device(self, worker_name: str, device: str) -> list[Instance]:
+        """A device's executor is gone: its instances with it, until a heartbeat says otherwise."""
+        worker = self.workers.get(worker_name)
+        if worker is None:
+            return []
+        lost = [i for i in worker.instances.values() if i.device == device]
+        for instance in lost:
+            self.remove(instance.id)
+        return lost
+
+    def lose_worker(self, name: str) -> list[Instance]:
+        """A worker is silent: everything on it is gone until it speaks again."""
+        worker = self.workers.get(name)
+        if worker is None:
+            return []
+        lost = list(worker.instances.values())
+        for instance in lost:
+            self.remove(instance.id)
+        del self.workers[name]
+        self._unknown.pop(name, None)
+        return lost
+
+    def least_utilised(self, kind: str, exclude: frozenset[str] = frozenset()) -> str | None:
+        """The living worker whose device of this kind is used least, by name among equals; None when there is none."""
+        best: tuple[float, str] | None = None
+        for worker in self.workers.values():
+            if worker.draining or worker.name in exclude:
+                continue
+            used = worker.utilisation(kind)
+            if used is not None and (best is None or (used, worker.name) < best):
+                best = (used, worker.name)
+        return best[1] if best else None
+
+
+def _power_of_two(batch: float) -> int:
+    """Mean batches move all the time; prices and plans only when they double or halve."""
+    return 1 << max(0, round(batch).bit_length() - 1) if batch >= 1 else 1

@@ -1,0 +1,190 @@
+"""A query's head checked against the contract and the app's signature: what does not fit is refused with the field named.
+
+Only heads are looked at: the tensors' bytes stay undecoded, their length is read off the MessagePack frame.
+"""
+
+import math
+
+import msgspec
+
+from bus.messages.catalog import AppRecord, Signature, TensorSpec
+from bus.messages.public import QueryHead, Requirements, TensorHead
+
+ITEM_BYTES = {
+    "BOOL": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
+    "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0,
+}  # fmt: skip
+MOST_ITEMS = 65_536
+_LARGEST = 2**31 - 1
+
+_tensor = msgspec.msgpack.Decoder(TensorHead).decode
+_named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_any = msgspec.msgpack.Decoder().decode
+
+
+class BadRequest(ValueError):
+    """A field of the query is wrong; the text names it and the remedy."""
+
+
+def check_requirements(wish: Requirements) -> None:
+    """Ranges of what a query may demand; NaN fails every comparison and so is refused too. Raises BadRequest."""
+    value: float | None
+    if (value := wish.latency_ms) is not None and not 0 < value < math.inf:
+        raise BadRequest(f"latency_ms must be a positive number of milliseconds, not {value}")
+    if (value := wish.accuracy) is not None and not 0 <= value <= 1:
+        raise BadRequest(f"accuracy must be between 0 and 1, not {value}")
+    if (value := wish.cost) is not None and not 0 <= value < math.inf:
+        raise BadRequest(f"cost must be US$ per 1,000 queries, at least 0, not {value}")
+    if (value := wish.deadline) is not None and not 0 < value < math.inf:
+        raise BadRequest(f"deadline must be a Unix time in seconds, not {value}")
+    if wish.priority is not None and not 1 <= wish.priority <= 9:
+        raise BadRequest(f"priority must be 1 (highest) to 9, not {wish.priority}")
+
+
+def count_items(head: QueryHead, app: AppRecord) -> int:
+    """How many items the query's inputs hold, after checking them against the app's signature; raises BadRequest."""
+    if head.inputs_ref is not None:
+        return 1  # the executor counts when it has fetched them
+    raw = head.inputs
+    if not len(raw):
+        raise BadRequest("field `inputs` is missing: give a tensor, a map of input name to tensor, or a nested list")
+    signature = app.signature
+    try:
+        tensor = _tensor(raw)
+    except msgspec.ValidationError:
+        return _count_other(raw, signature)
+    spec = None
+    if signature is not None:
+        if len(signature.inputs) != 1:
+            names = ", ".join(s.name for s in signature.inputs)
+            raise BadRequest(f"inputs must be a map with the tensors {names}")
+        spec = signature.inputs[0]
+    return check_tensor(tensor, spec, "inputs")
+
+
+def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:
+    """One tensor's datatype, shape and byte count; its number of items. Raises BadRequest."""
+    size = ITEM_BYTES.get(tensor.datatype)
+    if size is None:
+        raise BadRequest(f"{where}.datatype {tensor.datatype!r} is none of {', '.join(ITEM_BYTES)}")
+    shape = tensor.shape
+    if not shape:
+        raise BadRequest(f"{where}.shape is empty: its first axis is the number of items")
+    elements = 1
+    for n in shape:
+        if not 0 < n <= _LARGEST:
+            raise BadRequest(f"{where}.shape {shape} must hold positive sizes below 2^31")
+        elements *= n
+    if shape[0] > MOST_ITEMS:
+        raise BadRequest(f"{where}.shape: at most {MOST_ITEMS} items a query, not {shape[0]}")
+    if size:
+        given = _byte_count(tensor.data, where)
+        if given != elements * size:
+            raise BadRequest(
+                f"{where}.data holds {given} bytes, but shape {shape} of {tensor.datatype} needs {elements * size}"
+            )
+    if spec is not None:
+        _check_shape(shape[1:], spec, where)
+        if (tensor.datatype == "BYTES") != (spec.datatype == "BYTES"):
+            raise BadRequest(f"{where}.datatype must be convertible to {spec.datatype}, not {tensor.datatype}")
+    return shape[0]
+
+
+def _check_shape(shape: list[int], spec: TensorSpec, where: str) -> None:
+    wanted = spec.shape
+    if len(shape) != len(wanted) or any(w not in (-1, n) for n, w in zip(shape, wanted, strict=True)):
+        raise BadRequest(
+            f"{where}.shape must be [n, {', '.join(map(str, wanted))}] for {spec.name}, not [n, {', '.join(map(str, shape))}]"
+        )
+
+
+def _byte_count(data: msgspec.Raw, where: str) -> int:
+    """Length of a MessagePack bin object, from its frame (no copy)."""
+    view = memoryview(data)
+    kind = view[0]
+    header = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(kind)
+    if header is None:
+        raise BadRequest(f"{where}.data must be bytes (MessagePack bin)")
+    return len(view) - header
+
+
+def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
+    """Inputs that are no single tensor: a map of tensors, or a nested list of numbers."""
+    first = memoryview(raw)[0]
+    if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
+        return _count_map(raw, signature)
+    try:
+        value = _any(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"inputs cannot be decoded: {error}") from error
+    if not isinstance(value, list):
+        raise BadRequest("inputs must be a tensor, a map of input name to tensor, or a nested list of numbers")
+    if not value:
+        raise BadRequest("inputs holds no items")
+    if len(value) > MOST_ITEMS:
+        raise BadRequest(f"inputs: at most {MOST_ITEMS} items a query, not {len(value)}")
+    shape = _list_shape(value)
+    if signature is not None:
+        if len(signature.inputs) != 1:
+            names = ", ".join(s.name for s in signature.inputs)
+            raise BadRequest(f"inputs must be a map with the tensors {names}")
+        _check_shape(shape[1:], signature.inputs[0], "inputs")
+    return len(value)
+
+
+def _list_shape(value: object) -> list[int]:
+    """Shape of a rectangular nested list of finite numbers; raises BadRequest."""
+    shape: list[int] = []
+    level: list[object] = [value]
+    while level and isinstance(level[0], list):
+        size = len(level[0])
+        nested: list[object] = []
+        for part in level:
+            if not isinstance(part, list) or len(part) != size:
+                raise BadRequest("inputs is a ragged list: all items need the same shape")
+            nested.extend(part)
+        shape.append(size)
+        level = nested
+        if len(shape) > 16:
+            raise BadRequest("inputs is nested more than 16 deep")
+    for number in level:
+        if not isinstance(number, (int, float, bool, str, bytes)):
+            raise BadRequest(f"inputs must hold numbers only, not {type(number).__name__}")
+    if not all(shape):
+        raise BadRequest("inputs holds an empty list")
+    return shape
+
+
+def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
+    try:
+        parts = _named(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"inputs: {error}") from error
+    if {"datatype", "shape", "data"} & parts.keys() and (
+        signature is None or "data" not in {s.name for s in signature.inputs}
+    ):
+        try:
+            _tensor(raw)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"inputs: {error}".replace("`$.", "`inputs.").replace("`$`", "`inputs`")) from error
+    specs = {s.name: s for s in signature.inputs} if signature is not None else {}
+    if specs:
+        for name in specs:
+            if name not in parts:
+                raise BadRequest(f"inputs lacks {name!r}: the app takes {', '.join(specs)}")
+        for name in parts:
+            if name not in specs:
+                raise BadRequest(f"inputs has an unknown tensor {name!r}: the app takes {', '.join(specs)}")
+    items = 0
+    for name, part in parts.items():
+        where = f"inputs.{name}"
+        try:
+            count = check_tensor(_tensor(part), specs.get(name), where)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"{where}: {error}".replace("`$.", f"`{where}.").replace("`$`", f"`{where}`")) from error
+        if items and count != items:
+            raise BadRequest(f"{where} holds {count} items, another input {items}")
+        items = count
+    if not items:
+        raise BadRequest("inputs holds no tensors")
+    return items

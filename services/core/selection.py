@@ -1,0 +1,159 @@
+"""getVariant: which instance answers a query (INFaaS, section 4.1; the order of docs/architecture.md).
+
+1 Active instances whose predicted latency meets the deadline, cheapest variant first; 2 a variant that is loading or can be
+loaded, soonest first, the load starting in any case; 3 troubled instances that would still be in time, and a small share of
+probes; 4 a refusal that says why and what comes nearest.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from bus.messages.public import Closest, Error
+from services.core.appview import AppView, Group, Plan
+from services.core.ask import INFINITE, Ask, Decision, LoadOrder
+from services.core.cluster import ClusterView, Instance
+
+OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
+REORDER = 1.0  # s between two on-demand loads for an app that has Active instances already
+PACK_BELOW = 0.8  # utilisation up to which `pack` keeps filling a worker
+
+
+class SelectionPolicy(Protocol):
+    """The port for choosing: the paper's policy, the baselines, or a user's own class by import path."""
+
+    name: str
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        """Decide for one query, now. `view.apps[ask.app]` exists."""
+        ...
+
+
+class InfaasPolicy:
+    """The paper's getVariant. dispatch: "spread" (least loaded instance) or "pack" (fullest worker that is still in time)."""
+
+    name = "infaas"
+
+    def __init__(self, *, dispatch: str = "spread", probe_share: float = 0.1) -> None:
+        self._pack = dispatch == "pack"
+        self._probe_every = round(1 / probe_share) if probe_share > 0 else 0
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        app = view.apps[ask.app]
+        plan = app.plan(ask)
+        slack = ask.deadline - now - OVERHEAD
+        app.asked += 1
+        if plan.troubled and self._probe_every and app.asked % self._probe_every == 0:
+            instance = self._within(plan.troubled, ask.items, slack, troubled=True)
+            if instance is not None:
+                return Decision((instance.id,), reason="probe")
+        instance = self._within(plan.active, ask.items, slack)
+        if instance is not None:
+            return Decision((instance.id,), reason="active")
+        return self._beyond_active(ask, now, slack, view, app, plan)
+
+    def _within(self, groups: list[Group], items: int, slack: float, *, troubled: bool = False) -> Instance | None:
+        """The first group, cheapest first, with an instance that would answer within `slack`."""
+        for group in groups:
+            best: Instance | None = None
+            least = slack
+            for instance in group.troubled if troubled else group.active:
+                seconds = instance.predict(items)
+                if seconds <= least:
+                    best, least = instance, seconds
+            if best is not None:
+                return self._packed(group, items, slack) or best if self._pack and not troubled else best
+        return None
+
+    @staticmethod
+    def _packed(group: Group, items: int, slack: float) -> Instance | None:
+        """The instance in time on the fullest worker that is not yet full."""
+        best: Instance | None = None
+        fullest = -1.0
+        for instance in group.active:
+            used = instance.worker.utilisation(group.record.hardware) or 0.0
+            if fullest < used < PACK_BELOW and instance.predict(items) <= slack:
+                best, fullest = instance, used
+        return best
+
+    def _beyond_active(
+        self, ask: Ask, now: float, slack: float, view: ClusterView, app: AppView, plan: Plan
+    ) -> Decision:
+        soonest = INFINITE
+        for group in plan.loading:
+            for instance in group.loading:
+                seconds = max(0.0, instance.ready_at - now) + instance.predict(ask.items)
+                if seconds <= slack:
+                    return Decision((instance.id,), reason="loading")
+                soonest = min(soonest, seconds)
+        load = None
+        if not plan.loading and (not plan.active or now - app.ordered_at >= REORDER):
+            load = order_for(plan, ask, now, view)
+            if load is not None:
+                app.ordered_at = now
+                if load.seconds <= slack:
+                    return Decision(load=load, wait=True, reason="load on demand")
+                soonest = min(soonest, load.seconds)
+        late = self._within(plan.troubled, ask.items, slack, troubled=True)
+        if late is not None:
+            return Decision((late.id,), load=load, reason="troubled but in time")
+        return refuse(ask, slack, app, plan, soonest, load)
+
+
+def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView) -> LoadOrder | None:
+    """The eligible variant that would be ready soonest, on the least utilised worker of its hardware."""
+    for group in plan.loadable:
+        if view.not_before.get(group.record.variant, 0.0) > now:
+            continue
+        worker = view.least_utilised(group.record.hardware)
+        if worker is not None:
+            return LoadOrder(group.record, worker, group.seconds_to_load + group.table.seconds(ask.items))
+    return None
+
+
+def refuse(ask: Ask, slack: float, app: AppView, plan: Plan, soonest: float, load: LoadOrder | None) -> Decision:
+    """The end of the search: nobody can serve this in time. soonest: seconds until a load under way would be ready."""
+    if not plan.any:
+        return Decision(refusal=unsatisfiable(ask, app), load=load, reason="unsatisfiable")
+    if soonest < INFINITE:
+        text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
+        error = Error(code="deadline", message=text, retry_after_ms=round(soonest * 1000.0, 3))
+        return Decision(refusal=error, load=load, reason="loading, too late for this one")
+    waiting = [i.predict(ask.items) for g in (*plan.active, *plan.troubled) for i in (*g.active, *g.troubled)]
+    if not waiting:
+        return Decision(stranded=True, reason="no worker is there to serve it")
+    excess = max(0.0, min(waiting) - max(slack, 0.0))
+    if slack <= 0:
+        text = "the deadline passed before the query could be dispatched: allow more time"
+        return Decision(refusal=Error(code="deadline", message=text), reason="expired")
+    text = "all instances that meet the requirements are full: ask again later, or loosen the requirements"
+    error = Error(code="overloaded", message=text, retry_after_ms=round(excess * 1000.0, 3))
+    return Decision(refusal=error, load=load, reason="full")
+
+
+def unsatisfiable(ask: Ask, app: AppView) -> Error:
+    """No variant could ever do it: name the one that comes nearest (least sum of relative misses)."""
+    allowed = app.pinned(ask)
+    if not allowed.any():
+        what = ask.variant or f"{ask.model or '*'} version {ask.version or '*'}"
+        return Error(
+            code="unknown_model", message=f"app {ask.app!r} has no model or variant {what!r}: see infaas variants"
+        )
+    latency = app.latency(ask.items)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        miss = np.maximum(0.0, ask.accuracy - app.accuracy) / max(ask.accuracy, 1e-9)
+        if ask.latency_s < INFINITE:
+            miss = miss + np.maximum(0.0, latency - ask.latency_s) / max(ask.latency_s, 1e-9)
+        if ask.cost < INFINITE:
+            miss = miss + np.maximum(0.0, app.cost - ask.cost) / max(ask.cost, 1e-12)
+    nearest = int(np.argmin(np.where(allowed, miss, INFINITE)))
+    record = app.records[nearest]
+    closest = Closest(
+        model=record.model,
+        variant=record.variant,
+        accuracy=record.accuracy,
+        latency_ms=float(latency[nearest]) * 1000.0,
+        cost=float(app.cost[nearest]),
+    )
+    text = f"no variant of app {ask.app!r} meets latency, accuracy and cost together: the closest is named"
+    return Error(code="unsatisfiable", message=text, closest=closest)

@@ -1,0 +1,33 @@
+"""Wires one dispatcher."""
+
+from bus.port import Bus
+from bus.subjects import Subjects
+from services.dispatcher.actor import Dispatcher
+from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
+from services.shell.prices import load_prices
+from services.shell.runtime import Runtime
+from services.shell.settings import Settings
+
+
+async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
+    """One dispatcher actor with a name of its own; several share the queries by queue group."""
+    subjects = Subjects(settings.prefix)
+    ours = settings.dispatcher
+    policy = load_policy(ours)
+    prices = load_prices(settings.prices)
+
+    def make() -> Dispatcher:
+        return Dispatcher(
+            dispatcher_name(),
+            subjects,
+            policy,
+            prices,
+            uid_maker(),
+            default_deadline_s=ours.default_deadline_s,
+            max_inline=ours.max_inline,
+            failure_timeout_s=ours.failure_timeout_s,
+            max_attempts=ours.max_attempts,
+            max_queue=ours.max_queue,
+        )
+
+    return [Runtime("dispatcher", make, bus, subjects)]

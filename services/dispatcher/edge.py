@@ -1,0 +1,47 @@
+"""Impure helpers of the dispatcher's wiring: fresh ids, and policies by import path. The actor itself has no edge."""
+
+import importlib
+import itertools
+import os
+from collections.abc import Callable
+
+from services.core.baselines import BruteForce, RoundRobin
+from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.shell.settings import DispatcherSettings, SettingsError
+
+
+def uid_maker() -> Callable[[], bytes]:
+    """16-byte ids: 8 random bytes for this process, 8 that count."""
+    prefix = os.urandom(8)
+    numbers = itertools.count()
+    return lambda: prefix + next(numbers).to_bytes(8, "big")
+
+
+def dispatcher_name() -> str:
+    return f"d-{os.urandom(4).hex()}"
+
+
+def load_policy(settings: DispatcherSettings) -> SelectionPolicy:
+    """A built-in policy by name, or a user's class by "module:Class"; raises SettingsError that says what is wrong."""
+    name = settings.policy
+    if name == "infaas":
+        return InfaasPolicy(dispatch=settings.dispatch, probe_share=settings.probe_share)
+    if name == "round-robin":
+        return RoundRobin()
+    if name == "brute-force":
+        return BruteForce()
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise SettingsError(
+            f"dispatcher.policy {name!r} is none of infaas, round-robin, brute-force and no module:Class"
+        )
+    try:
+        policy = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise SettingsError(f"dispatcher.policy {name!r} cannot be loaded: {error}") from error
+    if not callable(getattr(policy, "select", None)) or not isinstance(getattr(policy, "name", None), str):
+        raise SettingsError(
+            f"dispatcher.policy {name!r} needs a `name` and a method select(ask, now, view) -> Decision"
+        )
+    found: SelectionPolicy = policy
+    return found

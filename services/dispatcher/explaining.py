@@ -1,0 +1,116 @@
+"""Why this variant: the decision that a query would get now, with a reason for every candidate. Changes nothing."""
+
+from bus.messages.public import Candidate, Error, Explanation, Refusal, Requirements
+from services.core.appview import AppView, Group
+from services.core.ask import INFINITE, Ask, Decision
+from services.core.cluster import ClusterView
+from services.core.intake import BadRequest, check_requirements
+from services.core.selection import SelectionPolicy
+
+HORIZON = 30.0  # s; the deadline of a query that states none
+
+
+def explain(
+    app_name: str, wish: Requirements, now: float, view: ClusterView, policy: SelectionPolicy
+) -> Explanation | Refusal:
+    """The decision for one item with these requirements, and why every other variant was passed over."""
+    app = view.apps.get(app_name)
+    if app is None:
+        return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
+    try:
+        check_requirements(wish)
+    except BadRequest as error:
+        return Refusal(error=Error(code="bad_request", message=str(error)))
+    latency_ms = wish.latency_ms if wish.latency_ms is not None else app.app.latency_ms
+    latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
+    deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
+    cost = INFINITE if wish.cost is None else wish.cost
+    ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
+    before = app.asked, app.ordered_at
+    decision = policy.select(ask, now, view)
+    app.asked, app.ordered_at = before
+    winner = _winner(decision, view)
+    candidates = [
+        _candidate(i, app, ask, now, "" if group.record.variant == winner else _why_not(i, app, ask, now, decision))
+        for i, group in enumerate(app.groups)
+    ]
+    candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
+    chosen = next((c for c in candidates if c.variant == winner), None)
+    if decision.refusal is not None:
+        return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
+    return Explanation(chosen=chosen, candidates=candidates)
+
+
+def _winner(decision: Decision, view: ClusterView) -> str | None:
+    if decision.assignments:
+        return view.instances[decision.assignments[0]].record.variant
+    if decision.load is not None and decision.wait:
+        return decision.load.record.variant
+    return None
+
+
+def state_of(group: Group) -> str:
+    """The best state of any instance of a variant, for this app."""
+    if group.active:
+        return "Active"
+    if group.troubled:
+        return group.troubled[0].state
+    return "Loading" if group.loading else "Inactive"
+
+
+def _candidate(i: int, app: AppView, ask: Ask, now: float, why_not: str) -> Candidate:
+    group = app.groups[i]
+    record = group.record
+    instances = (*group.active, *group.loading, *group.troubled)
+    seconds = group.table.seconds(ask.items)
+    load_ms = record.profile.load_ms
+    worker = None
+    if instances:
+        best = min(instances, key=lambda instance: instance.predict(ask.items))
+        seconds = best.predict(ask.items)
+        worker = best.worker.name
+        load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
+    return Candidate(
+        model=record.model,
+        version=record.version,
+        variant=record.variant,
+        hardware=record.hardware,
+        worker=worker,
+        state=state_of(group),
+        accuracy=record.accuracy,
+        latency_ms=seconds * 1000.0,
+        load_ms=load_ms,
+        cost_per_1000=float(app.cost[i]),
+        simulated=record.simulated,
+        why_not=why_not,
+    )
+
+
+def _why_not(i: int, app: AppView, ask: Ask, now: float, decision: Decision) -> str:
+    group = app.groups[i]
+    record = group.record
+    if not app.pinned(ask)[i]:
+        if not app.current[i]:
+            return f"version {record.version} does not serve now: name it to use it"
+        return "the query names another model, version or variant"
+    if app.accuracy[i] < ask.accuracy:
+        return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
+    alone = float(app.latency(ask.items)[i])
+    if alone > ask.latency_s:
+        return f"inference alone takes {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
+    if app.cost[i] > ask.cost:
+        return f"costs US$ {app.cost[i]:.3g} per 1,000, more than {ask.cost:g}"
+    slack = ask.deadline - now
+    waits = [instance.predict(ask.items) for instance in (*group.active, *group.troubled)]
+    if waits and min(waits) > slack:
+        return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    if group.active:
+        return "meets everything, but a cheaper variant does too"
+    if group.troubled:
+        return f"{group.troubled[0].state}: avoided while others can serve"
+    if decision.assignments:
+        return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
+    ready = group.seconds_to_load + alone
+    if ready > slack:
+        return f"not loaded: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    return "not loaded, and another variant would be ready sooner"

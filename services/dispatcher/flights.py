@@ -1,0 +1,59 @@
+"""Queries under way: dispatched and not yet done, waiting for somebody to serve them, or to be retried one by one."""
+
+from collections import deque
+
+from services.core.cluster import Instance
+from services.dispatcher.query import Query
+
+
+class Flights:
+    """The in-flight table. Each query is in exactly one of `flying`, `waiting`, `retries`."""
+
+    def __init__(self) -> None:
+        self.flying: dict[bytes, Query] = {}
+        self.waiting: dict[bytes, Query] = {}
+        self.retries: deque[Query] = deque()
+        self.retrying: bytes | None = None
+
+    def __contains__(self, uid: bytes) -> bool:
+        return uid in self.flying or uid in self.waiting or any(q.uid == uid for q in self.retries)
+
+    def __len__(self) -> int:
+        return len(self.flying) + len(self.waiting) + len(self.retries)
+
+    def depart(self, query: Query, instance: Instance) -> None:
+        query.instance = instance
+        instance.own += query.items
+        self.flying[query.uid] = query
+
+    def land(self, uid: bytes) -> Query | None:
+        """Take a query out of the air; None when it is not (or no longer) ours."""
+        query = self.flying.pop(uid, None)
+        if query is not None and query.instance is not None:
+            query.instance.own -= query.items
+            query.instance = None
+        if uid == self.retrying:
+            self.retrying = None
+        return query
+
+    def aboard(self, lost: list[Instance]) -> list[Query]:
+        """Take out, in order of arrival, everything that was dispatched to these instances."""
+        gone = {id(instance) for instance in lost}
+        found = [q for q in self.flying.values() if id(q.instance) in gone]
+        for query in found:
+            self.land(query.uid)
+        return found
+
+    def expired(self, now: float, grace: float) -> list[Query]:
+        """Take out what waits beyond its deadline, and what should have landed `grace` seconds after it."""
+        late = [q for q in self.waiting.values() if q.ask.deadline <= now]
+        for query in late:
+            del self.waiting[query.uid]
+        kept = [q for q in self.retries if q.ask.deadline > now]
+        if len(kept) < len(self.retries):
+            late += [q for q in self.retries if q.ask.deadline <= now]
+            self.retries = deque(kept)
+        lost = [q for q in self.flying.values() if q.ask.deadline + grace <= now]
+        for query in lost:
+            self.land(query.uid)
+        return late + lost

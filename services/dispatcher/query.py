@@ -1,0 +1,62 @@
+"""One query as a dispatcher holds it, from arrival to its one end."""
+
+from msgspec import Raw
+
+from bus.messages.flow import Route
+from bus.messages.public import QueryHead
+from services.core.ask import Ask
+from services.core.cluster import Instance
+
+
+class Query:
+    """The body as it came, what it asks, and where it is now. times: Unix seconds."""
+
+    __slots__ = ("app", "arrived", "ask", "attempt", "body", "head", "instance", "items", "reply", "uid")
+
+    def __init__(
+        self, uid: bytes, app: str, head: QueryHead, ask: Ask, reply: str, body: bytes, arrived: float
+    ) -> None:
+        self.uid = uid
+        self.app = app
+        self.head = head
+        self.ask = ask
+        self.items = ask.items
+        self.reply = reply
+        self.body = body
+        self.arrived = arrived
+        self.attempt = 0
+        self.instance: Instance | None = None
+
+    def route(self, dispatcher: str, instance: str, policy: str) -> Route:
+        """What travels in front of the body, and into the outcome."""
+        head = self.head
+        latency = self.ask.latency_s
+        return Route(
+            self.uid,
+            0,
+            self.attempt,
+            self.reply,
+            self.ask.deadline,
+            self.arrived,
+            dispatcher,
+            instance,
+            self.app,
+            self.items,
+            head.id,
+            latency * 1000.0 if latency < 1e9 else None,
+            head.accuracy,
+            head.cost,
+            head.priority or 5,
+            head.context,
+            head.input_digest,
+            policy,
+            None,
+            head.model,
+            head.version,
+            head.variant,
+            head.retry_key is not None,
+        )
+
+    @property
+    def raw(self) -> Raw:
+        return Raw(self.body)
