@@ -1,6 +1,5 @@
 """Processes that our children leave behind come to us instead of init (Linux), so that a stop can be complete."""
 
-import asyncio
 import ctypes
 import os
 import signal
@@ -27,7 +26,7 @@ def children() -> set[int]:
     return found
 
 
-async def end_all(before: frozenset[int], patience: float = 5.0) -> None:
+def end_all(before: frozenset[int], patience: float = 5.0) -> None:
     """Kill and reap every child that is not among `before`, and what that sets free, for at most `patience` seconds."""
     give_up = time.monotonic() + patience
     while (left := children() - before) and time.monotonic() < give_up:
@@ -35,4 +34,4 @@ async def end_all(before: frozenset[int], patience: float = 5.0) -> None:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
-        await asyncio.sleep(0.02)
+        time.sleep(0.02)

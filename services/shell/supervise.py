@@ -77,7 +77,7 @@ class Supervisor:
             children = [child for child in self._keeping if child.stage == stage]
             self._stopping.update(children)
             await asyncio.gather(*(self._stop(child) for child in children))
-        await orphans.end_all(self._before)
+        orphans.end_all(self._before)
 
     async def _keep(self, child: Child) -> None:
         backoff = Backoff()
@@ -105,7 +105,7 @@ class Supervisor:
         try:
             self._running[child] = child.launch()
         except ServerError as error:
-            log.error("cannot restart %s: %s", child.name, error)  # noqa: TRY400  the text says it all
+            log.error("cannot restart %s: %s", child.name, error)
 
     async def _stop(self, child: Child) -> None:
         keeping = self._keeping[child]
@@ -128,8 +128,8 @@ async def ended(process: subprocess.Popen[bytes]) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or an old kernel
-        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            await asyncio.sleep(0.1)
+        while not _is_over(process.pid):
+            await asyncio.sleep(0.1)  # noqa: ASYNC110  nothing else tells us here
         return
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
@@ -144,6 +144,10 @@ async def ended(process: subprocess.Popen[bytes]) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+def _is_over(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def describe(code: int) -> str:
