@@ -1,0 +1,306 @@
+"""The bus on a NATS server: core messages here, JetStream in `bus.natsjet`, buckets in `bus.natskv` and `bus.natsobjects`."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from nats import errors
+
+from bus.natsclient import DirectClient, LostConnection, Trouble
+from bus.natsjet import JetStream, PullConsumer
+from bus.natskv import NatsKeyValue
+from bus.natsobjects import NatsObjectStore
+from bus.port import (
+    BusClosed,
+    BusError,
+    Connect,
+    Consumer,
+    Delivery,
+    Handler,
+    KeyValue,
+    NoResponders,
+    ObjectStore,
+    RequestTimeout,
+    Status,
+    StreamSpec,
+    Subscription,
+)
+
+MOST_PENDING = 64 * 2**20
+RECONNECT_S = 0.25  # between attempts to come back, for ever
+PING_S = 5  # a server that answers no two of these is taken for gone
+_log = logging.getLogger("infaas.bus")
+
+
+class NatsSubscription:
+    """One subscription on the server."""
+
+    def __init__(self, client: DirectClient, sid: int, flush: Callable[[], Any]) -> None:
+        self._client = client
+        self._sid = sid
+        self._flush = flush
+
+    async def drain(self) -> None:
+        self._client.ignore(self._sid)
+        with contextlib.suppress(BusError):  # disconnected: nothing can be on its way
+            await self._flush()
+        self._client.forget(self._sid)
+
+
+class NatsBus:
+    """A connection to NATS; make one with `connect`. All methods belong to the event loop that connected."""
+
+    def __init__(self, *, on_error: Callable[[Exception], None] | None = None, max_pending_bytes: int = MOST_PENDING) -> None:
+        self._report = on_error or _log_error
+        self._client = DirectClient(self._handler_failed, self._report, max_pending_bytes)
+        self._callbacks: list[Callable[[Status], None]] = []
+        self._waiting: dict[str, asyncio.Future[Delivery]] = {}
+        self._inbox = ""
+        self._count = 0
+        self._up = asyncio.Event()
+        self._refused: BusError | None = None
+        self._last_error: Exception | None = None
+        self._jet = JetStream(self)
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        max_pending_bytes: int = MOST_PENDING,
+        timeout: float = 10.0,
+        inbox_prefix: str = "_INBOX",
+        on_error: Callable[[Exception], None] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Connect to `url` (nats://user:password@host:port, several separated by commas) within `timeout` seconds.
+
+        Raises BusError when the server is not there, or refuses us. Once connected it reconnects for ever. max_pending_bytes:
+        what may wait while the server is away. options: further options of nats-py's `connect`, such as nkeys_seed.
+        """
+        bus = cls(on_error=on_error, max_pending_bytes=max_pending_bytes)
+        await bus._connect(url, name, timeout, inbox_prefix, options)
+        return bus
+
+    async def _connect(self, url: str, name: str, timeout: float, inbox_prefix: str, options: dict[str, Any]) -> None:
+        self._inbox_prefix = inbox_prefix
+        work = asyncio.ensure_future(
+            self._client.connect(
+                servers=url.split(","),
+                name=name,
+                error_cb=self._nats_error,
+                disconnected_cb=self._disconnected,
+                reconnected_cb=self._reconnected,
+                closed_cb=self._closed,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_S,
+                connect_timeout=2,
+                ping_interval=PING_S,
+                pending_size=0,
+                inbox_prefix=inbox_prefix,
+                **options,
+            )
+        )
+        refused = asyncio.ensure_future(self._wait_refused())
+        try:
+            await asyncio.wait({work, refused}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                raise self._refused or BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
+        except Trouble as error:
+            raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
+        finally:
+            refused.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+            if not self._client.is_connected:
+                await self._client.close()
+        self._inbox = f"{self.new_inbox()}."
+        self._client.listen(f"{self._inbox}*", self._replied)
+        self._up.set()
+
+    async def _wait_refused(self) -> None:
+        while self._refused is None:
+            await asyncio.sleep(0.02)
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._client.max_payload)
+
+    # ---- core
+
+    def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self._client.post(subject, data, reply, headers)
+
+    async def request(
+        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        self._count += 1
+        reply = f"{self._inbox}{self._count}"
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Delivery] = loop.create_future()
+        self._waiting[reply] = answer
+        timer = None
+        try:
+            self._client.post(subject, data, reply, headers)
+            timer = loop.call_later(timeout, _expire, answer, subject, timeout)
+            delivery = await answer
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self._waiting[reply]
+        if delivery.status == "503":
+            raise NoResponders(f"nobody listens on {subject}")
+        return delivery
+
+    def _replied(self, delivery: Delivery) -> None:
+        answer = self._waiting.get(delivery.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(delivery)
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        subscription = NatsSubscription(self._client, self._client.listen(subject, handler, queue), self.flush)
+        with contextlib.suppress(BusError):  # disconnected: it is replayed on reconnect
+            await self.flush(2.0)
+        return subscription
+
+    async def flush(self, timeout: float = 5.0) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    await self._up.wait()
+                    try:
+                        await self._client.ping()
+                    except LostConnection:
+                        continue
+                    return
+        except TimeoutError:
+            raise BusError(f"NATS did not confirm within {timeout} s that it has everything") from None
+
+    def listen(self, subject: str, handler: Handler) -> Callable[[], None]:
+        """Subscribe without waiting; returns what ends it at once. For the parts of this bus."""
+        sid = self._client.listen(subject, handler)
+
+        def stop() -> None:
+            self._client.ignore(sid)
+            self._client.forget(sid)
+
+        return stop
+
+    def new_inbox(self) -> str:
+        return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
+
+    # ---- what is kept
+
+    async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
+        await self._jet.publish(subject, data, {"Nats-Msg-Id": message_id}, timeout)
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        await self._jet.ensure_stream(spec)
+
+    async def consumer(self, stream: str, name: str, subject: str = ">", *, ack_wait_s: float = 30.0) -> Consumer:
+        """ack_wait_s: what was fetched and not acknowledged for so long is delivered again."""
+        consumer = PullConsumer(self._jet, stream, name, subject, ack_wait_s)
+        await consumer.open()
+        return consumer
+
+    async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue:
+        store = NatsKeyValue(self._jet, bucket)
+        await store.open(create=create)
+        return store
+
+    async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore:
+        store = NatsObjectStore(self._jet, bucket)
+        await store.open(max_age_s=max_age_s, create=create)
+        return store
+
+    # ---- life
+
+    def on_status(self, callback: Callable[[Status], None]) -> None:
+        self._callbacks.append(callback)
+
+    async def drain(self) -> None:
+        if self._client.is_closed:
+            return
+        sids = list(self._client._subs)
+        for sid in sids:
+            self._client.ignore(sid)
+        with contextlib.suppress(BusError):
+            await self.flush(2.0)  # everything that was on its way has been handled now
+        for sid in sids:
+            self._client.forget(sid)
+        with contextlib.suppress(BusError):
+            await self.flush(2.0)  # and what the handlers had to say has been sent
+        await self.close()
+
+    async def close(self) -> None:
+        self._jet.close()
+        if not self._client.is_closed:
+            await self._client.close()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(BusClosed("the connection to NATS was closed"))
+
+    def _tell(self, status: Status) -> None:
+        for callback in self._callbacks:
+            try:
+                callback(status)
+            except Exception as error:
+                self._report(error)
+
+    async def _nats_error(self, error: Exception) -> None:
+        self._last_error = error
+        if "authorization violation" in str(error).lower():
+            self._refused = BusError("NATS refuses the user or password in the URL")
+        elif not isinstance(error, OSError | errors.UnexpectedEOF | TimeoutError):
+            self._report(error)
+
+    async def _disconnected(self) -> None:
+        if self._up.is_set():
+            self._up.clear()
+            if not self._client.is_closed:
+                self._tell("disconnected")
+        self._client.lose_waiting()
+
+    async def _reconnected(self) -> None:
+        self._up.set()
+        self._tell("reconnected")
+        self._jet.reconnected()
+
+    async def _closed(self) -> None:
+        self._tell("closed")
+
+    def _handler_failed(self, subject: str, error: Exception) -> None:
+        error.add_note(f"while handling a message on {subject}")
+        self._report(error)
+
+
+def connector(url: str, *, name: str, **options: Any) -> Connect:
+    """A function that connects anew each time it is called."""
+
+    async def connect() -> NatsBus:
+        return await NatsBus.connect(url, name=name, **options)
+
+    return connect
+
+
+def _expire(answer: "asyncio.Future[Delivery]", subject: str, timeout: float) -> None:
+    if not answer.done():
+        answer.set_exception(RequestTimeout(f"no answer on {subject} within {timeout} s"))
+
+
+def _log_error(error: Exception) -> None:
+    _log.error("bus: %s", error, exc_info=error)
+
+
+def _public(url: str) -> str:
+    """The URL without its password."""
+    parts = [urlsplit(part if "://" in part else f"nats://{part}") for part in url.split(",")]
+    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts)

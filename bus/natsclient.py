@@ -1,0 +1,281 @@
+"""nats-py's client with a direct path for messages: no Msg object, queue, task or coroutine per message.
+
+What is nats-py's here: connecting, authentication, TLS, server discovery, reconnecting, replaying subscriptions. What is ours:
+bytes go from the transport straight into our parser and from there into plain handlers; publishing appends to nats-py's
+buffer of pending commands, which is written once per turn of the event loop.
+
+Overridden or used beyond its public interface (pinned to nats-py 2.16; tests/contract/test_bus_nats.py breaks loudly when one
+of these changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_err`, `_pending`, `_pending_data_size`, `_pongs`,
+`_subs`, `_status`, `_process_info`, `_process_op_err`, `_ps`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nats import errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+from bus.natsparser import Parser, ProtocolViolation, write_headers
+from bus.port import BusClosed, BusError, Handler, PayloadTooLarge
+
+READ_SIZE = 256 * 1024
+WRITE_AT = 64 * 1024  # this much pending is written at once, without waiting for the end of the turn
+BACKLOG = 1024 * 1024  # while the socket holds back more than this, what is new stays in our bounded buffer
+CLOSE_S = 1.0  # a peer that takes longer to take our last bytes is dropped
+
+
+class LostConnection(OSError):
+    """The connection went away while something was waiting on it."""
+
+
+class _Reader(asyncio.StreamReader):
+    """A stream reader that can hand its bytes on as they come, instead of keeping them for `read`."""
+
+    _sink: Callable[[bytes], None] | None = None
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        waiting = bytes(self._buffer)  # type: ignore[attr-defined]
+        self._buffer.clear()  # type: ignore[attr-defined]
+        self._sink = sink
+        if waiting:
+            sink(waiting)
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        if self._sink is None:
+            super().feed_data(data)
+        else:
+            self._sink(data)
+
+
+class _Transport(TcpTransport):  # type: ignore[misc]
+    """nats-py's TCP transport with our reader; it never waits long for a peer that does not read."""
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        reader = _Reader(limit=max(buffer_size, READ_SIZE), loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        async with asyncio.timeout(connect_timeout):
+            transport, _ = await loop.create_connection(lambda: protocol, uri.hostname, uri.port)
+        self._bare_io_reader = self._io_reader = reader
+        self._bare_io_writer = self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return int(self._io_writer.transport.get_write_buffer_size())
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        """From now on received bytes go to `sink`; over TLS they still come by `read`."""
+        if isinstance(self._io_reader, _Reader):
+            self._io_reader.divert(sink)
+
+    async def wait_closed(self) -> None:
+        if self._io_writer is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._io_writer.wait_closed()
+        except TimeoutError:
+            self._io_writer.transport.abort()
+        except OSError:
+            pass  # it is closed, whatever it died of
+
+
+class DirectClient(Client):  # type: ignore[misc]
+    """A NATS connection whose subscriptions call plain functions.
+
+    on_fault(subject, error): a handler raised. on_trouble(error): the server complained (a permission, a protocol error).
+    """
+
+    def __init__(
+        self, on_fault: Callable[[str, Exception], None], on_trouble: Callable[[Exception], None], most_pending: int
+    ) -> None:
+        super().__init__()
+        self._handlers: dict[str, Handler] = {}
+        self._on_trouble = on_trouble
+        self._most_pending = most_pending
+        self._kicked = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._ps = Parser(
+            self._handlers, on_fault, self._pong_back, self._ponged, self._informed, lambda text: self._complained(text)
+        )
+
+    # ---- receiving
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if s.uri.scheme in ("nats", "tls"):
+            self._transport = _Transport()
+        await super()._connect_to_server(s)
+
+    async def _read_loop(self) -> None:
+        transport = self._transport
+        try:
+            if isinstance(transport, _Transport):
+                transport.divert(self._feed)
+            while True:
+                data = await transport.read(READ_SIZE)
+                if not data:
+                    raise LostConnection("the NATS server closed the connection")
+                self._feed(data)
+        except OSError as error:
+            await self._process_op_err(error)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._ps.feed(data)
+        except ProtocolViolation as error:
+            self._ps.reset()
+            self._on_trouble(error)
+            self._spawn(self._process_op_err(error))
+
+    def _pong_back(self) -> None:
+        self._append(b"PONG\r\n")
+
+    def _ponged(self) -> None:
+        self._pings_outstanding = 0
+        if self._pongs:
+            waiting = self._pongs.pop(0)
+            if not waiting.done():
+                waiting.set_result(True)
+
+    def _informed(self, info: dict[str, Any]) -> None:
+        self._max_payload = info.get("max_payload", self._max_payload)
+        self._spawn(self._process_info(info))
+
+    def _complained(self, text: str) -> None:
+        """-ERR. nats-py closes for good on most of these; a service must come back instead."""
+        error = BusError(f"NATS: {text}")
+        self._on_trouble(error)
+        if "permissions violation" not in text.lower() and "invalid subject" not in text.lower():
+            self._spawn(self._process_op_err(error))
+
+    async def _process_err(self, err_msg: str) -> None:
+        self._complained(err_msg)
+
+    def lose_waiting(self) -> None:
+        """Wake whoever waits for a PONG of a connection that is gone."""
+        for waiting in self._pongs:
+            if not waiting.done():
+                waiting.set_exception(LostConnection("the connection to NATS was lost"))
+        self._pongs.clear()
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- subscribing
+
+    def listen(self, subject: str, handler: Handler, queue: str = "") -> int:
+        """Subscribe; returns the subscription's id. It is replayed after every reconnect."""
+        check_subject(subject)
+        if queue:
+            check_subject(queue)
+        self._usable()
+        self._sid += 1
+        sid: int = self._sid
+        self._handlers[str(sid)] = handler
+        self._subs[sid] = Subscription(self, sid, subject, queue=queue)
+        self._append(f"SUB {subject} {queue} {sid}\r\n".encode())
+        return sid
+
+    def ignore(self, sid: int) -> None:
+        """Ask for nothing more; what is on its way is still handled, until `forget`."""
+        if self._subs.pop(sid, None) is not None and not self.is_closed:
+            self._append(f"UNSUB {sid}\r\n".encode())
+
+    def forget(self, sid: int) -> None:
+        self._handlers.pop(str(sid), None)
+
+    # ---- publishing
+
+    def post(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """Publish without waiting. Raises PayloadTooLarge, BusClosed, BusError (a bad subject; the buffer is full)."""
+        check_subject(subject)
+        size = len(data)
+        if headers is None:
+            if reply:
+                check_subject(reply)
+                head = f"PUB {subject} {reply} {size}\r\n".encode()
+            else:
+                head = f"PUB {subject} {size}\r\n".encode()
+        else:
+            if reply:
+                check_subject(reply)
+            block = write_headers(headers)
+            size += len(block)
+            head = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode() + block
+        if size > self._max_payload:
+            raise PayloadTooLarge(f"{size} bytes for {subject}; the server takes {self._max_payload}")
+        if self._status != Client.CONNECTED:
+            self._usable()
+        waiting = self._pending_data_size + size + len(head)
+        if waiting > self._most_pending:
+            raise BusError(f"{self._pending_data_size} bytes wait to be sent to NATS already; it does not keep up, or is away")
+        pending = self._pending
+        pending.append(head)
+        pending.append(data)
+        pending.append(b"\r\n")
+        self._pending_data_size = waiting + 2
+        if waiting > WRITE_AT:
+            self._write_out()
+        elif not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._write_out)
+
+    def _append(self, command: bytes) -> None:
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._write_out)
+
+    def _write_out(self) -> None:
+        """Hand what is pending to the socket; while disconnected, or while the socket is behind, it stays where it is."""
+        self._kicked = False
+        pending = self._pending
+        if not pending or not self.is_connected or self._transport is None:
+            return
+        transport = self._transport
+        if isinstance(transport, _Transport) and transport.backlog > BACKLOG:
+            self._kicked = True
+            self._loop.call_later(0.001, self._write_out)
+            return
+        size = self._pending_data_size
+        self._pending = []
+        self._pending_data_size = 0
+        if size > 4096 * len(pending):
+            transport.writelines(pending)  # large bodies are not copied once more
+        else:
+            transport.write(b"".join(pending))
+
+    async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
+        """PING goes behind everything published before (nats-py sends it ahead), so that its PONG means "it has arrived"."""
+        self._pongs.append(self._loop.create_future() if future is None else future)
+        self._append(b"PING\r\n")
+        self._write_out()
+
+    def ping(self) -> "asyncio.Future[Any]":
+        """A future that is done once the server has read everything published so far; LostConnection if that fails."""
+        self._usable()
+        future = self._loop.create_future()
+        self._pongs.append(future)
+        self._append(b"PING\r\n")
+        return future
+
+    def _usable(self) -> None:
+        if self.is_closed:
+            raise BusClosed("the connection to NATS is closed")
+
+
+def check_subject(subject: str) -> None:
+    """What could end the protocol line and begin another must never get into it."""
+    if not subject or " " in subject or not subject.isprintable():
+        raise BusError(f"{subject!r} is not a subject: it is empty, or has spaces or control characters")
+
+
+Trouble = errors.Error

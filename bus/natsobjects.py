@@ -1,0 +1,272 @@
+"""Object buckets on JetStream, in the layout that every NATS client shares (ADR-20): stream OBJ_<bucket>, chunks on
+$O.<bucket>.C.<id>, one description per object on $O.<bucket>.M.<base64 of its name>."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from bus.natsjet import NANO, JetStream, Position, Puller
+from bus.natswatch import OrderedReader
+from bus.port import BusError, Delivery, NotFound
+
+CHUNK = 128 * 1024
+PIECE = 8 * CHUNK  # read from or written to a file in one go, off the event loop
+ROUND = 16  # chunks asked for at once
+PATIENCE_S = 5.0  # without the next chunk
+ATTEMPTS = 3  # at reading an object that is being replaced, or a consumer that a restart took
+
+
+class _Info(msgspec.Struct, omit_defaults=True):
+    """ADR-20's ObjectInfo, as far as it concerns us."""
+
+    name: str
+    bucket: str = ""
+    nuid: str = ""
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    mtime: str = ""
+    deleted: bool = False
+    options: dict[str, Any] = {}
+
+
+class NatsObjectStore:
+    """One bucket of large values."""
+
+    def __init__(self, jet: JetStream, bucket: str) -> None:
+        self._jet = jet
+        self._bucket = bucket
+        self._stream = f"OBJ_{bucket}"
+
+    async def open(self, *, max_age_s: float, create: bool) -> None:
+        if not create:
+            await self._jet.stream_info(self._stream)
+            return
+        window = min(120.0, max_age_s) if max_age_s else 120.0
+        config = {
+            "name": self._stream,
+            "subjects": [f"$O.{self._bucket}.C.>", f"$O.{self._bucket}.M.>"],
+            "max_age": int(max_age_s * NANO),
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_consumers": -1,
+            "max_msg_size": -1,
+            "discard": "new",
+            "storage": "file",
+            "num_replicas": 1,
+            "duplicate_window": int(window * NANO),
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+        }
+        await self._jet.create_stream(config, ("max_age", "duplicate_window") if max_age_s else ())
+
+    async def put(self, key: str, data: bytes | Path) -> None:
+        before = await self._find(key)
+        nuid = secrets.token_hex(11)
+        chunks = f"$O.{self._bucket}.C.{nuid}"
+        digest = hashlib.sha256()
+        size = count = 0
+        try:
+            async for piece in _pieces(data, digest.update):
+                for at in range(0, len(piece), CHUNK):
+                    await self._jet.publish(chunks, piece[at : at + CHUNK])
+                    count += 1
+                size += len(piece)
+            info = _Info(
+                name=key,
+                bucket=self._bucket,
+                nuid=nuid,
+                size=size,
+                chunks=count,
+                digest=f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}",
+                mtime=datetime.now(UTC).isoformat(),
+                options={"max_chunk_size": CHUNK},
+            )
+            await self._describe(info)
+        except BaseException:
+            with contextlib.suppress(BusError):
+                await self._purge(nuid)
+            raise
+        if before is not None and before.nuid:
+            await self._purge(before.nuid)
+
+    async def get(self, key: str) -> bytes:
+        parts: list[bytes] = []
+
+        async def keep(part: bytes) -> None:
+            parts.append(part)
+
+        async def again() -> None:
+            parts.clear()
+
+        await self._read(key, keep, again)
+        return b"".join(parts)
+
+    async def get_to(self, key: str, path: Path) -> None:
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        file: BinaryIO = await asyncio.to_thread(part.open, "wb")
+
+        async def keep(data: bytes) -> None:
+            await asyncio.to_thread(file.write, data)
+
+        async def again() -> None:
+            file.seek(0)
+            file.truncate()
+
+        try:
+            try:
+                await self._read(key, keep, again)
+            finally:
+                await asyncio.to_thread(file.close)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    async def exists(self, key: str) -> bool:
+        info = await self._find(key)
+        return info is not None and not info.deleted
+
+    async def delete(self, key: str) -> None:
+        info = await self._find(key)
+        if info is None or info.deleted:
+            return
+        await self._describe(_Info(name=key, bucket=self._bucket, nuid=info.nuid, deleted=True))
+        await self._purge(info.nuid)
+
+    async def keys(self) -> list[str]:
+        found: dict[str, str] = {}
+        done = asyncio.get_running_loop().create_future()
+
+        def take(delivery: Delivery, _: int) -> None:
+            info = msgspec.json.decode(delivery.data, type=_Info)
+            if info.deleted:
+                found.pop(delivery.subject, None)
+            else:
+                found[delivery.subject] = info.name
+
+        def synced() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        reader = OrderedReader(self._jet, self._stream, f"$O.{self._bucket}.M.>", take, synced)
+        await reader.start()
+        try:
+            await done
+        finally:
+            await reader.drain()
+        return list(found.values())
+
+    def _meta(self, key: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(key.encode()).decode()}"
+
+    async def _describe(self, info: _Info) -> None:
+        await self._jet.publish(self._meta(info.name), msgspec.json.encode(info), {"Nats-Rollup": "sub"})
+
+    async def _purge(self, nuid: str) -> None:
+        await self._jet.call(f"STREAM.PURGE.{self._stream}", {"filter": f"$O.{self._bucket}.C.{nuid}"})
+
+    async def _find(self, key: str) -> _Info | None:
+        try:
+            _, data, _ = await self._jet.last_message(self._stream, self._meta(key))
+        except NotFound:
+            return None
+        try:
+            return msgspec.json.decode(data, type=_Info)
+        except msgspec.DecodeError as error:
+            raise BusError(f"the description of object {key!r} is not understood: {error}") from None
+
+    async def _read(
+        self, key: str, keep: Callable[[bytes], Any], again: Callable[[], Any]
+    ) -> None:
+        """Hand the object to `keep` in pieces; when it changes meanwhile, call `again` and start over."""
+        error = ""
+        for _ in range(ATTEMPTS):
+            info = await self._find(key)
+            if info is None or info.deleted:
+                raise NotFound(f"no object {key!r} in bucket {self._bucket}")
+            digest = hashlib.sha256()
+            size = 0
+            async for piece in self._chunks(info):
+                digest.update(piece)
+                size += len(piece)
+                await keep(piece)
+            wanted = info.digest.partition("=")[2]
+            if size != info.size:
+                error = f"only {size} of its {info.size} bytes came"
+            elif wanted and base64.urlsafe_b64decode(wanted) != digest.digest():
+                error = "its digest does not match its bytes"
+            else:
+                return
+            await again()
+        raise BusError(f"object {key!r} in bucket {self._bucket} cannot be read: {error}")
+
+    async def _chunks(self, info: _Info) -> AsyncIterator[bytes]:
+        """The object's chunks in order, about PIECE bytes at a time; it ends early when they stop coming."""
+        if info.chunks == 0:
+            return
+        name = secrets.token_hex(11)
+        await self._jet.create_consumer(
+            self._stream,
+            {
+                "name": name,
+                "deliver_policy": "all",
+                "ack_policy": "none",
+                "mem_storage": True,
+                "num_replicas": 1,
+                "max_deliver": 1,
+                "inactive_threshold": 30 * NANO,
+                "filter_subject": f"$O.{self._bucket}.C.{info.nuid}",
+            },
+        )
+        puller = Puller(self._jet, self._stream, name)
+        left = info.chunks
+        seen = 0
+        try:
+            while left > 0:
+                status = await puller.pull(min(ROUND, left), PATIENCE_S)
+                round_ = list(puller.arrived)
+                puller.arrived.clear()
+                for delivery in round_:
+                    seen += 1
+                    if Position(delivery.reply).consumer != seen:
+                        return
+                left -= len(round_)
+                if round_:
+                    yield b"".join([delivery.data for delivery in round_])
+                if status:
+                    return
+        finally:
+            puller.stop()
+            with contextlib.suppress(BusError):
+                await self._jet.call(f"CONSUMER.DELETE.{self._stream}.{name}", timeout=1.0)
+
+
+async def _pieces(data: bytes | Path, hashed: Callable[[bytes], None]) -> AsyncIterator[bytes]:
+    """`data` in pieces of PIECE bytes, each one hashed; neither reading nor hashing holds up the event loop for long."""
+    if isinstance(data, bytes):
+        for at in range(0, len(data), PIECE):
+            piece = data[at : at + PIECE]
+            await asyncio.to_thread(hashed, piece)
+            yield piece
+        return
+
+    def read(file: BinaryIO) -> bytes:
+        piece = file.read(PIECE)
+        hashed(piece)
+        return piece
+
+    file: BinaryIO = await asyncio.to_thread(data.open, "rb")
+    try:
+        while piece := await asyncio.to_thread(read, file):
+            yield piece
+    finally:
+        await asyncio.to_thread(file.close)
