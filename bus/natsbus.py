@@ -54,7 +54,9 @@ class NatsSubscription:
 class NatsBus:
     """A connection to NATS; make one with `connect`. All methods belong to the event loop that connected."""
 
-    def __init__(self, *, on_error: Callable[[Exception], None] | None = None, max_pending_bytes: int = MOST_PENDING) -> None:
+    def __init__(
+        self, *, on_error: Callable[[Exception], None] | None = None, max_pending_bytes: int = MOST_PENDING
+    ) -> None:
         self._report = on_error or _log_error
         self._client = DirectClient(self._handler_failed, self._report, max_pending_bytes)
         self._callbacks: list[Callable[[Status], None]] = []
@@ -62,7 +64,7 @@ class NatsBus:
         self._inbox = ""
         self._count = 0
         self._up = asyncio.Event()
-        self._refused: BusError | None = None
+        self._refused = asyncio.Event()
         self._last_error: Exception | None = None
         self._jet = JetStream(self)
 
@@ -106,13 +108,15 @@ class NatsBus:
                 **options,
             )
         )
-        refused = asyncio.ensure_future(self._wait_refused())
+        refused = asyncio.ensure_future(self._refused.wait())
         try:
             await asyncio.wait({work, refused}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
             else:
-                raise self._refused or BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
+                raise self._refused or BusError(
+                    f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}"
+                )
         except Trouble as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
         finally:
@@ -125,10 +129,6 @@ class NatsBus:
         self._inbox = f"{self.new_inbox()}."
         self._client.listen(f"{self._inbox}*", self._replied)
         self._up.set()
-
-    async def _wait_refused(self) -> None:
-        while self._refused is None:
-            await asyncio.sleep(0.02)
 
     @property
     def max_payload(self) -> int:
@@ -258,7 +258,7 @@ class NatsBus:
     async def _nats_error(self, error: Exception) -> None:
         self._last_error = error
         if "authorization violation" in str(error).lower():
-            self._refused = BusError("NATS refuses the user or password in the URL")
+            self._refused.set()
         elif not isinstance(error, OSError | errors.UnexpectedEOF | TimeoutError):
             self._report(error)
 

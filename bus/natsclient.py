@@ -19,6 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from bus.natsparser import Parser, ProtocolViolation, write_headers
+from bus.patterns import check_pattern, check_subject
 from bus.port import BusClosed, BusError, Handler, PayloadTooLarge
 
 READ_SIZE = 256 * 1024
@@ -90,6 +91,10 @@ class DirectClient(Client):  # type: ignore[misc]
     on_fault(subject, error): a handler raised. on_trouble(error): the server complained (a permission, a protocol error).
     """
 
+    _pending: list[bytes]
+    _pending_data_size: int
+    _max_payload: int
+
     def __init__(
         self, on_fault: Callable[[str, Exception], None], on_trouble: Callable[[Exception], None], most_pending: int
     ) -> None:
@@ -100,9 +105,7 @@ class DirectClient(Client):  # type: ignore[misc]
         self._kicked = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
-        self._ps = Parser(
-            self._handlers, on_fault, self._pong_back, self._ponged, self._informed, lambda text: self._complained(text)
-        )
+        self._ps = Parser(self._handlers, on_fault, self._pong_back, self._ponged, self._informed, self._complained)
 
     # ---- receiving
 
@@ -172,7 +175,7 @@ class DirectClient(Client):  # type: ignore[misc]
 
     def listen(self, subject: str, handler: Handler, queue: str = "") -> int:
         """Subscribe; returns the subscription's id. It is replayed after every reconnect."""
-        check_subject(subject)
+        check_pattern(subject)
         if queue:
             check_subject(queue)
         self._usable()
@@ -215,7 +218,9 @@ class DirectClient(Client):  # type: ignore[misc]
             self._usable()
         waiting = self._pending_data_size + size + len(head)
         if waiting > self._most_pending:
-            raise BusError(f"{self._pending_data_size} bytes wait to be sent to NATS already; it does not keep up, or is away")
+            raise BusError(
+                f"{self._pending_data_size} bytes wait to be sent to NATS already; it does not keep up, or is away"
+            )
         pending = self._pending
         pending.append(head)
         pending.append(data)
@@ -270,12 +275,6 @@ class DirectClient(Client):  # type: ignore[misc]
     def _usable(self) -> None:
         if self.is_closed:
             raise BusClosed("the connection to NATS is closed")
-
-
-def check_subject(subject: str) -> None:
-    """What could end the protocol line and begin another must never get into it."""
-    if not subject or " " in subject or not subject.isprintable():
-        raise BusError(f"{subject!r} is not a subject: it is empty, or has spaces or control characters")
 
 
 Trouble = errors.Error

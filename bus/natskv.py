@@ -1,14 +1,13 @@
 """Key-value buckets on JetStream, in the layout that every NATS client shares (ADR-8): stream KV_<bucket>, subject $KV.<bucket>.<key>."""
 
 import asyncio
-import re
 from collections.abc import Callable
 
 from bus.natsjet import NANO, WRONG_SEQUENCE, JetError, JetStream
 from bus.natswatch import OrderedReader
-from bus.port import BusError, Delivery, Entry, NotFound, Subscription, WrongRevision
+from bus.patterns import check_key
+from bus.port import Delivery, Entry, NotFound, Subscription, WrongRevision
 
-_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*\Z")
 _OPERATION = "KV-Operation"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
@@ -111,11 +110,12 @@ class NatsKeyValue:
             revision, value, headers = await self._jet.last_message(self._stream, self._subject(key))
         except NotFound:
             raise NotFound(f"no key {key!r}") from None
-        return Entry(key, None if f"{_OPERATION}: " in headers or "Nats-Marker-Reason: " in headers else value, revision)
+        return Entry(
+            key, None if f"{_OPERATION}: " in headers or "Nats-Marker-Reason: " in headers else value, revision
+        )
 
     def _subject(self, key: str) -> str:
-        if not _KEY.match(key):
-            raise BusError(f"{key!r} is no key: letters, digits and - / _ = in parts joined by dots")
+        check_key(key)
         return self._prefix + key
 
 

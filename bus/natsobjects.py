@@ -1,5 +1,6 @@
 """Object buckets on JetStream, in the layout that every NATS client shares (ADR-20): stream OBJ_<bucket>, chunks on
-$O.<bucket>.C.<id>, one description per object on $O.<bucket>.M.<base64 of its name>."""
+$O.<bucket>.C.<id>, one description per object on $O.<bucket>.M.<base64 of its name>.
+"""
 
 import asyncio
 import base64
@@ -184,9 +185,7 @@ class NatsObjectStore:
         except msgspec.DecodeError as error:
             raise BusError(f"the description of object {key!r} is not understood: {error}") from None
 
-    async def _read(
-        self, key: str, keep: Callable[[bytes], Any], again: Callable[[], Any]
-    ) -> None:
+    async def _read(self, key: str, keep: Callable[[bytes], Any], again: Callable[[], Any]) -> None:
         """Hand the object to `keep` in pieces; when it changes meanwhile, call `again` and start over."""
         error = ""
         for _ in range(ATTEMPTS):

@@ -1,0 +1,291 @@
+"""The bus within one process: the same semantics as NATS, without a server or a socket.
+
+Connections share one `Broker`. What is published in one turn of the event loop is delivered in a later one, in order.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from bus.memorystores import ConsumerState, MemoryKeyValue, MemoryObjectStore, Stream
+from bus.patterns import check_pattern, check_subject, matches
+from bus.port import (
+    BusClosed,
+    BusError,
+    Consumer,
+    Delivery,
+    Handler,
+    KeyValue,
+    NoResponders,
+    NotFound,
+    ObjectStore,
+    PayloadTooLarge,
+    RequestTimeout,
+    Status,
+    StreamSpec,
+    Subscription,
+)
+
+_log = logging.getLogger("infaas.bus")
+
+
+class _Published(NamedTuple):
+    """A message on its way; flushed: no message, but a mark that everything before it has been delivered."""
+
+    sender: "MemoryBus"
+    delivery: Delivery
+    flushed: "asyncio.Future[None] | None" = None
+
+
+class Broker:
+    """What the server is elsewhere: routes messages and keeps streams and buckets. max_payload in bytes."""
+
+    def __init__(self, max_payload: int = 8 * 2**20) -> None:
+        self.max_payload = max_payload
+        self.subscriptions: list[MemorySubscription] = []
+        self.streams: dict[str, Stream] = {}
+        self.buckets: dict[str, MemoryKeyValue] = {}
+        self.objects: dict[str, MemoryObjectStore] = {}
+        self._queue: deque[_Published] = deque()
+        self._turns: dict[tuple[str, str], int] = {}
+        self._scheduled = False
+
+    def connect(self, name: str = "", *, on_error: Callable[[Exception], None] | None = None) -> "MemoryBus":
+        """A new connection."""
+        return MemoryBus(self, name, on_error=on_error)
+
+    def send(self, message: _Published) -> None:
+        self._queue.append(message)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        for _ in range(len(self._queue)):
+            message = self._queue.popleft()
+            if message.flushed is not None:
+                if not message.flushed.done():
+                    message.flushed.set_result(None)
+            else:
+                self._route(message)
+        if self._queue and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _route(self, message: _Published) -> None:
+        delivery = message.delivery
+        heard = False
+        groups: dict[tuple[str, str], list[MemorySubscription]] = {}
+        for subscription in list(self.subscriptions):
+            if matches(subscription.pattern, delivery.subject):
+                heard = True
+                if subscription.queue:
+                    groups.setdefault((subscription.pattern, subscription.queue), []).append(subscription)
+                else:
+                    subscription.take(delivery)
+        for group, members in groups.items():
+            turn = self._turns[group] = self._turns.get(group, -1) + 1
+            members[turn % len(members)].take(delivery)
+        for stream in list(self.streams.values()):
+            if stream.takes(delivery.subject):
+                heard = True
+                try:
+                    stream.add(delivery.subject, delivery.data)
+                except BusError as error:
+                    message.sender.report(error)
+        if not heard and delivery.reply:
+            nobody = Delivery(delivery.reply, b"", status="503")
+            for subscription in list(self.subscriptions):
+                if subscription.owner is message.sender and matches(subscription.pattern, delivery.reply):
+                    subscription.take(nobody)
+
+
+class MemorySubscription:
+    """One subscription of one connection."""
+
+    def __init__(self, owner: "MemoryBus", pattern: str, handler: Handler, queue: str) -> None:
+        self.owner = owner
+        self.pattern = pattern
+        self.queue = queue
+        self._handler = handler
+
+    def take(self, delivery: Delivery) -> None:
+        try:
+            self._handler(delivery)
+        except Exception as error:
+            error.add_note(f"while handling a message on {delivery.subject}")
+            self.owner.report(error)
+
+    async def drain(self) -> None:
+        await self.owner.flush()
+        self.owner.forget(self)
+
+
+class MemoryBus:
+    """One connection to a `Broker` (its own, when none is given)."""
+
+    def __init__(
+        self, broker: Broker | None = None, name: str = "", *, on_error: Callable[[Exception], None] | None = None
+    ) -> None:
+        self.name = name
+        self._broker = broker or Broker()
+        self._report = on_error or _log_error
+        self._inbox = f"{self.new_inbox()}."
+        self._waiting: dict[str, asyncio.Future[Delivery]] = {}
+        self._callbacks: list[Callable[[Status], None]] = []
+        self._count = 0
+        self._closed = False
+        self._broker.subscriptions.append(MemorySubscription(self, f"{self._inbox}*", self._replied, ""))
+
+    def report(self, error: Exception) -> None:
+        self._report(error)
+
+    def forget(self, subscription: MemorySubscription) -> None:
+        if subscription in self._broker.subscriptions:
+            self._broker.subscriptions.remove(subscription)
+
+    # ---- core
+
+    @property
+    def max_payload(self) -> int:
+        return self._broker.max_payload
+
+    def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self._usable()
+        check_subject(subject)
+        if reply:
+            check_subject(reply)
+        if len(data) > self.max_payload:
+            raise PayloadTooLarge(f"{len(data)} bytes for {subject}; the bus takes {self.max_payload}")
+        self._broker.send(_Published(self, Delivery(subject, bytes(data), reply, dict(headers) if headers else None)))
+
+    async def request(
+        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        self._count += 1
+        reply = f"{self._inbox}{self._count}"
+        answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._waiting[reply] = answer
+        try:
+            self.publish(subject, data, reply, headers)
+            async with asyncio.timeout(timeout):
+                delivery = await answer
+        except TimeoutError:
+            raise RequestTimeout(f"no answer on {subject} within {timeout} s") from None
+        finally:
+            del self._waiting[reply]
+        if delivery.status == "503":
+            raise NoResponders(f"nobody listens on {subject}")
+        return delivery
+
+    def _replied(self, delivery: Delivery) -> None:
+        answer = self._waiting.get(delivery.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(delivery)
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        self._usable()
+        check_pattern(subject)
+        subscription = MemorySubscription(self, subject, handler, queue)
+        self._broker.subscriptions.append(subscription)
+        return subscription
+
+    async def flush(self, timeout: float = 5.0) -> None:
+        self._usable()
+        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._broker.send(_Published(self, Delivery("", b""), flushed))
+        async with asyncio.timeout(timeout):
+            await flushed
+
+    def new_inbox(self) -> str:
+        return f"_INBOX.{secrets.token_hex(11)}"
+
+    # ---- what is kept
+
+    async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
+        self._usable()
+        check_subject(subject)
+        if len(data) > self.max_payload:
+            raise PayloadTooLarge(f"{len(data)} bytes for {subject}; the bus takes {self.max_payload}")
+        await self.flush(timeout)  # behind what was published before
+        stream = next((stream for stream in self._broker.streams.values() if stream.takes(subject)), None)
+        if stream is None:
+            raise BusError(f"no stream keeps {subject}")
+        stream.add(subject, bytes(data), message_id)
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        self._usable()
+        stream = self._broker.streams.get(spec.name)
+        if stream is None:
+            self._broker.streams[spec.name] = Stream(spec)
+        else:
+            stream.spec = spec
+
+    async def consumer(self, stream: str, name: str, subject: str = ">", *, ack_wait_s: float = 30.0) -> Consumer:
+        """ack_wait_s: what was fetched and not acknowledged for so long is delivered again."""
+        self._usable()
+        kept = self._broker.streams.get(stream)
+        if kept is None:
+            raise NotFound(f"no stream {stream}")
+        if name not in kept.consumers:
+            kept.consumers[name] = ConsumerState(kept, subject, ack_wait_s)
+        return kept.consumers[name]
+
+    async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue:
+        self._usable()
+        if bucket not in self._broker.buckets:
+            if not create:
+                raise NotFound(f"no bucket {bucket}")
+            self._broker.buckets[bucket] = MemoryKeyValue(self._report)
+        return self._broker.buckets[bucket]
+
+    async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore:
+        self._usable()
+        if bucket not in self._broker.objects:
+            if not create:
+                raise NotFound(f"no bucket {bucket}")
+            self._broker.objects[bucket] = MemoryObjectStore(max_age_s)
+        return self._broker.objects[bucket]
+
+    # ---- life
+
+    def on_status(self, callback: Callable[[Status], None]) -> None:
+        self._callbacks.append(callback)
+
+    async def drain(self) -> None:
+        if self._closed:
+            return
+        await self.flush()  # what was on its way has been handled
+        self._end_subscriptions()
+        await self.flush()  # and what the handlers had to say has been sent
+        await self.close()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._end_subscriptions()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(BusClosed("the connection was closed"))
+        for callback in self._callbacks:
+            try:
+                callback("closed")
+            except Exception as error:
+                self._report(error)
+
+    def _end_subscriptions(self) -> None:
+        for subscription in [s for s in self._broker.subscriptions if s.owner is self]:
+            self.forget(subscription)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise BusClosed("this connection to the bus is closed")
+
+
+def _log_error(error: Exception) -> None:
+    _log.error("bus: %s", error, exc_info=error)

@@ -1,0 +1,269 @@
+"""What the in-process bus keeps: streams with consumers, key-value buckets, object buckets. They live as long as their broker."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from bus.patterns import check_key, matches
+from bus.port import BusError, Entry, NotFound, Stored, StreamSpec, WrongRevision
+
+Report = Callable[[Exception], None]
+
+
+class MemoryStored:
+    """One message handed to a consumer; until it is acknowledged it comes back after the consumer's ack wait."""
+
+    def __init__(self, consumer: "ConsumerState", sequence: int, record: "Record", deliveries: int) -> None:
+        self._consumer = consumer
+        self._sequence = sequence
+        self.subject = record.subject
+        self.data = record.data
+        self.message_id = record.message_id
+        self.deliveries = deliveries
+
+    async def ack(self) -> None:
+        self._consumer.ack(self._sequence)
+
+    async def nak(self, delay: float) -> None:
+        self._consumer.nak(self._sequence, delay)
+
+
+class Record:
+    """One message in a stream."""
+
+    __slots__ = ("at", "data", "message_id", "subject")
+
+    def __init__(self, subject: str, data: bytes, message_id: str, at: float) -> None:
+        self.subject = subject
+        self.data = data
+        self.message_id = message_id
+        self.at = at
+
+    @property
+    def size(self) -> int:
+        return len(self.subject) + len(self.data) + len(self.message_id)
+
+
+class Stream:
+    """Messages in order of arrival, with the limits of its spec."""
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self.spec = spec
+        self.records: dict[int, Record] = {}
+        self.consumers: dict[str, ConsumerState] = {}
+        self._next = 1
+        self._bytes = 0
+        self._known: dict[str, int] = {}
+
+    def takes(self, subject: str) -> bool:
+        return any(matches(pattern, subject) for pattern in self.spec.subjects)
+
+    def add(self, subject: str, data: bytes, message_id: str = "") -> int:
+        """Store one message; returns its sequence number, the first one's for a repeated id. Raises BusError when full."""
+        if message_id in self._known:
+            return self._known[message_id]
+        now = asyncio.get_running_loop().time()
+        self._expire(now)
+        record = Record(subject, data, message_id, now)
+        if 0 < self.spec.max_bytes < self._bytes + record.size:
+            if self.spec.full == "refuse":
+                raise BusError(f"stream {self.spec.name} is full: {self._bytes} of {self.spec.max_bytes} bytes")
+            while self.records and self._bytes + record.size > self.spec.max_bytes:
+                self.remove(next(iter(self.records)))
+        sequence = self._next
+        self._next += 1
+        self.records[sequence] = record
+        self._bytes += record.size
+        if message_id:
+            self._known[message_id] = sequence
+        for consumer in self.consumers.values():
+            consumer.arrived(sequence, record)
+        return sequence
+
+    def remove(self, sequence: int) -> None:
+        record = self.records.pop(sequence, None)
+        if record is not None:
+            self._bytes -= record.size
+
+    def _expire(self, now: float) -> None:
+        if self.spec.max_age_s:
+            old = [s for s, record in self.records.items() if now - record.at > self.spec.max_age_s]
+            for sequence in old:
+                self.remove(sequence)
+
+
+class ConsumerState:
+    """A named position in a stream, shared by all who opened it."""
+
+    def __init__(self, stream: Stream, pattern: str, ack_wait_s: float) -> None:
+        self._stream = stream
+        self._pattern = pattern
+        self._ack_wait = ack_wait_s
+        self._ready: deque[int] = deque()
+        self._deliveries: dict[int, int] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._wake = asyncio.Event()
+        for sequence, record in stream.records.items():
+            self.arrived(sequence, record)
+
+    def arrived(self, sequence: int, record: Record) -> None:
+        if matches(self._pattern, record.subject):
+            self._again(sequence)
+
+    def ack(self, sequence: int) -> None:
+        self._stop_timer(sequence)
+        self._deliveries.pop(sequence, None)
+        if self._stream.spec.retention == "work":
+            self._stream.remove(sequence)
+
+    def nak(self, sequence: int, delay: float) -> None:
+        if sequence in self._timers:
+            self._stop_timer(sequence)
+            self._timers[sequence] = asyncio.get_running_loop().call_later(delay, self._again, sequence)
+
+    async def fetch(self, most: int, timeout: float) -> list[Stored]:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    batch: list[Stored] = []
+                    while self._ready and len(batch) < most:
+                        sequence = self._ready.popleft()
+                        record = self._stream.records.get(sequence)
+                        if record is None:
+                            continue  # it went by age or size
+                        count = self._deliveries[sequence] = self._deliveries.get(sequence, 0) + 1
+                        self._timers[sequence] = loop.call_later(self._ack_wait, self._again, sequence)
+                        batch.append(MemoryStored(self, sequence, record, count))
+                    if batch:
+                        return batch
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            return []
+
+    def _again(self, sequence: int) -> None:
+        self._timers.pop(sequence, None)
+        self._ready.append(sequence)
+        self._wake.set()
+
+    def _stop_timer(self, sequence: int) -> None:
+        timer = self._timers.pop(sequence, None)
+        if timer is not None:
+            timer.cancel()
+
+
+class KeyWatch:
+    """One open watch of a bucket."""
+
+    def __init__(self, watches: "list[KeyWatch]", handler: Callable[[Entry | None], None], report: Report) -> None:
+        self._watches = watches
+        self._handler = handler
+        self._report = report
+        watches.append(self)
+
+    def tell(self, entry: Entry | None) -> None:
+        asyncio.get_running_loop().call_soon(self._tell, entry)
+
+    async def drain(self) -> None:
+        if self in self._watches:
+            self._watches.remove(self)
+
+    def _tell(self, entry: Entry | None) -> None:
+        if self in self._watches:
+            try:
+                self._handler(entry)
+            except Exception as error:
+                self._report(error)
+
+
+class MemoryKeyValue:
+    """One bucket; keys keep the grammar of NATS."""
+
+    def __init__(self, report: Report) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._watches: list[KeyWatch] = []
+        self._revision = 0
+        self._report = report
+
+    async def put(self, key: str, value: bytes) -> int:
+        return self._set(key, value)
+
+    async def get(self, key: str) -> Entry:
+        check_key(key)
+        entry = self._entries.get(key)
+        if entry is None or entry.value is None:
+            raise NotFound(f"no key {key!r}")
+        return entry
+
+    async def create(self, key: str, value: bytes) -> int:
+        entry = self._entries.get(key)
+        if entry is not None and entry.value is not None:
+            raise WrongRevision(f"key {key!r} is there already, at revision {entry.revision}")
+        return self._set(key, value)
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        entry = self._entries.get(key)
+        if (0 if entry is None else entry.revision) != revision:
+            raise WrongRevision(f"key {key!r} is not at revision {revision}")
+        return self._set(key, value)
+
+    async def delete(self, key: str) -> None:
+        self._set(key, None)
+
+    async def keys(self) -> list[str]:
+        return [entry.key for entry in self._entries.values() if entry.value is not None]
+
+    async def watch(self, handler: Callable[[Entry | None], None]) -> KeyWatch:
+        watch = KeyWatch(self._watches, handler, self._report)
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.revision):
+            watch.tell(entry)
+        watch.tell(None)
+        return watch
+
+    def _set(self, key: str, value: bytes | None) -> int:
+        check_key(key)
+        self._revision += 1
+        entry = self._entries[key] = Entry(key, value, self._revision)
+        for watch in list(self._watches):
+            watch.tell(entry)
+        return self._revision
+
+
+class MemoryObjectStore:
+    """One bucket of large values, each with the loop time at which it was put."""
+
+    def __init__(self, max_age_s: float) -> None:
+        self._objects: dict[str, tuple[float, bytes]] = {}
+        self._max_age = max_age_s
+
+    async def put(self, key: str, data: bytes | Path) -> None:
+        content = data if isinstance(data, bytes) else await asyncio.to_thread(data.read_bytes)
+        self._objects[key] = (asyncio.get_running_loop().time(), content)
+
+    async def get(self, key: str) -> bytes:
+        self._expire()
+        if key not in self._objects:
+            raise NotFound(f"no object {key!r}")
+        return self._objects[key][1]
+
+    async def get_to(self, key: str, path: Path) -> None:
+        await asyncio.to_thread(path.write_bytes, await self.get(key))
+
+    async def exists(self, key: str) -> bool:
+        self._expire()
+        return key in self._objects
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+    async def keys(self) -> list[str]:
+        self._expire()
+        return list(self._objects)
+
+    def _expire(self) -> None:
+        if self._max_age:
+            limit = asyncio.get_running_loop().time() - self._max_age
+            for key in [key for key, (at, _) in self._objects.items() if at < limit]:
+                del self._objects[key]
