@@ -1,0 +1,129 @@
+"""What every inference framework looks like to the executor: probe, load, run. Precision is a property of the artifact.
+
+A backend imports its framework when it is first used, never at import, so that listing backends costs nothing.
+"""
+
+import ctypes
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from bus.messages.catalog import Signature, VariantRecord
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    Array = ndarray[Any, Any]
+
+LONGEST_TEXT = 300
+
+
+class BackendError(RuntimeError):
+    """Base of all that a backend reports; the text is one sentence for people, without paths."""
+
+
+class Unavailable(BackendError):
+    """This framework or device cannot be used here, and why."""
+
+
+class LoadFailed(BackendError):
+    """This artifact could not be loaded, or does not run where it was asked to."""
+
+
+class BadInput(BackendError):
+    """The model does not take these inputs: wrong name, shape or datatype. Nothing was run."""
+
+
+class RunFailed(BackendError):
+    """The model itself failed on these inputs."""
+
+
+class Cancelled(RunFailed):
+    """`Handle.cancel` ended the run."""
+
+
+class LoadSpec(Struct, frozen=True, kw_only=True):
+    """How to load an artifact. device: "cpu", "cuda:0", ... format: "onnx", "pt2", "torchscript".
+
+    signature fixes names and order of inputs and outputs; without it they are the file's own. options: framework's own.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    max_batch: int = 1
+    format: str = "onnx"
+    precision: str = "fp32"
+    signature: Signature | None = None
+    options: dict[str, str] = {}
+
+
+def spec_of(record: VariantRecord, device: str) -> LoadSpec:
+    """How to load this variant on this device."""
+    return LoadSpec(
+        device=device,
+        threads=record.threads,
+        max_batch=record.max_batch,
+        format=record.format,
+        precision=record.precision,
+        signature=record.signature,
+    )
+
+
+class Handle(Protocol):
+    """One loaded model. `run` blocks, releases the GIL and is called by one thread at a time.
+
+    proof: where it runs, as the framework reports it. inputs, outputs: names in the order that `run_single` uses.
+    """
+
+    proof: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
+        """Named arrays, each [n, ...], to named arrays [n, ...]. Raises BadInput, RunFailed, Cancelled."""
+
+    def run_single(self, array: "Array") -> "list[Array]":
+        """The same for a model with one input, without dictionaries: outputs in the order of `outputs`."""
+
+    def cancel(self) -> None:
+        """From another thread: end the run under way soon, if the framework can; the handle stays usable."""
+
+    def shrink(self) -> None:
+        """Give memory that large batches left behind back with the next run, if the framework can."""
+
+    def close(self) -> None:
+        """Let go of the model and give its memory back to the system."""
+
+
+class Backend(Protocol):
+    """One framework."""
+
+    name: str
+    formats: tuple[str, ...]
+
+    def probe(self, device: str) -> str:
+        """The framework's version, once it is known to work on this device; raises Unavailable with the reason."""
+
+    def load(self, artifact: Path, spec: LoadSpec) -> Handle:
+        """Load and prove where it runs: never silently somewhere else. Raises Unavailable, LoadFailed."""
+
+
+_PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]*)+(?::\d+)?")
+_ORT = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+
+
+def plain(error: BaseException | str) -> str:
+    """An error's text for users: one line, no paths of this machine, not endless."""
+    text = str(error) or repr(error)
+    text = " ".join(_PATH.sub("…", _ORT.sub("", text)).split())
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system (glibc keeps it otherwise); does nothing elsewhere."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
