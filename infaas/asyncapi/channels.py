@@ -1,0 +1,171 @@
+"""Which message travels on which subject: the table that the document is made from. Parameters are written `{name}`."""
+
+from typing import NamedTuple
+
+from bus.messages import catalog, events, fleet, flow, public, work
+from bus.subjects import Subjects
+
+NAMES = Subjects()
+
+
+class Channel(NamedTuple):
+    """One subject. action: what the system does there, as AsyncAPI means it. reply: what comes back to the sender's inbox."""
+
+    key: str
+    address: str
+    messages: tuple[type, ...]
+    action: str
+    summary: str
+    reply: tuple[type, ...] = ()
+    tag: str = "public"
+
+
+def public_channels() -> list[Channel]:
+    """What outsiders use."""
+    refusal = public.Refusal
+    return [
+        Channel(
+            "query",
+            NAMES.query("{app}"),
+            (public.QueryHead,),
+            "receive",
+            "An online query. With the app `_` and a model: a query by registered model without an app.",
+            (public.Answer, refusal),
+        ),
+        Channel(
+            "explain",
+            NAMES.explain("{app}"),
+            (public.Requirements,),
+            "receive",
+            "The decision that a query with these requirements would get now; nothing is run.",
+            (public.Explanation, refusal),
+        ),
+        Channel(
+            "list",
+            NAMES.list("{what}"),
+            (public.ListRequest,),
+            "receive",
+            "What there is. what: apps, models, variants, workers.",
+            (public.Listing, refusal),
+        ),
+        Channel(
+            "register",
+            NAMES.register(),
+            (public.Register,),
+            "receive",
+            f"Register a model whose files lie in the object store bucket {NAMES.uploads_bucket}.",
+            (public.RegistrationAccepted, refusal),
+        ),
+        Channel(
+            "registration",
+            NAMES.registration("{registration}"),
+            (public.RegistrationStatus,),
+            "send",
+            "Progress of a registration until it is done or failed; a request there answers with the last status.",
+        ),
+        Channel(
+            "admin",
+            NAMES.admin("{verb}"),
+            (public.AdminRequest,),
+            "receive",
+            "For operators.",
+            (public.AdminDone, refusal),
+        ),
+    ]
+
+
+def event_channels() -> list[Channel]:
+    """History: batches of rows in the streams."""
+    return [
+        Channel(
+            f"event-{kind.kind}",
+            NAMES.event(kind.kind),
+            (kind,),
+            "send",
+            f"Rows of {kind.__name__}, in the stream "
+            f"{NAMES.outcome_stream if kind is events.OutcomeEvent else NAMES.event_stream}.",
+            tag="events",
+        )
+        for kind in events.EVENTS
+    ]
+
+
+def inner_channels() -> list[Channel]:
+    """Between the services: not for outsiders, and free to change."""
+    return [
+        _inner("execute", NAMES.execute("{worker}", "{device}"), flow.Execute, "dispatcher -> executor"),
+        _inner("done", NAMES.done("{dispatcher}"), flow.DoneBatch, "executor -> dispatcher"),
+        _inner("resubmit", NAMES.resubmit(), flow.HandBack, "executor -> any dispatcher"),
+        _inner("resubmit-to", NAMES.resubmit("{dispatcher}"), flow.HandBack, "executor -> its dispatcher"),
+        _inner("heartbeat-worker", NAMES.worker_heartbeat("{worker}"), fleet.WorkerHeartbeat, "monitor -> all"),
+        _inner("heartbeat-dispatcher", NAMES.dispatcher_heartbeat("{dispatcher}"), fleet.DispatcherHeartbeat, "to all"),
+        Channel(
+            "worker-load",
+            NAMES.worker("{worker}", "load"),
+            (fleet.EnsureLoaded,),
+            "receive",
+            "dispatcher -> monitor; the reply goes to the dispatcher's own subject.",
+            (fleet.LoadAccepted, fleet.LoadRefused),
+            "inner",
+        ),
+        _inner(
+            "loads", NAMES.loads("{dispatcher}"), fleet.LoadReply, "monitor -> dispatcher, as the dispatcher reads it"
+        ),
+        _inner("worker-release", NAMES.worker("{worker}", "release"), fleet.Release, "operator -> monitor"),
+        _inner(
+            "executor-load", NAMES.executor("{worker}", "{device}", "load"), fleet.LoadInstance, "monitor -> executor"
+        ),
+        _inner(
+            "executor-unload",
+            NAMES.executor("{worker}", "{device}", "unload"),
+            fleet.UnloadInstance,
+            "monitor -> executor",
+        ),
+        *(
+            _inner(f"monitor-{fact}", NAMES.monitor("{worker}", fact), message, "executor -> monitor")
+            for fact, message in (
+                ("loaded", fleet.InstanceLoaded),
+                ("failed", fleet.InstanceFailed),
+                ("unloaded", fleet.InstanceUnloaded),
+                ("report", fleet.ExecutorReport),
+            )
+        ),
+        _inner("exited", NAMES.exited("{worker}", "{device}"), fleet.ExecutorExited, "supervisor -> all"),
+        _inner("workshop-inspect", NAMES.workshop("{worker}", "inspect"), work.InspectModel, "registrar -> workshop"),
+        _inner("workshop-build", NAMES.workshop("{worker}", "build"), work.BuildVariants, "registrar -> workshop"),
+        *(
+            _inner(f"registrar-{fact}", NAMES.registrar(fact), message, source)
+            for fact, message, source in (
+                ("inspected", work.ModelInspected, "workshop -> registrar"),
+                ("built", work.VariantBuilt, "workshop -> registrar"),
+                ("variant-failed", work.VariantFailed, "workshop -> registrar"),
+                ("progress", work.WorkProgress, "workshop -> registrar"),
+                ("finished", work.WorkFinished, "workshop -> registrar"),
+                ("alive", work.RegistrarHeartbeat, "registrar -> registrars"),
+            )
+        ),
+        *(
+            Channel(
+                f"catalog-{what}",
+                f"$KV.{NAMES.catalog_bucket}.{key}",
+                (record,),
+                "send",
+                "The catalogue, a key-value bucket written by the registrar and watched by everyone.",
+                tag="inner",
+            )
+            for what, key, record in (
+                ("app", "app.{app}", catalog.AppRecord),
+                ("model", "model.{model}.{version}", catalog.ModelRecord),
+                ("variant", "variant.{variant}", catalog.VariantRecord),
+            )
+        ),
+    ]
+
+
+def _inner(key: str, address: str, message: type, summary: str) -> Channel:
+    return Channel(key, address, (message,), "send", summary, tag="inner")
+
+
+def channels() -> list[Channel]:
+    """Every channel there is."""
+    return [*public_channels(), *event_channels(), *inner_channels()]

@@ -1,0 +1,99 @@
+"""docs/asyncapi.yaml tells the truth about the message types and can be read."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bus.messages.catalog
+import bus.messages.events
+import bus.messages.fleet
+import bus.messages.flow
+import bus.messages.public
+import bus.messages.work
+from infaas.asyncapi.document import document
+from infaas.asyncapi.schema import schemas
+from infaas.asyncapi.yaml import dump
+
+ROOT = Path(__file__).parents[2]
+MODULES = (
+    bus.messages.catalog,
+    bus.messages.events,
+    bus.messages.fleet,
+    bus.messages.flow,
+    bus.messages.public,
+    bus.messages.work,
+)
+# Ways of reading a message in part, a base class, and messages of verbs that no service of this version takes.
+NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event", "Feedback", "Accepted"}
+
+
+def test_the_file_is_current() -> None:
+    assert (ROOT / "docs" / "asyncapi.yaml").read_text() == dump(document()), "run `python -m infaas.asyncapi`"
+
+
+def test_every_message_type_is_described() -> None:
+    described = set(document()["components"]["schemas"])
+    declared = {
+        name
+        for module in MODULES
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == module.__name__
+    }
+    assert declared - described - NOT_CHANNELS == set()
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for inner in value.values() for found in references(inner)]
+    if isinstance(value, list):
+        return [found for inner in value for found in references(inner)]
+    return []
+
+
+def test_every_reference_leads_somewhere() -> None:
+    whole = document()
+    for reference in set(references(whole)):
+        place: Any = whole
+        for step in reference.removeprefix("#/").split("/"):
+            assert step in place, reference
+            place = place[step]
+
+
+def test_required_fields_are_those_without_default() -> None:
+    class Example(msgspec.Struct):
+        needed: int
+        wanted: float | None = None
+        words: list[str] = []
+
+    found = schemas([Example])["Example"]
+    assert found["required"] == ["needed"]
+    assert found["properties"]["needed"] == {"type": "integer"}
+    assert found["properties"]["wanted"] == {"type": ["number", "null"]}
+    assert found["properties"]["words"] == {"type": "array", "items": {"type": "string"}}
+
+
+def test_arrays_keep_the_order_of_their_fields() -> None:
+    class Pair(msgspec.Struct, array_like=True):
+        first: bytes
+        second: str = "x"
+
+    found = schemas([Pair])["Pair"]
+    assert [item["title"] for item in found["prefixItems"]] == ["first", "second"]
+    assert found["minItems"] == 1
+
+
+@pytest.mark.parametrize("text", ["yes", "null", "3.0.0", "a: b", "- a", "", "#x", "{a}", "é\n", "0x10", "on"])
+def test_words_that_yaml_would_misread_are_quoted(text: str) -> None:
+    assert dump({"key": text}).startswith('key: "')
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=12))
+def test_plain_words_are_plain(text: str) -> None:
+    line = dump([text])
+    assert line.startswith('- "') or re.fullmatch(r"- [A-Za-z$/][\w$/.-]*\n", line)
