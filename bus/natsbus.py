@@ -113,10 +113,10 @@ class NatsBus:
             await asyncio.wait({work, refused}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
+            elif self._refused.is_set():
+                raise BusError(f"NATS at {_public(url)} refuses the user or password in its URL")
             else:
-                raise self._refused or BusError(
-                    f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}"
-                )
+                raise BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
         except Trouble as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
         finally:
