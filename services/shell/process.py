@@ -59,6 +59,7 @@ def start(
     Call it from the main thread (see `dies_with_parent`); raises ServerError.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    _rotate(log)
     with log.open("ab") as output:
         try:
             return subprocess.Popen(
@@ -149,6 +150,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _rotate(log: Path, limit: int = 10 * 2**20) -> None:
+    """Set a log file aside (`NAME.1`, one generation) when it has grown beyond `limit` bytes."""
+    with suppress(OSError):
+        if log.stat().st_size > limit:
+            log.replace(log.with_name(log.name + ".1"))
 
 
 def tail(path: Path, size: int = 2000) -> str:

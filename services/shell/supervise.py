@@ -128,8 +128,7 @@ async def ended(process: subprocess.Popen[bytes]) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or an old kernel
-        while not _is_over(process.pid):
-            await asyncio.sleep(0.1)  # noqa: ASYNC110  nothing else tells us here
+        await _poll(process.pid)
         return
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
@@ -146,8 +145,12 @@ async def ended(process: subprocess.Popen[bytes]) -> None:
         os.close(descriptor)
 
 
-def _is_over(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+async def _poll(pid: int) -> None:
+    def over() -> bool:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    while not over():  # noqa: ASYNC110  nothing would set an event
+        await asyncio.sleep(0.1)
 
 
 def describe(code: int) -> str:

@@ -1,0 +1,238 @@
+"""A whole system on one machine: which processes `infaas up` runs, in which order, and how they find each other."""
+
+import asyncio
+import logging
+import os
+import signal
+import site
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from bus.codec import encode
+from bus.messages.fleet import ExecutorExited
+from bus.port import Bus, BusError
+from bus.subjects import Subjects
+from services.shell import endpoints, ports, process
+from services.shell.clock import now
+from services.shell.embedded_nats import EmbeddedNats
+from services.shell.embedded_postgres import STEPS as POSTGRES_STEPS
+from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.endpoints import Endpoints
+from services.shell.process import ServerError
+from services.shell.readiness import Readiness
+from services.shell.settings import Settings
+from services.shell.supervise import Child, Supervisor, ended
+
+log = logging.getLogger(__name__)
+
+NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downwards
+# The services' own drain takes up to 5 s.
+SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
+HOPELESS = 5  # restarts of one service before the first `ready` that end the attempt
+DEVICE = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run. nats_url, sql_dsn: servers of somebody else to use instead of our own. environ: the services'."""
+
+    data_dir: Path
+    settings: Settings
+    workers: int = 1
+    dispatchers: int = 1
+    port_base: int | None = None
+    config: Path | None = None
+    nats_url: str | None = None
+    sql_dsn: str | None = None
+    reader_dsn: str | None = None
+    environ: Mapping[str, str]
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The same at every start."""
+        return [f"w{number}" for number in range(self.workers)]
+
+
+class Stack:
+    """One running system. `start`, then `ready`, then `stop`, all on the main thread's event loop."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._logs = plan.data_dir / "logs"
+        self._subjects = Subjects(plan.settings.prefix)
+        self._supervisor = Supervisor()
+        self._lock: process.Lock | None = None
+        self._bus: Bus | None = None
+        self._starting: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> Endpoints:
+        """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
+        plan = self._plan
+        plan.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = process.Lock(plan.data_dir / "up.lock")
+        except ServerError:
+            raise ServerError(
+                f"a system runs in {plan.data_dir} already: stop it first, or choose another --data-dir"
+            ) from None
+        chosen = ports.choose(plan.port_base, endpoints.recorded_ports(plan.data_dir))
+        nats_url, writer, reader, environ = await self._start_servers(chosen)
+        self._service("registrar", ["registrar", "recorder"], environ | {"INFAAS_STORE__DSN": writer})
+        found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
+        endpoints.write(plan.data_dir, found, chosen)
+        return found
+
+    async def ready(self, timeout: float = 120.0) -> None:
+        """Return once a query can be answered; raises ServerError when a service keeps failing, or after `timeout` s."""
+        assert self._bus is not None, "start first"
+        readiness = Readiness(self._bus, self._subjects, self._plan.worker_names)
+        waiting = asyncio.create_task(readiness.wait())
+        give_up = asyncio.get_running_loop().time() + timeout
+        try:
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=0.2)
+                for name, restarts in self._supervisor.restarts.items():
+                    if restarts >= HOPELESS:
+                        said = process.tail(self._logs / f"{name}.log", 600)
+                        raise ServerError(f"{name} does not stay up; the end of {self._logs / f'{name}.log'}: {said}")
+                if asyncio.get_running_loop().time() > give_up:
+                    raise ServerError(
+                        f"not ready after {timeout:.0f} s, missing: {readiness.missing}; see {self._logs}"
+                    )
+            await waiting
+        finally:
+            waiting.cancel()
+
+    async def stop(self) -> None:
+        """Stop everything that was started, services first; nothing is left behind."""
+        endpoints.mark_stopped(self._plan.data_dir)
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            await bus.close()
+        if self._starting is not None:
+            process.end(self._starting)
+        await self._supervisor.stop()
+        if self._lock is not None:
+            self._lock.release()
+
+    # -- servers
+
+    async def _start_servers(self, chosen: Mapping[str, int]) -> tuple[str, str, str, dict[str, str]]:
+        """Start NATS and the database side by side, and the services that need only NATS as soon as it is there."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                storing = group.create_task(self._start_store(chosen["postgres"]))
+                nats_url = await self._start_nats(chosen["nats"])
+                environ = self._service_environ({"INFAAS_BUS__URL": nats_url})
+                self._start_serving(environ)
+                group.create_task(self._connect(nats_url))
+        except* ServerError as group_error:
+            raise group_error.exceptions[0] from None
+        return nats_url, *storing.result(), environ
+
+    async def _start_nats(self, port: int) -> str:
+        plan = self._plan
+        if plan.nats_url is not None:
+            return plan.nats_url
+        server = EmbeddedNats(plan.data_dir, port, max_payload=plan.settings.bus.max_payload)
+        self._supervisor.start(Child("nats", server.launch, NATS))
+        await asyncio.to_thread(server.wait_ready)
+        return server.url
+
+    async def _start_store(self, port: int) -> tuple[str, str]:
+        """The writer's and the reader's DSN of a database that is ready for them."""
+        plan = self._plan
+        if plan.sql_dsn is not None and plan.reader_dsn is not None:
+            return plan.sql_dsn, plan.reader_dsn  # an administrator has prepared it
+        if plan.sql_dsn is not None:
+            administrator = plan.sql_dsn
+        else:
+            server = EmbeddedPostgres(plan.data_dir, port)
+            await asyncio.to_thread(server.prepare)
+            self._supervisor.start(Child("postgres", server.launch, POSTGRES, POSTGRES_STEPS))
+            await asyncio.to_thread(server.wait_ready)
+            administrator = server.superuser_dsn
+        writer = process.kept_secret(plan.data_dir / "writer.secret")
+        reader = process.kept_secret(plan.data_dir / "reader.secret")
+        await self._prepare_store(administrator, writer, reader)
+        return role_dsn(administrator, "infaas_writer", writer), role_dsn(administrator, "infaas_reader", reader)
+
+    async def _prepare_store(self, administrator: str, writer: str, reader: str) -> None:
+        """Roles and schema, by a short-lived process: the supervisor itself stays small."""
+        file = self._logs / "prepare.log"
+        file.unlink(missing_ok=True)
+        environ = self._service_environ(
+            {
+                "INFAAS_STORE__SUPERUSER_DSN": administrator,
+                "INFAAS_STORE__WRITER_PASSWORD": writer,
+                "INFAAS_STORE__READER_PASSWORD": reader,
+            }
+        )
+        command = [sys.executable, "-P", "-m", "services.shell.store", "prepare"]
+        self._starting = process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ)
+        await ended(self._starting)
+        if self._starting.wait() != 0:
+            raise ServerError(f"cannot prepare the database: {process.tail(file, 600)}")
+
+    # -- services
+
+    def _start_serving(self, environ: dict[str, str]) -> None:
+        plan = self._plan
+        for worker in plan.worker_names:
+            own = environ | {"INFAAS_WORKER__NAME": worker}
+            self._service(f"executor-{worker}", ["executor"], own, worker)
+            self._service(f"monitor-{worker}", ["monitor"], own)
+        for number in range(plan.dispatchers):
+            self._service(f"dispatcher-{number}", ["dispatcher"], environ)
+
+    def _service(self, name: str, services: list[str], environ: dict[str, str], worker: str = "") -> None:
+        """Keep one process with these services running; worker: whose executor it is."""
+        file = self._logs / f"{name}.log"
+        command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]
+        if self._plan.config is not None:
+            command += ["--config", self._plan.config.absolute()]
+
+        def launch() -> subprocess.Popen[bytes]:
+            return process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
+
+        def exited(reason: str) -> None:
+            self._publish_exit(worker, reason)
+
+        self._supervisor.start(Child(name, launch, SERVICES, SERVICE_STEPS, exited if worker else None))
+
+    def _publish_exit(self, worker: str, reason: str) -> None:
+        """Tell monitors and dispatchers at once that a worker's executor is gone."""
+        if self._bus is not None:
+            fact = ExecutorExited(worker=worker, device=DEVICE, at=now(), reason=reason)
+            try:
+                self._bus.publish(self._subjects.exited(worker, DEVICE), encode(fact))
+            except BusError as error:
+                log.warning("cannot tell that an executor ended: %s", error)
+
+    def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
+        environ = {**self._plan.environ, "INFAAS_DATA_DIR": str(self._plan.data_dir), **more}
+        root = str(Path(__file__).resolve().parents[2])
+        if root not in site.getsitepackages():  # run from a source tree: the children must find it, too
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
+        return environ
+
+    async def _connect(self, url: str) -> None:
+        from bus.natsbus import NatsBus  # noqa: PLC0415  (not before NATS itself has been started)
+
+        try:
+            self._bus = await NatsBus.connect(url, name="supervisor")
+        except (BusError, OSError) as error:
+            raise ServerError(f"cannot reach NATS: {error}") from error
+
+
+def role_dsn(dsn: str, role: str, password: str) -> str:
+    """The postgresql:// URL `dsn` for another role; raises ServerError for a DSN in another form."""
+    parts = urlsplit(dsn)
+    if parts.scheme not in {"postgresql", "postgres"}:
+        raise ServerError("store.dsn must be a URL: postgresql://user:password@host:port/database")
+    where = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(role, safe='')}:{quote(password, safe='')}@{where}"))
