@@ -1,0 +1,65 @@
+# Everything a clone needs, with nothing but Python 3.11 or newer:
+#   make demo    set up .venv and run the demonstration
+#   make test    set up .venv and run the tests (ARGS="-k name" for some of them)
+#   make check   style, types, import rules, documents, tests
+#   make bench   the figures of benches/README.md
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: demo test check format documents bench constraints clean
+
+demo: $(VENV)/.ready
+	$(BIN)/infaas demo $(ARGS)
+
+test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m infaas.asyncapi --check
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/.ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+documents: $(VENV)/.ready-dev
+	$(BIN)/python -m infaas.asyncapi
+
+bench: $(VENV)/.ready
+	$(BIN)/python benches/path.py
+	$(BIN)/python benches/selection.py
+	$(BIN)/python benches/payload.py
+	$(BIN)/python benches/startup.py
+
+# After changing versions on purpose, in an environment that holds every extra: pip install -e '.[dev,torch,train]'
+constraints: $(VENV)/.ready-dev
+	$(BIN)/python -m pip freeze --exclude-editable --exclude pip --exclude setuptools \
+	  | sed 's/+[a-z0-9.]*$$//' > constraints.new
+	grep '^#' constraints.txt | cat - constraints.new > constraints.all
+	mv constraints.all constraints.txt
+	rm constraints.new
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/.ready

@@ -1,0 +1,126 @@
+"""Rules of the repository that no other test would notice."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ("bus", "services", "infaas")
+SOURCES = sorted(path for name in SHIPPED for path in (ROOT / name).rglob("*.py"))
+EVERYTHING = [*SOURCES, *sorted(path for name in ("tests", "benches") for path in (ROOT / name).rglob("*.py"))]
+
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+
+
+def unsafe(source: str) -> list[str]:
+    """What in this source could run code that a file brings along."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found += [alias.name for alias in names if alias.name.split(".")[0] in UNSAFE_MODULES]
+            case ast.ImportFrom(module=str(module), names=names):
+                if module.split(".")[0] in UNSAFE_MODULES or (
+                    module == "torch" and any(alias.name == "load" for alias in names)
+                ):
+                    found.append(module)
+            case ast.Call(func=function, args=arguments, keywords=keywords):
+                called = ast.unparse(function)
+                if called in {"torch.load", "torch.hub.load"}:
+                    found.append(called)
+                if any(word.arg == "allow_pickle" and not is_false(word.value) for word in keywords):
+                    found.append("allow_pickle")
+                if called in {"__import__", "import_module", "importlib.import_module"} and any(
+                    isinstance(argument, ast.Constant) and str(argument.value).split(".")[0] in UNSAFE_MODULES
+                    for argument in arguments
+                ):
+                    found.append(called)
+    return found
+
+
+def is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_loader_that_runs_what_it_reads(path: Path) -> None:
+    assert unsafe(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import joblib as j",
+        "from cloudpickle import loads",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import numpy as np\nflag = 1\nnp.load('x', allow_pickle=flag)",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "__import__('pickle')",
+        "def f():\n    import pickle",
+    ],
+)
+def test_the_scan_sees(source: str) -> None:
+    assert unsafe(source)
+
+
+def test_the_scan_lets_good_code_pass() -> None:
+    assert unsafe("import numpy as np\nnp.load('x', allow_pickle=False)\nnp.load('y')") == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_nobody_else_ships_our_names(name: str) -> None:
+    assert set(packages_distributions().get(name, ())) <= {"infaas"}
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_stay_small(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= 400
+
+
+def test_import_rules_are_kept() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    if not linter.exists():
+        pytest.skip("import-linter is not installed beside this Python")
+    result = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+
+
+def test_wheel_holds_what_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert set(SHIPPED) == set(shipped)
+    for name in ("tests", "benches", "docs"):
+        assert not (ROOT / name / "__init__.py").exists(), f"{name} must not become a package of its own"
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for group in project["optional-dependencies"].values() for line in group),
+    ]
+    names = {re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0] for line in wanted}
+    assert names - set(pinned()) == set()
+
+
+def test_constraints_name_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    wrong = [
+        line for line in lines if not line.startswith("#") and not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)
+    ]
+    assert wrong == []
+    assert pinned()["torch"] == "2.13.0", "no local version tag: plain pip must be able to resolve it"
