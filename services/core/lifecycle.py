@@ -1,0 +1,116 @@
+"""The life of one instance, and how well it does for one app: legal moves, and when an instance counts as troubled.
+
+    Inactive -> Loading -> Active <-> Overloaded | Interfered -> Unloading -> Inactive
+
+Every state may fall back to Inactive (a failed load, a dead executor). The states are INFaaS's (Romero et al., section 4.1,
+Fig. 4), which gives no thresholds; the defaults are those of its published code (worker/query_executor.cc, qpsMonitor:
+CPU latency ratio 2.5, backlog 0.8 s of work, cleared at 1.5).
+"""
+
+from msgspec import Struct
+
+from bus.messages.fleet import State
+
+EDGES: dict[State, frozenset[State]] = {
+    "Inactive": frozenset({"Loading", "Active"}),  # straight to Active: found loaded after a restart of the monitor
+    "Loading": frozenset({"Active", "Unloading", "Inactive"}),
+    "Active": frozenset({"Overloaded", "Interfered", "Unloading", "Inactive"}),
+    "Overloaded": frozenset({"Active", "Interfered", "Unloading", "Inactive"}),
+    "Interfered": frozenset({"Active", "Overloaded", "Unloading", "Inactive"}),
+    "Unloading": frozenset({"Inactive"}),
+}
+SERVING: frozenset[State] = frozenset({"Active", "Overloaded", "Interfered"})
+COUNTED: frozenset[State] = SERVING | {"Loading"}  # is there, or is on its way
+
+
+def legal(old: State, new: State) -> bool:
+    """Whether an instance may move from one state to the other."""
+    return new in EDGES.get(old, ())
+
+
+class Thresholds(Struct, frozen=True, kw_only=True):
+    """When an instance counts as troubled.
+
+    overloaded_backlog_s, overloaded_slo_share: work waiting, in seconds, and as a share of the app's SLO; the smaller binds.
+    overloaded_clear_share: load and backlog must fall below this share of their limits before Overloaded ends.
+    interfered_ratio, interfered_least_s: measured over profiled latency, and seconds between them; both must be exceeded.
+    interfered_load_share: below this share of saturation a backlog of a slowed-down instance comes from the slowness, so
+    that it counts as Interfered, not Overloaded. clear_ratio: measured over profiled latency at which Interfered ends.
+    least_items: fewer items than this say nothing about latency.
+    """
+
+    overloaded_backlog_s: float = 0.8
+    overloaded_slo_share: float = 0.8
+    overloaded_clear_share: float = 0.8
+    interfered_ratio: float = 2.5
+    interfered_least_s: float = 0.005
+    interfered_load_share: float = 0.5
+    clear_ratio: float = 1.5
+    least_items: int = 8
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """What was seen of an instance lately. load: items/s served; saturation: items/s it can serve, by its profile.
+
+    backlog_s: seconds of work waiting. latency_s, profiled_s: mean compute time of a batch as measured, and as profiled at
+    the batch sizes that ran; items: how many items these two rest on. slo_s: the app's latency objective, 0 for none.
+    """
+
+    load: float
+    saturation: float
+    backlog_s: float
+    latency_s: float
+    profiled_s: float
+    items: int
+    slo_s: float = 0.0
+
+
+def judge(state: State, seen: Observed, limits: Thresholds) -> tuple[State, str]:
+    """The state that a serving instance should have now, and why; the reason is empty when nothing changes.
+
+    A state is left at milder values than it is entered at, so that noise does not make it flap.
+    """
+    if state not in SERVING:
+        return state, ""
+    patience = limits.overloaded_clear_share if state == "Overloaded" else 1.0
+    backlog_limit = limits.overloaded_backlog_s
+    if seen.slo_s > 0:
+        backlog_limit = min(backlog_limit, limits.overloaded_slo_share * seen.slo_s)
+    full = seen.saturation > 0 and seen.load >= patience * seen.saturation
+    late = seen.backlog_s > patience * backlog_limit
+    slow = _slow(state, seen, limits)
+    if slow and not full and (not late or seen.load < limits.interfered_load_share * seen.saturation):
+        return _moved(state, "Interfered", f"{_latencies(seen)}, at {_share(seen)} of saturation")
+    if full:
+        why = f"serves {seen.load:.4g} items/s of {seen.saturation:.4g} at saturation"
+        return _moved(state, "Overloaded", why)
+    if late:
+        why = f"{seen.backlog_s:.3g} s of work waits, the limit is {backlog_limit:.3g} s"
+        return _moved(state, "Overloaded", why)
+    if state == "Interfered":
+        why = _latencies(seen) if seen.items else "no batches any more to judge by"
+    else:
+        why = f"{_share(seen)} of saturation, {seen.backlog_s:.3g} s of work waits"
+    return _moved(state, "Active", why)
+
+
+def _moved(old: State, new: State, why: str) -> tuple[State, str]:
+    return new, "" if new == old else why
+
+
+def _slow(state: State, seen: Observed, limits: Thresholds) -> bool:
+    if seen.items == 0 or seen.profiled_s <= 0:
+        return False
+    over = seen.latency_s - seen.profiled_s
+    if state == "Interfered":
+        return seen.latency_s > limits.clear_ratio * seen.profiled_s and over > limits.interfered_least_s / 2
+    enough = seen.items >= limits.least_items
+    return enough and seen.latency_s > limits.interfered_ratio * seen.profiled_s and over > limits.interfered_least_s
+
+
+def _latencies(seen: Observed) -> str:
+    return f"a batch takes {seen.latency_s * 1e3:.3g} ms, its profile says {seen.profiled_s * 1e3:.3g} ms"
+
+
+def _share(seen: Observed) -> str:
+    return f"{seen.load / seen.saturation:.0%}" if seen.saturation > 0 else "an unknown share"

@@ -1,0 +1,79 @@
+"""What a monitor remembers of one device: the executor process that drives it, and what its instances take. Pure."""
+
+from collections.abc import Mapping
+
+from bus.messages.fleet import DeviceStatus
+from services.core.cost import price_per_hour
+from services.core.lifecycle import COUNTED
+from services.core.placement import Device
+from services.monitor.instances import Instance
+from services.monitor.meter import Meter
+
+
+class DeviceState:
+    """One device. incarnation: of the executor process now, first heard of at `met`; dead: of the last one that ended.
+
+    is_machine: its utilisation and memory are the machine's, to be measured there.
+    """
+
+    def __init__(self, worker: str, spec: Device, prices: Mapping[str, float]) -> None:
+        self.spec = spec
+        self.price_per_hour = price_per_hour(spec.kind, prices, spec.cores)
+        self.meter = Meter(worker, spec.kind, self.price_per_hour / 3600.0)
+        self.is_machine = spec.kind == "cpu" and not spec.simulated
+        self.incarnation: int | None = None
+        self.dead: int | None = None
+        self.met = self.seen = self.silent_since = 0.0
+        self.alive = False
+        self.instances: dict[str, Instance] = {}
+
+    def open(self, now: float) -> None:
+        """The monitor starts: time counts from now on."""
+        self.met = self.seen = self.silent_since = now
+        self.meter.open(now)
+
+    def spoke(self, now: float) -> bool:
+        """The executor was heard; True when it was silent before."""
+        was, self.alive, self.seen = self.alive, True, now
+        return not was
+
+    def fell_silent(self, now: float) -> None:
+        self.alive, self.silent_since = False, now
+
+    def committed_mb(self) -> float:
+        """Memory of the instances that stay or are on their way."""
+        return sum(instance.memory_mb for instance in self.instances.values() if instance.state in COUNTED)
+
+    def held_mb(self) -> float:
+        """Memory that is really taken now, or about to be: also of what is being unloaded, not of what is not yet ordered."""
+        return sum(
+            instance.memory_mb
+            for instance in self.instances.values()
+            if instance.state != "Loading" or instance.ordered is not None
+        )
+
+    def waiting(self) -> list[Instance]:
+        """Admitted instances whose load has not been ordered yet, first come first."""
+        return [i for i in self.instances.values() if i.state == "Loading" and i.ordered is None]
+
+    @property
+    def utilisation(self) -> float:
+        """By what its instances computed, 0..1."""
+        return min(1.0, sum(instance.utilisation for instance in self.instances.values()))
+
+    def status(self, utilisation: float) -> DeviceStatus:
+        """As heartbeats carry it: memory and cores are those set aside for instances."""
+        present = [instance for instance in self.instances.values() if instance.state in COUNTED]
+        return DeviceStatus(
+            device=self.spec.name,
+            kind=self.spec.kind,
+            cores=self.spec.cores,
+            memory_mb=self.spec.memory_mb,
+            memory_used_mb=self.committed_mb(),
+            cores_used=float(sum(instance.record.threads for instance in present)),
+            utilisation=utilisation,
+            price_per_hour=self.price_per_hour,
+            simulated=self.spec.simulated,
+            alive=self.alive,
+            incarnation=self.incarnation or 0,
+        )

@@ -1,0 +1,195 @@
+"""What a monitor remembers of one instance: its state per app, and what its executor measured lately. Pure."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import InstanceSample, InstanceStatus, State
+from services.core.lifecycle import SERVING, Observed, Thresholds, judge
+
+WINDOW = 1.0  # s: loads and latencies are means over this long (the published code's period)
+MEMORY = 5.0  # s: so far back latency is looked for where an instance serves little, and an app counts as using it
+GAIN = 0.05  # weight of one report with plenty of batches in the live correction: a memory of about 10 s
+PLENTY = 8  # batches in a report that make it count in full
+FACTORS = (0.2, 5.0)  # bounds of the live correction
+
+Change = tuple[str | None, State, State, str]  # app, from, to, reason
+
+
+def busy_by_app(sample: InstanceSample) -> dict[str, float]:
+    """Seconds that an instance computed for each app: in proportion to their items, as queries of a batch share its time."""
+    items = sum(app.items for app in sample.apps)
+    if items <= 0:
+        return {}
+    return {app.app: sample.busy * app.items / items for app in sample.apps if app.items > 0}
+
+
+class Instance:
+    """One variant loaded, loading or unloading on one device.
+
+    apps: the state that each app using it was last told. owner: the app it was loaded for, or that used it last.
+    factor: measured over profiled time of a batch, slowly moving. ordered: the executor has been told to load it.
+    """
+
+    def __init__(
+        self, instance: str, record: VariantRecord, device: str, state: State, now: float, app: str | None = None
+    ) -> None:
+        self.id = instance
+        self.record = record
+        self.device = device
+        self.state: State = state
+        self.since = now
+        self.memory_mb = record.profile.memory_mb
+        self.owner = app
+        self.apps: dict[str, State] = {} if app is None else {app: state}
+        self.factor = 1.0
+        self.queued = 0
+        self.last_used = now
+        self.ordered: float | None = None
+        self.unlisted = 0
+        self._reports: deque[tuple[float, float, InstanceSample]] = deque()
+        self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
+
+    # -- state
+
+    def move(self, to: State, reason: str, now: float) -> list[Change]:
+        """The whole instance goes to another state, for every app; returns what changed."""
+        changes: list[Change] = []
+        if self.apps:
+            changes = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
+            self.apps = dict.fromkeys(self.apps, to)
+        elif self.state != to:
+            changes = [(None, self.state, to, reason)]
+        if self.state != to:
+            self.state, self.since = to, now
+        return changes
+
+    def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[Change]:
+        """Take one report in; returns the apps that are new here, as changes from Inactive."""
+        self._reports.append((now, seconds, sample))
+        while now - self._reports[0][0] >= MEMORY:
+            self._reports.popleft()
+        self.queued = sample.queued
+        changes: list[Change] = []
+        for app in sample.apps:
+            if app.items <= 0:
+                continue
+            self._app_seen[app.app] = (now, app.slo_s)
+            self.owner = app.app
+            if app.app not in self.apps:
+                self.apps[app.app] = self.state
+                changes.append((app.app, "Inactive", self.state, "this app's first items here"))
+        if sample.items > 0 or sample.queued > 0:
+            self.last_used = now
+        if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
+            gain = GAIN * min(1.0, sample.batches / PLENTY)
+            low, high = FACTORS
+            self.factor += gain * (min(high, max(low, sample.busy / sample.predicted)) - self.factor)
+        return changes
+
+    def judge(self, limits: Thresholds, now: float) -> list[Change]:
+        """Judge the instance, and each app that uses it by its own SLO; returns what changed."""
+        if self.state not in SERVING:
+            return []
+        changes: list[Change] = []
+        state, reason = judge(self.state, self._observed(limits, 0.0), limits)
+        if state != self.state:
+            if not self.apps:
+                changes.append((None, self.state, state, reason))
+            self.state, self.since = state, now
+        for app, old in self.apps.items():
+            seen_at, slo = self._app_seen.get(app, (float("-inf"), 0.0))
+            if now - seen_at < MEMORY:
+                new, why = judge(old, self._observed(limits, slo), limits)
+            else:
+                new, why = self.state, reason or "this app sends nothing any more"
+            if new != old:
+                changes.append((app, old, new, why))
+                self.apps[app] = new
+        return changes
+
+    def _observed(self, limits: Thresholds, slo_s: float) -> Observed:
+        items, predicted, busy, batches = 0, 0.0, 0.0, 0
+        newest = self._reports[-1][0]
+        for at, _, sample in reversed(self._reports):
+            if newest - at >= WINDOW and items >= limits.least_items:
+                break
+            items, batches = items + sample.items, batches + sample.batches
+            predicted, busy = predicted + sample.predicted, busy + sample.busy
+        saturation = self.record.profile.saturation_qps
+        return Observed(
+            load=self.load,
+            saturation=saturation,
+            backlog_s=self.queued * self.factor / saturation if saturation > 0 else 0.0,
+            latency_s=busy / batches if batches else 0.0,
+            profiled_s=predicted / batches if batches else 0.0,
+            items=items,
+            slo_s=slo_s,
+        )
+
+    # -- figures
+
+    def _recent(self) -> Iterable[tuple[float, InstanceSample]]:
+        """(seconds, sample) of the reports of the last WINDOW."""
+        if not self._reports:
+            return ()
+        newest = self._reports[-1][0]
+        return [(seconds, sample) for at, seconds, sample in self._reports if newest - at < WINDOW]
+
+    @property
+    def load(self) -> float:
+        """Items/s served lately."""
+        recent = self._recent()
+        seconds = sum(s for s, _ in recent)
+        return sum(sample.items for _, sample in recent) / seconds if seconds > 0 else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time that it computed lately, 0..1."""
+        recent = self._recent()
+        seconds = sum(s for s, _ in recent)
+        return min(1.0, sum(sample.busy for _, sample in recent) / seconds) if seconds > 0 else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        """Mean compute seconds of a batch lately; 0 when there was none."""
+        batches = sum(sample.batches for _, sample in self._recent())
+        return sum(sample.busy for _, sample in self._recent()) / batches if batches else 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        batches = sum(sample.batches for _, sample in self._recent())
+        return sum(sample.items for _, sample in self._recent()) / batches if batches else 0.0
+
+    def by_app(self, after: float) -> list[tuple[str | None, float, float]]:
+        """(app, items/s, share of the time that it was computed for) since then; the owner alone, with zeros, when idle."""
+        recent = [(seconds, sample) for at, seconds, sample in self._reports if at > after]
+        period = sum(seconds for seconds, _ in recent)
+        items: dict[str, int] = {}
+        busy: dict[str, float] = {}
+        for _, sample in recent:
+            for app in sample.apps:
+                items[app.app] = items.get(app.app, 0) + app.items
+            for name, seconds in busy_by_app(sample).items():
+                busy[name] = busy.get(name, 0.0) + seconds
+        if period <= 0 or not any(items.values()):
+            return [(self.owner, 0.0, 0.0)]
+        return [(app, n / period, min(1.0, busy.get(app, 0.0) / period)) for app, n in items.items() if n]
+
+    def status(self) -> InstanceStatus:
+        """As heartbeats carry it."""
+        loading = self.state == "Loading"
+        return InstanceStatus(
+            instance=self.id,
+            variant=self.record.variant,
+            device=self.device,
+            state=self.state,
+            since=self.since,
+            queued=self.queued,
+            load=self.load,
+            latency_ms=self.latency_s * 1000.0,
+            mean_batch=self.mean_batch,
+            factor=self.factor,
+            app_states={app: state for app, state in self.apps.items() if state != self.state},
+            ready_at=self.since + self.record.profile.load_ms / 1000.0 if loading else 0.0,
+        )

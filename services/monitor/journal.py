@@ -1,0 +1,169 @@
+"""What a monitor tells: effects of one turn, events for history, heartbeats. It remembers nothing that decides. Pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
+from bus.messages.fleet import LoadInstance, State, UnloadInstance, WorkerHeartbeat
+from bus.subjects import Subjects
+from services.core.actor import After, Do, Effect, Publish, Record
+from services.monitor.devices import DeviceState
+from services.monitor.instances import Change, Instance
+from services.monitor.machine import MachineSample
+
+
+class Journal:
+    """Collects the effects of one turn. told: everybody knows the present states, no heartbeat is due for them."""
+
+    def __init__(self, worker: str, hardware: str, subjects: Subjects, incarnation: int) -> None:
+        self.now = 0.0
+        self.told = True
+        self.machine = MachineSample(utilisation=0.0, memory_used_mb=0.0)
+        self._worker = worker
+        self._hardware = hardware
+        self._subjects = subjects
+        self._incarnation = incarnation
+        self._state = "None"
+        self._out: list[Effect] = []
+
+    def turn(self, now: float) -> None:
+        """A new message is being handled."""
+        self.now = now
+        self._out = []
+
+    def effects(self) -> list[Effect]:
+        return self._out
+
+    def add(self, effect: After | Do) -> None:
+        self._out.append(effect)
+
+    def reply(self, subject: str, message: Any) -> None:
+        """Answer an order; nothing when nobody waits."""
+        if subject:
+            self._out.append(Publish(subject, message))
+
+    # -- to executors
+
+    def order_load(self, instance: Instance) -> None:
+        subject = self._subjects.executor(self._worker, instance.device, "load")
+        self._out.append(Publish(subject, LoadInstance(instance=instance.id, variant=instance.record)))
+
+    def order_unload(self, instance: str, device: str) -> None:
+        subject = self._subjects.executor(self._worker, device, "unload")
+        self._out.append(Publish(subject, UnloadInstance(instance=instance)))
+
+    # -- to everybody
+
+    def heartbeat(self, devices: Iterable[DeviceState], instances: Iterable[Instance], *, leaving: bool) -> None:
+        self.told = True
+        beat = WorkerHeartbeat(
+            worker=self._worker,
+            hardware=self._hardware,
+            incarnation=self._incarnation,
+            at=self.now,
+            devices=[device.status(self._utilisation(device)) for device in devices],
+            instances=[instance.status() for instance in instances],
+            draining=leaving,
+            leaving=leaving,
+        )
+        self._out.append(Publish(self._subjects.worker_heartbeat(self._worker), beat))
+
+    # -- for history
+
+    def states(self, instance: Instance, changes: Iterable[Change]) -> None:
+        """An instance changed its state, for some apps or all."""
+        for app, old, new, reason in changes:
+            self.told = False
+            self._state_event(instance, app, old, new, reason)
+
+    def _state_event(self, instance: Instance, app: str | None, old: State, new: State, reason: str) -> None:
+        event = StateEvent(
+            time=self.now,
+            app=app,
+            model=instance.record.model,
+            variant=instance.record.variant,
+            worker=self._worker,
+            device=instance.device,
+            instance=instance.id,
+            from_state=old,
+            to_state=new,
+            reason=reason,
+        )
+        self._out.append(Record(event))
+
+    def worker_state(self, state: str, reason: str) -> None:
+        """The worker as a whole goes to another state; nothing when it is there already."""
+        if state == self._state:
+            return
+        self.told = False
+        event = WorkerEvent(
+            time=self.now,
+            worker=self._worker,
+            hardware=self._hardware,
+            from_state=self._state,
+            to_state=state,
+            reason=reason,
+        )
+        self._state = state
+        self._out.append(Record(event))
+
+    def scaling(
+        self, scaler: str, action: str, record: VariantRecord, app: str | None, reason: str, count: int = 1
+    ) -> None:
+        event = ScalingEvent(
+            time=self.now,
+            scaler=scaler,
+            worker=self._worker,
+            app=app,
+            model=record.model,
+            variant=record.variant,
+            action=action,
+            count=count,
+            reason=reason,
+        )
+        self._out.append(Record(event))
+
+    def costs(self, rows: Iterable[CostEvent]) -> None:
+        self._out.extend(Record(row) for row in rows)
+
+    def samples(self, device: DeviceState, seconds: float) -> None:
+        """How the device and each of its instances did in the last so many seconds."""
+        present = list(device.instances.values())
+        event = WorkerSample(
+            time=self.now,
+            worker=self._worker,
+            device=device.spec.name,
+            hardware=device.spec.kind,
+            utilisation=self._utilisation(device),
+            memory_mb=device.spec.memory_mb,
+            memory_used_mb=self.machine.memory_used_mb if device.is_machine else device.committed_mb(),
+            load=sum(instance.load for instance in present),
+            queue=sum(instance.queued for instance in present),
+        )
+        self._out.append(Record(event))
+        for instance in present:
+            self._instance_samples(instance, seconds)
+
+    def _instance_samples(self, instance: Instance, seconds: float) -> None:
+        """A row for each app that used it: load and utilisation are the app's, the rest is the instance's."""
+        for app, load, utilisation in instance.by_app(self.now - seconds):
+            event = InstanceEventSample(
+                time=self.now,
+                worker=self._worker,
+                device=instance.device,
+                app=app,
+                model=instance.record.model,
+                variant=instance.record.variant,
+                instance=instance.id,
+                utilisation=utilisation,
+                memory_mb=instance.memory_mb,
+                load=load,
+                queue=instance.queued,
+                latency_ms=instance.latency_s * 1000.0,
+                mean_batch=instance.mean_batch,
+            )
+            self._out.append(Record(event))
+
+    def _utilisation(self, device: DeviceState) -> float:
+        return self.machine.utilisation if device.is_machine else device.utilisation

@@ -1,0 +1,197 @@
+"""What is loaded on a worker: admission, eviction, release, and the orders to executors that follow. Pure.
+
+The monitor alone admits loads on its worker, so that two orders at once never take the same memory twice.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import InstanceSample
+from services.core.catalog import Catalog
+from services.core.cost import device_share
+from services.core.lifecycle import COUNTED, SERVING
+from services.core.placement import free_mb, misfit
+from services.monitor.devices import DeviceState
+from services.monitor.instances import Instance
+from services.monitor.journal import Journal
+from services.monitor.policy import Failures, Knobs, make_room, to_release
+
+REFUSE_AFTER = 10.0  # s without an executor after which loads are refused instead of waiting for it
+
+
+class Loads:
+    """The instances of one worker by name, and on which device they are."""
+
+    def __init__(self, worker: str, devices: Mapping[str, DeviceState], journal: Journal, knobs: Knobs) -> None:
+        self.catalog = Catalog()
+        self.failures = Failures()
+        self.instances: dict[str, Instance] = {}
+        self.used: set[str] = set()  # apps that instances here have served or were loaded for
+        self._worker = worker
+        self._devices = devices
+        self._journal = journal
+        self._knobs = knobs
+        self._minted: dict[str, int] = {}
+
+    def of(self, variant: str) -> list[Instance]:
+        """This variant's instances that are there or on their way."""
+        return [i for i in self.instances.values() if i.record.variant == variant and i.state in COUNTED]
+
+    # -- in
+
+    def place(self, record: VariantRecord) -> DeviceState | str:
+        """A device with room for one more instance, made by eviction where it must; or why there is none."""
+        now, share = self._journal.now, self._knobs.memory_share
+        obstacle = self.failures.obstacle(record.variant, now)
+        if obstacle:
+            return obstacle
+        fitting: list[DeviceState] = []
+        for device in self._devices.values():
+            why = misfit(record, device.spec, share)
+            if not why and not device.alive and now - device.silent_since > REFUSE_AFTER:
+                why = f"the executor of {device.spec.name} does not run"
+            if not why:
+                fitting.append(device)
+            elif not obstacle or record.hardware == device.spec.kind:
+                obstacle = why
+        need = record.profile.memory_mb
+        for device in sorted(fitting, key=lambda device: -self._free(device)):
+            short = need - self._free(device)
+            if short <= 0 or self._evict(device, short, record.variant):
+                return device
+            obstacle = (
+                f"{record.variant} needs {need:.0f} MB; instances in use take {device.committed_mb():.0f} of the "
+                f"{share * device.spec.memory_mb:.0f} MB that {device.spec.name} sets aside"
+            )
+        return obstacle or "this worker has no device"
+
+    def _free(self, device: DeviceState) -> float:
+        return free_mb(device.spec, self._knobs.memory_share, device.committed_mb())
+
+    def _evict(self, device: DeviceState, short_mb: float, variant: str) -> bool:
+        now = self._journal.now
+        candidates = device.instances.values()
+        victims = make_room(candidates, short_mb, self._apps_of, self._least, now, self._knobs.idle_s)
+        for victim in victims or ():
+            why = f"makes room for {variant}; not used for {now - victim.last_used:.0f} s"
+            self._journal.scaling("monitor", "evict", victim.record, victim.owner, why)
+            self.unload(victim, why)
+        return victims is not None
+
+    def admit(self, device: DeviceState, record: VariantRecord, app: str | None, reason: str) -> Instance:
+        """Make an instance; its load is ordered as soon as there is an executor and room."""
+        now = self._journal.now
+        instance = Instance(self._mint(record.variant), record, device.spec.name, "Loading", now, app)
+        if app is not None:
+            self.used.add(app)
+        self._add(device, instance)
+        self._journal.states(instance, [(app, "Inactive", "Loading", reason)])
+        self.order_waiting(device)
+        return instance
+
+    def order_waiting(self, device: DeviceState) -> None:
+        """Order the loads that were admitted, as far as what is being unloaded has left room for them."""
+        if not device.alive:
+            return
+        for instance in device.waiting():
+            unloading = any(other.state == "Unloading" for other in device.instances.values())
+            if unloading and instance.memory_mb > free_mb(device.spec, self._knobs.memory_share, device.held_mb()):
+                return
+            instance.ordered = self._journal.now
+            self._journal.order_load(instance)
+
+    def adopt(self, device: DeviceState, sample: InstanceSample, *, synced: bool) -> Instance | None:
+        """An instance that an earlier monitor had loaded: keep it, once the catalogue says what it is."""
+        record = self.catalog.variant(sample.variant)
+        if record is None:
+            if synced:
+                self._journal.order_unload(sample.instance, device.spec.name)
+            return None
+        instance = Instance(sample.instance, record, device.spec.name, "Active", self._journal.now)
+        self._add(device, instance)
+        number = sample.instance.rpartition("-")[2]
+        if number.isdecimal():
+            self._minted[record.variant] = max(self._minted.get(record.variant, 0), int(number))
+        if not any(app.items for app in sample.apps):
+            self._journal.states(instance, [(None, "Inactive", "Active", "found loaded")])
+        self._journal.told = False
+        return instance
+
+    def _add(self, device: DeviceState, instance: Instance) -> None:
+        self.instances[instance.id] = device.instances[instance.id] = instance
+        share = device_share(instance.record, device.spec.cores, device.spec.memory_mb)
+        device.meter.occupy(instance.id, instance.record, share, instance.owner, self._journal.now)
+
+    def _mint(self, variant: str) -> str:
+        """An instance's name: unique in the cluster, and never given twice by this monitor."""
+        number = self._minted[variant] = self._minted.get(variant, 0) + 1
+        return f"{variant}.{self._worker}-{number}"
+
+    # -- out
+
+    def release(self, variant: str, keep: int, reason: str) -> list[Instance]:
+        """Unload this variant's instances down to so many; returns those that go."""
+        going = to_release(self.of(variant), keep)
+        for instance in going:
+            self.unload(instance, reason)
+        return going
+
+    def unload(self, instance: Instance, reason: str) -> None:
+        """Let it finish what is queued and go; at once when its load has not been ordered yet."""
+        if instance.state == "Loading" and instance.ordered is None:
+            self.gone(instance, reason)
+            return
+        self._journal.states(instance, instance.move("Unloading", reason, self._journal.now))
+        self._journal.order_unload(instance.id, instance.device)
+
+    def gone(self, instance: Instance, reason: str) -> None:
+        """It is not there any more."""
+        journal = self._journal
+        journal.states(instance, instance.move("Inactive", reason, journal.now))
+        journal.told = False
+        device = self._devices[instance.device]
+        device.meter.vacate(instance.id, journal.now)
+        del self.instances[instance.id], device.instances[instance.id]
+        self.order_waiting(device)
+
+    def lose(self, device: DeviceState, reason: str) -> None:
+        """The executor process is gone and its instances with it; those that served are loaded again by the next one."""
+        now = self._journal.now
+        device.dead, device.incarnation = device.incarnation, None
+        device.fell_silent(now)
+        self._journal.told = False
+        waiting = device.waiting()
+        for old in list(device.instances.values()):
+            if old in waiting:
+                continue
+            served = old.state in SERVING
+            if old.state == "Loading":  # it may be what killed the executor: whoever wants it asks again
+                self.failures.failed(old.record.variant, reason, now)
+            self.gone(old, reason)
+            if served:
+                self._load_again(device, old, reason)
+
+    def _load_again(self, device: DeviceState, old: Instance, reason: str) -> None:
+        instance = self.admit(device, old.record, old.owner, reason)
+        instance.factor, instance.last_used = old.factor, old.last_used
+        for app in old.apps:
+            if app not in instance.apps:
+                instance.apps[app] = "Loading"
+                self._journal.states(instance, [(app, "Inactive", "Loading", reason)])
+        self._journal.scaling("monitor", "load", old.record, old.owner, reason)
+
+    # -- who needs what
+
+    def _apps_of(self, instance: Instance) -> Iterable[str]:
+        """The apps in use that this instance can serve."""
+        model, version = instance.record.model, instance.record.version
+        apps = set(instance.apps)
+        for name in self.used - apps:
+            app = self.catalog.app(name)
+            if app is not None and app.links.get(model) == version:
+                apps.add(name)
+        return apps
+
+    def _least(self, app: str) -> int:
+        record = self.catalog.app(app)
+        return record.min_instances if record is not None else 1
