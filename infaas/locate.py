@@ -16,12 +16,16 @@ DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """URLs with credentials; sql is the read-only role's. data_dir: where they were read, None when from elsewhere."""
+    """URLs with credentials. sql: the read-only role; writer: the recorder's, "" when unknown.
+
+    data_dir: where they were read, None when from elsewhere.
+    """
 
     nats: str
     sql: str
     prefix: str = "infaas"
     data_dir: Path | None = None
+    writer: str = ""
 
 
 def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Endpoints:
@@ -69,4 +73,5 @@ def read_endpoints(data_dir: Path) -> Endpoints:
         raise NotConnected(f"{path} is damaged (no nats and sql in it); {start}")
     if not found.get("running"):
         raise NotConnected(f"the system in {data_dir} is stopped: {start}")
-    return Endpoints(found["nats"], found["sql"], str(found.get("prefix", "infaas")), data_dir)
+    prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
+    return Endpoints(found["nats"], found["sql"], prefix, data_dir, writer)

@@ -67,6 +67,7 @@ class Stack:
         self._supervisor = Supervisor()
         self._lock: process.Lock | None = None
         self._bus: Bus | None = None
+        self._readiness: Readiness | None = None
         self._starting: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> Endpoints:
@@ -89,8 +90,8 @@ class Stack:
     async def ready(self, timeout: float = 120.0) -> None:
         """Return once a query can be answered; raises ServerError when a service keeps failing, or after `timeout` s."""
         assert self._bus is not None, "start first"
-        readiness = Readiness(self._bus, self._subjects, self._plan.worker_names)
-        waiting = asyncio.create_task(readiness.wait())
+        self._readiness = Readiness(self._bus, self._subjects, self._plan.worker_names)
+        waiting = asyncio.create_task(self._readiness.wait())
         give_up = asyncio.get_running_loop().time() + timeout
         try:
             while not waiting.done():
@@ -100,12 +101,15 @@ class Stack:
                         said = process.tail(self._logs / f"{name}.log", 600)
                         raise ServerError(f"{name} does not stay up; the end of {self._logs / f'{name}.log'}: {said}")
                 if asyncio.get_running_loop().time() > give_up:
-                    raise ServerError(
-                        f"not ready after {timeout:.0f} s, missing: {readiness.missing}; see {self._logs}"
-                    )
+                    raise ServerError(f"not ready after {timeout:.0f} s, missing: {self.missing}; see {self._logs}")
             await waiting
         finally:
             waiting.cancel()
+
+    @property
+    def missing(self) -> str:
+        """What `ready` waits for, in words."""
+        return self._readiness.missing if self._readiness is not None else "the servers"
 
     async def stop(self) -> None:
         """Stop everything that was started, services first; nothing is left behind."""

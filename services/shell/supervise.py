@@ -60,9 +60,9 @@ class Supervisor:
         self._before = frozenset(orphans.children())
         orphans.adopt()
 
-    def start(self, child: Child, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Launch a child (or take over its `process`, launched already) and keep it running; raises ServerError."""
-        self._running[child] = process or child.launch()
+    def start(self, child: Child) -> None:
+        """Launch a child and keep it running; raises ServerError."""
+        self._running[child] = child.launch()
         self.restarts[child.name] = 0
         self._keeping[child] = asyncio.get_running_loop().create_task(self._keep(child))
 

@@ -1,0 +1,92 @@
+"""`infaas run SERVICE...`: services alone, as the supervisor and the Swarm stack start them."""
+
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import services
+from infaas.cli.output import Failure, one_line, usage
+
+if TYPE_CHECKING:
+    from bus.port import Bus
+    from services.shell.runtime import Runtime
+    from services.shell.serve import Wire
+    from services.shell.settings import Settings
+
+
+def known() -> list[str]:
+    """The services that exist, by the names that `infaas run` takes."""
+    packages = [found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg]
+    return sorted(name.replace("_", "-") for name in packages if find_spec(f"services.{name}.__main__") is not None)
+
+
+def run(*service: str, config: Path | None = None, data_dir: Path | None = None) -> int:
+    """Run one service, or several in one process, until SIGTERM or Ctrl-C.
+
+    Parameters
+    ----------
+    service
+        Names of services; an unknown name lists those that exist.
+    config
+        Settings (TOML); environment variables INFAAS_SECTION__FIELD win over it.
+    data_dir
+        Directory of the `infaas up` system to join, unless the settings name a NATS server.
+
+    """
+    if not service:
+        usage(f"name at least one service: {', '.join(known())}")
+    for name in service:
+        if name not in known():
+            usage(f"there is no service {name!r}; there are: {', '.join(known())}")
+    wires = [_wire_of(name) for name in service]
+
+    async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
+        return [runtime for each in wires for runtime in await each(settings, bus)]
+
+    from services.shell.serve import serve  # noqa: PLC0415  (after the names have been checked)
+
+    return serve("+".join(service), _settings(config, data_dir, os.environ), wire)
+
+
+def _wire_of(name: str) -> "Wire":
+    module = import_module(f"services.{name.replace('-', '_')}.__main__")
+    wire: Wire = module.wire
+    return wire
+
+
+def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, str]) -> "Settings":
+    """The settings; where they name no NATS server, those of the system that `infaas up` runs."""
+    from infaas.errors import NotConnected  # noqa: PLC0415
+    from infaas.locate import locate  # noqa: PLC0415
+    from services.shell.settings import SettingsError, load  # noqa: PLC0415
+
+    try:
+        settings = load(config, environ)
+        if settings.bus.url != type(settings.bus)().url:
+            return settings
+        system = locate(data_dir, environ)
+        more = {"INFAAS_BUS__URL": system.nats}
+        if system.writer and not settings.store.dsn:
+            more["INFAAS_STORE__DSN"] = system.writer
+        return load(config, {**environ, **more})
+    except (SettingsError, NotConnected) as error:
+        raise Failure(str(error)) from error
+
+
+def _main(arguments: Sequence[str]) -> int:
+    """`python -m infaas.cli.run SERVICE... [--config FILE]`: how the supervisor starts services, sparing the command line."""
+    names, _, config = " ".join(arguments).partition(" --config ")
+    try:
+        return run(*names.split(), config=Path(config) if config else None)
+    except Failure as failure:
+        print(f"infaas: {one_line(failure)}", file=sys.stderr)
+        return failure.code
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""`infaas up`: a whole system on this machine, in the foreground, until Ctrl-C or SIGTERM."""
+
+import asyncio
+import json as jsonlib
+import os
+import signal
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infaas.cli.options import Json
+from infaas.cli.output import fail, progress, usage
+
+if TYPE_CHECKING:
+    from services.shell.endpoints import Endpoints
+    from services.shell.stack import Plan, Stack
+
+_CLIENT_VARIABLES = ("INFAAS_NATS_URL", "INFAAS_SQL_DSN")  # where *commands* find a system: no business of a new one
+_SLOW = 15.0  # s after which a start says what it waits for
+
+
+def up(
+    *,
+    data_dir: Annotated[Path, Parameter(env_var="INFAAS_DATA_DIR")] = Path(".infaas"),
+    port_base: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65000))] = None,
+    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
+    dispatchers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=64))] = None,
+    config: Path | None = None,
+    dashboard: bool = True,
+    gateway: bool = True,
+    json: Json = False,
+) -> int:
+    """Run a whole system on this machine with nothing else installed.
+
+    Prints its URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything.
+
+    Parameters
+    ----------
+    data_dir
+        Where everything is kept; it survives a restart.
+    port_base
+        NATS on this port, PostgreSQL on the next; a busy one is an error. Left out: 4222 and 5433, or free ones.
+    workers
+        How many workers.
+    dispatchers
+        How many dispatchers; default: the setting dispatcher.count.
+    config
+        Settings (TOML). With bus.url or store.dsn in it, these servers are used instead of our own.
+    dashboard
+        Accepted for what comes; this version has no dashboard yet.
+    gateway
+        Accepted for what comes; this version has no HTTP gateway yet.
+
+    """
+    del dashboard, gateway
+    from services.shell import telemetry  # noqa: PLC0415
+
+    telemetry.set_up("WARNING")
+    plan = _plan(data_dir, port_base, workers, dispatchers, config)
+    return asyncio.run(_up(plan, json))
+
+
+def _plan(data_dir: Path, port_base: int | None, workers: int, dispatchers: int | None, config: Path | None) -> "Plan":
+    from services.shell.settings import SettingsError, load  # noqa: PLC0415
+    from services.shell.stack import Plan  # noqa: PLC0415
+
+    environ = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
+    try:
+        settings = load(config, environ)
+    except SettingsError as error:
+        usage(str(error))
+    named = _named(config, environ)
+    return Plan(
+        data_dir=data_dir.absolute(),
+        settings=settings,
+        workers=workers,
+        dispatchers=dispatchers or settings.dispatcher.count,
+        port_base=port_base,
+        config=config,
+        nats_url=settings.bus.url if "bus.url" in named else None,
+        sql_dsn=settings.store.dsn or None,
+        reader_dsn=settings.store.reader_dsn or None,
+        environ=environ,
+    )
+
+
+def _named(config: Path | None, environ: Mapping[str, str]) -> set[str]:
+    """Whether the settings name a NATS server of somebody else's."""
+    tree: dict[str, Any] = tomllib.loads(config.read_text()) if config is not None else {}
+    given = "url" in tree.get("bus", {}) or environ.get("INFAAS_BUS__URL") or environ.get("INFAAS_BUS__URL_FILE")
+    return {"bus.url"} if given else set()
+
+
+async def _up(plan: "Plan", as_json: bool) -> int:
+    from services.shell.process import ServerError  # noqa: PLC0415
+    from services.shell.stack import Stack  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stack = Stack(plan)
+    starting = asyncio.create_task(_start(stack, as_json))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await stopped
+        else:
+            starting.cancel()
+    except ServerError as error:
+        fail(str(error))
+    finally:
+        with suppress(asyncio.CancelledError, ServerError):
+            await starting
+        await stack.stop()
+    return 0
+
+
+async def _start(stack: "Stack", as_json: bool) -> None:
+    endpoints = await stack.start()
+    _print_urls(endpoints, as_json)
+    slow = asyncio.get_running_loop().call_later(_SLOW, lambda: progress(f"still waiting for {stack.missing}"))
+    try:
+        await stack.ready()
+    finally:
+        slow.cancel()
+    print("ready: Ctrl-C stops everything", flush=True)
+
+
+def _print_urls(endpoints: "Endpoints", as_json: bool) -> None:
+    urls = endpoints.public()
+    if as_json:
+        print(jsonlib.dumps(urls), flush=True)
+        return
+    for name, title in (("nats", "NATS"), ("sql", "SQL"), ("dashboard", "dashboard"), ("gateway", "gateway")):
+        if urls[name] is not None:
+            print(f"{title:10} {urls[name]}", flush=True)
