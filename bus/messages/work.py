@@ -104,3 +104,10 @@ class WorkFinished(Struct, frozen=True, kw_only=True):
     worker: str
     order: str
     reason: str | None = None
+
+
+class RegistrarHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
+    """`infaas.registrar.alive`, every second: registrar -> registrars. When it stops, another one takes its registrations over."""
+
+    registrar: str
+    leaving: bool = False

@@ -15,7 +15,10 @@ from bus.messages.events import Event
 
 
 class Inlet(Struct, frozen=True, kw_only=True):
-    """What an actor listens to: messages of one type on one subject, all of them or a queue group's share."""
+    """What an actor listens to: messages of one type on one subject, all of them or a queue group's share.
+
+    message `bytes`: whatever the body is, also an empty one, undecoded.
+    """
 
     subject: str
     message: type

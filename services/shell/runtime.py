@@ -158,7 +158,7 @@ class Runtime:
     # -- messages in
 
     def _handler(self, inlet: Inlet) -> Callable[[Delivery], None]:
-        decode: Callable[[bytes], Any] = decoder(inlet.message)
+        decode: Callable[[bytes], Any] = bytes if inlet.message is bytes else decoder(inlet.message)
         clock = self._clock
 
         def on_delivery(delivery: Delivery) -> None:

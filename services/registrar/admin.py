@@ -1,0 +1,61 @@
+"""Operators' verbs that change the catalogue, as changes of one app's record."""
+
+from bus.messages.public import AdminRequest, Error
+from services.core.catalog import Catalog
+from services.registrar.checks import app_fields, names
+from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, UnlinkModel
+
+NEEDS = {
+    "add-app": ("app",),
+    "delete-app": ("app",),
+    "link-model": ("app", "model"),
+    "unlink-model": ("app", "model"),
+    "set-version": ("app", "model", "version"),
+}
+
+
+def change_for(verb: str, request: AdminRequest, catalog: Catalog, now: float) -> Change | Error:
+    """The change that an operator asks for, or what is wrong with the request."""
+    needs = NEEDS.get(verb)
+    if needs is None:
+        return Error(code="bad_request", message=f"verb: {verb!r} is not known here; known are {', '.join(NEEDS)}")
+    given = {field: getattr(request, field) for field in ("app", "model", "version")}
+    wrong = names(**{field: value for field, value in given.items() if field in needs or value is not None})
+    wrong += app_fields(request.latency_ms, request.default_output)
+    if request.min_instances is not None and request.min_instances < 0:
+        wrong.append("min_instances: must be 0 or more")
+    if wrong:
+        return Error(code="bad_request", message="; ".join(wrong))
+    app, model = request.app or "", request.model or ""
+    if verb == "add-app":
+        return AddApp(
+            app=app,
+            at=now,
+            latency_ms=request.latency_ms,
+            default_output=request.default_output,
+            min_instances=1 if request.min_instances is None else request.min_instances,
+        )
+    if verb == "delete-app":
+        return DeleteApp(app=app)
+    if verb == "unlink-model":
+        return UnlinkModel(app=app, model=model)
+    record = catalog.model(model, request.version)
+    if record is None:
+        return Error(code="unknown_model", message=_unknown(model, request.version, catalog))
+    return LinkModel(
+        app=app,
+        model=model,
+        version=record.version,
+        signature=record.signature,
+        at=now,
+        linked=verb == "set-version",
+        latency_ms=request.latency_ms,
+        default_output=request.default_output,
+    )
+
+
+def _unknown(model: str, version: str | None, catalog: Catalog) -> str:
+    known = sorted(catalog.versions(model))
+    if not known:
+        return f"model: there is no model {model}"
+    return f"version: model {model} has no version {version}, only {', '.join(known)}"

@@ -1,0 +1,89 @@
+"""What a registration and an operator's verb may say: each wrong field is named, with what it must be."""
+
+import re
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.public import Error, Register
+from bus.subjects import valid_name
+from services.registrar.policy import Rules
+
+FORMATS = ("onnx", "pt2", "torchscript")
+METRICS = ("top1", "top5", "mae", "rmse")
+OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
+ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+MOST_TEXT = 200  # characters of a task
+MOST_DEFAULT = 64 * 1024  # bytes of a default output: it lies in the catalogue, which every service holds
+NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
+
+
+def registration_error(request: Register, rules: Rules) -> Error | None:
+    """Everything that is wrong with a registration request by itself; None when it may be tried."""
+    if request.format == "torchscript" and not rules.allow_torchscript:
+        return Error(
+            code="forbidden",
+            message="format: TorchScript runs code from the file and is switched off here; upload ONNX or a .pt2 of"
+            " torch.export, or have the operator set registrar.allow_torchscript",
+        )
+    wrong = [
+        *names(app=request.app, model=request.model),
+        *names(**{k: v for k in ("version", "registration") if (v := getattr(request, k)) is not None}),
+        *_one_of("format", request.format, FORMATS),
+        *_one_of("metric", request.metric, METRICS),
+        *_matches("object", request.object, OBJECT_KEY),
+        *_matches("validation", request.validation, OBJECT_KEY),
+        *_matches("inputs_key", request.inputs_key, ARRAY_KEY),
+        *_matches("labels_key", request.labels_key, ARRAY_KEY),
+        *app_fields(request.latency_ms, request.default_output),
+    ]
+    if request.task is not None and not 0 < len(request.task) <= MOST_TEXT:
+        wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
+    if request.inputs_key == request.labels_key:
+        wrong.append("labels_key: must differ from inputs_key")
+    if request.object == request.validation:
+        wrong.append("validation: must be another object than the model file")
+    return Error(code="bad_request", message="; ".join(wrong)) if wrong else None
+
+
+def names(**fields: Any) -> list[str]:
+    """Complaints about fields that must be names."""
+    return [f"{field}: must be {NAME_RULE}" for field, value in fields.items() if not valid_name(value)]
+
+
+def app_fields(latency_ms: float | None, default_output: Any) -> list[str]:
+    """Complaints about an app's settings."""
+    wrong = []
+    if latency_ms is not None and not (isfinite(latency_ms) and latency_ms > 0):
+        wrong.append("latency_ms: must be a number above 0")
+    if default_output is not None and len(msgspec.msgpack.encode(default_output)) > MOST_DEFAULT:
+        wrong.append(f"default_output: must fit into {MOST_DEFAULT // 1024} kB")
+    return wrong
+
+
+def _one_of(field: str, value: str, known: tuple[str, ...]) -> list[str]:
+    return [] if value in known else [f"{field}: must be one of {', '.join(known)}"]
+
+
+def _matches(field: str, value: str, pattern: re.Pattern[str]) -> list[str]:
+    if pattern.match(value) and ".." not in value:
+        return []
+    return [f"{field}: must be letters, digits and . _ - only, begin with a letter or digit, and hold no '..'"]
+
+
+def signature_difference(app: Signature, model: Signature) -> str | None:
+    """How a model's inputs and outputs differ from its app's; None when any query to the app fits the model."""
+    for what, wanted, found in (("input", app.inputs, model.inputs), ("output", app.outputs, model.outputs)):
+        if sorted(map(_key, wanted)) != sorted(map(_key, found)):
+            return f"the app's {what}s are {_words(wanted)}, the model's are {_words(found)}"
+    return None
+
+
+def _key(spec: TensorSpec) -> tuple[str, str, list[int]]:
+    return (spec.name, spec.datatype, spec.shape)
+
+
+def _words(specs: list[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {spec.datatype}{spec.shape}" for spec in specs) or "none"

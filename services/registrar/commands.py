@@ -1,0 +1,133 @@
+"""What the registrar asks of its edge, and what comes back. Every command may be repeated: the second time changes nothing."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from bus.messages.catalog import ModelRecord, Signature, VariantRecord
+from bus.messages.public import Code, Register, RegistrationStatus
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar."""
+
+    registration: str
+    request: Register
+    registrar: str
+    created: float
+    version: str | None = None
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """Keep this registration and reserve its version; comes back as Claimed or Taken.
+
+    next_version: where to look for a free number when the request names no version.
+    """
+
+    work: Work
+    next_version: int
+
+
+class Claimed(Struct, frozen=True):
+    """The registration is kept, with this version."""
+
+    work: Work
+
+
+class Taken(Struct, frozen=True):
+    """Another registration holds this id or version. field: "registration" or "version"."""
+
+    field: str
+
+
+class TakeOver(Struct, frozen=True, kw_only=True):
+    """Make an unfinished registration of a registrar that is gone ours; comes back as Work, or None when somebody was faster."""
+
+    registration: str
+    registrar: str
+    previous: str
+
+
+class PutStatus(Struct, frozen=True):
+    """Keep a registration's status in the status bucket as `registration.<id>`."""
+
+    status: RegistrationStatus
+
+
+class LinkModel(Struct, frozen=True, kw_only=True):
+    """Let an app serve this version of a model. create: add the app when it is not there. linked: only if the model already is.
+
+    latency_ms and default_output are taken over unless None.
+    """
+
+    app: str
+    model: str
+    version: str
+    signature: Signature
+    at: float
+    create: bool = False
+    linked: bool = False
+    latency_ms: float | None = None
+    default_output: Any = None
+
+
+class AddApp(Struct, frozen=True, kw_only=True):
+    """A new app without models; its first model fixes the signature."""
+
+    app: str
+    at: float
+    latency_ms: float | None = None
+    default_output: Any = None
+    min_instances: int = 1
+
+
+class DeleteApp(Struct, frozen=True, kw_only=True):
+    """Forget an app; its models stay, for other apps and for queries by model."""
+
+    app: str
+
+
+class UnlinkModel(Struct, frozen=True, kw_only=True):
+    """An app serves this model no longer."""
+
+    app: str
+    model: str
+
+
+Change = LinkModel | AddApp | DeleteApp | UnlinkModel
+
+
+class ChangeApp(Struct, frozen=True):
+    """Carry out one change of an app's record; comes back as None or Refused."""
+
+    change: Change
+
+
+class PutRecords(Struct, frozen=True, kw_only=True):
+    """Write a registration's result: variants, then the model, then the app's link; comes back as None or Refused.
+
+    link None: a newer version has been linked meanwhile, the app stays as it is.
+    """
+
+    variants: tuple[VariantRecord, ...]
+    model: ModelRecord
+    link: LinkModel | None
+
+
+class Refused(Struct, frozen=True):
+    """The catalogue does not allow it."""
+
+    code: Code
+    message: str
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """Forget an ended registration: its uploads, its reserved version, its `work.<id>`."""
+
+    registration: str
+    model: str
+    version: str | None
+    uploads: tuple[str, ...]
+
+
+Command = Claim | TakeOver | PutStatus | ChangeApp | PutRecords | Finish

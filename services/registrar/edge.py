@@ -1,0 +1,207 @@
+"""The registrar's hands: compare-and-set writes into the catalogue and status buckets, and the removal of uploads."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, WrongRevision
+from bus.subjects import Subjects
+from services.core.catalog import app_key, key_of, model_key
+from services.registrar.changes import amend
+from services.registrar.commands import (
+    Change,
+    ChangeApp,
+    Claim,
+    Claimed,
+    Finish,
+    PutRecords,
+    PutStatus,
+    Refused,
+    Taken,
+    TakeOver,
+    Work,
+)
+
+UPLOADS_KEPT_S = 24 * 3600.0  # uploads that nobody registered, or that are not ours to remove
+
+_Message = TypeVar("_Message")
+
+
+class RegistrarEdge:
+    """Carries out the commands of services/registrar/commands.py. `await RegistrarEdge.open(bus, subjects)` makes one."""
+
+    def __init__(self, catalog: KeyValue, status: KeyValue, uploads: ObjectStore) -> None:
+        self._catalog = catalog
+        self._status = status
+        self._uploads = uploads
+        self._does: dict[type, Callable[[Any], Any]] = {
+            Claim: self._claim,
+            TakeOver: self._take_over,
+            PutStatus: self._put_status,
+            ChangeApp: self._change_app,
+            PutRecords: self._put_records,
+            Finish: self._finish,
+        }
+
+    @classmethod
+    async def open(cls, bus: Bus, subjects: Subjects) -> "RegistrarEdge":
+        """Open (or make) the buckets; raises BusError."""
+        return cls(
+            await bus.key_value(subjects.catalog_bucket),
+            await bus.key_value(subjects.status_bucket),
+            await bus.object_store(subjects.uploads_bucket, max_age_s=UPLOADS_KEPT_S),
+        )
+
+    async def perform(self, command: Any) -> Any:
+        """See services.core.actor.Edge."""
+        return await self._does[type(command)](command)
+
+    # -- unfinished registrations
+
+    async def _claim(self, command: Claim) -> Claimed | Taken:
+        work = command.work
+        key = f"work.{work.registration}"
+        try:
+            await self._status.create(key, encode(work))
+        except WrongRevision:
+            kept = await _get(self._status, key, Work)
+            if kept is not None and (kept.registrar, kept.created) != (work.registrar, work.created):
+                return Taken("registration")
+        version = await self._reserve(work, command.next_version)
+        if version is None:
+            await self._status.delete(key)
+            return Taken("version")
+        claimed = Work(
+            registration=work.registration,
+            request=work.request,
+            registrar=work.registrar,
+            created=work.created,
+            version=version,
+        )
+        await self._status.put(key, encode(claimed))
+        return Claimed(claimed)
+
+    async def _reserve(self, work: Work, first: int) -> str | None:
+        """Hold the version asked for, or the next free number; None when it is held or registered already."""
+        model, wanted = work.request.model, work.request.version
+        number = first
+        while True:
+            version = wanted or str(number)
+            free = await self._hold(model, version, work.registration)
+            if free and await _get(self._catalog, model_key(model, version), ModelRecord) is not None:
+                await self._status.delete(_held(model, version))
+                free = False
+            if free:
+                return version
+            if wanted is not None:
+                return None
+            number += 1
+
+    async def _hold(self, model: str, version: str, registration: str) -> bool:
+        try:
+            await self._status.create(_held(model, version), registration.encode())
+        except WrongRevision:
+            try:
+                return (await self._status.get(_held(model, version))).value == registration.encode()
+            except NotFound:
+                return await self._hold(model, version, registration)
+        return True
+
+    async def _take_over(self, command: TakeOver) -> Work | None:
+        key = f"work.{command.registration}"
+        try:
+            entry = await self._status.get(key)
+            work = decode(Work, entry.value or b"")
+            if work.registrar != command.previous:
+                return None
+            ours = Work(
+                registration=work.registration,
+                request=work.request,
+                registrar=command.registrar,
+                created=work.created,
+                version=work.version,
+            )
+            await self._status.update(key, encode(ours), entry.revision)
+        except (NotFound, WrongRevision):
+            return None
+        return ours
+
+    async def _put_status(self, command: PutStatus) -> None:
+        await self._status.put(f"registration.{command.status.registration}", encode(command.status))
+
+    async def _finish(self, command: Finish) -> None:
+        """The work's own key goes last: whatever fails before, somebody will come back for the rest."""
+        for upload in command.uploads:
+            with suppress(NotFound):
+                await self._uploads.delete(upload)
+        if command.version is not None:
+            held = _held(command.model, command.version)
+            with suppress(NotFound):
+                if (await self._status.get(held)).value == command.registration.encode():
+                    await self._status.delete(held)
+        await self._status.delete(f"work.{command.registration}")
+
+    # -- catalogue
+
+    async def _change_app(self, command: ChangeApp) -> Refused | None:
+        return await self._amend(command.change)
+
+    async def _amend(self, change: Change) -> Refused | None:
+        """Read, change, write back if nobody else wrote meanwhile; else once more."""
+        key = app_key(change.app)
+        while True:
+            entry: Entry | None = None
+            before: AppRecord | None = None
+            try:
+                entry = await self._catalog.get(key)
+                before = decode(AppRecord, entry.value or b"")
+            except NotFound:
+                pass
+            after = amend(before, change)
+            if isinstance(after, Refused):
+                return after
+            try:
+                if after is None:
+                    await self._catalog.delete(key)
+                elif entry is None:
+                    await self._catalog.create(key, encode(after))
+                elif after != before:
+                    await self._catalog.update(key, encode(after), entry.revision)
+            except WrongRevision:
+                continue
+            return None
+
+    async def _put_records(self, command: PutRecords) -> Refused | None:
+        model = command.model
+        kept = await _get(self._catalog, key_of(model), ModelRecord)
+        if kept is not None and kept.registration != model.registration:
+            return Refused(
+                "bad_request", f"version: version {model.version} of model {model.model} is registered already"
+            )
+        if command.link is not None:
+            refused = amend(await _get(self._catalog, app_key(command.link.app), AppRecord), command.link)
+            if isinstance(refused, Refused):
+                return refused
+        records: list[VariantRecord | ModelRecord] = [*command.variants, model]
+        for record in records:
+            await self._catalog.put(key_of(record), encode(record))
+        refusal = None if command.link is None else await self._amend(command.link)
+        if refusal is not None:  # another registration fixed the app's signature a moment ago
+            for record in reversed(records):
+                await self._catalog.delete(key_of(record))
+        return refusal
+
+
+def _held(model: str, version: str) -> str:
+    """Key of a version that a registration under way has reserved."""
+    return f"version.{model}.{version}"
+
+
+async def _get(bucket: KeyValue, key: str, message: type[_Message]) -> _Message | None:
+    try:
+        entry = await bucket.get(key)
+    except NotFound:
+        return None
+    return decode(message, entry.value or b"")
