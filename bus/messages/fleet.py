@@ -119,10 +119,11 @@ class LoadReply(Struct, frozen=True, kw_only=True):
 
 
 class LoadInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.load`: monitor -> executor."""
+    """`infaas.executor.<worker>.<device>.load`: monitor -> executor. price_per_s: US$ per second of this instance."""
 
     instance: str
     variant: VariantRecord
+    price_per_s: float = 0.0
 
 
 class UnloadInstance(Struct, frozen=True, kw_only=True):

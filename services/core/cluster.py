@@ -117,6 +117,10 @@ class ClusterView:
         worker.incarnation, worker.seen, worker.skew = beat.incarnation, now, now - beat.at
         alive_before = {name for name, device in worker.devices.items() if device.alive}
         worker.draining = beat.draining or beat.leaving
+        for device in beat.devices:
+            known = worker.devices.get(device.device)
+            if not device.alive or (known is not None and known.incarnation != device.incarnation):
+                self.lose_device(beat.worker, device.device)  # its executor is not the one that took our queries
         worker.devices = {device.device: device for device in beat.devices}
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
         if first:
@@ -128,6 +132,8 @@ class ClusterView:
             device = worker.devices.get(status.device)
             if record is None or device is None:
                 unknown = True
+                continue
+            if not device.alive:
                 continue
             listed.add(status.instance)
             changed |= self._update(worker, device, status, record)
@@ -154,7 +160,7 @@ class ClusterView:
         instance.ready_at = status.ready_at
         instance.others = max(0, status.queued - instance.own)
         batch = _power_of_two(status.mean_batch)
-        state = status.state if device.alive and not worker.draining else "Inactive"
+        state = "Inactive" if worker.draining else status.state
         moved = fresh or state != instance.state or batch != instance.batch or before.app_states != status.app_states
         instance.state, instance.batch = state, batch
         if moved:

@@ -401,8 +401,7 @@ class Dispatcher:
             if query is None:
                 return NOTHING
         if back.reason == "deadline":
-            text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
-            return self._refuse(query, Error(code="deadline", message=text), now)
+            return self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
             query.attempt += 1
             if query.attempt > self._max_attempts:
@@ -414,6 +413,14 @@ class Dispatcher:
         if back.reason == "load_failed" and instance is not None:
             self.view.not_before[instance.record.variant] = now + NO_ROOM
         return self._decide(query, now)
+
+    def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
+        """An instance could not make it in time: another one may, within what is left."""
+        decision = self._policy.select(query.ask, now, self.view)
+        if decision.assignments and decision.assignments[0] != full:
+            return (self._dispatch(query, self.view.instances[decision.assignments[0]]),)
+        text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
+        return self._refuse(query, Error(code="deadline", message=text), now)
 
     def _adopt(self, route: Route, body: bytes) -> Query | None:
         """Take over a query that another dispatcher, now dead, had forwarded."""
@@ -473,7 +480,7 @@ class Dispatcher:
         changed = self.view.heartbeat(beat, envelope.now)
         if not changed:
             return NOTHING
-        lost = [i for name, i in before.items() if name not in self.view.instances]
+        lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
         effects = self._lost(lost, envelope.now) if lost else []
         for instance in self.view.workers[beat.worker].instances.values():
             self._ordered.pop(instance.record.variant, None)

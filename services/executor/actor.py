@@ -1,0 +1,586 @@
+"""The batch queue of one device: takes queries for its instances, batches them, answers the clients, reports what is done.
+
+It is the authority on its own queue: what no longer fits its deadline goes back to the dispatcher at once, and nothing is
+computed that cannot be in time. Every query that it has taken it ends itself, even when the dispatcher that sent it has died.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from bus.messages.fleet import (
+    DispatcherHeartbeat,
+    ExecutorReport,
+    InstanceFailed,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadInstance,
+    UnloadInstance,
+)
+from bus.messages.flow import DoneBatch, Execute, HandBack, Route
+from bus.messages.public import Answer, Error, QueryInputs, Refusal, TensorView
+from bus.subjects import Subjects
+from services.core.actor import (
+    After,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Failed,
+    Inlet,
+    Publish,
+    Record,
+    Recorded,
+    Started,
+    Stopping,
+    TimedOut,
+    Watch,
+)
+from services.core.outcome import answered
+from services.executor.instances import Loaded
+from services.executor.ledger import Answers, Owner
+from services.executor.work import (
+    BatchResult,
+    FetchInputs,
+    LoadedModel,
+    LoadModel,
+    MeasureMemory,
+    RunBatch,
+    StoreOutputs,
+    UnloadModel,
+    Work,
+)
+
+REPORT = 0.5  # s
+FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
+NOTHING: tuple[Effect, ...] = ()
+_inputs = msgspec.msgpack.Decoder(QueryInputs).decode
+_tensor = msgspec.msgpack.Decoder(TensorView).decode
+_tensors = msgspec.msgpack.Decoder(dict[str, TensorView]).decode
+_list = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+class Pump(msgspec.Struct, frozen=True):
+    """Timer: everything that came in this turn is queued; form batches."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Timer: tell the monitor what was measured."""
+
+
+class Executor:
+    """Pure actor of one device. incarnation: grows with every start of this process."""
+
+    def __init__(
+        self,
+        worker: str,
+        device: str,
+        incarnation: int,
+        subjects: Subjects,
+        *,
+        cores: int = 1,
+        inline_below_s: float = 0.001,
+        max_inline: int = 2**20,
+        failure_timeout_s: float = 2.0,
+    ) -> None:
+        self.worker = worker
+        self.device = device
+        self.incarnation = incarnation
+        self.instances: dict[str, Loaded] = {}
+        self.owners: dict[str, Owner] = {}
+        self.answers = Answers()
+        self._subjects = subjects
+        self._queue = f"{worker}/{device}/{incarnation}"
+        self._cores = max(1, cores)
+        self._cores_busy = 0
+        self._inline_below = inline_below_s
+        self._max_inline = max_inline
+        self._failure_timeout = failure_timeout_s
+        self._pumping = False
+        self._starved = False  # an instance waits for cores
+        self._batches = 0
+        self._reported = 0.0
+        self._memory_mb = 0.0
+        self._running: dict[int, tuple[Loaded, RunBatch]] = {}
+        self._fetching: dict[bytes, tuple[Loaded, Route, msgspec.Raw]] = {}
+        self._done_subjects: dict[str, str] = {}
+        self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
+            Execute: self._execute,
+            Pump: self._pump,
+            Done: self._did,
+            Failed: self._failed,
+            TimedOut: self._failed,
+            DispatcherHeartbeat: self._dispatcher,
+            LoadInstance: self._load,
+            UnloadInstance: self._unload,
+            Report: self._report,
+            Recorded: self._nothing,
+            Started: self._started,
+            Stopping: self._stopping,
+        }
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        s, w, d = self._subjects, self.worker, self.device
+        return (
+            Inlet(subject=s.dispatcher_heartbeat(), message=DispatcherHeartbeat),
+            Inlet(subject=s.executor(w, d, "load"), message=LoadInstance),
+            Inlet(subject=s.executor(w, d, "unload"), message=UnloadInstance),
+            Inlet(subject=s.execute(w, d), message=Execute),
+        )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return ()
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        return self._on[type(envelope.message)](envelope)
+
+    @staticmethod
+    def _nothing(envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        return NOTHING
+
+    # -- a query comes in
+
+    def _execute(self, envelope: Envelope) -> Iterable[Effect]:
+        execute: Execute = envelope.message
+        route = execute.route
+        known = self.answers.get(route)
+        if known is not None:
+            # A client that asks again gets the same answer again; a dispatcher's retry is dropped.
+            return (Publish(route.reply_to, known),) if route.attempt == 0 and route.resendable else NOTHING
+        loaded = self.instances.get(route.instance)
+        if loaded is None or loaded.leaving:
+            return (self._hand_back(route, "gone", execute.body),)
+        try:
+            taken = _inputs(execute.body)
+            if taken.inputs_ref is not None:
+                self._fetching[route.uid] = (loaded, route, execute.body)
+                return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
+            work = self._work(route, execute.body, taken.inputs)
+        except msgspec.DecodeError as error:
+            return self._refuse(loaded, route, "bad_request", f"inputs: {error}", envelope.now)
+        loaded.queue.push(work)
+        return self._arm()
+
+    def _work(self, route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> Work:
+        """Decode the tensors without copying them. Raises msgspec.DecodeError."""
+        first = memoryview(inputs)[0]
+        if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
+            numbers = _list(inputs)
+            return Work(route, body, numbers, max(1, len(numbers)), route.uid)
+        try:
+            tensor = _tensor(inputs)
+        except msgspec.ValidationError:
+            tensors = _tensors(inputs)
+            shape = tuple((name, t.datatype, *t.shape[1:]) for name, t in sorted(tensors.items()))
+            items = next((t.shape[0] for t in tensors.values() if t.shape), 1)
+            return Work(route, body, tensors, max(1, items), shape)
+        sizes = tensor.shape
+        return Work(route, body, tensor, max(1, sizes[0]) if sizes else 1, (tensor.datatype, *sizes[1:]))
+
+    def _arm(self) -> Iterable[Effect]:
+        if self._pumping:
+            return NOTHING
+        self._pumping = True
+        return (After("pump", 0.0, Pump()),)
+
+    # -- batches
+
+    def _pump(self, envelope: Envelope) -> Iterable[Effect]:
+        """Start what can run now: for each ready instance the next batch, the most urgent instance first."""
+        self._pumping = self._starved = False
+        effects: list[Effect] = []
+        now = envelope.now
+        for loaded in self.instances.values():
+            if not loaded.ready or loaded.running or not len(loaded.queue):
+                continue
+            needed = max(1, min(loaded.record.threads, self._cores))
+            if self._cores_busy + needed > self._cores:
+                self._starved = True
+                continue
+            batch, late = loaded.queue.form(now)
+            for work in late:
+                effects.extend(self._too_late(loaded, work, now))
+            if not batch:
+                continue
+            items = sum(work.items for work in batch)
+            predicted = loaded.table.seconds(items) * loaded.queue.factor
+            self._batches += 1
+            run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below)
+            loaded.running = True
+            loaded.running_items = items
+            self._cores_busy += needed
+            self._running[self._batches] = (loaded, run)
+            effects.append(Do(self._batches, run))
+        return effects
+
+    def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
+        if work.route.deadline <= now or not self._owner_alive(work.route):
+            text = "the deadline passed in the queue: allow more time or ask again"
+            return self._refuse(loaded, work.route, "deadline", text, now)
+        return (self._hand_back(work.route, "deadline", work.body),)
+
+    def _did(self, envelope: Envelope) -> Iterable[Effect]:
+        done: Done = envelope.message
+        if type(done.id) is int:
+            return self._ran(done.id, done.result, envelope.now)
+        kind, key = done.id
+        if kind == "load":
+            return self._loaded(key, done.result)
+        if kind == "unload":
+            return self._unloaded(key)
+        if kind == "fetch":
+            return self._fetched(key, done.result, envelope.now)
+        if kind == "store":
+            return self._stored(key, done.result)
+        if kind == "memory":
+            self._memory_mb = done.result
+        return NOTHING
+
+    def _free(self, batch: int) -> tuple[Loaded, RunBatch] | None:
+        entry = self._running.pop(batch, None)
+        if entry is not None:
+            loaded = entry[0]
+            loaded.running = False
+            loaded.running_items = 0
+            self._cores_busy -= max(1, min(loaded.record.threads, self._cores))
+        return entry
+
+    def _ran(self, number: int, result: BatchResult, now: float) -> Iterable[Effect]:
+        entry = self._free(number)
+        if entry is None:
+            return NOTHING
+        loaded, run = entry
+        works = run.works
+        if result.errors is not None and len(works) > 1:
+            return self._one_by_one(loaded, run, result)
+        items = 0
+        for work in works:
+            items += work.items
+        started, finished = result.started, result.finished
+        seconds = finished - started
+        loaded.measured(items, seconds)
+        cost = loaded.price_per_s * seconds / items
+        record = loaded.record
+        effects: list[Effect] = []
+        uids: dict[str, list[Route]] = {}
+        compute_ms = seconds * 1000.0
+        codes: list[str] | None = None
+        for i, work in enumerate(works):
+            route = work.route
+            latency = finished - route.arrived
+            loaded.served(route, work.items, latency, error=result.errors is not None)
+            if result.errors is not None:
+                error = Error(code="model_error", message=result.errors[i])
+                answer: Any = Refusal(id=route.id, error=error)
+                codes = ["model_error"]
+            else:
+                latency_ms = latency * 1000.0
+                missed = route.missed or []
+                if route.latency_ms is not None and latency_ms > route.latency_ms:
+                    missed = [*missed, "latency"]
+                answer = Answer(
+                    id=route.id,
+                    outputs=result.outputs[i],
+                    model=record.model,
+                    version=record.version,
+                    variant=record.variant,
+                    hardware=record.hardware,
+                    worker=self.worker,
+                    accuracy=record.accuracy,
+                    latency_ms=latency_ms,
+                    queue_ms=(started - route.arrived) * 1000.0,
+                    compute_ms=compute_ms,
+                    batch=items,
+                    cached=False,
+                    simulated=record.simulated,
+                    cost=cost * work.items,
+                    missed=missed,
+                )
+                if sum(len(t.data) for t in answer.outputs.values()) > self._max_inline:
+                    effects.append(Do(("store", (route, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
+                    uids.setdefault(route.dispatcher, []).append(route)
+                    continue
+            if route.resendable:
+                self.answers.keep(route, answer)
+            effects.append(Publish(route.reply_to, answer))
+            routes = uids.get(route.dispatcher)
+            if routes is None:
+                uids[route.dispatcher] = [route]
+            else:
+                routes.append(route)
+        for dispatcher, routes in uids.items():
+            effects.extend(self._tell(dispatcher, loaded, routes, items, started, finished, cost, codes, now))
+        if loaded.queue.items or self._starved:
+            effects.extend(self._arm())
+        if loaded.leaving:
+            effects.extend(self._maybe_unload(loaded))
+        return effects
+
+    def _one_by_one(self, loaded: Loaded, run: RunBatch, result: BatchResult) -> Iterable[Effect]:
+        """A batch failed: its members run again alone, so that a bad one costs only its own query."""
+        del result
+        for work in run.works:
+            work.alone = True
+            loaded.queue.push(work)
+        return self._arm()
+
+    def _tell(
+        self,
+        dispatcher: str,
+        loaded: Loaded,
+        routes: list[Route],
+        items: int,
+        started: float,
+        finished: float,
+        cost: float,
+        codes: list[str] | None,
+        now: float,
+    ) -> Iterable[Effect]:
+        """Report to the dispatcher that owns these queries; write their outcomes ourselves when it is dead."""
+        owner = self.owners.get(dispatcher)
+        if owner is None:
+            owner = self.owners[dispatcher] = Owner(now)
+        owner.seq += 1
+        done = DoneBatch(
+            self._queue,
+            self.worker,
+            owner.seq,
+            loaded.id,
+            loaded.record.variant,
+            items,
+            started,
+            finished,
+            cost,
+            loaded.queued,
+            [route.uid for route in routes],
+            codes,
+        )
+        if not owner.alive:
+            return self._outcomes(done, routes, loaded)
+        owner.pending.append((done, routes))
+        subject = self._done_subjects.get(dispatcher)
+        if subject is None:
+            subject = self._done_subjects[dispatcher] = self._subjects.done(dispatcher)
+        return (Publish(subject, done),)
+
+    def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: Loaded) -> list[Effect]:
+        return [
+            Record(
+                answered(
+                    route,
+                    loaded.record,
+                    worker=self.worker,
+                    finished=done.finished,
+                    batch=done.batch,
+                    cost_per_item=done.cost,
+                    code=done.codes[i] if done.codes is not None else "",
+                )
+            )
+            for i, route in enumerate(routes)
+        ]
+
+    # -- refusing and handing back
+
+    def _refuse(self, loaded: Loaded, route: Route, code: Any, text: str, now: float) -> list[Effect]:
+        loaded.served(route, route.items, now - route.arrived, error=True)
+        refusal = Refusal(id=route.id, error=Error(code=code, message=text))
+        if route.resendable:
+            self.answers.keep(route, refusal)
+        return [
+            Publish(route.reply_to, refusal),
+            *self._tell(route.dispatcher, loaded, [route], route.items, now, now, 0.0, [code], now),
+        ]
+
+    def _hand_back(self, route: Route, reason: str, body: msgspec.Raw) -> Publish:
+        owner = route.dispatcher if self._owner_alive(route) else ""
+        return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body))
+
+    def _owner_alive(self, route: Route) -> bool:
+        owner = self.owners.get(route.dispatcher)
+        return owner is None or owner.alive
+
+    # -- large bodies
+
+    def _fetched(self, uid: bytes, data: bytes, now: float) -> Iterable[Effect]:
+        loaded, route, body = self._fetching.pop(uid)
+        try:
+            work = self._work(route, body, data)
+        except (msgspec.DecodeError, IndexError) as error:
+            return self._refuse(loaded, route, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
+        loaded.queue.push(work)
+        return self._arm()
+
+    def _stored(self, key: tuple[Route, Answer], ref: Any) -> Iterable[Effect]:
+        route, answer = key
+        answer = msgspec.structs.replace(answer, outputs={}, outputs_ref=ref)
+        if route.resendable:
+            self.answers.keep(route, answer)
+        return (Publish(route.reply_to, answer),)
+
+    # -- loading
+
+    def _load(self, envelope: Envelope) -> Iterable[Effect]:
+        order: LoadInstance = envelope.message
+        if order.instance in self.instances:
+            return NOTHING
+        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s)
+        return (Do(("load", order.instance), LoadModel(order.instance, order.variant)),)
+
+    def _loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return (Do(("unload", instance), UnloadModel(instance)),)
+        loaded.ready = True
+        fact = InstanceLoaded(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self.device,
+            incarnation=self.incarnation,
+            load_ms=model.load_ms,
+            memory_mb=model.memory_mb,
+            proof=model.proof,
+        )
+        return (Publish(self._subjects.monitor(self.worker, "loaded"), fact), *self._arm())
+
+    def _unload(self, envelope: Envelope) -> Iterable[Effect]:
+        loaded = self.instances.get(envelope.message.instance)
+        if loaded is None:
+            return NOTHING
+        loaded.leaving = True
+        return self._maybe_unload(loaded)
+
+    def _maybe_unload(self, loaded: Loaded) -> Iterable[Effect]:
+        """Let go once what was queued is answered."""
+        if loaded.running or len(loaded.queue) or not loaded.ready:
+            return NOTHING
+        del self.instances[loaded.id]
+        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), self._left(loaded))
+
+    def _left(self, loaded: Loaded) -> Publish:
+        fact = InstanceUnloaded(
+            instance=loaded.id, variant=loaded.record.variant, device=self.device, incarnation=self.incarnation
+        )
+        return Publish(self._subjects.monitor(self.worker, "unloaded"), fact)
+
+    @staticmethod
+    def _unloaded(instance: str) -> Iterable[Effect]:
+        del instance
+        return NOTHING
+
+    def _failed(self, envelope: Envelope) -> Iterable[Effect]:
+        """The edge could not do it."""
+        failed: Failed | TimedOut = envelope.message
+        reason = failed.error if isinstance(failed, Failed) else "it took too long"
+        now = envelope.now
+        if type(failed.id) is int:
+            entry = self._running.get(failed.id)
+            if entry is None:
+                return NOTHING
+            errors = [reason] * len(entry[1].works)
+            return self._ran(failed.id, BatchResult(now, now, [], errors), now)
+        kind, key = failed.id
+        if kind == "load":
+            return self._load_failed(key, reason)
+        if kind == "fetch":
+            loaded, route, _ = self._fetching.pop(key)
+            return self._refuse(loaded, route, "bad_request", f"inputs_ref cannot be read: {reason}", now)
+        if kind == "store":
+            route, answer = key
+            error = Error(code="internal", message=f"the outputs could not be stored: {reason}")
+            return (Publish(route.reply_to, Refusal(id=answer.id, error=error)),)
+        return NOTHING
+
+    def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:
+        loaded = self.instances.pop(instance, None)
+        if loaded is None:
+            return NOTHING
+        fact = InstanceFailed(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self.device,
+            incarnation=self.incarnation,
+            reason=reason,
+        )
+        back = [self._hand_back(work.route, "load_failed", work.body) for work in loaded.queue.drop()]
+        return (Publish(self._subjects.monitor(self.worker, "failed"), fact), *back)
+
+    # -- dispatchers and time
+
+    def _dispatcher(self, envelope: Envelope) -> Iterable[Effect]:
+        beat: DispatcherHeartbeat = envelope.message
+        owner = self.owners.get(beat.dispatcher)
+        if owner is None:
+            owner = self.owners[beat.dispatcher] = Owner(envelope.now)
+        owner.seen = envelope.now
+        owner.alive = not beat.leaving
+        seq = beat.flushed.get(self._queue)
+        if seq is not None:
+            owner.flushed(seq)
+        return self._inherit(beat.dispatcher, owner) if beat.leaving else NOTHING
+
+    def _inherit(self, name: str, owner: Owner) -> list[Effect]:
+        """A dispatcher is dead: what it may not have written is written here (the database keeps one outcome a uid)."""
+        owner.alive = False
+        effects: list[Effect] = []
+        for done, routes in owner.pending:
+            loaded = self.instances.get(done.instance)
+            if loaded is not None:
+                effects.extend(self._outcomes(done, routes, loaded))
+        del self.owners[name]
+        self.owners[name] = dead = Owner(owner.seen)
+        dead.alive = False
+        return effects
+
+    def _report(self, envelope: Envelope) -> Iterable[Effect]:
+        now = envelope.now
+        gap = now - self._reported if self._reported else REPORT
+        self._reported = now
+        effects: list[Effect] = []
+        if gap > self._failure_timeout:
+            effects.extend(self._slept(now))
+        for name, owner in list(self.owners.items()):
+            if owner.alive and now - owner.seen > self._failure_timeout + REPORT:
+                effects.extend(self._inherit(name, owner))
+            elif not owner.alive and now - owner.seen > 120.0:
+                del self.owners[name]
+        report = ExecutorReport(
+            worker=self.worker,
+            device=self.device,
+            incarnation=self.incarnation,
+            at=now,
+            seconds=gap,
+            samples=[loaded.sample(now) for loaded in self.instances.values()],
+            memory_mb=self._memory_mb,
+        )
+        effects += (
+            Publish(self._subjects.monitor(self.worker, "report"), report),
+            Do(("memory", ""), MeasureMemory()),
+            After("report", REPORT, envelope.message),
+        )
+        effects.extend(self._arm())
+        return effects
+
+    def _slept(self, now: float) -> list[Effect]:
+        """This process was stopped longer than the failure time-out: its queries are with others now, drop them."""
+        for owner in self.owners.values():
+            owner.seen = now
+        for loaded in self.instances.values():
+            loaded.queue.drop()
+        return []
+
+    def _started(self, envelope: Envelope) -> Iterable[Effect]:
+        self._reported = envelope.now
+        return (After("report", 0.0, Report()),)
+
+    def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
+        """What has not begun goes back to the dispatchers; what runs is answered within the grace."""
+        del envelope
+        return [
+            self._hand_back(work.route, "gone", work.body)
+            for loaded in self.instances.values()
+            for work in loaded.queue.drop()
+        ]

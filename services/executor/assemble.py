@@ -1,0 +1,88 @@
+"""Queries into one array and its outputs back to queries: n items in, n items out, in order."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.public import Tensor, TensorView
+from bus.tensors import NUMPY_NAMES, datatype_of, fit, from_array, to_array
+from services.executor.work import Inputs, Work
+
+Array = NDArray[Any]
+
+
+class NotANumber(ValueError):
+    """The model returned NaN or infinity for this query."""
+
+
+def single(works: list[Work], spec: TensorSpec) -> Array:
+    """One array [items, ...] of the model's only input. Raises BadTensor."""
+    code = NUMPY_NAMES.get(spec.datatype)
+    plain = code is not None and all(
+        type(work.inputs) is TensorView and work.inputs.datatype == spec.datatype for work in works
+    )
+    if plain:
+        # The usual case: the bytes are the model's own layout, checked for size by the dispatcher.
+        views: list[TensorView] = [work.inputs for work in works]  # type: ignore[misc]
+        if len(views) == 1:
+            return fit(to_array(views[0], "inputs"), spec, "inputs")
+        joined = b"".join([view.data for view in views])
+        whole: Array = np.frombuffer(joined, code).reshape((-1, *views[0].shape[1:]))
+        return fit(whole, spec, "inputs")
+    parts = [_one(work.inputs, spec, "inputs") for work in works]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def several(works: list[Work], signature: Signature) -> dict[str, Array]:
+    """The arrays of a model with several inputs, by name. Raises BadTensor."""
+    arrays = {}
+    for spec in signature.inputs:
+        where = f"inputs.{spec.name}"
+        parts = [_one(work.inputs[spec.name], spec, where) for work in works]  # type: ignore[index,call-overload]
+        arrays[spec.name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return arrays
+
+
+def _one(inputs: Inputs | None, spec: TensorSpec, where: str) -> Array:
+    if isinstance(inputs, dict):
+        inputs = inputs[spec.name]
+    if inputs is None:
+        raise ValueError(f"{where} is missing")
+    if isinstance(inputs, list):
+        array = to_array(inputs, where)
+        # Numbers in a list carry no datatype: they are taken as the model's own.
+        return fit(array.astype(NUMPY_NAMES.get(spec.datatype, "<f4")), spec, where)
+    return fit(to_array(inputs, where), spec, where)
+
+
+def split(outputs: list[Array], names: tuple[str, ...], works: list[Work]) -> list[dict[str, Tensor]]:
+    """Each query's rows of every output. Raises NotANumber, or ValueError when the model returned another number of rows."""
+    total = sum(work.items for work in works)
+    answers: list[dict[str, Tensor]] = [{} for _ in works]
+    for name, array in zip(names, outputs, strict=True):
+        if array.ndim == 0 or array.shape[0] != total:
+            raise ValueError(f"output {name!r} has shape {list(array.shape)} for {total} items")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NotANumber(f"the model returned NaN or infinity in output {name!r}")
+        if array.dtype.kind in "OUS":
+            _split_strings(array, name, works, answers)
+            continue
+        datatype = datatype_of(array)
+        whole = array.tobytes()
+        row = len(whole) // total
+        tail = list(array.shape[1:])
+        at = 0
+        for work, answer in zip(works, answers, strict=True):
+            n = work.items
+            answer[name] = Tensor(datatype, [n, *tail], whole[at : at + n * row])
+            at += n * row
+    return answers
+
+
+def _split_strings(array: Array, name: str, works: list[Work], answers: list[dict[str, Tensor]]) -> None:
+    at = 0
+    for work, answer in zip(works, answers, strict=True):
+        answer[name] = from_array(array[at : at + work.items])
+        at += work.items

@@ -1,0 +1,84 @@
+"""One loaded model as the executor's actor sees it: its queue, what it is doing, and what it has measured since the last report."""
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import AppSample, InstanceSample
+from bus.messages.flow import Route
+from services.core.cost import LatencyTable
+from services.executor.policy import EdfQueue
+
+
+class Loaded:
+    """An instance. ready: its model is loaded; running: a batch is being computed; leaving: it unloads once empty."""
+
+    __slots__ = (
+        "_apps", "_batches", "_busy", "_items", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
+        "running", "running_items", "table",
+    )  # fmt: skip
+
+    def __init__(self, instance: str, record: VariantRecord, price_per_s: float) -> None:
+        self.id = instance
+        self.record = record
+        self.price_per_s = price_per_s
+        self.table = LatencyTable(record)
+        self.queue = EdfQueue(self.table, max(1, record.max_batch))
+        self.ready = False
+        self.running = False
+        self.running_items = 0
+        self.leaving = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._items = 0
+        self._batches = 0
+        self._busy = 0.0
+        self._predicted = 0.0
+        self._apps: dict[str, list[float]] = {}
+
+    @property
+    def queued(self) -> int:
+        """Items waiting or running."""
+        return self.queue.items + self.running_items
+
+    def measured(self, items: int, seconds: float) -> None:
+        """One batch was computed; the live factor follows slowly (it also corrects this queue's own predictions)."""
+        predicted = self.table.seconds(items)
+        self._items += items
+        self._batches += 1
+        self._busy += seconds
+        self._predicted += predicted
+        if predicted > 0:
+            ratio = min(5.0, max(0.2, seconds / predicted))
+            self.queue.factor += 0.02 * (ratio - self.queue.factor)
+
+    def served(self, route: Route, items: int, latency: float, *, error: bool) -> None:
+        """One query ended after `latency` seconds."""
+        sample = self._apps.get(route.app)
+        if sample is None:
+            sample = self._apps[route.app] = [0.0, 0.0, 0.0, 0.0, route.deadline - route.arrived]
+        sample[0] += items
+        sample[1] += latency * items
+        if latency > sample[2]:
+            sample[2] = latency
+        if error:
+            sample[3] += 1
+
+    def sample(self, now: float) -> InstanceSample:
+        """What was measured since the last call."""
+        oldest = self.queue.oldest()
+        apps = [
+            AppSample(app, int(n), total, worst, int(bad), slo)
+            for app, (n, total, worst, bad, slo) in self._apps.items()
+        ]
+        sample = InstanceSample(
+            self.id,
+            self.record.variant,
+            self.queued,
+            now - oldest if oldest is not None else 0.0,
+            self._items,
+            self._batches,
+            self._busy,
+            self._predicted,
+            apps,
+        )
+        self._reset()
+        return sample

@@ -1,0 +1,85 @@
+"""Earliest deadline first, in batches as large as the deadlines allow (Clockwork's and InferLine's queue; Nexus' early drop).
+
+Pure: the queue is a heap by deadline; `form` takes from it what runs next and what cannot be served in time any more.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from services.core.cost import LatencyTable
+from services.executor.work import Work
+
+Heap = list[tuple[float, int, Work]]
+
+
+class EdfQueue:
+    """One instance's queue. table: profiled latency by batch size; factor: live correction of it."""
+
+    __slots__ = ("_heap", "_order", "factor", "items", "max_batch", "table")
+
+    def __init__(self, table: LatencyTable, max_batch: int) -> None:
+        self.table = table
+        self.max_batch = max_batch
+        self.factor = 1.0
+        self.items = 0
+        self._heap: Heap = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Work]:
+        return (work for _, _, work in self._heap)
+
+    def push(self, work: Work) -> None:
+        self._order += 1
+        self.items += work.items
+        heapq.heappush(self._heap, (work.route.deadline, self._order, work))
+
+    def oldest(self) -> float | None:
+        """Arrival of the query that waits longest, Unix seconds."""
+        return min((work.route.arrived for _, _, work in self._heap), default=None)
+
+    def form(self, now: float) -> tuple[list[Work], list[Work]]:
+        """The next batch, and what has to go because it would be late. Both leave the queue.
+
+        The first by deadline sets the limit: the largest batch that is predicted to end before it. Only queries with
+        equal shapes join it; what may share no batch runs alone; a query larger than max_batch runs alone, in pieces.
+        """
+        heap = self._heap
+        late: list[Work] = []
+        while heap:
+            deadline, _, first = heap[0]
+            heapq.heappop(heap)
+            self.items -= first.items
+            slack = (deadline - now) / self.factor
+            if self.table.seconds(first.items) > slack:
+                late.append(first)
+                continue
+            batch = [first]
+            if first.alone or first.items >= self.max_batch or not heap:
+                return batch, late
+            room = min(self.max_batch, self.table.largest_batch_within(slack)) - first.items
+            aside: Heap = []
+            while heap and room > 0:
+                entry = heapq.heappop(heap)
+                work = entry[2]
+                if work.items <= room and work.shape == first.shape and not work.alone:
+                    batch.append(work)
+                    self.items -= work.items
+                    room -= work.items
+                else:
+                    aside.append(entry)
+                    if len(aside) > 64:  # a mixed queue: do not turn it over for every batch
+                        break
+            for entry in aside:
+                heapq.heappush(heap, entry)
+            return batch, late
+        return [], late
+
+    def drop(self) -> list[Work]:
+        """Empty the queue."""
+        works = [work for _, _, work in self._heap]
+        self._heap.clear()
+        self.items = 0
+        return works

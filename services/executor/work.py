@@ -1,0 +1,87 @@
+"""What the executor's actor and its edge hand to each other."""
+
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.flow import Route
+from bus.messages.public import ObjectRef, Tensor, TensorView
+
+Inputs = TensorView | dict[str, TensorView] | list[Any]
+
+
+class Work:
+    """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
+
+    __slots__ = ("alone", "body", "inputs", "items", "route", "shape")
+
+    def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
+        self.route = route
+        self.body = body
+        self.inputs = inputs
+        self.items = items
+        self.shape = shape
+        self.alone = route.attempt > 0  # it was aboard when an executor died: it shares no batch again
+
+
+class LoadModel(Struct, frozen=True):
+    """Fetch an artifact, load it, prove where it runs, warm it up."""
+
+    instance: str
+    variant: VariantRecord
+
+
+class LoadedModel(Struct, frozen=True):
+    """load_ms: fetch excluded. memory_mb: what the process grew by."""
+
+    load_ms: float
+    memory_mb: float
+    proof: str
+
+
+class UnloadModel(Struct, frozen=True):
+    """Let go of an instance's model."""
+
+    instance: str
+
+
+class RunBatch(Struct, frozen=True, gc=False):
+    """Compute these queries together. predicted: seconds by the profile; inline: short enough for the loop itself."""
+
+    instance: str
+    works: list[Work]
+    predicted: float
+    inline: bool
+
+
+class BatchResult(Struct, frozen=True, gc=False):
+    """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong."""
+
+    started: float
+    finished: float
+    outputs: list[dict[str, Tensor]]
+    errors: list[str] | None = None
+
+
+class FetchInputs(Struct, frozen=True):
+    """Get a query's inputs from the object store."""
+
+    ref: ObjectRef
+
+
+class StoreOutputs(Struct, frozen=True):
+    """Put an answer's outputs into the object store, since they are too large for a message."""
+
+    key: str
+    outputs: dict[str, Tensor]
+
+
+class Shrink(Struct, frozen=True):
+    """Give back memory that large batches left behind."""
+
+    instance: str
+
+
+class MeasureMemory(Struct, frozen=True):
+    """Resident memory of this process in MB."""

@@ -1,0 +1,40 @@
+"""What this machine offers a worker: its name, cores and memory, as settings and the operating system allow."""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+from services.shell.settings import WorkerSettings
+
+
+def worker_name(settings: WorkerSettings) -> str:
+    """The worker's name: a setting, else made from the host's so that it is a valid subject token."""
+    if settings.name:
+        return settings.name
+    host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname()).strip("-_") or "worker"
+    return host[:64]
+
+
+def cores_of(settings: WorkerSettings) -> int:
+    """Cores this process may use: a setting, else affinity and the cgroup's quota."""
+    if settings.cores > 0:
+        return settings.cores
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def memory_mb_of(settings: WorkerSettings) -> float:
+    """Memory a worker may use, in MB: a setting, else the machine's or the cgroup's limit, whichever is less."""
+    if settings.memory_mb > 0:
+        return float(settings.memory_mb)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(total, int(limit)) / 2**20 if limit.isdigit() else total / 2**20
