@@ -1,0 +1,54 @@
+"""Wires the recorder: `infaas run recorder`."""
+
+import os
+from contextlib import suppress
+
+from bus.messages.events import EVENTS, OutcomeEvent
+from bus.port import Bus, StreamSpec
+from bus.subjects import Subjects
+from services.recorder.actor import Recorder
+from services.recorder.edge import RecorderEdge
+from services.shell.prices import load_prices
+from services.shell.runtime import Runtime
+from services.shell.settings import BusSettings, Settings, SettingsError, load
+from services.shell.store import Store
+
+NICE = 10  # history may wait, queries may not
+DAY = 86400.0
+
+
+def streams(subjects: Subjects, settings: BusSettings) -> dict[str, StreamSpec]:
+    """The two streams of events.
+
+    Outcomes are kept until they are in the database, and publishers hold when it is full; of the rest, which only describes,
+    the oldest go.
+    """
+    others = tuple(subjects.event(event.kind) for event in EVENTS if event is not OutcomeEvent)
+    return {
+        "outcomes": StreamSpec(
+            subjects.outcome_stream, (subjects.event(OutcomeEvent.kind),), "work", settings.outcome_bytes
+        ),
+        "events": StreamSpec(
+            subjects.event_stream, others, "limits", settings.event_bytes, max_age_s=DAY, full="oldest"
+        ),
+    }
+
+
+async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
+    """The recorder's runtime; raises SettingsError when no database is named."""
+    if not settings.store.dsn:
+        raise SettingsError("the recorder needs a database: set INFAAS_STORE__DSN to the writing role's DSN")
+    with suppress(OSError):
+        os.nice(max(0, NICE - os.nice(0)))
+    subjects = Subjects(settings.prefix)
+    store = Store(settings.store.dsn, "infaas recorder")
+    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), load_prices(settings.prices))
+    return [Runtime("recorder", lambda: Recorder(subjects), bus, subjects, edge)]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from services.shell.serve import serve
+
+    sys.exit(serve("recorder", load(), wire))

@@ -1,0 +1,149 @@
+"""The recorder: what happened goes from the streams to the database, what there is from the catalogue. Pure.
+
+It only says what comes next. Each stream has one command under way or one timer running, never both, so that batches are
+written in order and a database that is away is asked again at a bounded rate. Nothing is acknowledged that is not committed.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from bus.subjects import Subjects
+from services.core.actor import (
+    After,
+    Changed,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Failed,
+    Inlet,
+    Started,
+    Stopping,
+    Synced,
+    TimedOut,
+    Watch,
+)
+from services.recorder.policy import pause_after_failure, pause_after_fetch
+
+TIDY_EVERY = 3600.0  # s
+
+
+class Ingest(Struct, frozen=True):
+    """Fetch from this stream, write, acknowledge; the result is the number of messages. stream: "outcomes" | "events"."""
+
+    stream: str
+
+
+class Mirror(Struct, frozen=True):
+    """Write these catalogue entries (None: deleted). present: all keys there are, when known: what else is there must go."""
+
+    changes: dict[str, bytes | None]
+    present: frozenset[str] | None
+
+
+class Tidy(Struct, frozen=True):
+    """Forget bookkeeping that has become useless."""
+
+
+class Again(Struct, frozen=True):
+    """A timer's message: this one is due."""
+
+    what: str
+
+
+STREAMS = ("outcomes", "events")
+MIRROR = "mirror"
+TIDY = "tidy"
+
+
+class Recorder:
+    """Keeps both streams flowing and the catalogue's mirror up to date."""
+
+    def __init__(self, subjects: Subjects) -> None:
+        self._watches = (Watch(bucket=subjects.catalog_bucket),)
+        self._failures: dict[str, int] = {}
+        self._changes: dict[str, bytes | None] = {}
+        self._keys: set[str] = set()
+        self._synced = False
+        self._reconcile = False
+        self._under_way: Mirror | None = None
+        self._mirror_due = False
+        self._stopping = False
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        return ()
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return self._watches
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        match envelope.message:
+            case Changed(key=key, value=value):
+                self._change(key, value)
+                return self._mirror()
+            case Synced():
+                self._synced = self._reconcile = True
+                return self._mirror()
+            case Done(id=what, result=result):
+                self._failures.pop(what, None)
+                return self._done(what, result)
+            case Failed(id=what) | TimedOut(id=what):
+                return self._failed(what)
+            case Again(what=what):
+                return self._again(what)
+            case Started():
+                return [*(self._ingest(stream) for stream in STREAMS), After(TIDY, 60.0, Again(TIDY))]
+            case Stopping():
+                self._stopping = True
+        return ()
+
+    def _change(self, key: str, value: bytes | None) -> None:
+        self._changes[key] = value
+        if value is None:
+            self._keys.discard(key)
+        else:
+            self._keys.add(key)
+
+    def _ingest(self, stream: str) -> Effect:
+        return Do(stream, Ingest(stream))
+
+    def _mirror(self) -> Iterable[Effect]:
+        """One order at a time, since a later one may hold a newer value of the same key."""
+        if not self._synced or self._under_way is not None or self._mirror_due or self._stopping:
+            return ()
+        if not self._changes and not self._reconcile:
+            return ()
+        self._under_way = Mirror(self._changes, frozenset(self._keys) if self._reconcile else None)
+        self._changes, self._reconcile = {}, False
+        return (Do(MIRROR, self._under_way),)
+
+    def _done(self, what: str, result: object) -> Iterable[Effect]:
+        if what == MIRROR:
+            self._under_way = None
+            return self._mirror()
+        if what == TIDY:
+            return (After(TIDY, TIDY_EVERY, Again(TIDY)),)
+        if self._stopping:
+            return ()
+        pause = pause_after_fetch(result if isinstance(result, int) else 0)
+        return (After(what, pause, Again(what)),) if pause else (self._ingest(what),)
+
+    def _failed(self, what: str) -> Iterable[Effect]:
+        failures = self._failures[what] = self._failures.get(what, 0) + 1
+        if what == MIRROR and self._under_way is not None:
+            self._changes = self._under_way.changes | self._changes
+            self._reconcile = self._reconcile or self._under_way.present is not None
+            self._under_way = None
+            self._mirror_due = True
+        return (After(what, pause_after_failure(failures), Again(what)),)
+
+    def _again(self, what: str) -> Iterable[Effect]:
+        if self._stopping:
+            return ()
+        if what == MIRROR:
+            self._mirror_due = False
+            return self._mirror()
+        return (Do(TIDY, Tidy()) if what == TIDY else self._ingest(what),)

@@ -1,0 +1,245 @@
+"""Writing event batches to the database: all of a fetch in one transaction, each batch and each query's outcome once.
+
+A batch's id is registered in the transaction that writes its rows: what is delivered again is known and skipped. Outcomes are
+unique by uid besides (schema/0001_events.sql says how). Rows that the database cannot take are found by halving and
+set aside in infaas_internal.rejected with the reason; the rows around them are written.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+
+from bus.codec import DECODE_ERRORS, explain
+from bus.messages.events import Event, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
+from services.recorder.policy import latest
+from services.recorder.tables import TABLES, Batch, Table
+from services.shell.store import Store, copy
+
+log = logging.getLogger(__name__)
+
+# The rows' fault; everything else (no connection, no disk, no such table) is the database's, and is tried again.
+BAD_ROWS = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError, TypeError)
+
+
+class Message(NamedTuple):
+    """One event message as it came."""
+
+    subject: str
+    data: bytes
+
+
+class Part(NamedTuple):
+    """Rows of one batch that stand or fall together. id: the batch's, or of a piece of it."""
+
+    id: str
+    subject: str
+    table: Table
+    rows: Sequence[Event]
+
+
+class Rejected(NamedTuple):
+    """What cannot be written, and why."""
+
+    subject: str
+    reason: str
+    body: bytes
+
+
+class Ledger:
+    """Writes events. Not for several threads at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, messages: Iterable[Message]) -> None:
+        """Returns once everything is committed or set aside; raises psycopg.Error when the database cannot do it now."""
+        parts: list[Part] = []
+        rejected: list[Rejected] = []
+        for message in messages:
+            part = _read(message)
+            if isinstance(part, Rejected):
+                rejected.append(part)
+            else:
+                parts.append(part)
+        if rejected:
+            self._set_aside(rejected)
+        if parts:
+            self._write(parts)
+
+    def _write(self, parts: list[Part]) -> None:
+        try:
+            with self._store.transaction() as connection:
+                _insert(connection, parts)
+        except BAD_ROWS as error:
+            first = parts[0]
+            if len(parts) > 1:
+                half = len(parts) // 2
+                pieces = [parts[:half], parts[half:]]
+            elif len(first.rows) > 1:
+                # The pieces' ids are always the same for the same batch, so a repeat finds each of them written.
+                half = len(first.rows) // 2
+                pieces = [
+                    [first._replace(id=f"{first.id}/{number}", rows=rows)]
+                    for number, rows in enumerate((first.rows[:half], first.rows[half:]))
+                ]
+            else:
+                body = msgspec.msgpack.encode({"id": first.id, "rows": first.rows})
+                self._set_aside([Rejected(first.subject, " ".join(str(error).split()), body)])
+                return
+            for piece in pieces:
+                self._write(piece)
+
+    def _set_aside(self, rejected: list[Rejected]) -> None:
+        with self._store.transaction() as connection, connection.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT DO NOTHING",
+                [
+                    (hashlib.sha256(item.subject.encode() + b"\0" + item.body).digest(), *_printable(item), item.body)
+                    for item in rejected
+                ],
+            )
+        for item in rejected:
+            log.error("an event was set aside: %s", item.reason, extra={"subject": item.subject})
+
+    def tidy(self) -> None:
+        """Forget batches that nothing can deliver again, instances that ended long ago, and old rejects."""
+        with self._store.transaction() as connection:
+            connection.execute("DELETE FROM infaas_internal.batches WHERE recorded < now() - interval '7 days'")
+            connection.execute("DELETE FROM infaas_internal.rejected WHERE time < now() - interval '30 days'")
+            connection.execute(
+                "DELETE FROM infaas_internal.instances i WHERE since < now() - interval '7 days'"
+                " AND NOT EXISTS (SELECT FROM infaas_internal.live_instances l WHERE l.instance = i.instance)"
+            )
+
+
+def _read(message: Message) -> Part | Rejected:
+    table = TABLES.get(message.subject.rpartition(".")[2])
+    if table is None:
+        return Rejected(message.subject, "no such kind of event", message.data)
+    try:
+        batch: Batch[Any] = table.decode(message.data)
+    except DECODE_ERRORS as error:
+        return Rejected(message.subject, explain(error), message.data)
+    return Part(batch.id, message.subject, table, batch.rows)
+
+
+def _printable(item: Rejected) -> tuple[str, str]:
+    return item.subject.replace("\0", "\ufffd"), item.reason.replace("\0", "\ufffd")
+
+
+def _insert(connection: psycopg.Connection[Any], parts: list[Part]) -> None:
+    """Write the parts that are new, in one transaction."""
+    found = connection.execute(
+        "INSERT INTO infaas_internal.batches (id) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING RETURNING id",
+        (sorted({part.id for part in parts}),),  # sorted: two recorders never wait for each other in a circle
+    )
+    new = {row[0] for row in found}
+    kinds: dict[str, list[Event]] = {}
+    for part in parts:
+        if part.id in new:
+            new.discard(part.id)
+            kinds.setdefault(part.table.kind, []).extend(part.rows)
+    for kind, events in kinds.items():
+        table = TABLES[kind]
+        rows = list(map(table.values, events))
+        if kind == "outcome":
+            rows = _unknown(connection, rows)
+        if table.name is not None and rows:
+            copy(connection, table.name, table.columns, table.types, rows)
+        if fold := _FOLDS.get(kind):
+            fold(connection, events)
+
+
+def _unknown(connection: psycopg.Connection[Any], rows: list[list[Any]]) -> list[list[Any]]:
+    """Without the queries that have an outcome already, here or in the database; of equals the first one stays."""
+    at = OutcomeEvent.__struct_fields__.index("uid")
+    unique: dict[bytes, list[Any]] = {}
+    for row in rows:
+        unique.setdefault(row[at].bytes, row)
+    # Until the commit nobody else may write outcomes: between asking and writing another recorder could.
+    connection.execute("LOCK TABLE infaas_internal.outcome_lock IN EXCLUSIVE MODE")
+    known = connection.execute(
+        "SELECT * FROM infaas_internal.known_uids(%b, %b)",
+        ([row[at] for row in unique.values()], min(row[0] for row in unique.values())),
+    )
+    for (uid,) in known:
+        unique.pop(uid.bytes, None)
+    return list(unique.values())
+
+
+# ---- what is true now, folded from what happened; a later fact wins, in whatever order the two arrive
+
+
+def _time(event: Event) -> datetime:
+    return datetime.fromtimestamp(event.time, UTC)
+
+
+def _fold_states(connection: psycopg.Connection[Any], events: list[StateEvent]) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.instances AS known (instance, app, model, variant, worker, device, state, since)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (instance, app) DO UPDATE SET model = excluded.model,"
+        " variant = excluded.variant, worker = excluded.worker, device = excluded.device, state = excluded.state,"
+        " since = excluded.since WHERE excluded.since >= known.since",
+        [
+            (e.instance, e.app or "", e.model, e.variant, e.worker, e.device, e.to_state, _time(e))
+            for e in latest(events, lambda e: (e.instance, e.app))
+        ],
+    )
+
+
+def _fold_workers(connection: psycopg.Connection[Any], events: list[WorkerEvent]) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.workers AS known (worker, hardware, state, since) VALUES (%s, %s, %s, %s)"
+        " ON CONFLICT (worker) DO UPDATE SET hardware = excluded.hardware, state = excluded.state,"
+        " since = excluded.since WHERE known.since IS NULL OR excluded.since >= known.since",
+        [(e.worker, e.hardware, e.to_state, _time(e)) for e in latest(events, lambda e: e.worker)],
+    )
+
+
+def _fold_samples(connection: psycopg.Connection[Any], events: list[WorkerSample]) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.workers AS known (worker, hardware, seen) VALUES (%s, %s, %s)"
+        " ON CONFLICT (worker) DO UPDATE SET seen = greatest(known.seen, excluded.seen)",
+        [(e.worker, e.hardware, _time(e)) for e in latest(events, lambda e: e.worker)],
+    )
+
+
+def _fold_registrations(connection: psycopg.Connection[Any], events: list[RegistrationEvent]) -> None:
+    started: dict[str, float] = {}
+    for event in events:
+        started[event.registration] = min(event.time, started.get(event.registration, event.time))
+    connection.cursor().executemany(
+        "INSERT INTO infaas.registrations AS known (registration, app, model, version, state, progress, reason, started, updated)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (registration) DO UPDATE SET"
+        " version = coalesce(excluded.version, known.version), state = excluded.state, progress = excluded.progress,"
+        " reason = excluded.reason, started = least(known.started, excluded.started), updated = excluded.updated"
+        " WHERE excluded.updated >= known.updated",
+        [
+            (
+                e.registration,
+                e.app,
+                e.model,
+                e.version,
+                e.state,
+                e.progress,
+                e.reason,
+                datetime.fromtimestamp(started[e.registration], UTC),
+                _time(e),
+            )
+            for e in latest(events, lambda e: e.registration)
+        ],
+    )
+
+
+_FOLDS: dict[str, Any] = {
+    "state": _fold_states,
+    "worker": _fold_workers,
+    "worker-sample": _fold_samples,
+    "registration": _fold_registrations,
+}

@@ -1,0 +1,193 @@
+"""The catalogue bucket's records as rows, for people who ask in SQL. The bucket is the authority; these rows are overwritten."""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from bus.codec import BadMessage, decode
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+from services.shell.store import Store
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+
+class CatalogMirror:
+    """Writes catalogue entries. prices: US$ an hour by device kind. Not for several threads at once."""
+
+    def __init__(self, store: Store, prices: Mapping[str, float]) -> None:
+        self._store = store
+        self._prices = prices
+
+    def write(self, changes: Mapping[str, bytes | None], present: frozenset[str] | None) -> None:
+        """In one transaction: these entries (None: deleted); with `present`, all others but those keys go, and prices come.
+
+        An entry that is not a record is set aside and counts as deleted. Raises psycopg.Error.
+        """
+        with self._store.transaction() as connection:
+            if present is not None:
+                self._only(connection, present)
+                self._write_prices(connection)
+            for key, value in changes.items():
+                self._entry(connection, key, value)
+
+    def _entry(self, connection: Connection, key: str, value: bytes | None) -> None:
+        kind, _, name = key.partition(".")
+        try:
+            with connection.transaction():  # a savepoint: what cannot be written leaves nothing behind
+                if kind == "app":
+                    _app(connection, name, None if value is None else decode(AppRecord, value))
+                elif kind == "model":
+                    model, _, version = name.partition(".")
+                    _model(connection, (model, version), None if value is None else decode(ModelRecord, value))
+                elif kind == "variant":
+                    self._variant(connection, name, None if value is None else decode(VariantRecord, value))
+        except (BadMessage, psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError) as error:
+            body = value or b""
+            connection.execute(
+                "INSERT INTO infaas_internal.rejected (digest, subject, reason, body) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT DO NOTHING",
+                (hashlib.sha256(key.encode() + b"\0" + body).digest(), key, str(error).replace("\0", "\ufffd"), body),
+            )
+            log.error("a catalogue entry was set aside: %s", error, extra={"key": key})
+            if value is not None:
+                self._entry(connection, key, None)
+
+    def _variant(self, connection: Connection, name: str, record: VariantRecord | None) -> None:
+        connection.execute("DELETE FROM infaas.profiles WHERE variant = %s", (name,))
+        if record is None:
+            connection.execute("DELETE FROM infaas_internal.variants WHERE variant = %s", (name,))
+            return
+        profile = record.profile
+        price, cost, latency = self._price(record)
+        _put(
+            connection,
+            "infaas_internal.variants",
+            ("variant",),
+            {
+                "variant": name, "model": record.model, "version": record.version, "hardware": record.hardware,
+                "framework": record.framework, "precision": record.precision, "threads": record.threads,
+                "max_batch": record.max_batch, "accuracy": record.accuracy, "agreement": record.agreement,
+                "load_ms": profile.load_ms, "latency_ms": latency, "memory_mb": profile.memory_mb,
+                "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
+                "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
+                "simulated": record.simulated, "attributes": _json(record.attributes),
+            },
+        )  # fmt: skip
+        connection.cursor().executemany(
+            "INSERT INTO infaas.profiles (model, version, variant, hardware, batch, length, p50_ms, p99_ms, cpu_ms,"
+            " wall_over_cpu, provenance, disturbed) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            [
+                (
+                    record.model, record.version, name, record.hardware, row.batch, row.length, row.p50_ms, row.p99_ms,
+                    row.cpu_ms, row.wall_over_cpu, profile.provenance, profile.disturbed,
+                )
+                for row in profile.rows
+            ],
+        )  # fmt: skip
+
+    def _price(self, record: VariantRecord) -> tuple[float | None, float | None, float | None]:
+        """US$ an hour of an instance, US$ per 1,000 items one at a time, ms of one item; None where unknown.
+
+        The device is taken to be of the instance's own size, as dispatchers do while no worker of that kind is there.
+        """
+        latency = latency_ms(record, 1) if record.profile.rows else None
+        try:
+            per_s = instance_price_per_s(
+                record, self._prices, max(record.threads, 1), max(record.profile.memory_mb, 1.0)
+            )
+        except UnknownPrice:
+            return None, None, latency
+        return per_s * 3600.0, None if latency is None else cost_per_1000(record, per_s), latency
+
+    def _write_prices(self, connection: Connection) -> None:
+        connection.execute("DELETE FROM infaas.prices WHERE hardware <> ALL (%s)", (list(self._prices),))
+        for kind, price in self._prices.items():
+            row = {"hardware": kind, "price_per_hour": price, "unit": "core" if kind in PER_CORE else "device"}
+            _put(connection, "infaas.prices", ("hardware",), row)
+
+    def _only(self, connection: Connection, present: frozenset[str]) -> None:
+        """Delete what is no longer in the bucket."""
+        for statement in (
+            "SELECT 'app.' || app FROM infaas_internal.apps",
+            "SELECT 'model.' || model || '.' || version FROM infaas_internal.models",
+            "SELECT 'variant.' || variant FROM infaas_internal.variants",
+        ):
+            for (key,) in connection.execute(statement).fetchall():
+                if key not in present:
+                    self._entry(connection, key, None)
+
+
+def _app(connection: Connection, name: str, record: AppRecord | None) -> None:
+    connection.execute("DELETE FROM infaas_internal.app_models WHERE app = %s", (name,))
+    if record is None:
+        connection.execute("DELETE FROM infaas_internal.apps WHERE app = %s", (name,))
+        return
+    signature = record.signature
+    _put(
+        connection,
+        "infaas_internal.apps",
+        ("app",),
+        {
+            "app": name,
+            "latency_ms": record.latency_ms,
+            "min_instances": record.min_instances,
+            "default_output": None if record.default_output is None else _json(record.default_output),
+            "inputs": None if signature is None else _json(signature.inputs),
+            "outputs": None if signature is None else _json(signature.outputs),
+            "created": datetime.fromtimestamp(record.created, UTC),
+        },
+    )
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.app_models (app, model, version) VALUES (%s, %s, %s)",
+        [(name, model, version) for model, version in record.links.items()],
+    )
+
+
+def _model(connection: Connection, key: tuple[str, str], record: ModelRecord | None) -> None:
+    if record is None:
+        connection.execute("DELETE FROM infaas_internal.models WHERE model = %s AND version = %s", key)
+        return
+    _put(
+        connection,
+        "infaas_internal.models",
+        ("model", "version"),
+        {
+            "model": key[0],
+            "version": key[1],
+            "task": record.task,
+            "metric": record.metric,
+            "format": record.format,
+            "inputs": _json(record.signature.inputs),
+            "outputs": _json(record.signature.outputs),
+            "registration": record.registration,
+            "created": datetime.fromtimestamp(record.created, UTC),
+        },
+    )
+
+
+def _json(value: Any) -> Jsonb:
+    return Jsonb(value, dumps=msgspec.json.encode)
+
+
+def _put(connection: Connection, table: str, key: tuple[str, ...], row: Mapping[str, Any]) -> None:
+    """Insert a row, or overwrite the one with this key."""
+    names = sql.SQL(", ")
+    schema, _, name = table.partition(".")
+    statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT ({}) DO UPDATE SET {}").format(
+        sql.Identifier(schema, name),
+        names.join(map(sql.Identifier, row)),
+        names.join(map(sql.Placeholder, row)),
+        names.join(map(sql.Identifier, key)),
+        names.join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column)) for column in row if column not in key),
+    )
+    connection.execute(statement, row)

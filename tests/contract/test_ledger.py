@@ -1,0 +1,231 @@
+"""What the ledger promises: every event is written once, whatever is delivered again; nothing is lost silently."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.codec import encode
+from bus.messages.events import EVENTS, Event, OutcomeEvent, RegistrationEvent
+from services.recorder.ledger import Ledger, Message
+from services.recorder.tables import TABLES
+from services.shell.store import Store
+from tests.events import event, message, outcome
+
+
+@pytest.fixture
+def ledger(database_dsn: str) -> Iterator[Ledger]:
+    store = Store(database_dsn, "test")
+    yield Ledger(store)
+    store.close()
+
+
+@pytest.fixture
+def ask(superuser_dsn: str) -> Iterator[Any]:
+    with closing(psycopg.connect(superuser_dsn, autocommit=True)) as connection:
+        yield lambda query, *values: connection.execute(query.encode(), values).fetchall()
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.kind)
+def test_a_batch_that_is_delivered_again_is_written_once(ledger: Ledger, ask: Any, kind: type[Event]) -> None:
+    table = TABLES[kind.kind].name or "infaas.registrations"
+    once = message(event(kind), id="b1")
+    ledger.write([once, once])
+    ledger.write([once])
+    assert ask(f"SELECT count(*) FROM {table}") == [(1,)]
+    if kind is not RegistrationEvent:
+        ledger.write([message(event(kind), id="b2")])
+        assert ask(f"SELECT count(*) FROM {table}") == [(2,)]
+
+
+def test_every_field_arrives_as_it_was_sent(ledger: Ledger, ask: Any) -> None:
+    sent = OutcomeEvent(
+        time=1_700_000_000.25, uid=bytes(range(16)), id="ä", app="digits", outcome="late", model="mlp", variant="v", worker="w",
+        hardware="cpu", code="deadline", latency_ms=1.5, slo_ms=1.0, accuracy=0.5, accuracy_required=0.25, cost_limit=0.125,
+        priority=3, items=7, batch=9, cached=True, simulated=True, cost=1e-12, version="2", policy="p", context="c",
+        input_digest="d", parent=bytes(range(16, 32)), stage="s",
+    )  # fmt: skip
+    ledger.write([message(sent)])
+    columns = OutcomeEvent.__struct_fields__
+    (row,) = ask(f"SELECT {', '.join(columns)} FROM infaas.query_outcomes")
+    found = dict(zip(columns, row, strict=True))
+    expected = msgspec.structs.asdict(sent)
+    expected["time"] = datetime.fromtimestamp(sent.time, UTC)
+    assert {**found, "uid": found["uid"].bytes, "parent": found["parent"].bytes} == expected
+
+
+# ---- one outcome a uid
+
+
+def test_the_same_uid_has_one_outcome_whoever_records_it_and_when(ledger: Ledger, ask: Any) -> None:
+    first = outcome(outcome="ok", cost=1.0)
+    again = msgspec.structs.replace(first, outcome="late", cost=2.0)
+    later = msgspec.structs.replace(first, time=first.time + 29.5, cost=4.0)
+    earlier = msgspec.structs.replace(first, time=first.time - 29.5, cost=8.0)
+    ledger.write([message(first)])
+    ledger.write([message(again, outcome()), message(later)])
+    ledger.write([message(earlier), message(outcome(), later)])
+    assert ask("SELECT cost FROM infaas.query_outcomes WHERE uid = %s::uuid", first.uid.hex()) == [(1.0,)]
+    assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(3,)]
+
+
+def test_the_same_uid_twice_in_one_fetch_has_one_outcome(ledger: Ledger, ask: Any) -> None:
+    one = outcome(worker="first")
+    other = msgspec.structs.replace(one, time=one.time + 1.0, worker="second")
+    ledger.write([message(one, other), message(other)])
+    assert ask("SELECT worker FROM infaas.query_outcomes") == [("first",)]
+
+
+def test_two_recorders_at_once_leave_one_outcome_a_uid(database_dsn: str, ask: Any) -> None:
+    """Both are handed the same uids under other batch ids and times, and start together, many times over."""
+    rounds, size = 20, 50
+    rows = [[outcome() for _ in range(size)] for _ in range(rounds)]
+    gate = threading.Barrier(2)
+
+    def recorder(shift: float) -> None:
+        store = Store(database_dsn, "test")
+        ledger = Ledger(store)
+        for batch in rows:
+            mine = message(*(msgspec.structs.replace(row, time=row.time + shift) for row in batch))
+            gate.wait(30)
+            ledger.write([mine])
+        store.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(recorder, (0.0, 0.001)))
+    assert ask("SELECT count(*), count(DISTINCT uid) FROM infaas.query_outcomes") == [(rounds * size, rounds * size)]
+
+
+def test_two_recorders_with_the_same_batches_in_another_order_write_each_once(database_dsn: str, ask: Any) -> None:
+    batches = [message(outcome(), outcome()) for _ in range(30)]
+
+    def recorder(mine: list[Message]) -> None:
+        store = Store(database_dsn, "test")
+        Ledger(store).write(mine)
+        store.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(recorder, (batches, batches[::-1])))
+    assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(60,)]
+
+
+# ---- what cannot be written
+
+
+@pytest.mark.parametrize(
+    ("subject", "body", "reason"),
+    [
+        ("infaas.event.outcome", b"\xc1 not MessagePack", "not valid MessagePack"),
+        ("infaas.event.outcome", b"", "not valid MessagePack"),
+        (
+            "infaas.event.outcome",
+            encode({"id": "b", "rows": [{"time": "noon"}]}),
+            "Expected `float`, got `str` - at field `rows[0].time`",
+        ),
+        ("infaas.event.state", encode({"rows": []}), "missing required field `id`"),
+        ("infaas.event.party", encode({"id": "b", "rows": []}), "no such kind of event"),
+    ],
+)
+def test_what_cannot_be_read_is_set_aside_with_the_reason(
+    ledger: Ledger, ask: Any, subject: str, body: bytes, reason: str
+) -> None:
+    good = message(outcome())
+    ledger.write([Message(subject, body), good, Message(subject, body)])
+    ledger.write([Message(subject, body)])
+    ((found_subject, found_reason, found_body),) = ask("SELECT subject, reason, body FROM infaas_internal.rejected")
+    assert (found_subject, bytes(found_body)) == (subject, body)
+    assert reason in found_reason
+    assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(1,)]
+    assert ask("SELECT bytes FROM infaas.rejected_events") == [(len(body),)]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"uid": b"short"},
+        {"time": float("nan")},
+        {"time": 1e300},
+        {"items": 2**64 - 1},
+        {"app": "nul\0"},
+    ],
+    ids=str,
+)
+def test_a_row_that_the_database_cannot_take_costs_only_itself(ledger: Ledger, ask: Any, bad: dict[str, Any]) -> None:
+    rows = [outcome(id=str(i), **(bad if i == 5 else {})) for i in range(12)]
+    messages = [message(*rows, id="b1"), message(outcome(id="12"), id="b2")]
+    ledger.write(messages)
+    ledger.write(messages)
+    assert ask("SELECT array_agg(id ORDER BY id::int) FROM infaas.query_outcomes") == [
+        ([str(i) for i in range(13) if i != 5],)
+    ]
+    ((body,),) = ask("SELECT body FROM infaas_internal.rejected")
+    kept = msgspec.msgpack.decode(bytes(body))
+    assert [row["id"] for row in kept["rows"]] == ["5"]
+
+
+def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: Ledger, ask: Any) -> None:
+    ledger.write([message(outcome(id="a\0b", context="\0", input_digest="\0"))])
+    assert ask("SELECT id, context FROM infaas.query_outcomes") == [("a\ufffdb", "\ufffd")]
+    assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(0,)]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.one_of(st.binary(max_size=40), st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(
+        st.one_of(st.text(max_size=3), st.sampled_from(["id", "rows", "time"])), inner, max_size=3)),
+).map(encode)))  # fmt: skip
+def test_no_message_whatever_stops_the_ledger(ledger: Ledger, body: bytes) -> None:
+    ledger.write([Message(f"infaas.event.{kind}", body) for kind in TABLES])
+
+
+def test_a_missing_table_is_the_databases_fault_and_costs_no_row(superuser_dsn: str, ledger: Ledger, ask: Any) -> None:
+    with closing(psycopg.connect(superuser_dsn, autocommit=True)) as administrator:
+        administrator.execute("ALTER TABLE infaas.query_outcomes RENAME TO away")
+        batch = message(outcome())
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            ledger.write([batch])
+        administrator.execute("ALTER TABLE infaas.away RENAME TO query_outcomes")
+    ledger.write([batch])
+    assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(1,)]
+    assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(0,)]
+
+
+# ---- folded facts and housekeeping
+
+
+def test_a_registration_shows_its_latest_status(ledger: Ledger, ask: Any) -> None:
+    now = time.time()
+    ledger.write([message(event(RegistrationEvent, time=now + 2, state="done", version="1", progress=1.0))])
+    ledger.write(
+        [
+            message(event(RegistrationEvent, time=now, state="accepted")),
+            message(event(RegistrationEvent, time=now + 1, state="building", progress=0.5)),
+            message(event(RegistrationEvent, registration="r2", state="failed", reason="not a model")),
+        ]
+    )
+    assert ask("SELECT registration, version, state, progress, reason FROM infaas.registrations ORDER BY 1") == [
+        ("r1", "1", "done", 1.0, None),
+        ("r2", None, "failed", 0.0, "not a model"),
+    ]
+
+
+def test_tidying_forgets_only_what_is_old(ledger: Ledger, ask: Any, superuser_dsn: str) -> None:
+    ledger.write([message(outcome(), id="young"), message(outcome(), id="old"), Message("infaas.event.party", b"")])
+    with closing(psycopg.connect(superuser_dsn, autocommit=True)) as administrator:
+        administrator.execute(
+            "UPDATE infaas_internal.batches SET recorded = now() - interval '8 days' WHERE id = 'old'"
+        )
+    ledger.tidy()
+    assert ask("SELECT id FROM infaas_internal.batches") == [("young",)]
+    assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(1,)]
+    assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(2,)]

@@ -1,0 +1,259 @@
+"""The database as contract section 3 fixes it: relations, columns and roles, and what an administrator's `prepare` promises."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from services.recorder.tables import TABLES
+from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare, role_dsn
+from tests.database import READER_PASSWORD, WRITER_PASSWORD
+
+RELATIONS = {
+    "state_events": "time app model variant worker device from_state to_state reason",
+    "query_outcomes": "time uid id app model variant worker hardware outcome code latency_ms slo_ms accuracy"
+    " accuracy_required cost_limit priority items batch cached simulated cost version policy context input_digest parent stage",
+    "cost_events": "time seconds worker hardware app model variant busy_seconds cost",
+    "scaling_events": "time scaler worker app model variant action count reason solver solve_ms objective",
+    "worker_events": "time worker hardware from_state to_state reason",
+    "worker_samples": "time worker device",
+    "instance_samples": "time worker device app model variant",
+    "variant_states": "app model variant worker device state since",
+    "cost_by_app_hourly": "hour app cost queries cost_per_1000",
+    "cost_by_variant_hourly": "hour app model variant hardware cost queries cost_per_1000",
+    "slo_by_app_minutely": "minute app queries late refused errors attainment p50_ms p99_ms",
+    "variants": "app model version variant hardware framework precision threads max_batch accuracy load_ms latency_ms"
+    " memory_mb saturation_qps price_per_hour cost_per_1000 state simulated",
+    "apps": "app models latency_ms",
+    "models": "model version",
+    "profiles": "variant batch p50_ms p99_ms",
+    "prices": "hardware price_per_hour",
+    "registrations": "registration app model version state",
+    "jobs": "job app state input output",
+}
+
+
+def _columns(dsn: str, relation: str) -> dict[str, str]:
+    with closing(psycopg.connect(dsn)) as connection:
+        rows = connection.execute(
+            "SELECT column_name, data_type FROM information_schema.columns"
+            " WHERE table_schema = 'infaas' AND table_name = %s ORDER BY ordinal_position",
+            (relation,),
+        )
+        return dict(rows.fetchall())
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_relations_have_the_columns_of_the_contract_in_its_order(reader_dsn: str, relation: str) -> None:
+    columns = _columns(reader_dsn, relation)
+    promised = RELATIONS[relation].split()
+    assert [column for column in columns if column in promised] == promised
+    for column, kind in columns.items():
+        if column in ("time", "since", "hour", "minute", "created", "updated", "started"):
+            assert kind == "timestamp with time zone"
+        if column.startswith("cost") or column == "price_per_hour":
+            assert kind == "double precision"
+
+
+@pytest.mark.parametrize("kind", [kind for kind, table in TABLES.items() if table.name])
+def test_each_kind_of_event_fits_its_table(reader_dsn: str, kind: str) -> None:
+    """A field without a column, or of another type, would hold up every event of this kind."""
+    table = TABLES[kind]
+    assert table.name is not None
+    columns = _columns(reader_dsn, table.name.removeprefix("infaas."))
+    sql = {"text": "text", "int8": "bigint", "float8": "double precision", "bool": "boolean", "uuid": "uuid"}
+    sql["timestamptz"] = "timestamp with time zone"
+    assert columns == {column: sql[type_] for column, type_ in zip(table.columns, table.types, strict=True)} | {
+        column: kind for column, kind in columns.items() if column not in table.columns
+    }
+    assert set(table.columns) <= set(columns)
+
+
+def test_unique_keys_of_events_contain_the_time(superuser_dsn: str) -> None:
+    """What create_hypertable asks for, so that TimescaleDB can take these tables over as they are."""
+    with closing(psycopg.connect(superuser_dsn)) as connection:
+        rows = connection.execute(
+            "SELECT c.relname, array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
+            " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)"
+            " WHERE i.indisunique AND c.relnamespace = 'infaas'::regnamespace GROUP BY c.relname, i.indexrelid"
+        ).fetchall()
+    hyper = {table.name.removeprefix("infaas.") for table in TABLES.values() if table.name}
+    keys = [columns for name, columns in rows if name in hyper]
+    assert keys
+    assert all("time" in columns for columns in keys)
+
+
+# ---- roles
+
+
+def test_the_reader_reads_everything_of_the_contract_and_writes_nothing(reader_dsn: str) -> None:
+    with closing(psycopg.connect(reader_dsn, autocommit=True)) as connection:
+        for relation in RELATIONS:
+            connection.execute(f"SELECT * FROM {relation}".encode())  # search_path: infaas
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("30s",)
+        with pytest.raises(errors.ReadOnlySqlTransaction):
+            connection.execute("DELETE FROM infaas.jobs")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO infaas.prices VALUES ('cpu', 0, 'core')",
+        "UPDATE infaas.query_outcomes SET cost = 0",
+        "DELETE FROM infaas.cost_events",
+        "TRUNCATE infaas.query_outcomes",
+        "DROP VIEW infaas.variants",
+        "CREATE TABLE infaas.mine (a int)",
+        "CREATE TABLE public.mine (a int)",
+        "CREATE TEMPORARY TABLE mine (a int)",
+        "CREATE SCHEMA mine",
+        "SELECT * FROM infaas_internal.rejected",
+        "SELECT * FROM infaas_internal.batches",
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+        "SELECT pg_read_file('/etc/hostname')",
+        "SELECT lo_create(0)",
+        "SELECT lo_from_bytea(0, 'x')",
+        "ALTER ROLE infaas_reader CREATEDB",
+        "SET ROLE infaas_writer",
+    ],
+)
+def test_the_reader_may_do_nothing_else_even_when_it_lifts_its_guard_rails(reader_dsn: str, statement: str) -> None:
+    with closing(psycopg.connect(reader_dsn, autocommit=True)) as connection:
+        connection.execute("SET default_transaction_read_only = off; SET statement_timeout = 0")
+        with pytest.raises(errors.InsufficientPrivilege):
+            connection.execute(statement.encode())
+
+
+def test_the_writer_writes_but_owns_nothing(database_dsn: str) -> None:
+    with closing(psycopg.connect(database_dsn, autocommit=True)) as connection:
+        connection.execute("INSERT INTO infaas.prices VALUES ('cpu', 1, 'core')")
+        for statement in (
+            "DROP TABLE infaas.prices",
+            "ALTER TABLE infaas.prices ADD COLUMN a int",
+            "TRUNCATE infaas.prices",
+        ):
+            with pytest.raises(errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+
+
+def test_others_may_not_even_connect(postgres: EmbeddedPostgres, superuser_dsn: str) -> None:
+    with closing(psycopg.connect(superuser_dsn, autocommit=True)) as connection:
+        connection.execute("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN PASSWORD 'stranger'")
+    with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+        psycopg.connect(role_dsn(superuser_dsn, "stranger", "stranger"))
+
+
+# ---- prepare
+
+
+def test_prepare_again_changes_nothing_but_passwords(superuser_dsn: str) -> None:
+    try:
+        assert prepare(superuser_dsn, writer_password="new", reader_password=READER_PASSWORD) == []
+        psycopg.connect(role_dsn(superuser_dsn, WRITER, "new")).close()
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(role_dsn(superuser_dsn, WRITER, WRITER_PASSWORD))
+    finally:
+        prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+
+
+def test_prepare_makes_a_database_that_is_not_there(postgres: EmbeddedPostgres) -> None:
+    dsn = postgres.dsn("postgres", postgres.password, "made-by-prepare")
+    new = prepare(dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+    assert new == sorted(file.name for file in SCHEMA.glob("0*.sql"))
+    psycopg.connect(role_dsn(dsn, READER, READER_PASSWORD)).close()
+
+
+def test_a_new_migration_is_applied_once_and_an_edited_one_refused(superuser_dsn: str, tmp_path: Path) -> None:
+    passwords = {"writer_password": WRITER_PASSWORD, "reader_password": READER_PASSWORD}
+    for file in SCHEMA.glob("*.sql"):
+        (tmp_path / file.name).write_text(file.read_text())
+    added = tmp_path / "9000_added.sql"
+    added.write_text("CREATE TABLE infaas.added (time timestamptz); INSERT INTO infaas.added VALUES (now());")
+    assert prepare(superuser_dsn, **passwords, schema=tmp_path) == ["9000_added.sql"]
+    assert prepare(superuser_dsn, **passwords, schema=tmp_path) == []
+    with closing(psycopg.connect(role_dsn(superuser_dsn, READER, READER_PASSWORD))) as connection:
+        assert connection.execute("SELECT count(*) FROM infaas.added").fetchone() == (1,)
+    added.write_text("CREATE TABLE infaas.added (time timestamptz, more text);")
+    with pytest.raises(StoreError, match=r"9000_added\.sql was changed after it was applied"):
+        prepare(superuser_dsn, **passwords, schema=tmp_path)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(superuser_dsn: str, tmp_path: Path) -> None:
+    for file in SCHEMA.glob("*.sql"):
+        (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "9000_broken.sql").write_text("CREATE TABLE infaas.half (a int); SELECT 1/0;")
+    with pytest.raises(StoreError, match="division by zero"):
+        prepare(superuser_dsn, writer_password="w", reader_password="r", schema=tmp_path)
+    prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+    with closing(psycopg.connect(superuser_dsn)) as connection:
+        assert connection.execute("SELECT to_regclass('infaas.half')").fetchone() == (None,)
+
+
+def test_role_dsn_survives_every_character(superuser_dsn: str) -> None:
+    password = " /@:?#[]%&'\"\\+ü"
+    try:
+        prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=password)
+        psycopg.connect(role_dsn(superuser_dsn, READER, password)).close()
+    finally:
+        prepare(superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+
+
+def _command(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.shell.store", "prepare"],
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")}, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_prepares_with_passwords_from_files(superuser_dsn: str, tmp_path: Path) -> None:
+    secret = tmp_path / "writer"
+    secret.write_text(WRITER_PASSWORD + "\n")
+    done = _command(
+        {
+            "INFAAS_STORE__SUPERUSER_DSN": superuser_dsn,
+            "INFAAS_STORE__WRITER_PASSWORD_FILE": str(secret),
+            "INFAAS_STORE__READER_PASSWORD": READER_PASSWORD,
+        }
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the database is ready\n", "")
+
+
+def test_the_command_says_in_one_line_what_is_wrong(superuser_dsn: str) -> None:
+    passwords = {"INFAAS_STORE__WRITER_PASSWORD": "w", "INFAAS_STORE__READER_PASSWORD": "r"}
+    unset = _command(passwords)
+    assert (unset.returncode, unset.stderr) == (1, "INFAAS_STORE__SUPERUSER_DSN is not set\n")
+    wrong = _command({**passwords, "INFAAS_STORE__SUPERUSER_DSN": role_dsn(superuser_dsn, "postgres", "wrong")})
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("cannot prepare the database: ")
+    assert wrong.stderr.count("\n") == 1
+    nowhere = _command({**passwords, "INFAAS_STORE__SUPERUSER_DSN": "postgresql://a:b@127.0.0.1:1/infaas"})
+    assert nowhere.returncode == 1
+    assert nowhere.stderr.count("\n") == 1
+
+
+# ---- the writer's connection
+
+
+def test_a_connection_that_died_is_opened_again(database_dsn: str, superuser_dsn: str) -> None:
+    store = Store(database_dsn, "a test")
+    with store.transaction() as connection:
+        connection.execute("INSERT INTO infaas.prices VALUES ('one', 1, 'core')")
+    with closing(psycopg.connect(superuser_dsn, autocommit=True)) as administrator:
+        administrator.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'a test'"
+        )
+    with pytest.raises(psycopg.OperationalError), store.transaction() as connection:
+        connection.execute("INSERT INTO infaas.prices VALUES ('two', 1, 'core')")
+    with store.transaction() as connection:
+        found = connection.execute("SELECT array_agg(hardware) FROM infaas.prices").fetchone()
+    store.close()
+    assert found == (["one"],)

@@ -1,0 +1,61 @@
+"""A real PostgreSQL for tests: one server a session, one template with our schema, a clone of it a test."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.process import ServerError
+from services.shell.store import READER, WRITER, prepare, role_dsn
+
+WRITER_PASSWORD = "writes & 'quotes'"
+READER_PASSWORD = "reads / @ only"
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """The session's server, its database `infaas` prepared (nobody writes to it: it is the template)."""
+    directory: Path = tmp_path_factory.mktemp("postgres")
+    # A test's data is worth nothing after a crash of the machine; crash safety has tests with servers of their own.
+    server = EmbeddedPostgres(directory, options={"fsync": "off", "full_page_writes": "off"})
+    try:
+        server.start()
+    except ServerError as error:
+        pytest.skip(f"PostgreSQL does not run here: {error}")
+    try:
+        prepare(server.superuser_dsn, writer_password=WRITER_PASSWORD, reader_password=READER_PASSWORD)
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def superuser_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A fresh prepared database, as its superuser."""
+    name = f"test{next(_numbers)}"
+    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
+        server.execute(f"CREATE DATABASE {name} TEMPLATE infaas STRATEGY file_copy".encode())
+        # Rights on a database do not come with its template.
+        server.execute(
+            f"REVOKE ALL ON DATABASE {name} FROM PUBLIC; GRANT CONNECT ON DATABASE {name} TO {WRITER}, {READER}".encode()
+        )
+        yield postgres.dsn("postgres", postgres.password, name)
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def database_dsn(superuser_dsn: str) -> str:
+    """A fresh database with our schema, as the role that writes."""
+    return role_dsn(superuser_dsn, WRITER, WRITER_PASSWORD)
+
+
+@pytest.fixture
+def reader_dsn(superuser_dsn: str) -> str:
+    """The same database as `database_dsn`, as the role that reads."""
+    return role_dsn(superuser_dsn, READER, READER_PASSWORD)

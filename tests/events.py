@@ -1,0 +1,104 @@
+"""Plausible events and catalogue records for tests; every field may be overridden."""
+
+import itertools
+import secrets
+import time
+from typing import Any
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.events import (
+    CostEvent,
+    Event,
+    InstanceEventSample,
+    OutcomeEvent,
+    RegistrationEvent,
+    ScalingEvent,
+    StateEvent,
+    WorkerEvent,
+    WorkerSample,
+)
+from services.recorder.ledger import Message
+
+VARIANT = "mlp-v1-ort-fp32-t1-b64"
+_DEFAULTS: dict[type[Event], dict[str, Any]] = {
+    OutcomeEvent: {
+        "id": None, "app": "digits", "outcome": "ok", "model": "mlp", "variant": VARIANT, "worker": "w1", "hardware": "cpu",
+        "latency_ms": 2.5, "slo_ms": 50.0, "accuracy": 0.97, "batch": 8, "cost": 1e-7, "version": "1", "policy": "infaas",
+    },
+    StateEvent: {
+        "app": "digits", "model": "mlp", "variant": VARIANT, "worker": "w1", "device": "cpu", "instance": "i1",
+        "from_state": "Loading", "to_state": "Active", "reason": "loaded",
+    },
+    CostEvent: {
+        "seconds": 10.0, "worker": "w1", "hardware": "cpu", "app": "digits", "model": "mlp", "variant": VARIANT,
+        "busy_seconds": 4.0, "cost": 0.001,
+    },
+    ScalingEvent: {
+        "scaler": "dispatcher", "worker": "w1", "app": "digits", "model": "mlp", "variant": VARIANT, "action": "load",
+        "count": 1, "reason": "no instance",
+    },
+    WorkerEvent: {"worker": "w1", "hardware": "cpu", "from_state": "starting", "to_state": "ready", "reason": "up"},
+    WorkerSample: {
+        "worker": "w1", "device": "cpu", "hardware": "cpu", "utilisation": 0.4, "memory_mb": 8000.0,
+        "memory_used_mb": 900.0, "load": 100.0, "queue": 2,
+    },
+    InstanceEventSample: {
+        "worker": "w1", "device": "cpu", "app": "digits", "model": "mlp", "variant": VARIANT, "instance": "i1",
+        "utilisation": 0.4, "memory_mb": 20.0, "load": 100.0, "queue": 2, "latency_ms": 1.5, "mean_batch": 4.0,
+    },
+    RegistrationEvent: {
+        "registration": "r1", "app": "digits", "model": "mlp", "version": None, "state": "accepted", "reason": None,
+        "progress": 0.0,
+    },
+}  # fmt: skip
+_numbers = itertools.count(1)
+
+
+def event(kind: type[Event], **fields: Any) -> Any:
+    """One event that happened now."""
+    unique = {"uid": secrets.token_bytes(16)} if kind is OutcomeEvent else {}
+    return kind(**({"time": time.time()} | unique | _DEFAULTS[kind] | fields))
+
+
+def outcome(**fields: Any) -> OutcomeEvent:
+    made: OutcomeEvent = event(OutcomeEvent, **fields)
+    return made
+
+
+def message(*rows: Event, id: str = "", prefix: str = "infaas") -> Message:
+    """A message with these rows, all of one kind, under an id of its own unless one is given."""
+    return Message(f"{prefix}.event.{rows[0].kind}", encode({"id": id or f"batch-{next(_numbers)}", "rows": rows}))
+
+
+SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[64])],
+    outputs=[TensorSpec(name="y", datatype="FP32", shape=[10])],
+)
+
+
+def variant_record(**fields: Any) -> VariantRecord:
+    """A variant whose batch of one takes 0.1 ms."""
+    rows = [
+        ProfileRow(batch=1, p50_ms=0.1, p99_ms=0.2, cpu_ms=0.1, wall_over_cpu=1.0),
+        ProfileRow(batch=64, p50_ms=0.8, p99_ms=1.1, cpu_ms=0.8, wall_over_cpu=1.0),
+    ]
+    defaults: dict[str, Any] = {
+        "variant": VARIANT, "model": "mlp", "version": "1", "framework": "ort", "precision": "fp32", "threads": 1,
+        "max_batch": 64, "hardware": "cpu", "artifact": "0" * 64, "format": "onnx", "accuracy": 0.97, "agreement": 1.0,
+        "profile": Profile(rows=rows, load_ms=20.0, memory_mb=12.0, saturation_qps=80_000.0), "signature": SIGNATURE,
+    }  # fmt: skip
+    return VariantRecord(**(defaults | fields))
+
+
+def model_record(**fields: Any) -> ModelRecord:
+    defaults: dict[str, Any] = {
+        "model": "mlp", "version": "1", "task": None, "metric": "top1", "format": "onnx", "source": "0" * 64,
+        "validation": "1" * 64, "signature": SIGNATURE, "created": 1.7e9, "registration": "r1",
+    }  # fmt: skip
+    return ModelRecord(**(defaults | fields))
+
+
+def app_record(**fields: Any) -> AppRecord:
+    defaults: dict[str, Any] = {"app": "digits", "links": {"mlp": "1"}, "signature": SIGNATURE, "created": 1.7e9}
+    return AppRecord(**(defaults | fields))
