@@ -230,7 +230,13 @@ class MonitorActor:
 
     def _loaded(self, fact: InstanceLoaded) -> None:
         instance = self._told_of(fact)
-        if instance is None or instance.state != "Loading":
+        if instance is None:
+            return
+        if (
+            instance.state == "Unloading"
+        ):  # released while it was loading: say it again, now that there is something to go
+            self._journal.order_unload(instance.id, instance.device)
+        if instance.state != "Loading":
             return
         now = self._journal.now
         instance.memory_mb = max(instance.memory_mb, fact.memory_mb)

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus
-from services.core.cost import price_per_hour
+from services.core.cost import device_share, price_per_hour
 from services.core.lifecycle import COUNTED
 from services.core.placement import Device
 from services.monitor.instances import Instance
@@ -39,6 +40,13 @@ class DeviceState:
 
     def fell_silent(self, now: float) -> None:
         self.alive, self.silent_since = False, now
+
+    def price_per_s(self, record: VariantRecord) -> float:
+        """US$ per second of one instance here: its share of the device."""
+        return self.share(record) * self.price_per_hour / 3600.0
+
+    def share(self, record: VariantRecord) -> float:
+        return device_share(record, self.spec.cores, self.spec.memory_mb)
 
     def committed_mb(self) -> float:
         """Memory of the instances that stay or are on their way."""

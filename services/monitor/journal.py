@@ -45,9 +45,10 @@ class Journal:
 
     # -- to executors
 
-    def order_load(self, instance: Instance) -> None:
+    def order_load(self, instance: Instance, price_per_s: float) -> None:
         subject = self._subjects.executor(self._worker, instance.device, "load")
-        self._out.append(Publish(subject, LoadInstance(instance=instance.id, variant=instance.record)))
+        order = LoadInstance(instance=instance.id, variant=instance.record, price_per_s=price_per_s)
+        self._out.append(Publish(subject, order))
 
     def order_unload(self, instance: str, device: str) -> None:
         subject = self._subjects.executor(self._worker, device, "unload")

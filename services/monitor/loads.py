@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample
 from services.core.catalog import Catalog
-from services.core.cost import device_share
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import free_mb, misfit
 from services.monitor.devices import DeviceState
@@ -98,7 +97,7 @@ class Loads:
             if unloading and instance.memory_mb > free_mb(device.spec, self._knobs.memory_share, device.held_mb()):
                 return
             instance.ordered = self._journal.now
-            self._journal.order_load(instance)
+            self._journal.order_load(instance, device.price_per_s(instance.record))
 
     def adopt(self, device: DeviceState, sample: InstanceSample, *, synced: bool) -> Instance | None:
         """An instance that an earlier monitor had loaded: keep it, once the catalogue says what it is."""
@@ -119,7 +118,7 @@ class Loads:
 
     def _add(self, device: DeviceState, instance: Instance) -> None:
         self.instances[instance.id] = device.instances[instance.id] = instance
-        share = device_share(instance.record, device.spec.cores, device.spec.memory_mb)
+        share = device.share(instance.record)
         device.meter.occupy(instance.id, instance.record, share, instance.owner, self._journal.now)
 
     def _mint(self, variant: str) -> str:

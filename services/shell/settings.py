@@ -58,7 +58,10 @@ class ExecutorSettings(Section, frozen=True, kw_only=True):
 
 
 class MonitorSettings(Section, frozen=True, kw_only=True):
-    """Thresholds of the state machine; sources in services/monitor/policy.py."""
+    """Periods, and thresholds of the state machine: meaning and sources in services/core/lifecycle.py.
+
+    memory_share: part of a device's memory set aside for instances. idle_s: unused for so long, an instance may make room.
+    """
 
     heartbeat_s: float = 0.5
     sample_s: float = 2.0
@@ -69,7 +72,9 @@ class MonitorSettings(Section, frozen=True, kw_only=True):
     interfered_least_ms: float = 5.0
     interfered_load_share: float = 0.5
     clear_ratio: float = 1.5
+    least_items: int = 8
     memory_share: float = 0.8
+    idle_s: float = 1.0
 
 
 class RegistrarSettings(Section, frozen=True, kw_only=True):
