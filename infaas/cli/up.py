@@ -55,6 +55,8 @@ def up(
         Accepted for what comes; this version has no dashboard yet.
     gateway
         Accepted for what comes; this version has no HTTP gateway yet.
+    json
+        Print the URLs as one JSON document, then `ready`.
 
     """
     del dashboard, gateway

