@@ -1,0 +1,264 @@
+"""The client's side of a registration: upload model and validation set, ask, follow it to its end."""
+
+import asyncio
+import secrets
+import tempfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bus.codec import BadMessage, decode, encode
+from bus.messages.public import Refusal, Register, RegistrationAccepted, RegistrationStatus
+from bus.port import Bus, BusError, Delivery, NoResponders, ObjectStore, RequestTimeout
+from bus.subjects import Subjects
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    Arrays = tuple[ndarray[Any, Any], ndarray[Any, Any]]
+
+FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
+ASK_S = 10.0  # for one reply
+START_S = 10.0  # for a registrar that is only just starting
+QUIET_S = 5.0  # without news, after which the last status is asked for
+GONE_S = 120.0  # without a registrar, after which nobody is waited for any longer
+OVER = ("done", "failed")
+
+OnProgress = Callable[[RegistrationStatus], None]
+
+
+async def register(
+    bus: Bus,
+    subjects: Subjects,
+    model_file: str | Path,
+    *,
+    app: str,
+    model: str,
+    validation: "str | Path | Arrays",
+    on_progress: OnProgress | None = None,
+    format: str | None = None,
+    version: str | None = None,
+    task: str | None = None,
+    metric: str = "top1",
+    latency_ms: float | None = None,
+    default_output: Any = None,
+    inputs_key: str = "x",
+    labels_key: str = "y",
+    timeout: float | None = None,
+) -> RegistrationStatus:
+    """Register a trained model and wait until its variants are built and measured, or the registration failed.
+
+    model_file: .onnx, .pt2 or TorchScript; format: only where the name does not say which. validation: an .npz with inputs
+    (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: the next number when left
+    out. metric: top1, top5, mae or rmse. latency_ms: the app's default latency objective. timeout: seconds for the whole.
+    on_progress gets every status on the way. Returns the last one: `state` is "done" (`variants`, and `failures` of those
+    that could not be built) or "failed" with a `reason`. Raises BadInput, Refused, NotConnected, Timeout.
+    """
+    path = Path(model_file)
+    request = Register(
+        app=app,
+        model=model,
+        format=format or _format(path),
+        object="",
+        validation="",
+        version=version,
+        task=task,
+        metric=metric,
+        default_output=default_output,
+        latency_ms=latency_ms,
+        inputs_key=inputs_key,
+        labels_key=labels_key,
+        registration=f"r-{secrets.token_hex(8)}",
+    )
+    _check_file(path, "the model file")
+    try:
+        async with asyncio.timeout(timeout):
+            if not isinstance(validation, tuple):
+                return await _run(bus, subjects, path, Path(validation), request, on_progress)
+            with tempfile.TemporaryDirectory(prefix="infaas-") as directory:
+                saved = Path(directory) / "validation.npz"
+                await asyncio.to_thread(_save, saved, validation, request)
+                return await _run(bus, subjects, path, saved, request, on_progress)
+    except TimeoutError:
+        raise Timeout(
+            f"registration {request.registration} is not through after {timeout:g} s; it goes on without us"
+        ) from None
+    except BusError as error:
+        raise NotConnected(str(error)) from error
+
+
+async def _run(
+    bus: Bus, subjects: Subjects, model: Path, validation: Path, request: Register, on_progress: OnProgress | None
+) -> RegistrationStatus:
+    _check_validation(validation, request)
+    registration = request.registration or ""
+    tell = on_progress or (lambda _status: None)
+    uploads = await bus.object_store(subjects.uploads_bucket)
+    keys = {f"{registration}.model": model, f"{registration}.validation": validation}
+    request = msgspec.structs.replace(request, object=f"{registration}.model", validation=f"{registration}.validation")
+    started = RegistrationStatus(registration=registration, state="accepted", app=request.app, model=request.model)
+    try:
+        for key, path in keys.items():
+            size = path.stat().st_size / 1e6
+            tell(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
+            await uploads.put(key, path)
+        follower = _Follower(bus, subjects.registration(registration), tell)
+        await follower.open()
+        try:
+            await _ask(bus, subjects, request)
+        except BaseException:
+            await follower.close()
+            raise
+    except BaseException:
+        await _remove(uploads, list(keys))
+        raise
+    try:
+        return await follower.end()
+    finally:
+        await follower.close()
+
+
+async def _ask(bus: Bus, subjects: Subjects, request: Register) -> None:
+    """Have the registration taken; returns once it is."""
+    body = encode(request)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_S
+    while True:
+        try:
+            reply = await bus.request(subjects.register(), body, ASK_S)
+            break
+        except NoResponders:
+            if loop.time() > until:
+                raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
+            await asyncio.sleep(0.2)
+        except RequestTimeout:
+            if await last_status(bus, subjects, request.registration or "") is not None:
+                return  # it was taken, only the reply got lost
+            raise Timeout(f"no registrar answered within {ASK_S:g} s") from None
+    _accepted(reply)
+
+
+def _accepted(reply: Delivery) -> None:
+    with suppress(BadMessage):
+        decode(RegistrationAccepted, reply.data)
+        return
+    raise _refused(reply)
+
+
+def _refused(reply: Delivery) -> InfaasError:
+    try:
+        error = decode(Refusal, reply.data).error
+    except BadMessage as bad:
+        return InfaasError(f"the registrar's reply cannot be understood: {bad}")
+    return Refused(error.code, error.message, retry_after_ms=error.retry_after_ms or None)
+
+
+async def last_status(bus: Bus, subjects: Subjects, registration: str) -> RegistrationStatus | None:
+    """The last status of a registration, None when there is none with this id; raises NotConnected."""
+    try:
+        reply = await bus.request(subjects.registration(registration), b"", ASK_S)
+    except (NoResponders, RequestTimeout):
+        raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
+    try:
+        return decode(RegistrationStatus, reply.data)
+    except BadMessage:
+        return None
+
+
+class _Follower:
+    """Hears all statuses of one registration, and asks for the last one when it has been quiet."""
+
+    def __init__(self, bus: Bus, subject: str, tell: OnProgress) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._tell = tell
+        self._news: asyncio.Queue[RegistrationStatus] = asyncio.Queue()
+
+    async def open(self) -> None:
+        self._subscription = await self._bus.subscribe(self._subject, self._heard)
+        await self._bus.flush()
+
+    async def close(self) -> None:
+        with suppress(BusError):
+            await self._subscription.drain()
+
+    def _heard(self, delivery: Delivery) -> None:
+        if not delivery.status and not delivery.reply:  # requests for the status come by here as well
+            with suppress(BadMessage):
+                self._news.put_nowait(decode(RegistrationStatus, delivery.data))
+
+    async def end(self) -> RegistrationStatus:
+        """The last status; raises NotConnected when no registrar has been there for a long time."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    status = await self._news.get()
+            except TimeoutError:
+                asked = await self._ask()
+                if asked is None:
+                    if loop.time() - heard > GONE_S:
+                        raise NotConnected(f"no registrar has answered for {GONE_S:g} s") from None
+                    continue
+                status = asked
+            heard = loop.time()
+            self._tell(status)
+            if status.state in OVER:
+                return status
+
+    async def _ask(self) -> RegistrationStatus | None:
+        with suppress(BusError, BadMessage):
+            return decode(RegistrationStatus, (await self._bus.request(self._subject, b"", ASK_S)).data)
+        return None
+
+
+async def _remove(uploads: ObjectStore, keys: list[str]) -> None:
+    for key in keys:
+        with suppress(BusError):
+            await uploads.delete(key)
+
+
+def _format(path: Path) -> str:
+    try:
+        return FORMATS[path.suffix.lower()]
+    except KeyError:
+        known = ", ".join(FORMATS)
+        raise BadInput(f"format: the name {path.name} does not end in {known}; name the format") from None
+
+
+def _check_file(path: Path, what: str) -> None:
+    if not path.is_file():
+        raise BadInput(f"{what} {path} is not there, or not a file")
+    if path.stat().st_size == 0:
+        raise BadInput(f"{what} {path} is empty")
+
+
+def _check_validation(path: Path, request: Register) -> None:
+    """Only what spares an upload: the worker looks into the arrays."""
+    _check_file(path, "the validation set")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [name.removesuffix(".npy") for name in archive.namelist()]
+    except (zipfile.BadZipFile, OSError) as error:
+        raise BadInput(f"the validation set {path} is no .npz file ({error}); make one with numpy.savez") from error
+    for field in ("inputs_key", "labels_key"):
+        if getattr(request, field) not in found:
+            raise BadInput(f"{field}: {path.name} holds no {getattr(request, field)!r}, only {', '.join(found)}")
+
+
+def _save(path: Path, arrays: "Arrays", request: Register) -> None:
+    import numpy as np  # noqa: PLC0415  (files need none)
+
+    try:
+        inputs, labels = (np.asarray(array) for array in arrays)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"validation: must be two arrays, inputs and labels ({error})") from error
+    if inputs.dtype.hasobject or labels.dtype.hasobject:
+        raise BadInput("validation: arrays of Python objects cannot be sent; make them numbers")
+    np.savez(path, allow_pickle=False, **{request.inputs_key: inputs, request.labels_key: labels})
