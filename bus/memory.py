@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from bus.memorystores import ConsumerState, MemoryKeyValue, MemoryObjectStore, Stream
-from bus.patterns import check_pattern, check_subject, matches
+from bus.patterns import check_headers, check_pattern, check_subject, matches
 from bus.port import (
     BusClosed,
     BusError,
@@ -159,6 +159,8 @@ class MemoryBus:
         check_subject(subject)
         if reply:
             check_subject(reply)
+        if headers:
+            check_headers(headers)
         if len(data) > self.max_payload:
             raise PayloadTooLarge(f"{len(data)} bytes for {subject}; the bus takes {self.max_payload}")
         self._broker.send(_Published(self, Delivery(subject, bytes(data), reply, dict(headers) if headers else None)))
@@ -190,6 +192,8 @@ class MemoryBus:
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         self._usable()
         check_pattern(subject)
+        if queue:
+            check_subject(queue)
         subscription = MemorySubscription(self, subject, handler, queue)
         self._broker.subscriptions.append(subscription)
         return subscription

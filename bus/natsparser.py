@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from bus.patterns import check_headers
 from bus.port import Delivery, Handler
 
 LARGE = 32 * 1024  # payloads above this that arrive in pieces are joined once, not searched again with every piece
@@ -193,11 +194,6 @@ def read_headers(raw: bytes) -> tuple[str, dict[str, str] | None]:
 
 
 def write_headers(headers: Mapping[str, str]) -> bytes:
-    """One header block; raises ValueError for what would break out of its line."""
-    lines = ["NATS/1.0"]
-    for name, value in headers.items():
-        if not name or not name.isprintable() or ":" in name or " " in name or "\r" in value or "\n" in value:
-            raise ValueError(f"header {name!r} has characters that a header cannot carry")
-        lines.append(f"{name}: {value}")
-    lines.append("\r\n")
-    return "\r\n".join(lines).encode()
+    """One header block; raises BusError for what would break out of its line."""
+    check_headers(headers)
+    return "\r\n".join(["NATS/1.0", *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]).encode()

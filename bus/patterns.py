@@ -1,6 +1,7 @@
 """The grammar of subjects, wildcards and keys, the same for every bus."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 from bus.port import BusError
@@ -28,6 +29,15 @@ def check_key(key: str) -> None:
     """Raises BusError for what a key-value bucket cannot have as a key."""
     if not _KEY.match(key):
         raise BusError(f"{key!r} is no key: letters, digits and - / _ = in parts joined by dots")
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Names are printable ASCII without colon or space, values have no line breaks. Raises BusError."""
+    for name, value in headers.items():
+        if not name or not name.isascii() or not name.isprintable() or ":" in name or " " in name:
+            raise BusError(f"{name!r} is no header name: printable ASCII without colon or space")
+        if "\r" in value or "\n" in value:
+            raise BusError(f"the value of header {name!r} has line breaks")
 
 
 @lru_cache(maxsize=65536)

