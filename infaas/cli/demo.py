@@ -1,0 +1,75 @@
+"""`infaas demo`: a system for a moment, real models, real queries; exit 0 only if everything was right."""
+
+import asyncio
+import signal
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infaas.cli.options import Json
+from infaas.cli.output import FAILED, print_json
+
+
+def demo(
+    *,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+    seconds: Annotated[float, Parameter(validator=Number(gte=1, lte=600))] = 15.0,
+    json: Json = False,
+) -> int:
+    """Start a system on a temporary directory, register real models, send real queries, and show what became of them.
+
+    Seven digit classifiers from logistic regression to a convolutional network are registered with their validation
+    data; then handwritten digits that no model has seen are sent with several requirements at a changing rate. Exits 0
+    only if every query was answered rightly or refused with a reason.
+
+    Parameters
+    ----------
+    keep
+        Leave the system running at the end, and say where it is.
+    seconds
+        How long queries are sent.
+    json
+        Print one JSON document and nothing else.
+
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ordered end, as with Ctrl-C
+    return asyncio.run(_demo(keep, seconds, json))
+
+
+async def _demo(keep: bool, seconds: float, as_json: bool) -> int:
+    from rich.console import Console  # noqa: PLC0415  (imported when used: `infaas up` stays light)
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    from infaas.demo.scenario import run  # noqa: PLC0415
+    from infaas.demo.show import show  # noqa: PLC0415
+
+    shown = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    )
+    with shown:
+        task = shown.add_task("", total=1.0)
+        said = ""
+
+        def tell(text: str, share: float) -> None:
+            nonlocal said
+            shown.update(task, description=text, completed=share)
+            if text != said and not shown.console.is_terminal:
+                shown.console.print(text, highlight=False)  # a log gets one line a step instead of a bar
+            said = text
+
+        found, system = await run(keep=keep, seconds=seconds, tell=tell)
+    if as_json:
+        print_json(
+            found | ({"system": {"data_dir": str(system.data_dir), "pid": system.pid, **system.urls}} if keep else {})
+        )
+    else:
+        console = Console(width=None if Console().is_terminal else 150)
+        show(found, console)
+        if keep:
+            console.print(
+                f"The system goes on: infaas status --data-dir {system.data_dir}; stop it with: kill {system.pid}",
+                highlight=False,
+                soft_wrap=True,
+            )
+    return FAILED if found["problems"] else 0
