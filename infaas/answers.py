@@ -1,0 +1,134 @@
+"""What the system answers, as callers get it: numpy outputs, and how they came about."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct, field
+
+from bus.codec import DECODE_ERRORS, explain
+from bus.messages.public import ObjectRef, Tensor
+from bus.tensors import BadTensor, to_array
+from infaas.errors import InfaasError, Refused
+
+if TYPE_CHECKING:
+    from bus.tensors import Array
+
+
+class Answer(Struct, frozen=True, kw_only=True, dict=True):
+    """The good end of a query (contract, section 2). Latencies in ms, cost in US$ of this query.
+
+    accuracy: of the variant, measured. missed: which of latency, accuracy, cost were not met. batch: items in the batch
+    that computed it. The fields with a default are there only where they apply.
+    """
+
+    id: str | None
+    model: str
+    version: str
+    variant: str
+    hardware: str
+    worker: str
+    accuracy: float | None
+    latency_ms: float
+    queue_ms: float
+    compute_ms: float
+    batch: int
+    cached: bool
+    simulated: bool
+    cost: float
+    missed: list[str]
+    tensors: dict[str, Any] = field(name="outputs", default_factory=dict)
+    outputs_ref: ObjectRef | None = None
+    confidence: float | None = None
+    members: list[str] | None = None
+    missing: int | None = None
+    default: bool | None = None
+    reason: str | None = None
+
+    @cached_property
+    def outputs(self) -> "dict[str, Array]":
+        """Each output by name, first axis = items in the order they were sent. The arrays are the caller's own."""
+        return {name: _array(tensor, f"outputs.{name}") for name, tensor in self.tensors.items()}
+
+    @property
+    def output(self) -> "Array":
+        """The only output; raises InfaasError when the model has several."""
+        if len(self.outputs) != 1:
+            raise InfaasError(f"this model has the outputs {', '.join(self.outputs)}: use answer.outputs[name]")
+        return next(iter(self.outputs.values()))
+
+    def to_map(self) -> dict[str, Any]:
+        """The Answer for JSON: outputs as nested lists (NaN and infinities as None), fields that do not apply left out."""
+        fields = {"id": self.id, "outputs": {name: _nested(array) for name, array in self.outputs.items()}}
+        for name in self.__struct_fields__:
+            if name not in ("id", "tensors", "outputs_ref") and (
+                (value := getattr(self, name)) is not None or name == "accuracy"
+            ):
+                fields[name] = value
+        return fields
+
+
+class _Either(Struct):
+    """Enough of a reply to tell a refusal."""
+
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_NOTHING = (b"", b"\xc0")  # no field, or nil
+_either = msgspec.msgpack.Decoder(_Either).decode
+_answer = msgspec.msgpack.Decoder(Answer).decode
+_any = msgspec.msgpack.Decoder().decode
+
+
+def refusal(reply: bytes) -> Refused | None:
+    """The refusal that `reply` is, or None when it is something better. Raises InfaasError."""
+    try:
+        if bytes(_either(reply).error) in _NOTHING:
+            return None
+        return Refused.from_map(_any(reply))
+    except DECODE_ERRORS as error:
+        raise InfaasError(f"the reply cannot be read: {explain(error)}") from error
+
+
+def read_answer(reply: bytes) -> Answer | Refused:
+    """Decode the reply to a query. Raises InfaasError when it is neither."""
+    refused = refusal(reply)
+    if refused is not None:
+        return refused
+    try:
+        return _answer(reply)
+    except DECODE_ERRORS as error:
+        raise InfaasError(f"the reply is no Answer: {explain(error)}") from error
+
+
+def read_map(reply: bytes) -> dict[str, Any]:
+    """Decode the reply to any other request. Raises Refused, InfaasError."""
+    refused = refusal(reply)
+    if refused is not None:
+        raise refused
+    value = _any(reply)
+    if not isinstance(value, dict):
+        raise InfaasError("the reply is no map")
+    return value
+
+
+def _array(tensor: Any, where: str) -> "Array":
+    try:
+        if isinstance(tensor, Mapping):
+            tensor = msgspec.convert(tensor, Tensor)
+        return to_array(tensor, where).copy()
+    except (BadTensor, msgspec.ValidationError) as error:
+        raise InfaasError(f"the answer's {where} is no tensor: {error}") from error
+
+
+def _nested(array: "Array") -> Any:
+    if array.dtype.kind == "f":
+        import numpy as np  # noqa: PLC0415  (arrays exist already, so numpy is loaded)
+
+        finite = np.isfinite(array)
+        if not finite.all():
+            shown = array.astype(object)
+            shown[~finite] = None
+            return shown.tolist()
+    return array.tolist()

@@ -1,0 +1,138 @@
+"""The same client without asyncio: a background thread runs it, each method waits for its result.
+
+    with infaas.connect_blocking() as system:
+        answer = system.query("digits", images, latency_ms=20)
+
+Any number of threads may share one: their queries travel side by side.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+
+from infaas.answers import Answer
+from infaas.client import Client
+from infaas.connecting import connect
+from infaas.errors import NotConnected, Refused
+from infaas.queries import Needs
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _waiting(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) -> "Callable[Concatenate[Infaas, P], T]":
+    """The method of the asyncio client, waited for."""
+
+    def call(self: "Infaas", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._client, *args, **kwargs))
+
+    update_wrapper(call, method)
+    return call
+
+
+class Infaas:
+    """A blocking connection to one system; arguments and errors as of `infaas.connect` and `infaas.Client`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        data_dir: str | Path | None = None,
+        prefix: str | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="infaas-client", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self._client = self._run(connect(url, data_dir=data_dir, prefix=prefix, timeout=timeout).open())
+        except BaseException:
+            self._stop()
+            raise
+
+    @overload
+    def query(
+        self,
+        app: str | None,
+        x: Any,
+        *,
+        timeout: float | None = None,
+        raise_refused: Literal[True] = True,
+        **needs: Unpack[Needs],
+    ) -> Answer: ...
+    @overload
+    def query(
+        self,
+        app: str | None,
+        x: Any,
+        *,
+        timeout: float | None = None,
+        raise_refused: Literal[False],
+        **needs: Unpack[Needs],
+    ) -> Answer | Refused: ...
+    def query(
+        self,
+        app: str | None,
+        x: Any,
+        *,
+        timeout: float | None = None,
+        raise_refused: bool = True,
+        **needs: Unpack[Needs],
+    ) -> Answer | Refused:
+        """One online query; see `Client.query`."""
+        if raise_refused:
+            return self._run(self._client.query(app, x, timeout=timeout, **needs))
+        return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, **needs))
+
+    feedback = _waiting(Client.feedback)
+    apps = _waiting(Client.apps)
+    models = _waiting(Client.models)
+    variants = _waiting(Client.variants)
+    workers = _waiting(Client.workers)
+    explain = _waiting(Client.explain)
+    register = _waiting(Client.register)
+
+    def close(self) -> None:
+        """Leave; a second call does nothing."""
+        if not self._closed:
+            try:
+                self._run(self._client.close())
+            finally:
+                self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise NotConnected("this client is closed")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a callback of the blocking client cannot wait for it: use another thread")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: the query is given up, not left behind
+            raise
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def connect_blocking(
+    url: str | None = None, *, data_dir: str | Path | None = None, prefix: str | None = None, timeout: float = 5.0
+) -> Infaas:
+    """Connect and wait until it is done; arguments as of `infaas.connect`."""
+    return Infaas(url, data_dir=data_dir, prefix=prefix, timeout=timeout)

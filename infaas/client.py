@@ -1,0 +1,308 @@
+"""The asyncio client: connect, query with needs instead of model names, look, explain, register.
+
+    async with infaas.connect() as client:
+        answer = await client.query("digits", images, latency_ms=20, accuracy=0.95)
+        answer.output, answer.variant, answer.cost
+
+Every query is answered or refused once and charged once, whatever dies meanwhile: the client sends it again with the same
+`retry_key` while nobody answers, and takes the first reply.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+
+import msgspec
+
+from bus.messages.public import ObjectRef, RegistrationStatus
+from bus.port import Bus, BusError, ObjectStore
+from bus.subjects import Subjects
+from infaas.answers import Answer, read_answer, read_map
+from infaas.errors import InfaasError, NotConnected, Refused, RegistrationFailed
+from infaas.exchange import FIRST_SILENCE, Exchange, Settle
+from infaas.queries import MAX_INLINE, Needs, Prepared, check_name, check_needs, encode, encode_inputs, head
+
+if TYPE_CHECKING:
+    from infaas.registering import Arrays, OnProgress
+
+DEADLINE = 30.0  # s in which the system answers or refuses a query that names no deadline
+GRACE = 1.0  # s more that the client waits, so that a refusal at the deadline still arrives
+ASK = 5.0  # s to wait for lists and explanations
+MOST_PATIENCE = 600.0  # s to wait at most, however far away the deadline
+INPUTS_AGE = 600.0  # s after which inputs left in the object store expire
+
+
+class Client:
+    """A connection to one system. Made by `connect`, or over any `Bus` (then: `await client.open()` first).
+
+    Methods raise Refused (the system said no, and why), Timeout, NotConnected, BadInput; all are InfaasError.
+    """
+
+    def __init__(self, bus: Bus, *, prefix: str = "infaas", owns_bus: bool = False) -> None:
+        self.subjects = Subjects(prefix)
+        self.bus = bus
+        self._exchange = Exchange(bus)
+        self._owns_bus = owns_bus
+        self._inputs: ObjectStore | None = None
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> Self:
+        """Start listening for replies."""
+        await self._exchange.open()
+        return self
+
+    async def close(self) -> None:
+        """Give up what is waiting and leave; a second call does nothing."""
+        if self._cleaning:
+            await asyncio.wait(self._cleaning, timeout=GRACE)
+        if self._owns_bus:
+            self._exchange.close()
+            await self.bus.close()
+        else:
+            await self._exchange.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def resent(self) -> int:
+        """How often a request was sent again, over this client's life."""
+        return self._exchange.resent
+
+    # -- queries
+
+    @overload
+    async def query(
+        self,
+        app: str | None,
+        x: Any,
+        *,
+        timeout: float | None = None,
+        raise_refused: Literal[True] = True,
+        **needs: Unpack[Needs],
+    ) -> Answer: ...
+    @overload
+    async def query(
+        self,
+        app: str | None,
+        x: Any,
+        *,
+        timeout: float | None = None,
+        raise_refused: Literal[False],
+        **needs: Unpack[Needs],
+    ) -> Answer | Refused: ...
+    async def query(
+        self,
+        app: str | None,
+        x: Any,
+        *,
+        timeout: float | None = None,
+        raise_refused: bool = True,
+        **needs: Unpack[Needs],
+    ) -> Answer | Refused:
+        """One online query of all the items of x (its first axis); the outputs keep their order.
+
+        app: who asks; None to query a registered `model` without an app. x: an array, a nested list, or a map of input
+        names to these. needs, all optional: latency_ms, accuracy (0..1, at least), cost (US$ per 1,000 queries, at most),
+        model, version, variant, context, priority (1 highest .. 9), deadline (absolute Unix seconds), id (echoed).
+        timeout: seconds to wait here, else until the deadline (30 s when none is named). raise_refused=False returns
+        the Refused instead of raising it.
+        """
+        try:
+            prepared = await self.prepare(app, x, timeout=timeout, **needs)
+        except Refused as refused:
+            if raise_refused:
+                raise
+            return refused
+        try:
+            return await self.ask(prepared, raise_refused=raise_refused)
+        finally:
+            if prepared.upload is not None:
+                self._discard(prepared.upload)
+
+    async def prepare(
+        self, app: str | None, x: Any, *, timeout: float | None = None, **needs: Unpack[Needs]
+    ) -> Prepared:
+        """Encode a query once, to be sent many times; large inputs go to the object store, where they stay 10 minutes.
+
+        Arguments as of `query`. Raises BadInput, Refused (an app's name that is none), NotConnected.
+        """
+        check_needs(needs)
+        subject = self.subjects.query("_" if app is None else check_name(app, "app"))
+        timeout = _patience(needs.get("deadline")) if timeout is None else timeout
+        inputs = encode_inputs(x)
+        latency = _number(needs.get("latency_ms"))
+        whole = Prepared(subject, head(needs, inputs), timeout, latency)
+        if len(whole.head) <= min(MAX_INLINE, self.bus.max_payload) - 64:
+            return whole
+        reference = await self._upload(inputs)
+        return Prepared(subject, head({**needs, "inputs_ref": reference}, None), timeout, latency, reference)
+
+    @overload
+    async def ask(self, prepared: Prepared, *, raise_refused: Literal[True] = True) -> Answer: ...
+    @overload
+    async def ask(self, prepared: Prepared, *, raise_refused: bool) -> Answer | Refused: ...
+    async def ask(self, prepared: Prepared, *, raise_refused: bool = True) -> Answer | Refused:
+        """Send a prepared query and wait for its end."""
+        body = prepared.body()
+        sent = time.monotonic()
+        reply = read_answer(await self._exchange.ask(prepared.subject, body, prepared.timeout))
+        if isinstance(reply, Refused):
+            if raise_refused:
+                raise reply
+            return reply
+        waited_ms = 1000 * (time.monotonic() - sent)
+        if reply.outputs_ref is not None:
+            reply = msgspec.structs.replace(reply, tensors=await self._download(reply.outputs_ref))
+        # The system counts from the arrival that it knows of; a query that had to be sent again set out earlier.
+        limit = prepared.latency_ms
+        if limit is not None and waited_ms > max(limit, 1000 * FIRST_SILENCE) and "latency" not in reply.missed:
+            reply = msgspec.structs.replace(reply, missed=[*reply.missed, "latency"])
+        return reply
+
+    def send(self, prepared: Prepared, settle: Settle) -> str:
+        """Send a prepared query; `settle` gets the reply's bytes or an error on the loop. For load generators."""
+        return self._exchange.send(prepared.subject, prepared.body(), prepared.timeout, settle)
+
+    async def feedback(
+        self, app: str, label: Any, *, id: str | None = None, inputs: Any = None, context: str | None = None
+    ) -> None:
+        """Tell the true label of an earlier query (by its id) or of these inputs."""
+        fields: dict[str, Any] = {"id": id, "label": label, "context": context}
+        if inputs is not None:
+            fields["inputs"] = msgspec.Raw(encode_inputs(inputs))
+        await self._request(self.subjects.feedback(check_name(app, "app")), fields, resend=False)
+
+    # -- looking
+
+    async def apps(self, *, app: str | None = None) -> list[dict[str, Any]]:
+        """The registered applications and their linked models."""
+        return await self._list("apps", app=app)
+
+    async def models(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
+        """The registered models and versions."""
+        return await self._list("models", app=app, model=model)
+
+    async def variants(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
+        """The variants with what was measured of each: the numbers that decisions use."""
+        return await self._list("variants", app=app, model=model)
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """The workers, their devices and instances."""
+        return await self._list("workers")
+
+    async def explain(self, app: str, **needs: Unpack[Needs]) -> dict[str, Any]:
+        """The decision that a query with these needs would get now: `chosen`, `candidates` (each with `why_not`)."""
+        return await self._request(self.subjects.explain(check_name(app, "app")), check_needs(needs))
+
+    async def register(
+        self,
+        model_file: str | Path,
+        *,
+        app: str,
+        model: str,
+        validation: "str | Path | Arrays",
+        on_progress: "OnProgress | None" = None,
+        format: str | None = None,
+        version: str | None = None,
+        task: str | None = None,
+        metric: str = "top1",
+        latency_ms: float | None = None,
+        default_output: Any = None,
+        inputs_key: str = "x",
+        labels_key: str = "y",
+        timeout: float | None = None,
+    ) -> RegistrationStatus:
+        """Register a trained model with its labelled validation set and wait until its variants are built and measured.
+
+        Arguments as of `infaas.registering.register`. The result names the `variants`, and the `failures` of those that could
+        not be built. Raises RegistrationFailed when there is none, and what every method raises.
+        """
+        from infaas.registering import register  # noqa: PLC0415  (a query needs none of it)
+
+        status = await register(
+            self.bus,
+            self.subjects,
+            model_file,
+            app=app,
+            model=model,
+            validation=validation,
+            on_progress=on_progress,
+            format=format,
+            version=version,
+            task=task,
+            metric=metric,
+            latency_ms=latency_ms,
+            default_output=default_output,
+            inputs_key=inputs_key,
+            labels_key=labels_key,
+            timeout=timeout,
+        )
+        if status.state == "failed":
+            raise RegistrationFailed(status)
+        return status
+
+    # -- inside
+
+    async def _list(self, what: str, **about: str | None) -> list[dict[str, Any]]:
+        items = (await self._request(self.subjects.list(what), about)).get("items")
+        if not isinstance(items, list):
+            raise InfaasError(f"the list of {what} has no items")
+        return items
+
+    async def _request(
+        self, subject: str, fields: Mapping[str, Any], *, timeout: float = ASK, resend: bool = True
+    ) -> dict[str, Any]:
+        body = encode({name: value for name, value in fields.items() if value is not None}, "the request")
+        return read_map(await self._exchange.ask(subject, body, timeout, resend=resend))
+
+    async def _upload(self, inputs: bytes) -> ObjectRef:
+        bucket, key = self.subjects.inputs_bucket, uuid.uuid4().hex
+        try:
+            if self._inputs is None:
+                self._inputs = await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
+            await self._inputs.put(key, inputs)
+        except BusError as error:
+            raise NotConnected(f"the inputs ({len(inputs):,} bytes) could not be uploaded: {error}") from error
+        return ObjectRef(bucket, key)
+
+    async def _download(self, reference: ObjectRef) -> dict[str, Any]:
+        try:
+            store = await self.bus.object_store(reference.bucket, create=False)
+            outputs = msgspec.msgpack.decode(await store.get(reference.key), type=dict[str, Any])
+        except (BusError, msgspec.DecodeError) as error:
+            raise InfaasError(f"the outputs lie in the object store and could not be fetched: {error}") from error
+        self._discard(reference)
+        return outputs
+
+    def _discard(self, reference: ObjectRef) -> None:
+        """Free the object's space without waiting; where that fails it expires by itself."""
+
+        async def discard() -> None:
+            with contextlib.suppress(BusError):
+                await (await self.bus.object_store(reference.bucket, create=False)).delete(reference.key)
+
+        task = asyncio.create_task(discard())
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+
+
+def _patience(deadline: Any) -> float:
+    """Seconds to wait for the end of a query: until its deadline, so that the system's own refusal comes first."""
+    wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MOST_PATIENCE)
+    return max(wait, 0.0) + GRACE
+
+
+def _number(value: Any) -> float | None:
+    """A requirement as the client uses it; what is no number is left for the system to refuse."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None

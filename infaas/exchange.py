@@ -1,0 +1,205 @@
+"""Requests and their replies over one subscription: sent again while nobody answers, settled once, timed by one timer.
+
+The hot path of client and load generator: a request costs one dictionary entry and one publish, no task and no timer of
+its own. Sending again is safe because every query carries a `retry_key`: the system answers and charges it once.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from bus.port import Bus, BusError, Delivery, PayloadTooLarge, Subscription
+from infaas.errors import BadInput, InfaasError, NotConnected, Timeout
+
+FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
+FIRST_PAUSE = 0.05  # s before the next try when nobody listens; doubles each time up to LONGEST_PAUSE
+LONGEST_PAUSE = 1.0
+SWEEP = 0.02  # s between looks at what is due
+SWEEP_SHARE = 5e-6  # s more for each waiting request: sweeping stays below about 2 % of a core
+
+Settle = Callable[[bytes | InfaasError], None]
+
+
+class Waiting:
+    """One request under way. silence: seconds after a sending until the next. due: when the sweep must look at it (send again, or give up)."""
+
+    __slots__ = (
+        "body",
+        "due",
+        "expires",
+        "pause",
+        "reply",
+        "resend",
+        "sent",
+        "settle",
+        "silence",
+        "subject",
+        "unheard",
+    )
+
+    def __init__(
+        self, subject: str, body: bytes, reply: str, settle: Settle, expires: float, silence: float, due: float
+    ) -> None:
+        self.subject = subject
+        self.body = body
+        self.reply = reply
+        self.settle = settle
+        self.expires = expires
+        self.silence = silence
+        self.due = due
+        self.pause = FIRST_PAUSE
+        self.sent = 1
+        self.unheard = False
+
+
+class Exchange:
+    """Sends requests on `bus` and gives each its first reply; later ones are ignored."""
+
+    def __init__(self, bus: Bus, *, silence: float = FIRST_SILENCE) -> None:
+        self.resent = 0
+        self._silence = silence
+        self._bus = bus
+        self._publish = bus.publish
+        self._base = bus.new_inbox() + "."
+        self._skip = len(self._base)
+        self._waiting: dict[str, Waiting] = {}
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._subscription: Subscription | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """Listen for replies; call once, before the first request."""
+        self._loop = asyncio.get_running_loop()
+        self._subscription = await self._bus.subscribe(self._base + "*", self._heard)
+        self._bus.on_status(self._status)
+
+    async def stop(self) -> None:
+        """Give up what is still waiting and stop listening; the bus stays open."""
+        self.close()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.drain()
+
+    def close(self) -> None:
+        """Give up what is still waiting."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            one.settle(NotConnected("the connection was closed before the reply came"))
+
+    def __len__(self) -> int:
+        """Requests waiting for a reply."""
+        return len(self._waiting)
+
+    def send(self, subject: str, body: bytes, timeout: float, settle: Settle, *, resend: bool = True) -> str:
+        """Send now; `settle` gets the reply's bytes or an error, once, on the loop. Returns a token for `forget`.
+
+        resend: also send again after silence (only what is harmless twice). Raises NotConnected, BadInput.
+        """
+        if self._closed:
+            raise NotConnected("this client is closed")
+        self._count += 1
+        token = str(self._count)
+        reply = self._base + token
+        try:
+            self._publish(subject, body, reply)
+        except PayloadTooLarge as error:
+            raise BadInput(f"{len(body):,} bytes are more than the bus takes: {error}") from error
+        except BusError as error:
+            raise NotConnected(str(error)) from error
+        now = time.monotonic()
+        silence = self._silence if resend else timeout
+        due = now + min(silence, timeout)
+        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due)
+        if self._timer is None:
+            self._timer = self._loop.call_later(SWEEP, self._sweep)
+        return token
+
+    async def ask(self, subject: str, body: bytes, timeout: float, *, resend: bool = True) -> bytes:
+        """Send and wait. Raises Timeout, NotConnected, BadInput."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+
+        def settle(reply: bytes | InfaasError) -> None:
+            if future.done():
+                return
+            if isinstance(reply, InfaasError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+        token = self.send(subject, body, timeout, settle, resend=resend)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.forget(token)
+            raise
+
+    def forget(self, token: str) -> None:
+        """Nobody waits for this reply any more."""
+        self._waiting.pop(token, None)
+
+    # -- what happens
+
+    def _heard(self, delivery: Delivery) -> None:
+        token = delivery.subject[self._skip :]
+        if delivery.status:
+            one = self._waiting.get(token)
+            if one is not None:
+                one.unheard = True
+                one.due = min(time.monotonic() + one.pause, one.expires)
+                one.pause = min(2 * one.pause, LONGEST_PAUSE)
+            return
+        one = self._waiting.pop(token, None)
+        if one is not None:
+            one.settle(delivery.data)
+
+    def _status(self, status: str) -> None:
+        if status == "closed" and not self._closed:
+            self.close()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        try:
+            for token in [token for token, one in self._waiting.items() if one.due <= now]:
+                self._due(token, now)
+        finally:
+            # Settling may have sent new requests, or closed everything.
+            self._timer = None
+            if self._waiting and not self._closed:
+                self._timer = self._loop.call_later(SWEEP + SWEEP_SHARE * len(self._waiting), self._sweep)
+
+    def _due(self, token: str, now: float) -> None:
+        one = self._waiting.get(token)
+        if one is None:
+            return
+        if one.expires <= now:
+            del self._waiting[token]
+            one.settle(_too_late(one))
+        else:
+            self._again(one, now)
+
+    def _again(self, one: Waiting, now: float) -> None:
+        if one.unheard:
+            one.unheard = False  # it was never taken: its silence counts from this sending
+        else:
+            one.silence *= 2
+        one.due = min(now + one.silence, one.expires)
+        one.sent += 1
+        self.resent += 1
+        try:
+            self._publish(one.subject, one.body, one.reply)
+        except PayloadTooLarge:
+            one.due = one.expires  # the server behind a reconnect takes less: more tries change nothing
+        except BusError:
+            one.due = min(now + LONGEST_PAUSE, one.expires)  # reconnecting, and the buffer is full
+
+
+def _too_late(one: Waiting) -> Timeout:
+    if one.unheard:
+        return Timeout(f"nobody serves {one.subject} (tried {one.sent} times): is a dispatcher running?")
+    times = "once" if one.sent == 1 else f"{one.sent} times"
+    return Timeout(f"no reply on {one.subject} in time, sent {times}")

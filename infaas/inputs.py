@@ -1,0 +1,66 @@
+"""Inputs from files and from the command line: .npy, .npz, JSON. Never anything that could run code."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infaas.errors import BadInput
+
+if TYPE_CHECKING:
+    from bus.tensors import Array
+
+
+def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str, Array]":
+    """The array of a .npy file, or of an .npz file the one named `key`, its only one, or all of them by name.
+
+    Raises BadInput: no such file, no numpy file, Python objects inside.
+    """
+    import numpy as np  # noqa: PLC0415  (commands without inputs start without it)
+
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if not isinstance(loaded, np.ndarray):
+                arrays = {name: loaded[name] for name in loaded.files if key in (None, name)}
+                return _choose(arrays, path, key, loaded.files)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(_why(path, error)) from error
+    if key is not None:
+        raise BadInput(f"{path} holds one array without a name: leave the key away")
+    return loaded
+
+
+def read_json(text: str) -> Any:
+    """A nested list of numbers, or a map of input names to nested lists. Raises BadInput."""
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadInput(f"the inputs are not valid JSON: {error}") from error
+    if not isinstance(value, (list, dict)):
+        raise BadInput(
+            "the inputs must be a nested list (the first axis counts items), or a map of input names to lists"
+        )
+    return value
+
+
+def _choose(arrays: "dict[str, Array]", path: Path, key: str | None, names: list[str]) -> "Array | dict[str, Array]":
+    if key is not None and key not in arrays:
+        raise BadInput(f"{path} has no array {key!r}, only {', '.join(names)}")
+    if not arrays:
+        raise BadInput(f"{path} holds no array")
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+def _why(path: Path, error: Exception) -> str:
+    if "allow_pickle" in str(error) or "Object arrays" in str(error) or "pickled" in str(error):
+        return (
+            f"{path} is no plain numpy array (it holds Python objects, or is another kind of file): "
+            "save numbers or strings, e.g. np.save(path, array.astype('float32'))"
+        )
+    return f"{path} is no .npy or .npz file: {error}"

@@ -1,0 +1,137 @@
+"""A query's body: inputs and requirements, encoded once, with room for the key that makes sending it twice harmless."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+
+from bus.messages.public import ObjectRef
+from bus.subjects import valid_name
+from bus.tensors import BadTensor, from_array
+from infaas.errors import BadInput, Refused
+
+KEY_BYTES = 16
+MAX_INLINE = 2**20  # bytes of a body above which the system wants the inputs by reference
+
+
+class Needs(TypedDict, total=False):
+    """What a query may demand; what is None or left out is not demanded.
+
+    latency_ms: > 0. accuracy: 0..1, at least. cost: US$ per 1,000 queries, at most. model, version, variant: only this one.
+    context: key for personalised selection. priority: 1 (highest) .. 9. deadline: absolute Unix time in seconds, wins over
+    latency_ms where earlier. id: any text, echoed. input_digest: names the inputs, for caches.
+    """
+
+    latency_ms: float | None
+    accuracy: float | None
+    cost: float | None
+    model: str | None
+    version: str | None
+    variant: str | None
+    context: str | None
+    priority: int | None
+    deadline: float | None
+    id: str | None
+    input_digest: str | None
+
+
+class Prepared(NamedTuple):
+    """A query ready to be sent any number of times: append a fresh key to `head`. latency_ms: the objective, if any.
+
+    upload: where the inputs lie in the object store when they are too large for one message.
+    """
+
+    subject: str
+    head: bytes
+    timeout: float
+    latency_ms: float | None
+    upload: ObjectRef | None = None
+
+    def body(self) -> bytes:
+        """The bytes of one sending; sending the same bytes again is the same query."""
+        return self.head + os.urandom(KEY_BYTES)
+
+
+def encode_inputs(x: Any) -> bytes:
+    """MessagePack of the field `inputs`: a tensor or a map of names to tensors; the first axis counts items.
+
+    x: an array (anything numpy understands), a nested list of numbers, or a map of input names to these.
+    Raises BadInput.
+    """
+    if isinstance(x, Mapping) and not _is_tensor(x):
+        return encode({str(name): _tensor(value, f"inputs.{name}") for name, value in x.items()}, "inputs")
+    return encode(_tensor(x, "inputs"), "inputs")
+
+
+def head(fields: Mapping[str, Any], inputs: bytes | None) -> bytes:
+    """The query's map up to, not including, the bytes of its `retry_key`, which comes last."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    if inputs is not None:
+        present["inputs"] = msgspec.Raw(inputs)
+    return encode({**present, "retry_key": bytes(KEY_BYTES)}, "the query")[:-KEY_BYTES]
+
+
+def encode(value: Any, what: str) -> bytes:
+    """MessagePack of a value that the caller gave; numpy scalars become plain numbers. Raises BadInput."""
+    try:
+        return _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(f"{what} cannot be sent: {error}") from error
+
+
+def check_name(name: Any, what: str) -> str:
+    """`name` as a subject token; raises Refused, as the system would if it could be asked at all."""
+    if not valid_name(name):
+        raise Refused(
+            "bad_request",
+            f"field `{what}` is {str(name)[:80]!r}: names have 1 to 64 letters, digits, - or _, and start with a letter or digit",
+        )
+    return str(name)
+
+
+def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`needs` when all its names are requirements; a misspelt one raises TypeError, as for any Python function."""
+    if unknown := needs.keys() - Needs.__annotations__.keys():
+        raise TypeError(f"no requirement {', '.join(sorted(unknown))}: use {', '.join(Needs.__annotations__)}")
+    return needs
+
+
+def _tensor(x: Any, where: str) -> Any:
+    if _is_tensor(x):
+        return x
+    if isinstance(x, (list, tuple)) and isinstance(_first(x), (bool, int, float, type(None))):
+        return x  # a plain nested list travels as it is; the system converts and checks it
+    import numpy as np  # noqa: PLC0415  (plain lists need no numpy)
+
+    try:
+        array = np.asarray(x)
+        if array.ndim == 0:
+            raise BadInput(f"{where} has no axis: the first axis counts the items, so one item is [item]")
+        return from_array(array)
+    except BadTensor as error:
+        raise BadInput(f"{where}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise error if isinstance(error, BadInput) else BadInput(f"{where} is no array: {error}") from error
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Mapping) and "datatype" in x and "shape" in x and "data" in x
+
+
+def _first(x: Any) -> Any:
+    while isinstance(x, (list, tuple)):
+        if not x:
+            return None
+        x = x[0]
+    return x
+
+
+def _plain(value: Any) -> Any:
+    item = getattr(value, "item", None)
+    if item is None or getattr(value, "ndim", 0) != 0:
+        raise TypeError(f"{type(value).__name__} is neither a number nor a text")
+    return item()
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)

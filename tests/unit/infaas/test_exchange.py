@@ -1,0 +1,182 @@
+"""Requests against a peer that is silent, absent, late or answers twice. No test asserts how fast anything is."""
+
+import asyncio
+
+import pytest
+
+from bus.memory import Broker
+from infaas.errors import BadInput, NotConnected, Timeout
+from infaas.exchange import Exchange
+from tests.responders import Responder, until
+from tests.servers import run
+
+QUICK = 0.03  # s of silence before sending again
+
+
+async def open_exchange(broker: Broker, silence: float = QUICK) -> Exchange:
+    exchange = Exchange(broker.connect("client"), silence=silence)
+    await exchange.open()
+    return exchange
+
+
+def test_a_reply_settles_its_own_request():
+    async def main():
+        broker = Broker()
+        await Responder(broker.connect(), lambda body, n: {"got": body["n"]}).listen("t.q")
+        exchange = await open_exchange(broker)
+        replies = await asyncio.gather(*(exchange.ask("t.q", b"\x81\xa1n" + bytes([n]), 5.0) for n in range(100)))
+        assert [reply[-1] for reply in replies] == list(range(100))
+        assert len(exchange) == 0
+
+    run(main())
+
+
+def test_silence_is_met_by_the_same_bytes_on_the_same_reply_subject():
+    async def main():
+        broker = Broker()
+        peer = await Responder(broker.connect(), lambda body, n: {"n": n} if n == 3 else None).listen("t.q")
+        exchange = await open_exchange(broker)
+        await exchange.ask("t.q", b"\x81\xa1a\x01", 10.0)
+        assert peer.heard == [{"a": 1}] * 3
+        assert list(peer.replies_to.values()) == [3]
+        assert exchange.resent == 2
+
+    run(main())
+
+
+def test_what_must_not_be_repeated_is_sent_once():
+    async def main():
+        broker = Broker()
+        peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+        exchange = await open_exchange(broker)
+        with pytest.raises(Timeout, match="sent once"):
+            await exchange.ask("t.q", b"\x80", 0.2, resend=False)
+        assert len(peer.heard) == 1
+
+    run(main())
+
+
+def test_the_first_reply_counts_and_others_are_ignored():
+    async def main():
+        broker = Broker()
+        await Responder(broker.connect(), lambda body, n: [{"reply": 1}, {"reply": 2}]).listen("t.q")
+        exchange = await open_exchange(broker)
+        settled = []
+        exchange.send("t.q", b"\x80", 5.0, settled.append)
+        await asyncio.sleep(0.05)
+        assert settled == [b"\x81\xa5reply\x01"]
+
+    run(main())
+
+
+def test_nobody_listening_is_tried_again_until_somebody_does():
+    async def main():
+        broker = Broker()
+        exchange = await open_exchange(broker, silence=60.0)
+        waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 20.0))
+        await until(lambda: exchange.resent)
+        peer = await Responder(broker.connect(), lambda body, n: {"n": n}).listen("t.q")
+        assert await waiting == b"\x81\xa1n\x01"
+        assert len(peer.heard) == 1
+
+    run(main())
+
+
+def test_nobody_listening_at_all_says_so():
+    async def main():
+        exchange = await open_exchange(Broker())
+        with pytest.raises(Timeout, match=r"nobody serves t\.q"):
+            await exchange.ask("t.q", b"\x80", 0.15)
+
+    run(main())
+
+
+def test_no_reply_says_how_often_it_was_sent():
+    async def main():
+        broker = Broker()
+        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+        exchange = await open_exchange(broker)
+        with pytest.raises(Timeout, match=r"no reply on t\.q in time, sent [2-9] times"):
+            await exchange.ask("t.q", b"\x80", 0.3)
+        assert len(exchange) == 0
+
+    run(main())
+
+
+def test_a_request_given_up_is_not_sent_again():
+    async def main():
+        broker = Broker()
+        peer = await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+        exchange = await open_exchange(broker)
+        task = asyncio.create_task(exchange.ask("t.q", b"\x80", 10.0))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        before = len(peer.heard)
+        await asyncio.sleep(0.15)
+        assert len(peer.heard) == before
+        assert len(exchange) == 0
+
+    run(main())
+
+
+def test_closing_settles_what_waits_and_refuses_what_comes():
+    async def main():
+        broker = Broker()
+        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+        exchange = await open_exchange(broker)
+        waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 10.0))
+        await asyncio.sleep(0.01)
+        await exchange.stop()
+        with pytest.raises(NotConnected, match="closed before"):
+            await waiting
+        with pytest.raises(NotConnected, match="closed"):
+            await exchange.ask("t.q", b"\x80", 1.0)
+
+    run(main())
+
+
+def test_a_connection_that_ends_settles_what_waits():
+    async def main():
+        broker = Broker()
+        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+        bus = broker.connect()
+        exchange = Exchange(bus, silence=60.0)
+        await exchange.open()
+        waiting = asyncio.create_task(exchange.ask("t.q", b"\x80", 10.0))
+        await asyncio.sleep(0.01)
+        await bus.close()
+        with pytest.raises(NotConnected):
+            await waiting
+
+    run(main())
+
+
+def test_a_body_that_no_bus_takes_is_the_callers_mistake():
+    async def main():
+        exchange = await open_exchange(Broker(max_payload=1000))
+        with pytest.raises(BadInput, match="2,000 bytes"):
+            await exchange.ask("t.q", bytes(2000), 1.0)
+        assert len(exchange) == 0
+
+    run(main())
+
+
+def test_a_settler_that_fails_stops_nobody_else():
+    async def main():
+        broker = Broker()
+        await Responder(broker.connect(), lambda body, n: None).listen("t.q")
+        exchange = await open_exchange(broker)
+        caught = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: caught.append(context["exception"]))
+
+        def fail(reply):
+            raise RuntimeError("mine")
+
+        exchange.send("t.q", b"\x80", 0.01, fail)
+        with pytest.raises(Timeout):
+            await exchange.ask("t.q", b"\x80", 0.1)
+        assert [str(error) for error in caught] == ["mine"]
+
+    run(main())

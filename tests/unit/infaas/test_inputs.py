@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from infaas.errors import BadInput
+from infaas.inputs import read_file, read_json
+
+
+def test_npy(tmp_path):
+    np.save(tmp_path / "x.npy", np.eye(3, dtype=np.float32))
+    assert read_file(tmp_path / "x.npy").tolist() == np.eye(3).tolist()
+
+
+def test_npz_of_one_of_several_and_by_key(tmp_path):
+    np.savez(tmp_path / "one.npz", x=np.arange(3))
+    np.savez(tmp_path / "two.npz", x=np.arange(3), y=np.ones(2))
+    assert read_file(tmp_path / "one.npz").tolist() == [0, 1, 2]
+    assert {name: array.tolist() for name, array in read_file(tmp_path / "two.npz").items()} == {
+        "x": [0, 1, 2],
+        "y": [1, 1],
+    }
+    assert read_file(tmp_path / "two.npz", key="y").tolist() == [1, 1]
+    with pytest.raises(BadInput, match="only x, y"):
+        read_file(tmp_path / "two.npz", key="z")
+
+
+def test_python_objects_are_never_unpickled(tmp_path):
+    np.save(tmp_path / "bad.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "bad.npz", x=np.array([{"a": 1}], dtype=object))
+    for name in ("bad.npy", "bad.npz"):
+        with pytest.raises(BadInput, match="Python objects"):
+            read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\3\4 not a zip", b"\x93NUMPY\1\0", b"\x80\4N."])
+def test_other_files_are_said_to_be_none(tmp_path, content):
+    (tmp_path / "x.npy").write_bytes(content)
+    with pytest.raises(BadInput, match=r"x\.npy"):
+        read_file(tmp_path / "x.npy")
+
+
+def test_a_file_that_is_not_there_or_has_nothing(tmp_path):
+    with pytest.raises(BadInput, match="No such file"):
+        read_file(tmp_path / "none.npy")
+    np.savez(tmp_path / "empty.npz")
+    with pytest.raises(BadInput, match="no array"):
+        read_file(tmp_path / "empty.npz")
+    np.save(tmp_path / "x.npy", np.ones(1))
+    with pytest.raises(BadInput, match="without a name"):
+        read_file(tmp_path / "x.npy", key="x")
+
+
+def test_json():
+    assert read_json("[[1, 2.5]]") == [[1, 2.5]]
+    assert read_json('{"a": [1]}') == {"a": [1]}
+    for bad in ("", "[1", "3", '"x"', "[" * 100_000):
+        with pytest.raises(BadInput):
+            read_json(bad)

@@ -1,0 +1,118 @@
+import asyncio
+import time
+
+import msgpack
+import numpy as np
+import pytest
+
+from bus.memory import Broker
+from infaas.client import Client
+from infaas.loadgen import Generator
+from tests.responders import Responder, answer, refusal
+from tests.servers import run
+
+
+def measured(behave, drive, **options):
+    """The report of a run against a peer. drive(generator) -> report."""
+
+    async def main():
+        broker = Broker()
+        peer = await Responder(broker.connect(), behave).listen("infaas.query.*")
+        async with await Client(broker.connect()).open() as client:
+            prepared = await client.prepare("a", [[1.0], [2.0]], **options.pop("needs", {}))
+            return await drive(Generator(client, prepared, **options)), peer
+
+    return run(main())
+
+
+def test_a_closed_loop_keeps_its_number_under_way():
+    async def main():
+        broker = Broker()
+        bus = broker.connect()
+        loop = asyncio.get_running_loop()
+        under_way = set()
+        counts = []
+
+        def reply(to):
+            counts.append(len(under_way))
+            under_way.discard(to)
+            bus.publish(to, msgpack.packb(answer({})))
+
+        def hear(delivery):
+            under_way.add(delivery.reply)
+            loop.call_later(0.002, reply, delivery.reply)
+
+        await bus.subscribe("infaas.query.a", hear)
+        async with await Client(broker.connect()).open() as client:
+            generator = Generator(client, await client.prepare("a", [[1.0]]))
+            return await generator.closed(4, 0.3), counts
+
+    report, counts = run(main())
+    assert max(counts) == 4
+    assert report.answered == report.offered == len(counts) > 8
+    assert report.failed == report.refused == 0
+    assert report.throughput_qps == pytest.approx(report.answered / report.seconds)
+
+
+def test_an_open_loop_sends_each_arrival_once_and_says_how_late():
+    times = np.linspace(0, 0.2, 50)
+    report, peer = measured(lambda body, n: answer(body), lambda g: g.open(times, 0.2, "uniform"), items=2)
+    assert report.offered == report.answered == len(peer.heard) == 50
+    assert len({body["retry_key"] for body in peer.heard}) == 50
+    assert report.cost_per_1000 == pytest.approx(0.5)
+    assert report.effective_accuracy == pytest.approx(0.9)
+    assert report.slo_attainment == 1.0
+    assert report.variants == {"adder-v1": 50}
+    assert 0 <= report.late_send_p99_ms <= report.late_send_max_ms
+    assert 0 <= report.p50_ms <= report.p95_ms <= report.p99_ms <= report.max_ms
+
+
+def test_latency_counts_from_the_intended_time():
+    # Every arrival is due at the start, and the loop is blocked before it may send: all have waited for that long.
+    async def drive(generator):
+        asyncio.get_running_loop().call_soon(lambda: time.sleep(0.1))
+        return await generator.open(np.full(300, 0.01), 0.1, "burst")
+
+    report, _ = measured(lambda body, n: answer(body), drive)
+    assert report.p50_ms >= 80
+    assert report.late_send_max_ms >= 80
+
+
+def test_refusals_missed_needs_and_slow_answers_are_told_apart():
+    def behave(body, n):
+        if n % 4 == 0:
+            return refusal("overloaded")
+        if n % 4 == 1:
+            return answer(body, missed=["latency", "cost"], accuracy=0.1)
+        return answer(body, variant="fine", accuracy=0.95)
+
+    report, _ = measured(behave, lambda g: g.open(np.arange(40) / 400, 0.1, "x"), needs={"latency_ms": 5000})
+    assert (report.answered, report.refused, report.failed) == (30, 10, 0)
+    assert report.refusals == {"overloaded": 10}
+    assert report.missed == {"latency": 10, "cost": 10}
+    assert report.slo_attainment == 0.5
+    assert report.effective_accuracy == pytest.approx(0.95)
+    assert report.latency_ms == 5000
+
+
+def test_no_answer_is_a_failure():
+    report, _ = measured(lambda body, n: None, lambda g: g.open(np.zeros(3), 0.1, "x"), needs={"timeout": 0.1})
+    assert report.failures == {"timeout": 3}
+    assert report.p50_ms is report.effective_accuracy is report.cost_per_1000 is None
+    assert report.slo_attainment == 0.0
+
+
+def test_a_warm_up_is_sent_but_not_counted():
+    report, peer = measured(lambda body, n: answer(body), lambda g: g.open(np.arange(20) / 100, 0.2, "x"), warmup=0.1)
+    assert len(peer.heard) == 20
+    assert report.offered == report.answered == 10
+
+
+def test_a_connection_lost_ends_the_run():
+    async def drive(generator):
+        asyncio.get_running_loop().call_later(0.05, generator._client._exchange.close)
+        return await generator.open(np.arange(1000) / 100, 10.0, "x")
+
+    report, _ = measured(lambda body, n: answer(body), drive)
+    assert report.failures == {"not_connected": 1}
+    assert report.answered + 1 == report.offered < 1000
