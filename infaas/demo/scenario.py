@@ -88,7 +88,7 @@ async def register(client: Client, validation: Path, tell: Tell) -> list[dict[st
         def progress(status: Any, title: str = title) -> None:
             tell(title, float(status.progress))
 
-        await client.register(path, app=APP, model=model, validation=validation, progress=progress)
+        await client.register(path, app=APP, model=model, validation=validation, on_progress=progress)
     by_model: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in await client.variants(app=APP):
         by_model[row["model"]].append(row)
