@@ -118,8 +118,8 @@ class ClusterView:
         alive_before = {name for name, device in worker.devices.items() if device.alive}
         worker.draining = beat.draining or beat.leaving
         for device in beat.devices:
-            known = worker.devices.get(device.device)
-            if not device.alive or (known is not None and known.incarnation != device.incarnation):
+            before = worker.devices.get(device.device)
+            if not device.alive or (before is not None and before.incarnation != device.incarnation):
                 self.lose_device(beat.worker, device.device)  # its executor is not the one that took our queries
         worker.devices = {device.device: device for device in beat.devices}
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
@@ -129,14 +129,14 @@ class ClusterView:
         unknown = False
         for status in beat.instances:
             record = self.records.get(status.variant)
-            device = worker.devices.get(status.device)
-            if record is None or device is None:
+            where = worker.devices.get(status.device)
+            if record is None or where is None:
                 unknown = True
                 continue
-            if not device.alive:
+            if not where.alive:
                 continue
             listed.add(status.instance)
-            changed |= self._update(worker, device, status, record)
+            changed |= self._update(worker, where, status, record)
         for gone in [i for i in worker.instances if i not in listed]:
             self.remove(gone)
             changed = True

@@ -5,16 +5,11 @@ with a route in front, and remembers it until done. What dies with an executor i
 serve at the moment waits within its deadline.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
-from bus.messages.catalog import AppRecord
-from bus.messages.events import ScalingEvent
-from bus.messages.fleet import DispatcherHeartbeat, EnsureLoaded, ExecutorExited, LoadReply, WorkerHeartbeat
+from bus.messages.fleet import DispatcherHeartbeat, ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Error, ListRequest, QueryHead, Refusal, Requirements
 from bus.subjects import DISPATCHERS, Subjects
@@ -25,7 +20,6 @@ from services.core.actor import (
     Envelope,
     Inlet,
     Publish,
-    Record,
     Recorded,
     Started,
     Stopping,
@@ -33,24 +27,24 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
-from services.core.ask import INFINITE, Ask, LoadOrder
-from services.core.catalog import Catalog
+from services.core.ask import LoadOrder
 from services.core.cluster import ClusterView, Instance
-from services.core.intake import BadRequest, check_requirements, count_items
 from services.core.outcome import answered, refused
 from services.core.selection import SelectionPolicy
+from services.dispatcher.apps import Apps
 from services.dispatcher.explaining import explain
 from services.dispatcher.flights import Flights
+from services.dispatcher.history import History
 from services.dispatcher.listing import listing
+from services.dispatcher.orders import Orders
 from services.dispatcher.query import Query
+from services.dispatcher.taking import Intake
 
 HEARTBEAT = 0.5  # s
 SWEEP = 0.25  # s; one timer for all deadlines
 LOST_AFTER = 2.0  # s past its deadline, a query that its executor never ended is refused here
-ORDER_AGAIN = 3.0  # s before an unanswered load order is repeated
 NO_ROOM = 5.0  # s before a variant that found no room, or failed to load, is tried again
 NOTHING: tuple[Effect, ...] = ()
-_decode_head = msgspec.msgpack.Decoder(QueryHead).decode
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -80,22 +74,17 @@ class Dispatcher:
     ) -> None:
         self.name = name
         self.view = ClusterView(prices)
-        self.catalog = Catalog()
+        self.apps = Apps(self.view)
         self.flights = Flights()
         self._subjects = subjects
         self._policy = policy
         self._new_uid = new_uid
-        self._default_deadline = default_deadline_s
-        self._max_inline = max_inline
+        self._intake = Intake(self.apps, new_uid, default_deadline_s, max_inline)
         self._failure_timeout = failure_timeout_s
         self._max_attempts = max_attempts
         self._max_queue = max_queue
-        self._synced = False
-        self._ordered: dict[str, float] = {}
-        self._records = 0  # events recorded so far, and how many of them are stored
-        self._stored = 0
-        self._unflushed: deque[tuple[int, str, int]] = deque()
-        self._flushed: dict[str, int] = {}
+        self._orders = Orders(name, subjects)
+        self._history = History()
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._own_space = subjects.prefix + "."
@@ -146,86 +135,15 @@ class Dispatcher:
 
     def _query(self, envelope: Envelope) -> Iterable[Effect]:
         reply = envelope.reply
-        head: QueryHead = envelope.message
-        if not reply:
-            return NOTHING  # nobody waits for an answer
-        now = envelope.now
+        if not reply or reply.startswith(self._own_space):
+            return NOTHING  # nobody waits for an answer; and an answer may go to a client only, never into the system
         app_name = envelope.subject[self._prefix :]
-        if reply.startswith(self._own_space):
-            return NOTHING  # an answer may go to a client only, never into the system
-        try:
-            query = self._take(app_name, head, envelope, now)
-        except BadRequest as error:
-            return self._refuse_intake(app_name, head, envelope, "bad_request", str(error))
-        if query is None:
-            return NOTHING
+        query = self._intake.take(app_name, envelope)
         if isinstance(query, Error):
-            return self._refuse_intake(app_name, head, envelope, query.code, query.message)
-        return self._decide(query, now)
-
-    def _take(self, app_name: str, head: QueryHead, envelope: Envelope, now: float) -> Query | Error | None:
-        """Check a query against contract, app and signature. None: already under way here."""
-        view = self.view.apps.get(app_name)
-        key = app_name
-        if view is None:
-            if app_name == "_":
-                if head.model is None:
-                    raise BadRequest("model is missing: a query without an app names a registered model")
-                pseudo = self._model_app(head.model)
-                if pseudo is None:
-                    return Error(code="unknown_model", message=f"no model {head.model!r}: see infaas.list.models")
-                key = pseudo
-                view = self.view.apps[key]
-            elif self._synced:
-                return Error(
-                    code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps, or register a model for it"
-                )
-            else:
-                return Error(code="overloaded", message="the dispatcher has only just started: ask again")
-        if len(envelope.body) > self._max_inline:
-            limit = f"{len(envelope.body)} bytes are more than {self._max_inline}"
-            return Error(code="too_large", message=f"{limit}: put the inputs into the object store and send inputs_ref")
-        check_requirements(head)
-        items = count_items(head, view.app)
-        latency_s = INFINITE
-        deadline = now + self._default_deadline
-        latency_ms = head.latency_ms if head.latency_ms is not None else view.app.latency_ms
-        if latency_ms is not None:
-            latency_s = latency_ms / 1000.0
-            deadline = min(deadline, now + latency_s) if latency_s < self._default_deadline else now + latency_s
-        if head.deadline is not None and head.deadline < deadline:
-            deadline = head.deadline
-        if head.retry_key is not None:
-            if len(head.retry_key) != 16:
-                raise BadRequest(f"retry_key must be 16 random bytes, not {len(head.retry_key)}")
-            caller = envelope.reply.partition(".")[0]
-            uid = blake2b(head.retry_key, digest_size=16, key=f"{app_name}/{caller}".encode()[:64]).digest()
-            if uid in self.flights:
-                return None
-        else:
-            uid = self._new_uid()
-        ask = Ask(
-            key,
-            items,
-            deadline,
-            latency_s,
-            head.accuracy or 0.0,
-            INFINITE if head.cost is None else head.cost,
-            head.model,
-            head.version,
-            head.variant,
-        )
-        return Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
-
-    def _model_app(self, model: str) -> str | None:
-        """The pseudo app of a query by model alone; made when first asked for."""
-        key = f"_.{model}"
-        if key not in self.view.apps:
-            record = self.catalog.model(model)
-            if record is None:
-                return None
-            self._set_app(key, AppRecord(app="_", links={model: record.version}, signature=record.signature))
-        return key
+            return self._refuse_intake(app_name, envelope, query)
+        if query.head.retry_key is not None and query.uid in self.flights:
+            return NOTHING  # the client asks again for what is under way here: it will be answered
+        return self._decide(query, envelope.now)
 
     # -- deciding
 
@@ -256,33 +174,8 @@ class Dispatcher:
         return Publish(subject, Execute(route, query.raw), self._undelivered + query.uid.hex())
 
     def _order(self, app: str, load: LoadOrder, now: float) -> list[Effect]:
-        """Ask a worker to load a variant, unless that was asked a moment ago."""
-        variant = load.record.variant
-        if now - self._ordered.get(variant, -INFINITE) < ORDER_AGAIN:
-            return []
-        self._ordered[variant] = now
-        order = EnsureLoaded(
-            variant=load.record, at_least=1, app=app, orderer=self.name, reason="no instance meets a query's needs"
-        )
-        event = ScalingEvent(
-            time=now,
-            scaler="dispatcher",
-            worker=load.worker,
-            app=app,
-            model=load.record.model,
-            variant=variant,
-            action="load",
-            count=1,
-            reason=order.reason,
-        )
-        return [
-            Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self.name)),
-            self._record(event),
-        ]
-
-    def _record(self, event: Any) -> Record:
-        self._records += 1
-        return Record(event)
+        ordered = self._orders.order(app, load, now)
+        return [] if ordered is None else [ordered[0], self._history.record(ordered[1])]
 
     # -- refusing
 
@@ -290,17 +183,16 @@ class Dispatcher:
         route = query.route(self.name, "", self._policy.name)
         return [
             Publish(query.reply, Refusal(id=query.head.id, error=error)),
-            self._record(refused(route, error.code, now)),
+            self._history.record(refused(route, error.code, now)),
         ]
 
-    def _refuse_intake(self, app: str, head: QueryHead, envelope: Envelope, code: Any, text: str) -> list[Effect]:
+    def _refuse_intake(self, app: str, envelope: Envelope, error: Error) -> list[Effect]:
         """Refuse what never became a query of ours; it is counted all the same."""
-        route = Route(
-            self._new_uid(), 0, 0, envelope.reply, envelope.now, envelope.now, self.name, "", app[:64], 1, head.id
-        )
+        now, label = envelope.now, envelope.message.id
+        route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self.name, "", app[:64], 1, label)
         return [
-            Publish(envelope.reply, Refusal(id=head.id, error=Error(code=code, message=text))),
-            self._record(refused(route, code, envelope.now)),
+            Publish(envelope.reply, Refusal(id=label, error=error)),
+            self._history.record(refused(route, error.code, now)),
         ]
 
     # -- a batch is done
@@ -327,22 +219,16 @@ class Dispatcher:
                 cost_per_item=batch.cost,
                 code=codes[i] if codes is not None else "",
             )
-            effects.append(self._record(event))
+            effects.append(self._history.record(event))
         if instance is not None:
             instance.others = max(0, batch.queued - instance.own)
-        if self._records <= self._stored:
-            self._flushed[batch.queue] = batch.seq
-        else:
-            self._unflushed.append((self._records, batch.queue, batch.seq))
+        self._history.covers(batch)
         if self.flights.retries and self.flights.retrying is None:
             effects.extend(self._next_retry(envelope.now))
         return effects
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
-        self._stored = through = envelope.message.through
-        while self._unflushed and self._unflushed[0][0] <= through:
-            _, queue, seq = self._unflushed.popleft()
-            self._flushed[queue] = seq
+        self._history.stored(envelope.message.through)
         return NOTHING
 
     # -- what goes wrong
@@ -397,7 +283,7 @@ class Dispatcher:
         if query is None:
             if route.uid in self.flights:
                 return NOTHING
-            query = self._adopt(route, bytes(back.body))
+            query = self._intake.adopt(route, bytes(back.body))
             if query is None:
                 return NOTHING
         if back.reason == "deadline":
@@ -422,38 +308,12 @@ class Dispatcher:
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._refuse(query, Error(code="deadline", message=text), now)
 
-    def _adopt(self, route: Route, body: bytes) -> Query | None:
-        """Take over a query that another dispatcher, now dead, had forwarded."""
-        try:
-            head = _decode_head(body)
-        except msgspec.DecodeError:
-            return None
-        key = route.app if route.app != "_" else (self._model_app(head.model or "") or "")
-        if key not in self.view.apps:
-            return None
-        latency_s = route.latency_ms / 1000.0 if route.latency_ms is not None else INFINITE
-        cost = INFINITE if route.cost is None else route.cost
-        ask = Ask(
-            key,
-            route.items,
-            route.deadline,
-            latency_s,
-            route.accuracy or 0.0,
-            cost,
-            route.model,
-            route.version,
-            route.variant,
-        )
-        query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
-        query.attempt = route.attempt
-        return query
-
     def _load_reply(self, envelope: Envelope) -> Iterable[Effect]:
         reply: LoadReply = envelope.message
         if not reply.reason:
             return NOTHING  # the worker's next heartbeat shows the instance
         self.view.not_before[reply.variant] = envelope.now + NO_ROOM
-        self._ordered.pop(reply.variant, None)
+        self._orders.settled(reply.variant)
         return self._serve_waiting(envelope.now)
 
     def _serve_waiting(self, now: float) -> list[Effect]:
@@ -483,38 +343,18 @@ class Dispatcher:
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
         effects = self._lost(lost, envelope.now) if lost else []
         for instance in self.view.workers[beat.worker].instances.values():
-            self._ordered.pop(instance.record.variant, None)
+            self._orders.settled(instance.record.variant)
         effects.extend(self._serve_waiting(envelope.now))
         return effects
 
     def _changed(self, envelope: Envelope) -> Iterable[Effect]:
-        change: Changed = envelope.message
-        for app in self.catalog.apply(change.key, change.value):
-            record = self.catalog.app(app)
-            if record is None:
-                self.view.drop_app(app)
-            elif self._synced:
-                self._set_app(app, record)
-        if change.key.startswith("model."):
-            self.view.drop_app(f"_.{change.key.split('.')[1]}")
+        self.apps.changed(envelope.message)
         return NOTHING
 
     def _catalog_synced(self, envelope: Envelope) -> Iterable[Effect]:
         del envelope
-        self._synced = True
-        for app in list(self.catalog.apps):
-            self._set_app(app.app, app)
+        self.apps.all_in()
         return NOTHING
-
-    def _set_app(self, key: str, app: AppRecord) -> None:
-        """All versions of the app's models: those not linked now serve queries that name them."""
-        records = [
-            record
-            for model in sorted(app.links)
-            for version in sorted(self.catalog.versions(model))
-            for record in self.catalog.variants_at(model, version)
-        ]
-        self.view.set_app(app, records, key)
 
     # -- questions
 
@@ -528,7 +368,7 @@ class Dispatcher:
         if not envelope.reply:
             return NOTHING
         what = envelope.subject.rpartition(".")[2]
-        return (Publish(envelope.reply, listing(what, envelope.message, envelope.now, self.catalog, self.view)),)
+        return (Publish(envelope.reply, listing(what, envelope.message, envelope.now, self.apps.catalog, self.view)),)
 
     # -- time
 
@@ -541,7 +381,7 @@ class Dispatcher:
 
     def _goodbye(self, now: float, *, leaving: bool) -> tuple[str, DispatcherHeartbeat]:
         beat = DispatcherHeartbeat(
-            dispatcher=self.name, incarnation=0, at=now, flushed=dict(self._flushed), leaving=leaving
+            dispatcher=self.name, incarnation=0, at=now, flushed=dict(self._history.flushed), leaving=leaving
         )
         return self._subjects.dispatcher_heartbeat(self.name), beat
 

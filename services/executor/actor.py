@@ -18,7 +18,7 @@ from bus.messages.fleet import (
     LoadInstance,
     UnloadInstance,
 )
-from bus.messages.flow import DoneBatch, Execute, HandBack, Route
+from bus.messages.flow import Execute, HandBack, Route
 from bus.messages.public import Answer, Error, QueryInputs, Refusal, TensorView
 from bus.subjects import Subjects
 from services.core.actor import (
@@ -30,16 +30,16 @@ from services.core.actor import (
     Failed,
     Inlet,
     Publish,
-    Record,
     Recorded,
     Started,
     Stopping,
     TimedOut,
     Watch,
 )
-from services.core.outcome import answered
+from services.executor.answering import answer_of, model_error, output_bytes
+from services.executor.answers import Answers
 from services.executor.instances import Loaded
-from services.executor.ledger import Answers, Owner
+from services.executor.owners import Owners
 from services.executor.work import (
     BatchResult,
     FetchInputs,
@@ -88,10 +88,9 @@ class Executor:
         self.device = device
         self.incarnation = incarnation
         self.instances: dict[str, Loaded] = {}
-        self.owners: dict[str, Owner] = {}
         self.answers = Answers()
         self._subjects = subjects
-        self._queue = f"{worker}/{device}/{incarnation}"
+        self.owners = Owners(subjects, f"{worker}/{device}/{incarnation}", worker, failure_timeout_s + REPORT)
         self._cores = max(1, cores)
         self._cores_busy = 0
         self._inline_below = inline_below_s
@@ -104,7 +103,6 @@ class Executor:
         self._memory_mb = 0.0
         self._running: dict[int, tuple[Loaded, RunBatch]] = {}
         self._fetching: dict[bytes, tuple[Loaded, Route, msgspec.Raw]] = {}
-        self._done_subjects: dict[str, str] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             Execute: self._execute,
             Pump: self._pump,
@@ -218,7 +216,7 @@ class Executor:
         return effects
 
     def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
-        if work.route.deadline <= now or not self._owner_alive(work.route):
+        if work.route.deadline <= now or not self.owners.alive(work.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
             return self._refuse(loaded, work.route, "deadline", text, now)
         return (self._hand_back(work.route, "deadline", work.body),)
@@ -256,132 +254,47 @@ class Executor:
         loaded, run = entry
         works = run.works
         if result.errors is not None and len(works) > 1:
-            return self._one_by_one(loaded, run, result)
-        items = 0
-        for work in works:
-            items += work.items
-        started, finished = result.started, result.finished
-        seconds = finished - started
+            return self._one_by_one(loaded, run)
+        items = sum(work.items for work in works)
+        seconds = result.finished - result.started
         loaded.measured(items, seconds)
         cost = loaded.price_per_s * seconds / items
-        record = loaded.record
         effects: list[Effect] = []
-        uids: dict[str, list[Route]] = {}
-        compute_ms = seconds * 1000.0
-        codes: list[str] | None = None
+        told: dict[str, list[Route]] = {}
         for i, work in enumerate(works):
             route = work.route
-            latency = finished - route.arrived
-            loaded.served(route, work.items, latency, error=result.errors is not None)
-            if result.errors is not None:
-                error = Error(code="model_error", message=result.errors[i])
-                answer: Any = Refusal(id=route.id, error=error)
-                codes = ["model_error"]
+            loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
+            routes = told.get(route.dispatcher)
+            if routes is None:
+                told[route.dispatcher] = [route]
             else:
-                latency_ms = latency * 1000.0
-                missed = route.missed or []
-                if route.latency_ms is not None and latency_ms > route.latency_ms:
-                    missed = [*missed, "latency"]
-                answer = Answer(
-                    id=route.id,
-                    outputs=result.outputs[i],
-                    model=record.model,
-                    version=record.version,
-                    variant=record.variant,
-                    hardware=record.hardware,
-                    worker=self.worker,
-                    accuracy=record.accuracy,
-                    latency_ms=latency_ms,
-                    queue_ms=(started - route.arrived) * 1000.0,
-                    compute_ms=compute_ms,
-                    batch=items,
-                    cached=False,
-                    simulated=record.simulated,
-                    cost=cost * work.items,
-                    missed=missed,
-                )
-                if sum(len(t.data) for t in answer.outputs.values()) > self._max_inline:
+                routes.append(route)
+            if result.errors is not None:
+                answer: Answer | Refusal = model_error(route, result.errors[i])
+            else:
+                answer = answer_of(loaded, self.worker, work, result, i, items, cost)
+                if output_bytes(answer) > self._max_inline:
                     effects.append(Do(("store", (route, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
-                    uids.setdefault(route.dispatcher, []).append(route)
                     continue
             if route.resendable:
                 self.answers.keep(route, answer)
             effects.append(Publish(route.reply_to, answer))
-            routes = uids.get(route.dispatcher)
-            if routes is None:
-                uids[route.dispatcher] = [route]
-            else:
-                routes.append(route)
-        for dispatcher, routes in uids.items():
-            effects.extend(self._tell(dispatcher, loaded, routes, items, started, finished, cost, codes, now))
+        codes = None if result.errors is None else ["model_error"] * len(works)
+        span = (result.started, result.finished)
+        for dispatcher, routes in told.items():
+            effects.extend(self.owners.tell(dispatcher, loaded, routes, items, span, cost, codes, now))
         if loaded.queue.items or self._starved:
             effects.extend(self._arm())
         if loaded.leaving:
             effects.extend(self._maybe_unload(loaded))
         return effects
 
-    def _one_by_one(self, loaded: Loaded, run: RunBatch, result: BatchResult) -> Iterable[Effect]:
+    def _one_by_one(self, loaded: Loaded, run: RunBatch) -> Iterable[Effect]:
         """A batch failed: its members run again alone, so that a bad one costs only its own query."""
-        del result
         for work in run.works:
             work.alone = True
             loaded.queue.push(work)
         return self._arm()
-
-    def _tell(
-        self,
-        dispatcher: str,
-        loaded: Loaded,
-        routes: list[Route],
-        items: int,
-        started: float,
-        finished: float,
-        cost: float,
-        codes: list[str] | None,
-        now: float,
-    ) -> Iterable[Effect]:
-        """Report to the dispatcher that owns these queries; write their outcomes ourselves when it is dead."""
-        owner = self.owners.get(dispatcher)
-        if owner is None:
-            owner = self.owners[dispatcher] = Owner(now)
-        owner.seq += 1
-        done = DoneBatch(
-            self._queue,
-            self.worker,
-            owner.seq,
-            loaded.id,
-            loaded.record.variant,
-            items,
-            started,
-            finished,
-            cost,
-            loaded.queued,
-            [route.uid for route in routes],
-            codes,
-        )
-        if not owner.alive:
-            return self._outcomes(done, routes, loaded)
-        owner.pending.append((done, routes))
-        subject = self._done_subjects.get(dispatcher)
-        if subject is None:
-            subject = self._done_subjects[dispatcher] = self._subjects.done(dispatcher)
-        return (Publish(subject, done),)
-
-    def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: Loaded) -> list[Effect]:
-        return [
-            Record(
-                answered(
-                    route,
-                    loaded.record,
-                    worker=self.worker,
-                    finished=done.finished,
-                    batch=done.batch,
-                    cost_per_item=done.cost,
-                    code=done.codes[i] if done.codes is not None else "",
-                )
-            )
-            for i, route in enumerate(routes)
-        ]
 
     # -- refusing and handing back
 
@@ -392,16 +305,12 @@ class Executor:
             self.answers.keep(route, refusal)
         return [
             Publish(route.reply_to, refusal),
-            *self._tell(route.dispatcher, loaded, [route], route.items, now, now, 0.0, [code], now),
+            *self.owners.tell(route.dispatcher, loaded, [route], route.items, (now, now), 0.0, [code], now),
         ]
 
     def _hand_back(self, route: Route, reason: str, body: msgspec.Raw) -> Publish:
-        owner = route.dispatcher if self._owner_alive(route) else ""
+        owner = route.dispatcher if self.owners.alive(route.dispatcher) else ""
         return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body))
-
-    def _owner_alive(self, route: Route) -> bool:
-        owner = self.owners.get(route.dispatcher)
-        return owner is None or owner.alive
 
     # -- large bodies
 
@@ -511,29 +420,7 @@ class Executor:
     # -- dispatchers and time
 
     def _dispatcher(self, envelope: Envelope) -> Iterable[Effect]:
-        beat: DispatcherHeartbeat = envelope.message
-        owner = self.owners.get(beat.dispatcher)
-        if owner is None:
-            owner = self.owners[beat.dispatcher] = Owner(envelope.now)
-        owner.seen = envelope.now
-        owner.alive = not beat.leaving
-        seq = beat.flushed.get(self._queue)
-        if seq is not None:
-            owner.flushed(seq)
-        return self._inherit(beat.dispatcher, owner) if beat.leaving else NOTHING
-
-    def _inherit(self, name: str, owner: Owner) -> list[Effect]:
-        """A dispatcher is dead: what it may not have written is written here (the database keeps one outcome a uid)."""
-        owner.alive = False
-        effects: list[Effect] = []
-        for done, routes in owner.pending:
-            loaded = self.instances.get(done.instance)
-            if loaded is not None:
-                effects.extend(self._outcomes(done, routes, loaded))
-        del self.owners[name]
-        self.owners[name] = dead = Owner(owner.seen)
-        dead.alive = False
-        return effects
+        return self.owners.heard(envelope.message, envelope.now)
 
     def _report(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
@@ -541,12 +428,8 @@ class Executor:
         self._reported = now
         effects: list[Effect] = []
         if gap > self._failure_timeout:
-            effects.extend(self._slept(now))
-        for name, owner in list(self.owners.items()):
-            if owner.alive and now - owner.seen > self._failure_timeout + REPORT:
-                effects.extend(self._inherit(name, owner))
-            elif not owner.alive and now - owner.seen > 120.0:
-                del self.owners[name]
+            self._slept(now)
+        effects.extend(self.owners.check(now))
         report = ExecutorReport(
             worker=self.worker,
             device=self.device,
@@ -564,13 +447,11 @@ class Executor:
         effects.extend(self._arm())
         return effects
 
-    def _slept(self, now: float) -> list[Effect]:
+    def _slept(self, now: float) -> None:
         """This process was stopped longer than the failure time-out: its queries are with others now, drop them."""
-        for owner in self.owners.values():
-            owner.seen = now
+        self.owners.excuse(now)
         for loaded in self.instances.values():
             loaded.queue.drop()
-        return []
 
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
         self._reported = envelope.now

@@ -131,10 +131,7 @@ class ExecutorEdge:
             limit = held.record.max_batch
             if held.one is not None:
                 array = single(works, held.one)
-                if len(array) <= limit:
-                    outputs = handle.run_single(array)
-                else:
-                    outputs = self._pieces(held, array)
+                outputs = handle.run_single(array) if len(array) <= limit else self._pieces(held, array)
             else:
                 named = handle.run(several(works, held.record.signature))
                 outputs = [named[name] for name in handle.outputs]

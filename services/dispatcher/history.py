@@ -1,0 +1,34 @@
+"""Events that a dispatcher records, counted, so that executors learn which of their done batches are safely on disk."""
+
+from collections import deque
+
+from bus.messages.events import Event
+from bus.messages.flow import DoneBatch
+from services.core.actor import Record
+
+
+class History:
+    """stored: number of events on disk. flushed: per executor queue, the highest done `seq` whose outcomes are."""
+
+    def __init__(self) -> None:
+        self.flushed: dict[str, int] = {}
+        self._recorded = 0
+        self._stored = 0
+        self._open: deque[tuple[int, str, int]] = deque()
+
+    def record(self, event: Event) -> Record:
+        self._recorded += 1
+        return Record(event)
+
+    def covers(self, batch: DoneBatch) -> None:
+        """All outcomes of this batch have been recorded."""
+        if self._recorded <= self._stored:
+            self.flushed[batch.queue] = batch.seq
+        else:
+            self._open.append((self._recorded, batch.queue, batch.seq))
+
+    def stored(self, through: int) -> None:
+        self._stored = through
+        while self._open and self._open[0][0] <= through:
+            _, queue, seq = self._open.popleft()
+            self.flushed[queue] = seq

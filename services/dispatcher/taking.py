@@ -1,0 +1,112 @@
+"""From a message to a query that can be dispatched: names, limits, requirements, inputs and deadline are checked here."""
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from bus.messages.flow import Route
+from bus.messages.public import Error, QueryHead
+from services.core.actor import Envelope
+from services.core.ask import INFINITE, Ask
+from services.core.intake import BadRequest, check_requirements, count_items
+from services.dispatcher.apps import WITHOUT_APP, Apps
+from services.dispatcher.query import Query
+
+_decode_head = msgspec.msgpack.Decoder(QueryHead).decode
+
+
+class Intake:
+    """Takes queries in. default_deadline_s: of a query that states none; max_inline: bytes of a body."""
+
+    def __init__(self, apps: Apps, new_uid: Callable[[], bytes], default_deadline_s: float, max_inline: int) -> None:
+        self._apps = apps
+        self._new_uid = new_uid
+        self._default_deadline = default_deadline_s
+        self._max_inline = max_inline
+
+    def take(self, app_name: str, envelope: Envelope) -> Query | Error:
+        """The query, or why it is refused."""
+        head: QueryHead = envelope.message
+        found = self._apps.of(app_name, head.model)
+        if found is None:
+            return self._unknown(app_name, head)
+        if len(envelope.body) > self._max_inline:
+            text = f"{len(envelope.body)} bytes are more than {self._max_inline}: put the inputs into the object store"
+            return Error(code="too_large", message=f"{text} and send inputs_ref")
+        key, view = found
+        now = envelope.now
+        try:
+            check_requirements(head)
+            items = count_items(head, view.app)
+            uid = self._uid(app_name, head, envelope.reply)
+        except BadRequest as error:
+            return Error(code="bad_request", message=str(error))
+        latency_ms = head.latency_ms if head.latency_ms is not None else view.app.latency_ms
+        if latency_ms is None:
+            latency_s = INFINITE
+            deadline = now + self._default_deadline
+        else:
+            latency_s = latency_ms / 1000.0
+            deadline = now + latency_s
+        if head.deadline is not None and head.deadline < deadline:
+            deadline = head.deadline
+        ask = Ask(
+            key,
+            items,
+            deadline,
+            latency_s,
+            head.accuracy or 0.0,
+            INFINITE if head.cost is None else head.cost,
+            head.model,
+            head.version,
+            head.variant,
+        )
+        return Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
+
+    def _uid(self, app: str, head: QueryHead, reply: str) -> bytes:
+        """Ours, or made from the client's retry key, scoped by app and caller: nobody can meet another's."""
+        key = head.retry_key
+        if key is None:
+            return self._new_uid()
+        if len(key) != 16:
+            raise BadRequest(f"retry_key must be 16 random bytes, not {len(key)}")
+        scope = f"{app}/{reply.partition('.')[0]}".encode()
+        return blake2b(key, digest_size=16, key=scope if len(scope) <= 64 else blake2b(scope).digest()).digest()
+
+    def _unknown(self, app_name: str, head: QueryHead) -> Error:
+        if not self._apps.synced:
+            return Error(
+                code="overloaded", message="the dispatcher has only just started: ask again", retry_after_ms=100
+            )
+        if app_name != WITHOUT_APP:
+            text = f"no app {app_name!r}: see infaas.list.apps, or register a model for it"
+            return Error(code="unknown_app", message=text)
+        if head.model is None:
+            text = "field `model` is missing: a query without an app names a registered model"
+            return Error(code="bad_request", message=text)
+        return Error(code="unknown_model", message=f"no model {head.model!r}: see infaas.list.models")
+
+    def adopt(self, route: Route, body: bytes) -> Query | None:
+        """Take over a query that another dispatcher, now gone, had taken; None when it cannot be understood here."""
+        try:
+            head = _decode_head(body)
+        except msgspec.DecodeError:
+            return None
+        found = self._apps.of(route.app, route.model)
+        if found is None:
+            return None
+        ask = Ask(
+            found[0],
+            route.items,
+            route.deadline,
+            INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
+            route.accuracy or 0.0,
+            INFINITE if route.cost is None else route.cost,
+            route.model,
+            route.version,
+            route.variant,
+        )
+        query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
+        query.attempt = route.attempt
+        return query

@@ -1,0 +1,43 @@
+"""From a computed batch to each query's answer."""
+
+from bus.messages.flow import Route
+from bus.messages.public import Answer, Error, Refusal
+from services.executor.instances import Loaded
+from services.executor.work import BatchResult, Work
+
+
+def answer_of(loaded: Loaded, worker: str, work: Work, result: BatchResult, i: int, batch: int, cost: float) -> Answer:
+    """The i-th query's answer. batch: items computed together; cost: US$ per item."""
+    record = loaded.record
+    route = work.route
+    latency_ms = (result.finished - route.arrived) * 1000.0
+    missed = route.missed or []
+    if route.latency_ms is not None and latency_ms > route.latency_ms:
+        missed = [*missed, "latency"]
+    return Answer(
+        id=route.id,
+        outputs=result.outputs[i],
+        model=record.model,
+        version=record.version,
+        variant=record.variant,
+        hardware=record.hardware,
+        worker=worker,
+        accuracy=record.accuracy,
+        latency_ms=latency_ms,
+        queue_ms=(result.started - route.arrived) * 1000.0,
+        compute_ms=(result.finished - result.started) * 1000.0,
+        batch=batch,
+        cached=False,
+        simulated=record.simulated,
+        cost=cost * work.items,
+        missed=missed,
+    )
+
+
+def model_error(route: Route, reason: str) -> Refusal:
+    """The model failed on this very query."""
+    return Refusal(id=route.id, error=Error(code="model_error", message=f"the model failed on these inputs: {reason}"))
+
+
+def output_bytes(answer: Answer) -> int:
+    return sum(len(tensor.data) for tensor in answer.outputs.values())
