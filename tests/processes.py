@@ -1,0 +1,86 @@
+"""What tests of processes need: who lives, what is left of a directory's system, scripts of their own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def living_of(directory: Path) -> list[int]:
+    """Processes that have the directory in their command line or environment: everything a system in it has started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid() or not alive(int(process.name)):
+            continue
+        try:
+            said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(directory).encode() in said:
+            found.append(int(process.name))
+    return found
+
+
+def eventually(what: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether it becomes true within the time, which is only there to end a failing test."""
+    give_up = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def environ(**more: str) -> dict[str, str]:
+    """This process's environment without any system's, with our source on the path of its Pythons."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")}
+    return {**ours, "PYTHONPATH": str(ROOT), **more}
+
+
+@contextmanager
+def script(text: str, *arguments: str, enter: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run Python source in a process of its own, killed at the end; read its stdout by line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environ(),
+        preexec_fn=enter,  # noqa: PLW1509
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    """The next line of its stdout."""
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def infaas(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run one command of ours to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "infaas.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=environ(**more),
+        cwd=cwd,
+        timeout=100,
+        check=False,
+    )

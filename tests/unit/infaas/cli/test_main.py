@@ -1,0 +1,105 @@
+import json
+import sys
+
+import pytest
+
+from infaas.cli import COMMANDS, build, main
+from infaas.cli.output import Failure, fail, print_json, usage
+from tests.processes import infaas
+
+
+def test_help_names_every_command_that_is_there() -> None:
+    done = infaas("--help")
+    assert done.returncode == 0
+    for name in ("up", "run", "doctor"):
+        assert name in done.stdout
+
+
+def test_help_imports_no_command() -> None:
+    done = infaas("--help", PYTHONPROFILEIMPORTTIME="1")
+    imported = done.stderr
+    assert "infaas.cli" in imported
+    for heavy in ("numpy", "psycopg", "nats", "onnxruntime", "infaas.cli.up"):
+        assert f" {heavy}\n" not in imported
+
+
+def test_every_command_that_is_there_can_be_loaded() -> None:
+    app = build()
+    for name in COMMANDS:
+        if name in app:
+            assert app[name].help
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuchcommand"],
+        ["up", "--nosuchoption"],
+        ["up", "--workers", "many"],
+        ["up", "--workers", "0"],
+        ["up", "--port-base", "99999"],
+        ["up", "--simulate", "gpu=1"],
+        ["run"],
+        ["run", "nosuchservice"],
+    ],
+)
+def test_bad_usage_exits_2_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("infaas: ")
+    assert said.err.count("\n") == 1
+
+
+def test_an_unknown_service_is_answered_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "nosuchservice"])
+    said = capsys.readouterr().err
+    assert "nosuchservice" in said
+    for service in ("dispatcher", "executor", "monitor", "recorder", "registrar"):
+        assert service in said
+
+
+def test_an_absent_server_exits_1_with_one_line(tmp_path_factory: pytest.TempPathFactory) -> None:
+    done = infaas("doctor", "--data-dir", str(tmp_path_factory.mktemp("none")), "--json")
+    assert done.returncode == 1
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["python"]["state"] == "ok"
+    assert checks["system"]["state"] == "failed"
+    assert checks["system"]["remedy"]
+
+
+def test_doctor_names_a_nats_that_is_not_there() -> None:
+    done = infaas("doctor", INFAAS_NATS_URL="nats://127.0.0.1:1", INFAAS_SQL_DSN="postgresql://127.0.0.1:1/x")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["FAILED", "nats"] in [line[:2] for line in lines]
+    assert ["FAILED", "sql"] in [line[:2] for line in lines]
+
+
+def test_a_bad_settings_file_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("c") / "bad.toml"
+    file.write_text("[dispatcher]\ncuont = 3\n")
+    done = infaas("up", "--config", str(file))
+    assert done.returncode == 2
+    assert "cuont" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fail_and_usage_carry_their_codes() -> None:
+    with pytest.raises(Failure) as failed:
+        fail("no")
+    assert failed.value.code == 1
+    with pytest.raises(Failure) as misused:
+        usage("no")
+    assert misused.value.code == 2
+
+
+def test_json_of_numpy_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    print_json({"a": np.float32(0.5), "b": np.arange(2), "c": b"\x01", "d": sys})
+    document = json.loads(capsys.readouterr().out)
+    assert document["a"] == 0.5
+    assert document["b"] == [0, 1]
+    assert document["c"] == "01"
