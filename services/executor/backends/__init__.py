@@ -10,7 +10,6 @@ _MODULES = {
     "torch": ("services.executor.backends.torch_backend", "TorchBackend"),
 }
 NAMES = tuple(_MODULES)
-UNAVAILABLE = "unavailable: "
 
 
 @cache
@@ -24,12 +23,13 @@ def backend(framework: str) -> Backend:
     return made
 
 
-def survey(device: str) -> dict[str, str]:
-    """By framework: its version where it works on this device, else "unavailable: " and why. Imports all of them."""
+def survey(device: str, names: tuple[str, ...] = NAMES) -> dict[str, str]:
+    """By framework: "" where it works on this device, else why not. Imports those that are installed."""
     found: dict[str, str] = {}
-    for name in NAMES:
+    for name in names:
         try:
-            found[name] = backend(name).probe(device)
+            backend(name).probe(device)
+            found[name] = ""
         except Unavailable as error:
-            found[name] = f"{UNAVAILABLE}{error}"
+            found[name] = str(error)
     return found

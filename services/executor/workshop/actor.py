@@ -1,0 +1,121 @@
+"""One order at a time: the workshop shares its cores with serving. Orders that wait say so, or the registrar gives them up."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from bus.messages.work import BuildVariants, InspectModel, WorkFinished, WorkProgress
+from bus.subjects import Subjects
+from services.core.actor import (
+    Actor,
+    After,
+    Cancel,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Failed,
+    Inlet,
+    Publish,
+    Stopping,
+    TimedOut,
+    Watch,
+)
+from services.executor.workshop.errand import Errand
+
+REMIND_S = 20.0
+
+
+class Remind(Struct, frozen=True):
+    """Time to tell the registrar of orders that wait."""
+
+
+class WorkshopActor(Actor):
+    """Queues orders and starts a helper for each; the helper itself publishes what it finds out.
+
+    seconds: after which an order that is under way counts as failed.
+    """
+
+    def __init__(self, worker: str, hardware: str, subjects: Subjects, seconds: float) -> None:
+        self._worker, self._hardware, self._subjects, self._seconds = worker, hardware, subjects, seconds
+        self._waiting: deque[Errand] = deque()
+        self._current: Errand | None = None
+        self._count = 0
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        return (
+            Inlet(subject=self._subjects.workshop(self._worker, "inspect"), message=InspectModel),
+            Inlet(subject=self._subjects.workshop(self._worker, "build"), message=BuildVariants),
+        )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return ()
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        message = envelope.message
+        if isinstance(message, InspectModel):
+            return self._take(Errand(worker=self._worker, hardware=self._hardware, inspect=message))
+        if isinstance(message, BuildVariants):
+            return self._take(Errand(worker=self._worker, hardware=self._hardware, build=message))
+        if isinstance(message, Done | Failed | TimedOut) and message.id == self._count:
+            return self._ended(message)
+        if isinstance(message, Remind):
+            return self._remind()
+        if isinstance(message, Stopping):
+            return self._stop()
+        return ()
+
+    def _take(self, errand: Errand) -> Iterator[Effect]:
+        same = (errand.registration, errand.kind)
+        if any((one.registration, one.kind) == same for one in (self._current, *self._waiting) if one is not None):
+            return  # the registrar asked again: it is under way
+        self._waiting.append(errand)
+        yield from self._next()
+        if self._waiting:
+            yield from self._remind()
+
+    def _next(self) -> Iterator[Effect]:
+        if self._current is not None or not self._waiting:
+            return
+        self._current = self._waiting.popleft()
+        self._count += 1
+        yield Do(self._count, self._current, self._seconds)
+
+    def _ended(self, message: Done | Failed | TimedOut) -> Iterator[Effect]:
+        errand, self._current = self._current, None
+        if errand is not None and not isinstance(message, Done):
+            why = message.error if isinstance(message, Failed) else f"it took longer than {self._seconds:g} s"
+            yield self._finished(errand, f"the workshop failed: {why}")
+        yield from self._next()
+
+    def _remind(self) -> Iterator[Effect]:
+        if not self._waiting:
+            yield Cancel("remind")
+            return
+        for errand in self._waiting:
+            yield Publish(
+                self._subjects.registrar("progress"),
+                WorkProgress(
+                    registration=errand.registration,
+                    worker=self._worker,
+                    step="waiting for another model",
+                    progress=0.0,
+                ),
+            )
+        yield After("remind", REMIND_S, Remind())
+
+    def _stop(self) -> Iterator[Effect]:
+        for errand in (self._current, *self._waiting):
+            if errand is not None:
+                yield self._finished(errand, "the worker is stopping")
+        self._current = None
+        self._waiting.clear()
+
+    def _finished(self, errand: Errand, reason: str) -> Effect:
+        return Publish(
+            self._subjects.registrar("finished"),
+            WorkFinished(registration=errand.registration, worker=self._worker, order=errand.kind, reason=reason),
+        )

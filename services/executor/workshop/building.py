@@ -1,0 +1,101 @@
+"""Make a model's artifacts, in the sandbox, and note the model's own answers as the reference for all of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from services.executor.backends import pt2
+from services.executor.workshop import trial, uploads, validation
+from services.executor.workshop.jobs import Artifact, Build, Frame, Made, NotMade, Refusal, Step
+from services.executor.workshop.scoring import Scorer
+from services.executor.workshop.uploads import Candidate
+from services.executor.workshop.validation import ValidationSet
+
+
+def build(job: Build, tell: Callable[[Frame], None]) -> None:
+    """One Made or NotMade for each artifact; raises Refusal when the model itself cannot be read or run any more."""
+    tell(Step(step="reading the model"))
+    upload = uploads.opened(
+        Path(job.model), job.format, Path(job.scratch), job.most_bytes, allow_torchscript=job.allow_torchscript
+    )
+    candidate = upload.candidates[-1 if job.fixed_batch else 0]
+    data = validation.read(job.data, job.signature)
+    if not Path(job.reference).exists():
+        _note_reference(job, candidate, data, tell)
+    base: Path | None = None  # the fp32 ONNX file that quantised ones are made of
+    for artifact in job.artifacts:
+        # Named first: if this one takes the process down, the helper knows which one it was.
+        tell(Step(step=f"building {artifact.framework} {artifact.precision}"))
+        try:
+            if artifact.framework == "ort" and base is None:
+                base = _onnx_of(job, candidate, data)
+            _make(artifact, candidate, base, data, job.fixed_batch, tell)
+        except Refusal as refusal:
+            tell(NotMade(path=artifact.path, reason=str(refusal)))
+        else:
+            tell(Made(path=artifact.path))
+
+
+def _note_reference(job: Build, candidate: Candidate, data: ValidationSet, tell: Callable[[Frame], None]) -> None:
+    """Predictions of the model as uploaded, for agreement; how many there are says how many samples are scored."""
+    handle = candidate.load()
+    scorer = Scorer(job.data.metric, job.signature)
+    indices = validation.split(len(data))[1]
+    predictions = trial.predictions(
+        handle,
+        data,
+        indices,
+        scorer,
+        1 if job.fixed_batch else trial.BATCH,
+        lambda share: tell(Step(step="noting the model's answers", progress=share)),
+        budget_s=trial.BUDGET_S,
+    )
+    handle.close()
+    with Path(job.reference).open("wb") as file:
+        np.save(file, predictions, allow_pickle=False)
+
+
+def _onnx_of(job: Build, candidate: Candidate, data: ValidationSet) -> Path:
+    if candidate.format == "onnx":
+        return candidate.path
+    from services.executor.workshop import torch_files  # noqa: PLC0415  # needs torch
+
+    target = Path(job.scratch) / "converted.onnx"
+    if not target.exists():
+        part = target.with_suffix(".part")
+        torch_files.to_onnx(candidate.path, candidate.format, part, job.signature, data)
+        part.rename(target)
+    return target
+
+
+def _make(
+    artifact: Artifact,
+    candidate: Candidate,
+    base: Path | None,
+    data: ValidationSet,
+    fixed: bool,
+    tell: Callable[[Frame], None],
+) -> None:
+    target = Path(artifact.path)
+    if artifact.framework == "torch":
+        if artifact.precision != "fp32" or artifact.format != candidate.format:
+            raise Refusal(f"torch runs this model as {candidate.format} in fp32, not {artifact.precision}")
+        target.write_bytes(candidate.path.read_bytes())
+        if artifact.format == "pt2":
+            pt2.check(target)
+        return
+    if artifact.framework != "ort" or base is None:
+        raise Refusal(f"there is no recipe for {artifact.framework} {artifact.precision}")
+    if artifact.precision == "fp32":
+        target.write_bytes(base.read_bytes())
+        return
+    from services.executor.workshop import quantise  # noqa: PLC0415  # a heavy import, only where it is used
+
+    if artifact.precision == "int8-dynamic":
+        quantise.dynamic(base, target)
+    elif artifact.precision == "int8":
+        step = f"calibrating {artifact.framework} {artifact.precision}"
+        quantise.static(base, target, data, 1 if fixed else 8, lambda share: tell(Step(step=step, progress=share)))
+    else:
+        raise Refusal(f"there is no recipe for precision {artifact.precision!r}: use fp32, int8 or int8-dynamic")

@@ -1,0 +1,355 @@
+"""The trusted side of one order: fetches files, runs sandboxes, keeps what they made, tells the registrar. Opens no upload itself."""
+
+import asyncio
+import hashlib
+import os
+import stat
+import time
+from collections import defaultdict
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from bus.codec import encode
+from bus.messages.catalog import Profile
+from bus.messages.work import (
+    BuildVariants,
+    InspectModel,
+    ModelInspected,
+    VariantBuilt,
+    VariantFailed,
+    VariantPlan,
+    WorkFinished,
+    WorkProgress,
+)
+from bus.port import Bus, BusError, NotFound, ObjectStore
+from bus.subjects import Subjects
+from services.executor.workshop import cage
+from services.executor.workshop.errand import Errand
+from services.executor.workshop.jobs import (
+    Artifact,
+    Build,
+    Data,
+    Frame,
+    Inspect,
+    Inspected,
+    Job,
+    Limits,
+    Made,
+    Measure,
+    Measured,
+    NotMade,
+    Refusal,
+    Refused,
+    Step,
+)
+from services.shell.settings import RegistrarSettings
+
+F = TypeVar("F", Inspected, Measured)
+
+REMIND_S = 10.0
+MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
+
+
+class Helper:
+    """One order of one worker. directory: empty, ours, removed by who started us."""
+
+    def __init__(
+        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, errand: Errand, directory: Path
+    ) -> None:
+        self._bus, self._subjects, self._settings, self._errand = bus, subjects, limits, errand
+        self._directory = directory
+        self._until = time.monotonic() + limits.seconds
+        self._most_bytes = limits.max_model_mb * 2**20
+        self._progress = WorkProgress(
+            registration=errand.registration, worker=errand.worker, step="fetching the files", progress=0.0
+        )
+        self._share, self._base = 1.0, 0.0
+
+    async def run(self) -> None:
+        """Carry the order out; its end is published whatever happens."""
+        reminding = asyncio.ensure_future(self._remind())
+        reason = None
+        try:
+            if self._errand.inspect is not None:
+                await self._inspect(self._errand.inspect)
+            elif self._errand.build is not None:
+                await self._build(self._errand.build)
+        except (Refusal, cage.Crashed) as error:
+            reason = str(error)
+        except NotFound as error:
+            reason = f"a file of this registration is not in the object store: {error}"
+        except BusError as error:
+            reason = f"the object store failed: {error}"
+        finally:
+            reminding.cancel()
+        self._publish(
+            "finished",
+            WorkFinished(
+                registration=self._errand.registration,
+                worker=self._errand.worker,
+                order=self._errand.kind,
+                reason=reason,
+            ),
+        )
+        await self._bus.flush()
+
+    # -- inspect
+
+    async def _inspect(self, order: InspectModel) -> None:
+        uploads = await self._bus.object_store(self._subjects.uploads_bucket)
+        await self._fetch(uploads, order.object, MODEL, "the model file", "object")
+        await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
+        source, validation = self._digest(MODEL), self._digest(VALIDATION)
+        job = Inspect(
+            model=str(self._directory / MODEL),
+            format=order.format,
+            data=self._data(order),
+            scratch=self._scratch("inspect"),
+            most_bytes=self._most_bytes,
+            allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
+        )
+        result = _last(Inspected, await self._sandbox(job))
+        if not 0.0 <= result.accuracy <= 1.0:
+            raise Refusal("the model's accuracy is not a number")
+        artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
+        await self._keep(artifacts, source, self._directory / MODEL)
+        await self._keep(artifacts, validation, self._directory / VALIDATION)
+        self._publish(
+            "inspected",
+            ModelInspected(
+                registration=order.registration,
+                worker=self._errand.worker,
+                hardware=self._errand.hardware,
+                source=source,
+                validation=validation,
+                signature=result.signature,
+                operators=result.operators,
+                fixed_batch=result.fixed_batch,
+                samples=result.samples,
+                baseline_accuracy=result.accuracy,
+                frameworks=result.frameworks,
+            ),
+        )
+
+    # -- build
+
+    async def _build(self, order: BuildVariants) -> None:
+        self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
+        await self._fetch(self._artifacts, order.source, MODEL, "the model file", "source")
+        await self._fetch(self._artifacts, order.validation, VALIDATION, "the validation set", "validation")
+        plans: dict[Artifact, list[VariantPlan]] = defaultdict(list)
+        for plan in order.plans:
+            plans[self._artifact(plan)].append(plan)
+        await self._make(order, plans)
+        groups = [(a, n) for a, some in plans.items() for n in sorted({plan.threads for plan in some})]
+        scores: dict[Artifact, tuple[float, float]] = {}
+        for done, (artifact, threads) in enumerate(groups):
+            self._base, self._share = 0.2 + 0.8 * done / len(groups), 0.8 / len(groups)
+            await self._profile(order, artifact, [p for p in plans[artifact] if p.threads == threads], scores)
+
+    async def _make(self, order: BuildVariants, plans: dict[Artifact, list[VariantPlan]]) -> None:
+        """Make every artifact; what cannot be made is reported and taken out of `plans`. A crash costs one artifact."""
+        self._share = 0.2
+        left = list(plans)
+        while left:
+            job = Build(
+                model=str(self._directory / MODEL),
+                format=order.format,
+                data=self._data(order),
+                scratch=self._scratch("build"),
+                most_bytes=self._most_bytes,
+                signature=order.signature,
+                artifacts=left,
+                reference=f"{self._scratch('build')}/{REFERENCE}",
+                fixed_batch=all(plan.max_batch == 1 for plan in order.plans),
+                allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
+            )
+            reason, frames = "", list[Frame]()
+            try:
+                await self._sandbox(job, frames)
+            except cage.Crashed as crash:
+                reason = str(crash)
+                if not any(isinstance(f, Step) and f.step.startswith("building") for f in frames):
+                    raise
+            settled = {
+                f.path: f.reason if isinstance(f, NotMade) else "" for f in frames if isinstance(f, Made | NotMade)
+            }
+            unsettled = [artifact for artifact in left if artifact.path not in settled]
+            if unsettled:  # the first of them was under way when the sandbox ended
+                settled[unsettled[0].path] = reason or "it ended without a result"
+            for artifact in [artifact for artifact in left if settled.get(artifact.path)]:
+                self._fail(plans.pop(artifact), settled[artifact.path])
+            left = unsettled[1:]
+
+    async def _profile(
+        self,
+        order: BuildVariants,
+        artifact: Artifact,
+        plans: list[VariantPlan],
+        scores: dict[Artifact, tuple[float, float]],
+    ) -> None:
+        job = Measure(
+            artifact=artifact,
+            data=self._data(order),
+            scratch=self._scratch("build"),
+            signature=order.signature,
+            reference=f"{self._scratch('build')}/{REFERENCE}",
+            threads=plans[0].threads,
+            max_batches=sorted({plan.max_batch for plan in plans}),
+            score=artifact not in scores,
+            allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
+        )
+        try:
+            result = _last(Measured, await self._sandbox(job))
+            if result.accuracy is not None and result.agreement is not None:
+                scores[artifact] = (result.accuracy, result.agreement)
+            accuracy, agreement = scores[artifact]
+            key = self._digest_of(Path(artifact.path))
+            await self._keep(self._artifacts, key, Path(artifact.path))
+        except (cage.Crashed, Refusal) as error:
+            self._fail(plans, str(error))
+            return
+        for plan in plans:
+            try:
+                profile = _profile_of(result, plan)
+            except Refusal as error:
+                self._fail([plan], str(error))
+                continue
+            self._publish(
+                "built",
+                VariantBuilt(
+                    registration=order.registration,
+                    worker=self._errand.worker,
+                    hardware=self._errand.hardware,
+                    plan=plan,
+                    artifact=key,
+                    accuracy=accuracy,
+                    agreement=agreement,
+                    profile=profile,
+                ),
+            )
+
+    def _fail(self, plans: list[VariantPlan], reason: str) -> None:
+        for plan in plans:
+            self._publish(
+                "variant-failed",
+                VariantFailed(
+                    registration=self._errand.registration, worker=self._errand.worker, plan=plan, reason=reason
+                ),
+            )
+
+    # -- the sandbox
+
+    async def _sandbox(self, job: Job, frames: list[Frame] | None = None) -> list[Frame]:
+        """Run one job and return its frames; raises Refusal for what the sandbox refused, Crashed for how it ended."""
+        frames = [] if frames is None else frames
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise cage.Crashed(f"it took longer than the {self._settings.seconds:g} s allowed")
+        limits = Limits(
+            memory_bytes=self._settings.memory_mb * 2**20, seconds=left, file_bytes=2 * self._most_bytes + 64 * 2**20
+        )
+
+        def on_frame(frame: Frame) -> None:
+            frames.append(frame)
+            if isinstance(frame, Step):
+                share = min(1.0, max(0.0, frame.progress)) if isfinite(frame.progress) else 0.0
+                self._tell(frame.step, share)
+
+        await cage.run(job, limits, on_frame)
+        refused = [frame for frame in frames if isinstance(frame, Refused)]
+        if refused:
+            raise Refusal(refused[-1].reason[:600])
+        return frames
+
+    def _data(self, order: InspectModel | BuildVariants) -> Data:
+        return Data(
+            path=str(self._directory / VALIDATION),
+            inputs_key=order.inputs_key,
+            labels_key=order.labels_key,
+            metric=order.metric,
+            most_bytes=self._settings.memory_mb * 2**20 // 4,
+        )
+
+    def _artifact(self, plan: VariantPlan) -> Artifact:
+        name = "".join(c if c.isalnum() else "-" for c in f"{plan.framework}-{plan.precision}-{plan.format}")
+        path = f"{self._scratch('build')}/{name}.{'pt2' if plan.format == 'pt2' else 'model'}"
+        return Artifact(framework=plan.framework, precision=plan.precision, format=plan.format, path=path)
+
+    def _scratch(self, name: str) -> str:
+        path = self._directory / name
+        path.mkdir(exist_ok=True)
+        return str(path)
+
+    # -- files
+
+    async def _fetch(self, store: ObjectStore, key: str, name: str, what: str, field: str) -> None:
+        path = self._directory / name
+        try:
+            await store.get_to(key, path)
+        except NotFound:
+            raise Refusal(f"{what} is not in the object store: upload it first (field `{field}`)") from None
+        if path.stat().st_size > self._most_bytes:
+            raise Refusal(f"{what} is larger than the {self._settings.max_model_mb} MB allowed")
+        path.chmod(0o444)
+
+    def _digest(self, name: str) -> str:
+        return self._digest_of(self._directory / name)
+
+    def _digest_of(self, path: Path) -> str:
+        """sha256 of a plain file; a sandbox may have left anything at this path."""
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise Refusal("the sandbox left something that is not a plain file")
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    async def _keep(self, store: ObjectStore, key: str, path: Path) -> None:
+        if not await store.exists(key):
+            await store.put(key, path)
+
+    # -- telling
+
+    def _publish(self, fact: str, message: Struct) -> None:
+        self._bus.publish(self._subjects.registrar(fact), encode(message))
+
+    def _tell(self, step: str, share: float) -> None:
+        self._progress = structs.replace(self._progress, step=step[:200], progress=self._base + self._share * share)
+        self._publish("progress", self._progress)
+
+    async def _remind(self) -> None:
+        """A registrar gives up a worker that says nothing: say the last thing again."""
+        while True:
+            self._publish("progress", self._progress)
+            await asyncio.sleep(REMIND_S)
+
+
+def _last(kind: type[F], frames: list[Frame]) -> F:
+    """The newest frame of this kind; raises Crashed when there is none."""
+    for frame in reversed(frames):
+        if isinstance(frame, kind):
+            return frame
+    raise cage.Crashed("the sandbox ended without a result")
+
+
+def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
+    """One plan's part of what was measured; raises Refusal when its batches take too long."""
+    if measured.short_of and plan.max_batch > measured.short_of:
+        raise Refusal(f"a batch of {plan.max_batch} takes more than 10 s: use a smaller largest batch")
+    rows = [row for row in measured.rows if row.batch <= plan.max_batch and isfinite(row.p50_ms) and row.p50_ms > 0]
+    if not rows:
+        raise Refusal("nothing could be measured")
+    longest = max((row.length for row in rows if row.length is not None), default=None)
+    memory = [mb for batch, mb in measured.memory_mb.items() if batch <= plan.max_batch]
+    return Profile(
+        rows=rows,
+        load_ms=measured.load_ms,
+        memory_mb=max(memory, default=0.0),
+        saturation_qps=max(row.batch / row.p50_ms * 1000.0 for row in rows if row.length == longest),
+        disturbed=measured.disturbed,
+        host=measured.host,
+    )

@@ -1,0 +1,143 @@
+"""What the helper asks of a sandbox, and the frames that come back. Everything in a frame is a claim, checked by its type."""
+
+from msgspec import Struct
+
+from bus.messages.catalog import ProfileRow, Signature
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """The validation set: a file, the keys in it, and how answers are scored. most_bytes: unpacked."""
+
+    path: str
+    inputs_key: str
+    labels_key: str
+    metric: str
+    most_bytes: int
+
+
+class Inspect(Struct, frozen=True, kw_only=True, tag=True):
+    """Is this file what it says, does it run, what does it take? scratch: a directory to write in."""
+
+    model: str
+    format: str
+    data: Data
+    scratch: str
+    most_bytes: int
+    allow_torchscript: bool = False
+
+
+class Artifact(Struct, frozen=True, kw_only=True):
+    """A file to make, shared by all variants with this framework and precision."""
+
+    framework: str
+    precision: str
+    format: str
+    path: str
+
+
+class Build(Struct, frozen=True, kw_only=True, tag=True):
+    """Make these artifacts of a model, and `reference`: its own answers on the validation set."""
+
+    model: str
+    format: str
+    data: Data
+    scratch: str
+    most_bytes: int
+    signature: Signature
+    artifacts: list[Artifact]
+    reference: str
+    fixed_batch: bool = False
+    allow_torchscript: bool = False
+
+
+class Measure(Struct, frozen=True, kw_only=True, tag=True):
+    """Profile one artifact with so many threads, for these largest batches; score it when `score`."""
+
+    artifact: Artifact
+    data: Data
+    scratch: str
+    signature: Signature
+    reference: str
+    threads: int
+    max_batches: list[int]
+    score: bool
+    allow_torchscript: bool = False
+
+
+Job = Inspect | Build | Measure
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one sandbox may use. seconds: of wall time; file_bytes: of one written file."""
+
+    memory_bytes: int
+    seconds: float
+    file_bytes: int
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What a sandbox reads on its standard input."""
+
+    job: Job
+    limits: Limits
+
+
+class Step(Struct, frozen=True, kw_only=True, tag=True):
+    """What comes now; silence for longer than `within` seconds means that the model hangs."""
+
+    step: str
+    progress: float = 0.0
+    within: float = 120.0
+
+
+class Refused(Struct, frozen=True, kw_only=True, tag=True):
+    """The job cannot be done, and why; the last frame."""
+
+    reason: str
+
+
+class Inspected(Struct, frozen=True, kw_only=True, tag=True):
+    """What a model proved to be."""
+
+    signature: Signature
+    operators: list[str]
+    fixed_batch: bool
+    samples: int
+    accuracy: float
+    frameworks: dict[str, str]
+
+
+class Made(Struct, frozen=True, kw_only=True, tag=True):
+    """The artifact with this path is written."""
+
+    path: str
+
+
+class NotMade(Struct, frozen=True, kw_only=True, tag=True):
+    """The artifact with this path cannot be made, and why."""
+
+    path: str
+    reason: str
+
+
+class Measured(Struct, frozen=True, kw_only=True, tag=True):
+    """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy, agreement: None when not scored.
+
+    short_of: the largest batch that was measured when larger ones take too long, else 0.
+    """
+
+    rows: list[ProfileRow]
+    load_ms: float
+    memory_mb: dict[int, float]
+    disturbed: bool
+    host: dict[str, str]
+    short_of: int = 0
+    accuracy: float | None = None
+    agreement: float | None = None
+
+
+Frame = Step | Refused | Inspected | Made | NotMade | Measured
+
+
+class Refusal(Exception):
+    """This file or variant is not acceptable; the text is for the one who uploaded it."""

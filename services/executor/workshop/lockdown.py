@@ -1,0 +1,129 @@
+"""What a sandbox gives up before it touches an uploaded file. Limits always; the rest as far as this kernel allows.
+
+Own user and network namespaces (no network, no look into other processes of the same user), Landlock (reads Python and system
+libraries, writes its scratch directory, starts no program), no new privileges, death with its parent.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import bus
+import services
+from services.executor.workshop.jobs import Limits
+
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
+# Landlock: three system calls with the same numbers on every architecture, and its access bits of the first version.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
+_ALL = (1 << 13) - 1
+_READ = _READ_FILE | _READ_DIR
+_WRITE = _ALL & ~1  # everything but executing
+_SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sys",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
+
+
+def lock_down(limits: Limits, scratch: Path) -> list[str]:
+    """Give up what is not needed; returns what this kernel did not let us give up."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    missing = []
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _limit(limits)
+    if not _unshare(libc):
+        missing.append("namespaces")
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not _landlock(libc, scratch):
+        missing.append("landlock")
+    return missing
+
+
+def hide(libc: ctypes.CDLL | None = None) -> None:
+    """Keep this process's environment and memory from other processes of the same user, and die with the parent."""
+    libc = libc or ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _limit(limits: Limits) -> None:
+    # Address space is no measure here: thread stacks and arenas reserve gigabytes that nobody touches. Data is.
+    _set(resource.RLIMIT_DATA, limits.memory_bytes)
+    _set(resource.RLIMIT_FSIZE, limits.file_bytes)
+    _set(resource.RLIMIT_NOFILE, 256)
+    _set(resource.RLIMIT_CORE, 0)
+    _set(resource.RLIMIT_CPU, int(limits.seconds) * (os.cpu_count() or 1) + 1)
+
+
+def _set(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(what, (value, value))
+
+
+def _unshare(libc: ctypes.CDLL) -> bool:
+    uid, gid = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) != 0:
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError:
+        pass  # an unmapped user may still read and write its own files
+    return True
+
+
+def _landlock(libc: ctypes.CDLL, scratch: Path) -> bool:
+    handled = ctypes.c_uint64(_ALL)
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
+    if ruleset < 0:
+        return False
+    try:
+        _allow(libc, ruleset, _READ, (*_SYSTEM, *_python()))
+        _allow(libc, ruleset, _READ | _WRITE_FILE, _DEVICES)
+        _allow(libc, ruleset, _WRITE, (str(scratch),))
+        return int(libc.syscall(_RESTRICT_SELF, ruleset, 0)) == 0
+    finally:
+        os.close(ruleset)
+
+
+def _python() -> Iterable[str]:
+    """Where this Python and its packages are; of our own root only the packages, since state may lie beside them."""
+    root = str(Path(bus.__path__[0]).parent)
+    yield from (sys.prefix, sys.base_prefix, *bus.__path__, *services.__path__)
+    yield from (path for path in sys.path if path and path != root)
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, access: int, paths: Iterable[str]) -> None:
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            # Rules for plain files know no directory rights.
+            rights = access if os.path.isdir(path) else access & (_READ_FILE | _WRITE_FILE)
+            rule = _Beneath(rights, fd)
+            libc.syscall(_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0)
+        finally:
+            os.close(fd)

@@ -1,0 +1,132 @@
+"""Timing that says when it cannot be trusted: wall time beside CPU time and the time spent waiting for a core.
+
+On shared cores the same model measures twice as slow from one minute to the next. A cell counts as clean when wall time
+is within 12 % of what the CPU did (one thread), or when the threads hardly waited for a core (several).
+"""
+
+import gc
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+CLEAN = 1.12
+MOST_CALLS = 400
+LEAST_CALLS = 5
+
+# Instruction sets that decide how fast, and for int8 how accurate, a model runs; the best one is named.
+_SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "asimddp", "asimd")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement of one batch: milliseconds a call. waited: share of the time in which a thread wanted a core in vain."""
+
+    p50_ms: float
+    p99_ms: float
+    least_ms: float
+    cpu_ms: float
+    wall_over_cpu: float
+    waited: float
+
+    def clean(self, threads: int) -> bool:
+        return self.wall_over_cpu <= CLEAN if threads == 1 else self.waited <= CLEAN - 1.0
+
+    def estimate_ms(self, threads: int) -> float:
+        """The median of a clean cell; else the least that it can have been without the neighbours."""
+        if self.clean(threads):
+            return self.p50_ms
+        return min(self.least_ms, self.cpu_ms) if threads == 1 and self.cpu_ms > 0 else self.least_ms
+
+
+def cell(call: Callable[[], object], seconds: float) -> Cell:
+    """Call for about so many seconds: at least five times (fewer when one call takes long), at most 400."""
+    walls: list[int] = []
+    counter = time.perf_counter_ns
+    gc.disable()
+    try:
+        call()
+        waited = _waited_ns()
+        cpu = time.process_time_ns()
+        start = counter()
+        end = start + int(seconds * 1e9)
+        before = start
+        while True:
+            call()
+            after = counter()
+            walls.append(after - before)
+            before = after
+            count = len(walls)
+            if count >= MOST_CALLS or (after >= end and (count >= LEAST_CALLS or after - start > 1_000_000_000)):
+                break
+        cpu = time.process_time_ns() - cpu
+        waited = _waited_ns() - waited
+    finally:
+        gc.enable()
+    total = before - start
+    walls.sort()
+    return Cell(
+        p50_ms=walls[len(walls) // 2] / 1e6,
+        p99_ms=walls[min(len(walls) - 1, int(len(walls) * 0.99))] / 1e6,
+        least_ms=walls[0] / 1e6,
+        cpu_ms=cpu / len(walls) / 1e6,
+        wall_over_cpu=total / cpu if cpu > 0 else 1.0,
+        waited=waited / total if total > 0 else 0.0,
+    )
+
+
+def _waited_ns() -> int:
+    """Nanoseconds that the slowest of our threads has spent runnable but without a core; 0 where Linux does not say."""
+    most = 0
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/schedstat", "rb") as file:
+                most = max(most, int(file.read().split()[1]))
+    except (OSError, ValueError, IndexError):
+        return 0
+    return most
+
+
+class Memory:
+    """Resident memory of this process above what it had when this was made, in MB."""
+
+    def __init__(self) -> None:
+        self._forget_peak()
+        self._base = _status_mb("VmRSS")
+
+    def peak_mb(self) -> float:
+        """The highest since then."""
+        return max(0.0, max(_status_mb("VmRSS"), _status_mb("VmHWM")) - self._base)
+
+    def _forget_peak(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        except OSError:
+            return
+
+
+def _status_mb(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024.0
+    return 0.0
+
+
+def host(framework: str) -> dict[str, str]:
+    """Where and when a profile was made: an int8 model's speed and answers depend on the instruction set."""
+    model, flags = platform.machine(), set[str]()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+            elif name.strip() in {"flags", "Features"}:
+                flags = set(value.split())
+                break
+    except OSError:
+        pass
+    isa = next((name for name in _SETS if name in flags), platform.machine())
+    return {"isa": isa, "cpu": model, "framework": framework, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
