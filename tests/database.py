@@ -35,18 +35,27 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         server.stop()
 
 
+def _clone(postgres: EmbeddedPostgres) -> str:
+    name = f"test{next(_numbers)}"
+    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
+        server.execute(f"CREATE DATABASE {name} TEMPLATE infaas".encode())
+        # Rights on a database do not come with its template.
+        rights = f"REVOKE ALL ON DATABASE {name} FROM PUBLIC; GRANT CONNECT ON DATABASE {name} TO {WRITER}, {READER}"
+        server.execute(rights.encode())
+    return name
+
+
+def _drop(postgres: EmbeddedPostgres, name: str) -> None:
+    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
 @pytest.fixture
 def superuser_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A fresh prepared database, as its superuser."""
-    name = f"test{next(_numbers)}"
-    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
-        server.execute(f"CREATE DATABASE {name} TEMPLATE infaas STRATEGY file_copy".encode())
-        # Rights on a database do not come with its template.
-        server.execute(
-            f"REVOKE ALL ON DATABASE {name} FROM PUBLIC; GRANT CONNECT ON DATABASE {name} TO {WRITER}, {READER}".encode()
-        )
-        yield postgres.dsn("postgres", postgres.password, name)
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    name = _clone(postgres)
+    yield postgres.dsn("postgres", postgres.password, name)
+    _drop(postgres, name)
 
 
 @pytest.fixture
@@ -59,3 +68,11 @@ def database_dsn(superuser_dsn: str) -> str:
 def reader_dsn(superuser_dsn: str) -> str:
     """The same database as `database_dsn`, as the role that reads."""
     return role_dsn(superuser_dsn, READER, READER_PASSWORD)
+
+
+@pytest.fixture(scope="session")
+def empty_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A prepared database that stays empty, the same for the whole session, as the role that reads."""
+    name = _clone(postgres)
+    yield role_dsn(postgres.dsn("postgres", postgres.password, name), READER, READER_PASSWORD)
+    _drop(postgres, name)

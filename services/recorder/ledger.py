@@ -194,11 +194,16 @@ def _fold_states(connection: psycopg.Connection[Any], events: list[StateEvent]) 
 
 
 def _fold_workers(connection: psycopg.Connection[Any], events: list[WorkerEvent]) -> None:
+    started = {e.worker: _time(e) for e in latest((e for e in events if e.from_state == "None"), lambda e: e.worker)}
     connection.cursor().executemany(
-        "INSERT INTO infaas_internal.workers AS known (worker, hardware, state, since) VALUES (%s, %s, %s, %s)"
-        " ON CONFLICT (worker) DO UPDATE SET hardware = excluded.hardware, state = excluded.state,"
-        " since = excluded.since WHERE known.since IS NULL OR excluded.since >= known.since",
-        [(e.worker, e.hardware, e.to_state, _time(e)) for e in latest(events, lambda e: e.worker)],
+        "INSERT INTO infaas_internal.workers AS known (worker, hardware, state, since, started)"
+        " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (worker) DO UPDATE SET hardware = excluded.hardware,"
+        " state = CASE WHEN excluded.since < known.since THEN known.state ELSE excluded.state END,"
+        " since = greatest(known.since, excluded.since), started = greatest(known.started, excluded.started)",
+        [
+            (e.worker, e.hardware, e.to_state, _time(e), started.get(e.worker))
+            for e in latest(events, lambda e: e.worker)
+        ],
     )
 
 

@@ -123,11 +123,12 @@ CREATE TABLE infaas_internal.instances (
   PRIMARY KEY (instance, app)
 );
 
--- The last known state of every worker, and when it last sent a sample.
+-- The last known state of every worker, when its present monitor started, and when it last sent a sample.
 CREATE TABLE infaas_internal.workers (
   worker   text PRIMARY KEY,
   hardware text NOT NULL,
   state    text,
   since    timestamptz,
+  started  timestamptz,
   seen     timestamptz
 );

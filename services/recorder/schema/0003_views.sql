@@ -24,25 +24,27 @@ SELECT m.model, m.version,
        m.created, m.inputs, m.outputs, m.registration
 FROM infaas_internal.models m;
 
--- Instances that are there as far as anybody knows, with their latest state. Three ways to be gone: the instance said so; its
--- worker was declared gone, or has been silent for 30 s; the worker reports, but no longer about this instance (its process
--- died and came back while nobody could say so).
+-- What was last said of each instance, to each app, since its worker's present monitor started: a new one tells everything
+-- again, and what an older one said of instances that died with their machine is not true any more.
+CREATE VIEW infaas_internal.told AS
+SELECT i.instance, i.app, i.model, i.variant, i.worker, i.device, i.state, i.since
+FROM infaas_internal.instances i LEFT JOIN infaas_internal.workers w USING (worker)
+WHERE w.started IS NULL OR i.since >= w.started;
+
+-- Instances that are there as far as anybody knows: they have not ended, and their worker is neither gone nor silent.
 CREATE VIEW infaas_internal.live_instances AS
 SELECT i.instance, i.model, i.variant, i.worker, i.device, i.state, i.since
 FROM (
   SELECT DISTINCT ON (instance) instance, model, variant, worker, device, state, since
-  FROM infaas_internal.instances ORDER BY instance, since DESC, state = 'Inactive' DESC
+  FROM infaas_internal.told ORDER BY instance, since DESC, state = 'Inactive' DESC
 ) i
 LEFT JOIN infaas_internal.workers w USING (worker)
 WHERE i.state <> 'Inactive'
-  AND NOT coalesce(w.state IN ('dead', 'left', 'lost', 'gone', 'removed', 'stopped') AND w.since >= i.since, false)
-  AND (w.seen IS NULL OR i.since > now() - interval '30 seconds' OR (
-    w.seen > now() - interval '30 seconds' AND EXISTS (
-      SELECT FROM infaas.instance_samples s
-      WHERE s.time > now() - interval '30 seconds' AND s.instance = i.instance)));
+  AND (w.state IS NULL OR w.since < i.since OR lower(w.state) NOT IN ('stopped', 'left', 'lost', 'dead', 'gone', 'removed'))
+  AND (w.seen IS NULL OR greatest(w.seen, i.since) > now() - interval '30 seconds');
 
 -- Every instance as each app sees it, and a row without a worker for each variant that has none.
--- What an app was told about an instance holds while the instance serves; another app's trouble is not this one's.
+-- What an app was told of an instance holds while the instance serves; another app's trouble is not this one's.
 CREATE VIEW infaas.variant_states AS
 WITH linked AS (
   SELECT l.app, v.model, v.variant, v.since
@@ -50,23 +52,22 @@ WITH linked AS (
 ), users AS (
   SELECT l.app, i.instance FROM infaas_internal.live_instances i JOIN linked l USING (variant)
   UNION
-  SELECT nullif(o.app, ''), o.instance
-  FROM infaas_internal.instances o JOIN infaas_internal.live_instances i USING (instance)
-  WHERE o.app <> '' OR NOT EXISTS (SELECT FROM linked l WHERE l.variant = i.variant)
+  SELECT nullif(t.app, ''), t.instance
+  FROM infaas_internal.told t JOIN infaas_internal.live_instances i USING (instance)
+  WHERE t.app <> '' OR NOT EXISTS (SELECT FROM linked l WHERE l.variant = i.variant)
 )
 SELECT u.app, i.model, i.variant, i.worker, i.device,
-       CASE WHEN i.state NOT IN ('Active', 'Overloaded', 'Interfered', 'Warm') THEN i.state
-            ELSE coalesce(o.state, CASE WHEN i.state IN ('Overloaded', 'Interfered') THEN 'Active' ELSE i.state END)
-       END AS state,
-       CASE WHEN i.state NOT IN ('Active', 'Overloaded', 'Interfered', 'Warm') THEN i.since
-            ELSE coalesce(o.since, i.since) END AS since,
+       CASE WHEN i.state NOT IN ('Active', 'Overloaded', 'Interfered') THEN i.state
+            ELSE coalesce(t.state, 'Active') END AS state,
+       CASE WHEN i.state NOT IN ('Active', 'Overloaded', 'Interfered') THEN i.since
+            ELSE coalesce(t.since, i.since) END AS since,
        i.instance
 FROM users u
 JOIN infaas_internal.live_instances i USING (instance)
-LEFT JOIN infaas_internal.instances o ON o.instance = u.instance AND o.app = coalesce(u.app, '')
+LEFT JOIN infaas_internal.told t ON t.instance = u.instance AND t.app = coalesce(u.app, '')
 UNION ALL
 SELECT l.app, l.model, l.variant, NULL, NULL, 'Inactive',
-       coalesce((SELECT max(o.since) FROM infaas_internal.instances o WHERE o.variant = l.variant AND o.state = 'Inactive'), l.since),
+       coalesce((SELECT max(i.since) FROM infaas_internal.instances i WHERE i.variant = l.variant AND i.state = 'Inactive'), l.since),
        NULL
 FROM linked l
 WHERE NOT EXISTS (SELECT FROM infaas_internal.live_instances i WHERE i.variant = l.variant);

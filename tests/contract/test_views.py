@@ -1,0 +1,270 @@
+"""What the views of contract section 3 show: states now, the catalogue, cost by the hour, objectives by the minute."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from bus.codec import encode
+from bus.messages.catalog import Profile
+from bus.messages.events import CostEvent, StateEvent, WorkerEvent, WorkerSample
+from services.recorder.ledger import Ledger
+from services.recorder.mirror import CatalogMirror
+from services.shell.store import Store
+from tests.events import SIGNATURE, VARIANT, app_record, event, message, model_record, outcome, variant_record
+
+HOUR = 1_699_999_200.0  # 2023-11-14 22:00 UTC
+INT8 = "mlp-v1-ort-int8-t1-b64"
+CATALOGUE = {
+    "app.digits": encode(app_record()),
+    "model.mlp.1": encode(model_record()),
+    f"variant.{VARIANT}": encode(variant_record()),
+    f"variant.{INT8}": encode(variant_record(variant=INT8, precision="int8", accuracy=0.96)),
+}
+
+
+class Recorder:
+    """Writes as the recorder does, reads as a user does."""
+
+    def __init__(self, writer: str, reader: str) -> None:
+        self.store = Store(writer, "test")
+        self.ledger = Ledger(self.store)
+        self.mirror = CatalogMirror(self.store, {"cpu": 0.048, "gpu": 3.0})
+        self._reader = psycopg.connect(reader, autocommit=True)
+
+    def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._reader.execute(query.encode(), values).fetchall()
+
+    def state(self, to: str, at: float = 0.0, **fields: Any) -> None:
+        self.ledger.write([message(event(StateEvent, time=at or time.time(), to_state=to, **fields))])
+
+    def worker(self, from_state: str, to: str, at: float, **fields: Any) -> None:
+        self.ledger.write([message(event(WorkerEvent, time=at, from_state=from_state, to_state=to, **fields))])
+
+    def states(self) -> list[tuple[Any, ...]]:
+        return self.ask(
+            "SELECT app, variant, worker, state FROM variant_states ORDER BY app, variant, worker, instance"
+        )
+
+    def close(self) -> None:
+        self.store.close()
+        self._reader.close()
+
+
+@pytest.fixture
+def db(database_dsn: str, reader_dsn: str) -> Iterator[Recorder]:
+    with closing(Recorder(database_dsn, reader_dsn)) as recorder:
+        yield recorder
+
+
+# ---- states
+
+
+def test_inactive_variants_are_shown_and_instances_take_their_place(db: Recorder) -> None:
+    db.mirror.write(CATALOGUE, frozenset(CATALOGUE))
+    assert db.states() == [("digits", VARIANT, None, "Inactive"), ("digits", INT8, None, "Inactive")]
+    now = time.time()
+    db.state("Loading", now - 3)
+    db.state("Active", now - 2)
+    db.state("Loading", now - 1, instance="i2", worker="w2")
+    assert db.states() == [
+        ("digits", VARIANT, "w1", "Active"),
+        ("digits", VARIANT, "w2", "Loading"),
+        ("digits", INT8, None, "Inactive"),
+    ]
+    assert db.ask("SELECT since FROM variant_states WHERE instance = 'i1'") == [(datetime.fromtimestamp(now - 2, UTC),)]
+    db.state("Inactive", now, reason="unloaded")
+    db.state("Inactive", now + 1, instance="i2", worker="w2")
+    assert db.states() == [("digits", VARIANT, None, "Inactive"), ("digits", INT8, None, "Inactive")]
+    since = db.ask("SELECT since FROM variant_states WHERE variant = %s", VARIANT)
+    assert since == [(datetime.fromtimestamp(now + 1, UTC),)]
+
+
+def test_a_later_fact_wins_in_whatever_order_the_two_arrive(db: Recorder) -> None:
+    now = time.time()
+    db.state("Active", now)
+    db.state("Loading", now - 1)
+    assert db.states() == [("digits", VARIANT, "w1", "Active")]
+
+
+def test_one_apps_trouble_is_not_anothers(db: Recorder) -> None:
+    db.mirror.write(CATALOGUE | {"app.scans": encode(app_record(app="scans"))}, None)
+    now = time.time()
+    db.state("Active", now - 2)
+    db.state("Overloaded", now - 1)
+    assert db.states()[0] == ("digits", VARIANT, "w1", "Overloaded")
+    assert db.states()[2] == ("scans", VARIANT, "w1", "Active")
+    db.state("Unloading", now)
+    assert [state for _, variant, _, state in db.states() if variant == VARIANT] == ["Unloading", "Unloading"]
+
+
+def test_an_instance_that_no_app_uses_yet_is_shown_for_every_linked_app(db: Recorder) -> None:
+    db.mirror.write(CATALOGUE | {"app.scans": encode(app_record(app="scans"))}, None)
+    db.state("Active", app=None)
+    assert [row for row in db.states() if row[1] == VARIANT] == [
+        ("digits", VARIANT, "w1", "Active"),
+        ("scans", VARIANT, "w1", "Active"),
+    ]
+
+
+def test_a_new_monitor_makes_what_the_old_one_said_untrue(db: Recorder) -> None:
+    now = time.time()
+    db.worker("None", "Booting", now - 20)
+    db.worker("Booting", "Ready", now - 19)
+    db.state("Active", now - 10)
+    assert len(db.states()) == 1
+    one = event(WorkerEvent, time=now - 2, from_state="None", to_state="Booting")
+    db.ledger.write([message(one, event(WorkerEvent, time=now - 1, from_state="Booting", to_state="Ready"))])
+    assert db.states() == []
+    db.state("Active", now, reason="found loaded")
+    assert len(db.states()) == 1
+
+
+@pytest.mark.parametrize("state", ["Stopped", "dead"])
+def test_instances_of_a_worker_that_is_gone_are_gone(db: Recorder, state: str) -> None:
+    now = time.time()
+    db.state("Active", now - 10)
+    db.state("Active", now - 10, worker="w2", instance="other")
+    db.worker("Ready", state, now - 5)
+    assert db.states() == [("digits", VARIANT, "w2", "Active")]
+
+
+def test_instances_of_a_worker_that_fell_silent_are_gone(db: Recorder) -> None:
+    now = time.time()
+    db.state("Active", now - 100)
+    db.ledger.write([message(event(WorkerSample, time=now - 40))])
+    assert db.states() == []
+    db.ledger.write([message(event(WorkerSample, time=now))])
+    assert db.states() == [("digits", VARIANT, "w1", "Active")]
+
+
+# ---- the catalogue
+
+
+def test_the_catalogue_is_shown_with_prices_and_state(db: Recorder) -> None:
+    db.mirror.write(CATALOGUE, frozenset(CATALOGUE))
+    db.state("Active")
+    (row,) = db.ask(
+        "SELECT app, model, version, hardware, framework, precision, threads, max_batch, accuracy, load_ms, latency_ms,"
+        " memory_mb, saturation_qps, price_per_hour, state, simulated FROM variants WHERE variant = %s",
+        VARIANT,
+    )
+    assert row == (
+        "digits", "mlp", "1", "cpu", "ort", "fp32", 1, 64, 0.97, 20.0, 0.1, 12.0, 80_000.0, 0.048, "Active", False
+    )  # fmt: skip
+    ((cost,),) = db.ask("SELECT cost_per_1000 FROM variants WHERE variant = %s", VARIANT)
+    assert cost == pytest.approx(1000 * 0.0001 * 0.048 / 3600)
+    assert db.ask("SELECT state FROM variants WHERE variant = %s", INT8) == [("Inactive",)]
+    assert db.ask("SELECT app, models, versions, variants FROM apps") == [("digits", ["mlp"], {"mlp": "1"}, 2)]
+    assert db.ask("SELECT model, version, apps, serving, variants FROM models") == [
+        ("mlp", "1", ["digits"], ["digits"], 2)
+    ]
+    assert db.ask("SELECT inputs FROM models") == [([{"name": "x", "datatype": "FP32", "shape": [64]}],)]
+    assert db.ask("SELECT batch, p50_ms FROM profiles WHERE variant = %s ORDER BY 1", VARIANT) == [(1, 0.1), (64, 0.8)]
+    assert db.ask("SELECT * FROM prices ORDER BY 1") == [("cpu", 0.048, "core"), ("gpu", 3.0, "device")]
+
+
+def test_changes_replace_and_deletions_remove(db: Recorder) -> None:
+    db.mirror.write(CATALOGUE, frozenset(CATALOGUE))
+    db.mirror.write(
+        {"app.digits": encode(app_record(latency_ms=5.0, default_output=[1])), f"variant.{INT8}": None}, None
+    )
+    assert db.ask("SELECT latency_ms, default_output, variants FROM apps") == [(5.0, [1], 1)]
+    assert db.ask("SELECT count(*) FROM profiles") == [(2,)]
+    db.mirror.write({}, frozenset({"app.digits"}))
+    assert db.ask("SELECT count(*) FROM models") == [(0,)]
+    assert db.ask("SELECT count(*) FROM variants") == [(0,)]
+    assert db.ask("SELECT app, variants FROM apps") == [("digits", 0)]
+
+
+def test_a_new_version_takes_the_app_over(db: Recorder) -> None:
+    second = {
+        "model.mlp.2": encode(model_record(version="2")),
+        "variant.mlp-v2": encode(variant_record(variant="mlp-v2", version="2")),
+        "app.digits": encode(app_record(links={"mlp": "2"})),
+    }
+    db.mirror.write(CATALOGUE | second, None)
+    assert db.ask("SELECT variant FROM variants WHERE app = 'digits'") == [("mlp-v2",)]
+    assert db.ask("SELECT count(*) FROM variants WHERE app IS NULL") == [(2,)]
+    assert db.ask("SELECT version, apps, serving FROM models ORDER BY 1") == [
+        ("1", ["digits"], []),
+        ("2", ["digits"], ["digits"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"variant.{VARIANT}", b"\xc1"),
+        (f"variant.{VARIANT}", encode(variant_record(accuracy=0.5, framework="nul\0"))),
+        (f"variant.{VARIANT}", encode(variant_record(threads=2**40))),
+    ],
+)
+def test_an_entry_that_is_no_record_is_set_aside_and_stops_no_other(db: Recorder, key: str, value: bytes) -> None:
+    db.mirror.write(CATALOGUE, None)
+    db.mirror.write({key: value, "app.more": encode(app_record(app="more", links={}))}, None)
+    assert db.ask("SELECT app FROM apps ORDER BY 1") == [("digits",), ("more",)]
+    assert db.ask("SELECT variant FROM variants") == [(INT8,)]
+    assert db.ask("SELECT subject FROM rejected_events") == [(key,)]
+
+
+def test_a_variant_without_a_price_or_a_measurement_is_shown_without(db: Recorder) -> None:
+    empty = Profile(rows=[], load_ms=1.0, memory_mb=0.0, saturation_qps=0.0)
+    record = variant_record(hardware="tpu", profile=empty, signature=SIGNATURE, simulated=True)
+    db.mirror.write({f"variant.{VARIANT}": encode(record)}, None)
+    found = db.ask("SELECT app, latency_ms, price_per_hour, cost_per_1000, simulated FROM variants")
+    assert found == [(None, None, None, None, True)]
+
+
+# ---- cost and objectives
+
+
+def test_cost_by_the_hour_sets_the_bill_beside_the_queries(db: Recorder) -> None:
+    spent = [
+        event(CostEvent, time=HOUR + 10, cost=0.25),
+        event(CostEvent, time=HOUR + 20, cost=0.5),
+        event(CostEvent, time=HOUR + 3599.9, cost=1.0, app=None, model=None, variant=None),
+        event(CostEvent, time=HOUR + 3600, cost=2.0),
+    ]
+    asked = [outcome(time=HOUR + i) for i in range(4)] + [
+        outcome(time=HOUR, outcome="refused", model=None, variant=None, hardware=None)
+    ]
+    db.ledger.write([message(*spent), message(*asked)])
+    first, second = datetime.fromtimestamp(HOUR, UTC), datetime.fromtimestamp(HOUR + 3600, UTC)
+    assert db.ask("SELECT * FROM cost_by_app_hourly ORDER BY hour, app") == [
+        (first, "digits", 0.75, 5, 150.0),
+        (first, None, 1.0, 0, None),
+        (second, "digits", 2.0, 0, None),
+    ]
+    assert db.ask("SELECT app, variant, hardware, cost, queries, cost_per_1000 FROM cost_by_variant_hourly"
+                  " WHERE hour = %s ORDER BY app, variant", first) == [
+        ("digits", VARIANT, "cpu", 0.75, 4, 187.5),
+        ("digits", None, None, 0.0, 1, 0.0),
+        (None, None, "cpu", 1.0, 0, None),
+    ]  # fmt: skip
+
+
+def test_objectives_by_the_minute(db: Recorder) -> None:
+    minute = HOUR + 60
+    kinds = ["ok"] * 5 + ["default"] + ["late"] + ["refused", "error", "error"]
+    rows = [outcome(time=minute + i, outcome=kind, latency_ms=float(i + 1)) for i, kind in enumerate(kinds)]
+    db.ledger.write([message(*rows), message(outcome(time=minute + 60, app="other"))])
+    found = db.ask("SELECT * FROM slo_by_app_minutely ORDER BY minute")
+    assert found[0] == (datetime.fromtimestamp(minute, UTC), "digits", 10, 1, 1, 2, 0.6, 4.0, pytest.approx(6.94))
+    assert found[1][:3] == (datetime.fromtimestamp(minute + 60, UTC), "other", 1)
+
+
+def test_asking_for_some_minutes_reads_only_their_rows(db: Recorder) -> None:
+    db.ask("SELECT set_config('enable_seqscan', 'off', false)")  # the table is empty here
+    plan = "\n".join(
+        row[0]
+        for row in db.ask(
+            "EXPLAIN SELECT * FROM slo_by_app_minutely WHERE minute >= timestamptz '2023-11-14 22:00Z'"
+            " AND minute < timestamptz '2023-11-14 23:00Z'"
+        )
+    )
+    assert "Index Cond" in plan
