@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import infaas
+from bus.messages.public import RegistrationStatus
 from infaas.client import Client
 from infaas.demo import data
 from infaas.demo.asks import asks
@@ -81,21 +82,23 @@ async def run(*, keep: bool, seconds: float, tell: Tell) -> tuple[dict[str, Any]
 async def register(client: Client, validation: Path, tell: Tell) -> list[dict[str, Any]]:
     """Register every model of the family, one after the other; returns what each one's variants measured."""
     files = data.models()
+    failures: dict[str, dict[str, str]] = {}
     for number, (model, path) in enumerate(files.items()):
         title = f"registering {model} ({number + 1} of {len(files)})"
         tell(title, 0.0)
 
-        def progress(status: Any, title: str = title) -> None:
-            tell(title, float(status.progress))
+        def progress(status: RegistrationStatus, title: str = title) -> None:
+            tell(title, status.progress)
 
-        await client.register(path, app=APP, model=model, validation=validation, on_progress=progress)
+        status = await client.register(path, app=APP, model=model, validation=validation, on_progress=progress)
+        failures[model] = {failure.variant: failure.reason for failure in status.failures}
     by_model: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in await client.variants(app=APP):
         by_model[row["model"]].append(row)
     missing = files.keys() - by_model.keys()
     if missing:
         raise InfaasError(f"registered, but not listed: {', '.join(sorted(missing))}")
-    return [summary(model, by_model[model]) for model in files]
+    return [{**summary(model, by_model[model]), "failures": failures[model]} for model in files]
 
 
 def summary(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def variants_table(registered: Sequence[Mapping[str, Any]]) -> Table:
     for row in registered:
         table.add_row(
             row["model"],
-            str(row["variants"]),
+            str(row["variants"]) + (f" ({len(row['failures'])} failed)" if row["failures"] else ""),
             _span(row["accuracy"], ".3f"),
             f"{row['latency_ms'][0]:.3g} ms",
             _span(row["cost_per_1000"], ".2g"),
