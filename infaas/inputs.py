@@ -2,13 +2,18 @@
 
 import json
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infaas.errors import BadInput
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from bus.tensors import Array
+
+VARYING = 16  # length given to an axis that may have any
 
 
 def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str, Array]":
@@ -47,6 +52,40 @@ def read_json(text: str) -> Any:
             "the inputs must be a nested list (the first axis counts items), or a map of input names to lists"
         )
     return value
+
+
+def in_turn(source: "Array | Mapping[str, Array]", items: int, most: int) -> list[Any]:
+    """Up to `most` queries of `items` consecutive items each, from the start again at the end. Raises BadInput."""
+    import numpy as np  # noqa: PLC0415
+
+    arrays = dict(source) if isinstance(source, Mapping) else {"": source}
+    lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise BadInput("all inputs need the same number of items, at least one; the first axis counts them")
+    (length,) = lengths
+    queries: list[Any] = []
+    for start in range(0, min(most * items, max(length, items)), items):
+        where = np.arange(start, start + items) % length
+        part = {name: array[where] for name, array in arrays.items()}
+        queries.append(part if isinstance(source, Mapping) else part[""])
+    return queries
+
+
+def random_items(specs: Sequence[Mapping[str, Any]], count: int, rng: "Generator") -> "dict[str, Array]":
+    """Random items for a model with these inputs (`inputs` of the list of apps), of any length where lengths vary."""
+    from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
+
+    arrays: dict[str, Array] = {}
+    for spec in specs:
+        shape = (count, *(VARYING if axis == -1 else axis for axis in spec["shape"]))
+        code = NUMPY_NAMES.get(spec["datatype"], "<f4")
+        if spec["datatype"] == "BYTES":
+            arrays[spec["name"]] = rng.integers(0, 1000, shape).astype(str)
+        elif "f" in code:
+            arrays[spec["name"]] = rng.random(shape).astype(code)
+        else:
+            arrays[spec["name"]] = rng.integers(0, 2, shape).astype(code)
+    return arrays
 
 
 def _choose(arrays: "dict[str, Array]", path: Path, key: str | None, names: list[str]) -> "Array | dict[str, Array]":

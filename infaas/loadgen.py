@@ -5,9 +5,11 @@ been: slow answers are not hidden by sending less (no coordinated omission). The
 """
 
 import asyncio
+import itertools
 import time
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -77,11 +79,12 @@ class Report(Struct, kw_only=True):
 
 
 class Generator:
-    """One run of one prepared query. warmup: seconds at the start that are sent but not counted. items: in each query."""
+    """One run of prepared queries, sent in turn (all with the same requirements). warmup: seconds at the start that are sent but not counted. items: in each query."""
 
-    def __init__(self, client: Client, prepared: Prepared, *, items: int = 1, warmup: float = 0.0) -> None:
+    def __init__(self, client: Client, prepared: Sequence[Prepared], *, items: int = 1, warmup: float = 0.0) -> None:
         self._client = client
-        self._prepared = prepared
+        self._prepared = itertools.cycle(prepared)
+        self._first = first = prepared[0]
         self._items = items
         self._warmup = warmup
         self._latencies = array("d")
@@ -96,7 +99,7 @@ class Generator:
         self._failures: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._variants: Counter[str] = Counter()
-        self._limit = float("inf") if prepared.latency_ms is None else prepared.latency_ms / 1000
+        self._limit = float("inf") if first.latency_ms is None else first.latency_ms / 1000
 
     async def closed(self, clients: int, seconds: float) -> Report:
         """`clients` queries under way all the time, each followed by the next as soon as its reply is there."""
@@ -153,7 +156,7 @@ class Generator:
             return
         self._waiting += 1
         try:
-            self._client.send(self._prepared, partial(settled, intended))
+            self._client.send(next(self._prepared), partial(settled, intended))
         except InfaasError as error:
             self._waiting -= 1
             self._failures[_name(error)] += counted
@@ -216,7 +219,7 @@ class Generator:
         p50, p95, p99 = (None,) * 3 if latencies is None else map(float, np.percentile(latencies, [50, 95, 99]))
         late = 1000 * np.frombuffer(self._lateness) if self._lateness else None
         return Report(
-            app=self._prepared.subject.rpartition(".")[2],
+            app=self._first.subject.rpartition(".")[2],
             mode=mode,
             seconds=measured,
             offered=self._offered,
@@ -229,7 +232,7 @@ class Generator:
             p95_ms=p95,
             p99_ms=p99,
             max_ms=None if latencies is None else float(latencies.max()),
-            latency_ms=self._prepared.latency_ms,
+            latency_ms=self._first.latency_ms,
             slo_attainment=self._in_time / self._offered if self._offered else 0.0,
             effective_accuracy=self._accuracy / self._rated if self._rated else None,
             cost_per_1000=1000 * self._cost / (answered * self._items) if answered else None,

@@ -20,7 +20,7 @@ def measured(behave, drive, **options):
         peer = await Responder(broker.connect(), behave).listen("infaas.query.*")
         async with await Client(broker.connect()).open() as client:
             prepared = await client.prepare("a", [[1.0], [2.0]], **options.pop("needs", {}))
-            return await drive(Generator(client, prepared, **options)), peer
+            return await drive(Generator(client, [prepared], **options)), peer
 
     return run(main())
 
@@ -44,7 +44,7 @@ def test_a_closed_loop_keeps_its_number_under_way():
 
         await bus.subscribe("infaas.query.a", hear)
         async with await Client(broker.connect()).open() as client:
-            generator = Generator(client, await client.prepare("a", [[1.0]]))
+            generator = Generator(client, [await client.prepare("a", [[1.0]])])
             return await generator.closed(4, 0.3), counts
 
     report, counts = run(main())

@@ -1,0 +1,176 @@
+"""`infaas apps|models|variants|workers|status`: what there is and in which state, with the numbers that decisions use."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from infaas.cli.options import DataDir, Json
+from infaas.cli.output import show
+from infaas.cli.overview import overview, render_overview
+from infaas.cli.table import Column, print_table
+from infaas.client import Client
+from infaas.connecting import connect
+
+Item = dict[str, Any]
+
+
+def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+    """List the apps: their models, inputs and default latency.
+
+    Parameters
+    ----------
+    app
+        Only this one.
+
+    """
+    columns = (
+        Column("app", "app"),
+        Column("models", "models"),
+        Column("variants", "variants"),
+        Column("latency ms", "latency_ms"),
+        Column("least instances", "min_instances"),
+        Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []]),
+        Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []]),
+    )
+    return _list(data_dir, json, columns, "no apps yet: `infaas register` makes the first", lambda c: c.apps(app=app))
+
+
+def models(*, app: str | None = None, model: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+    """List the registered models and their versions.
+
+    Parameters
+    ----------
+    app
+        Only those linked to this app.
+    model
+        Only this one.
+
+    """
+    columns = (
+        Column("model", "model"),
+        Column("version", "version"),
+        Column("apps", "apps"),
+        Column("serves", "serving"),
+        Column("variants", "variants"),
+        Column("metric", "metric"),
+        Column("format", "format"),
+        Column("registered", lambda item: _when(item.get("created"))),
+    )
+    return _list(data_dir, json, columns, "no models", lambda c: c.models(app=app, model=model))
+
+
+def variants(*, app: str | None = None, model: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
+    """List the variants with what was measured of each.
+
+    Parameters
+    ----------
+    app
+        Only those that may answer this app.
+    model
+        Only those of this model.
+
+    """
+    columns = (
+        Column("app", "app"),
+        Column("variant", "variant"),
+        Column("state", _state),
+        Column("hardware", lambda item: f"{item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}"),
+        Column("accuracy", "accuracy"),
+        Column("latency ms", "latency_ms"),
+        Column("load ms", "load_ms"),
+        Column("memory MB", "memory_mb"),
+        Column("items/s", "saturation_qps"),
+        Column("US$/h", "price_per_hour"),
+        Column("US$/1000", "cost_per_1000"),
+    )
+    return _list(data_dir, json, columns, "no variants", lambda c: c.variants(app=app, model=model))
+
+
+def workers(*, data_dir: DataDir = None, json: Json = False) -> int:
+    """List the workers, their devices and what is loaded on them."""
+    return _list(data_dir, json, (), "", lambda c: c.workers(), _render_workers)
+
+
+def status(*, data_dir: DataDir = None, json: Json = False) -> int:
+    """Show the whole system at a glance: workers, apps, variants by state, registrations under way."""
+
+    async def work() -> Item:
+        async with connect(data_dir=data_dir) as client:
+            return await overview(client)
+
+    show(asyncio.run(work()), json, render_overview)
+    return 0
+
+
+def _list(
+    data_dir: Path | None,
+    as_json: bool,
+    columns: tuple[Column, ...],
+    empty: str,
+    ask: Callable[[Client], Awaitable[list[Item]]],
+    render: Callable[[list[Item]], None] | None = None,
+) -> int:
+    async def work() -> list[Item]:
+        async with connect(data_dir=data_dir) as client:
+            return await ask(client)
+
+    def table(document: Item) -> None:
+        if render is None:
+            print_table(document["items"], columns, empty)
+        else:
+            render(document["items"])
+
+    show({"items": asyncio.run(work())}, as_json, table)
+    return 0
+
+
+def _render_workers(items: list[Item]) -> None:
+    devices = [
+        device | {"worker": item["worker"], "worker_state": item["state"]}
+        for item in items
+        for device in item["devices"]
+    ]
+    device_columns = (
+        Column("worker", "worker"),
+        Column("state", "worker_state"),
+        Column("device", "device"),
+        Column("kind", lambda d: f"{d['kind']}{' (simulated)' * bool(d.get('simulated'))}"),
+        Column("alive", "alive"),
+        Column("utilisation", lambda d: f"{d['utilisation']:.0%}"),
+        Column("cores", lambda d: f"{d['cores_used']:.3g} of {d['cores']}"),
+        Column("memory MB", lambda d: f"{d['memory_used_mb']:.0f} of {d['memory_mb']:.0f}"),
+        Column("US$/h", "price_per_hour"),
+    )
+    print_table(devices, device_columns, "no workers")
+    instances = [one | {"worker": item["worker"]} for item in items for one in item["instances"]]
+    if instances:
+        print()
+        instance_columns = (
+            Column("instance of", "variant"),
+            Column("worker", "worker"),
+            Column("device", "device"),
+            Column("state", "state"),
+            Column("queued", "queued"),
+            Column("items/s", "load"),
+            Column("latency ms", "latency_ms"),
+            Column("mean batch", "mean_batch"),
+        )
+        print_table(instances, instance_columns, "")
+
+
+def _spec(spec: Item) -> str:
+    axes = ", ".join("any" if axis == -1 else str(axis) for axis in spec["shape"])
+    return f"{spec['name']}: {spec['datatype']}[n{', ' if axes else ''}{axes}]"
+
+
+def _state(item: Mapping[str, Any]) -> str:
+    more = item.get("instances") or 0
+    notes = [f"x{more}"] * (more > 1) + ["dominated"] * bool(item.get("dominated"))
+    told = f" ({', '.join(notes)})" if notes else ""
+    return f"{item.get('state')}{told}"
+
+
+def _when(seconds: float | None) -> str | None:
+    return None if not seconds else datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,116 @@
+"""`infaas query`: one query from a file or the command line."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from infaas.cli.needs import NO_NEEDS, NeedOptions, told
+from infaas.cli.options import DataDir, Json
+from infaas.cli.output import fail, print_json, usage
+from infaas.cli.table import number
+from infaas.connecting import connect
+from infaas.errors import Refused
+from infaas.inputs import read_file, read_json
+from infaas.queries import Needs
+
+if TYPE_CHECKING:
+    from bus.tensors import Array
+    from infaas.answers import Answer
+
+_SHOWN = 20  # items of an output that are printed
+
+
+def query(
+    *,
+    app: str | None = None,
+    input: Path | None = None,
+    input_key: str | None = None,
+    json_input: str | None = None,
+    needs: NeedOptions = NO_NEEDS,
+    id: str | None = None,
+    timeout: Annotated[float | None, Parameter(help="Seconds to wait; default 30.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> int:
+    """Send one query and print its answer: outputs, the variant that answered, latency, cost, and what was missed.
+
+    Exits 1 when the query is refused; the reason, the closest offer and when to try again are on stderr.
+
+    Parameters
+    ----------
+    app
+        The application that asks. Left out: name a registered --model.
+    input
+        A .npy file, or an .npz file with one array, or with one for each input of the model; - reads JSON from stdin.
+    input_key
+        Which array of the .npz file to send.
+    json_input
+        The inputs as JSON: a nested list whose first axis counts items, or a map of input names to such lists.
+    id
+        Any text, returned with the answer.
+
+    """
+    if (input is None) == (json_input is None):
+        usage("give the inputs: either --input FILE or --json-input JSON")
+    if app is None and needs.model is None:
+        usage("say who asks (--app), or name a registered --model")
+    if str(input) == "-":
+        x = read_json(sys.stdin.read())
+    else:
+        x = read_json(json_input) if json_input is not None else read_file(input or "-", key=input_key)
+    wanted = needs.to_needs()
+    wanted["id"] = id
+    answer = asyncio.run(_query(data_dir, app, x, timeout, wanted))
+    if isinstance(answer, Refused):
+        if json:
+            print_json(answer.to_map())
+        fail(told(answer))
+    if json:
+        print_json(answer.to_map())
+    else:
+        _render(answer)
+    return 0
+
+
+async def _query(
+    data_dir: Path | None, app: str | None, x: Any, timeout: float | None, needs: Needs
+) -> "Answer | Refused":
+    async with connect(data_dir=data_dir) as client:
+        return await client.query(app, x, timeout=timeout, raise_refused=False, **needs)
+
+
+def _render(answer: "Answer") -> None:
+    for name, array in answer.outputs.items():
+        print(f"{name:10} {_describe(array)}")
+    simulated = ", simulated" if answer.simulated else ""
+    print(f"variant    {answer.variant} (model {answer.model}, version {answer.version})")
+    print(f"ran on     {answer.hardware}, worker {answer.worker}, in a batch of {answer.batch}{simulated}")
+    if answer.accuracy is not None:
+        print(f"accuracy   {number(answer.accuracy)} (measured when it was registered)")
+    print(
+        f"latency    {number(answer.latency_ms)} ms"
+        f" (queue {number(answer.queue_ms)}, compute {number(answer.compute_ms)}){' from the cache' * answer.cached}"
+    )
+    print(f"cost       US$ {number(answer.cost)}")
+    print(f"missed     {', '.join(answer.missed) or 'nothing'}")
+    for what, value in (("confidence", answer.confidence), ("members", answer.members), ("reason", answer.reason)):
+        if value is not None:
+            print(f"{what:10} {value}")
+
+
+def _describe(array: "Array") -> str:
+    """The top class of each item where the output holds one score a class, else the values themselves."""
+    more = f" … ({len(array)} items)" if len(array) > _SHOWN else ""
+    if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f":
+        tops = array[:_SHOWN].argmax(1)
+        scores = array[range(len(tops)), tops]
+        classes = ", ".join(f"{top} ({score:.3g})" for top, score in zip(tops.tolist(), scores.tolist(), strict=True))
+        return f"class {classes}{more}"
+    if array.size <= 200:
+        return " ".join(str(array.tolist()).split())
+    if array.ndim == 1:
+        return f"{array[:_SHOWN].tolist()}{more}"
+    return f"{array.dtype} of shape {list(array.shape)} (--json prints all of it)"
