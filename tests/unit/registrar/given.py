@@ -1,0 +1,270 @@
+"""Plausible messages for the registrar's tests, and a stage on which its actor plays without a bus."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
+from bus.messages.public import Register, RegistrationStatus
+from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
+from bus.subjects import Subjects
+from services.core.actor import After, Changed, Do, Done, Effect, Envelope, Publish, Record, Started, Synced
+from services.core.catalog import key_of
+from services.registrar.actor import Registrar, Sweep
+from services.registrar.changes import amend
+from services.registrar.commands import (
+    ChangeApp,
+    Claim,
+    Claimed,
+    Finish,
+    PutRecords,
+    PutStatus,
+    Refused,
+    TakeOver,
+)
+from services.registrar.policy import Rules
+
+SUBJECTS = Subjects("t")
+SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[64])],
+    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[10])],
+)
+REQUEST = Register(
+    app="digits", model="mlp", format="onnx", object="r1.model", validation="r1.validation", registration="r1"
+)
+PROFILE = Profile(
+    rows=[ProfileRow(batch=n, p50_ms=1.0 * n, p99_ms=2.0 * n, cpu_ms=1.0 * n, wall_over_cpu=1.0) for n in (1, 8)],
+    load_ms=10.0,
+    memory_mb=20.0,
+    saturation_qps=1000.0,
+)
+
+
+def variant_record(variant: str = "mlp-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
+    record = VariantRecord(
+        variant=variant,
+        model="mlp",
+        version="1",
+        framework="ort",
+        precision="fp32",
+        threads=1,
+        max_batch=8,
+        hardware="cpu",
+        artifact="aa",
+        format="onnx",
+        accuracy=0.9,
+        agreement=1.0,
+        profile=PROFILE,
+        signature=SIGNATURE,
+    )
+    return replace(record, **changes)
+
+
+def model_record(model: str = "mlp", version: str = "1", **changes: Any) -> ModelRecord:
+    record = ModelRecord(
+        model=model,
+        version=version,
+        task=None,
+        metric="top1",
+        format="onnx",
+        source="aa",
+        validation="bb",
+        signature=SIGNATURE,
+        created=1.0,
+        registration="r0",
+    )
+    return replace(record, **changes)
+
+
+def app_record(app: str = "digits", **changes: Any) -> AppRecord:
+    return replace(AppRecord(app=app, links={"mlp": "1"}, signature=SIGNATURE), **changes)
+
+
+def inspected(registration: str = "r1", worker: str = "w1", **changes: Any) -> ModelInspected:
+    fact = ModelInspected(
+        registration=registration,
+        worker=worker,
+        hardware="cpu",
+        source="aa",
+        validation="bb",
+        signature=SIGNATURE,
+        operators=["Gemm", "Relu"],
+        fixed_batch=False,
+        samples=500,
+        baseline_accuracy=0.9,
+        frameworks={"ort": "", "torch": "torch is not installed"},
+    )
+    return replace(fact, **changes)
+
+
+def built(plan: VariantPlan, registration: str = "r1", worker: str = "w1", **changes: Any) -> VariantBuilt:
+    fact = VariantBuilt(
+        registration=registration,
+        worker=worker,
+        hardware="cpu",
+        plan=plan,
+        artifact="cc",
+        accuracy=0.9,
+        agreement=1.0,
+        profile=PROFILE,
+    )
+    return replace(fact, **changes)
+
+
+def failed(plan: VariantPlan, registration: str = "r1", worker: str = "w1", reason: str = "no luck") -> VariantFailed:
+    return VariantFailed(registration=registration, worker=worker, plan=plan, reason=reason)
+
+
+def finished(order: str, registration: str = "r1", worker: str = "w1", reason: str | None = None) -> WorkFinished:
+    return WorkFinished(registration=registration, worker=worker, order=order, reason=reason)
+
+
+def heartbeat(worker: str = "w1", utilisation: float = 0.1, cores: int = 2, **changes: Any) -> WorkerHeartbeat:
+    device = DeviceStatus(
+        device="cpu",
+        kind="cpu",
+        cores=cores,
+        memory_mb=8000,
+        memory_used_mb=100,
+        cores_used=utilisation * cores,
+        utilisation=utilisation,
+        price_per_hour=0.1,
+    )
+    beat = WorkerHeartbeat(worker=worker, hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[])
+    return replace(beat, **changes)
+
+
+class Stage:
+    """One registrar, a clock, what it published, and its edge's commands waiting to be carried out by `perform`."""
+
+    def __init__(self, name: str = "a", rules: Rules | None = None, buckets: "Stage | None" = None) -> None:
+        self.now = 1000.0
+        self.sent: list[tuple[str, Any]] = []
+        self.records: list[Record] = []
+        self.timers: dict[Any, tuple[float, Any]] = {}
+        self.commands: list[Do] = []
+        # what the two buckets hold
+        self.catalog: dict[str, bytes] = {} if buckets is None else buckets.catalog
+        self.status: dict[str, bytes] = {} if buckets is None else buckets.status
+        self.forgotten: list[Finish] = []
+        self.ids = iter(f"made-{n}" for n in range(1000))
+        self.registrar = Registrar(name, SUBJECTS, rules or Rules(), lambda: next(self.ids))
+        self.tell(Started())
+        for bucket, held in ((SUBJECTS.catalog_bucket, self.catalog), (SUBJECTS.status_bucket, self.status)):
+            for key, value in held.items():
+                self.tell(Changed(bucket, key, value))
+            self.tell(Synced(bucket))
+
+    def tell(self, message: Any, subject: str = "", reply: str = "") -> list[Effect]:
+        """Hand one message over; effects go where they belong."""
+        effects = list(self.registrar.handle(Envelope(self.now, message, subject, reply)))
+        for effect in effects:
+            match effect:
+                case Publish():
+                    self.sent.append((effect.subject, effect.message))
+                case Record():
+                    self.records.append(effect)
+                case After():
+                    self.timers[effect.key] = (self.now + effect.delay, effect.message)
+                case Do():
+                    self.commands.append(effect)
+                case _:
+                    raise AssertionError(f"unexpected effect {effect}")
+        return effects
+
+    def register(self, request: Register = REQUEST, reply: str = "_INBOX.1") -> Any:
+        """Send a registration and carry out what it needs; returns the reply."""
+        before = len(self.sent)
+        self.tell(request, SUBJECTS.register(), reply)
+        self.perform()
+        return next((message for subject, message in self.sent[before:] if subject == reply), None)
+
+    def perform(self) -> None:
+        """Carry out all commands, also those that follow from their results."""
+        while self.commands:
+            command = self.commands.pop(0)
+            self.tell(Done(command.id, self.carry_out(command.command)))
+
+    def carry_out(self, command: Any) -> Any:
+        """What the edge would do, in one step and without failing."""
+        match command:
+            case Claim(work=work):
+                version = work.request.version or str(command.next_version)
+                claimed = replace(work, version=version)
+                self.put(SUBJECTS.status_bucket, f"work.{work.registration}", encode(claimed))
+                return Claimed(claimed)
+            case TakeOver():
+                work = self.registrar._works[command.registration]
+                if work.registrar != command.previous:
+                    return None
+                ours = replace(work, registrar=command.registrar)
+                self.put(SUBJECTS.status_bucket, f"work.{work.registration}", encode(ours))
+                return ours
+            case PutStatus(status=status):
+                self.put(SUBJECTS.status_bucket, f"registration.{status.registration}", encode(status))
+            case PutRecords():
+                for record in (*command.variants, command.model):
+                    self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
+                return self.change(command.link) if command.link is not None else None
+            case ChangeApp(change=change):
+                return self.change(change)
+            case Finish():
+                self.forgotten.append(command)
+                self.put(SUBJECTS.status_bucket, f"work.{command.registration}", None)
+            case _:
+                raise AssertionError(f"unexpected command {command}")
+        return None
+
+    def change(self, change: Any) -> Refused | None:
+        after = amend(self.registrar._catalog.app(change.app), change)
+        if isinstance(after, Refused):
+            return after
+        self.put(SUBJECTS.catalog_bucket, f"app.{change.app}", None if after is None else encode(after))
+        return None
+
+    def put(self, bucket: str, key: str, value: bytes | None) -> None:
+        held = self.catalog if bucket == SUBJECTS.catalog_bucket else self.status
+        if value is None:
+            held.pop(key, None)
+        else:
+            held[key] = value
+        self.tell(Changed(bucket, key, value))
+
+    def ring(self) -> None:
+        """Hand over the timers that are due."""
+        for key, (at, message) in list(self.timers.items()):
+            if at <= self.now and self.timers.get(key) == (at, message):
+                del self.timers[key]
+                self.tell(message)
+
+    def pass_time(self, seconds: float, heartbeats: Iterable[str] = ()) -> None:
+        """Let time pass a second at a time, with heartbeats of these workers; commands are carried out."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            for worker in heartbeats:
+                self.tell(heartbeat(worker))
+            self.ring()
+            self.perform()
+
+    def sweep(self) -> None:
+        self.tell(Sweep())
+
+    def statuses(self, registration: str = "r1") -> list[RegistrationStatus]:
+        """All statuses published of one registration."""
+        return [message for subject, message in self.sent if subject == SUBJECTS.registration(registration)]
+
+    def last(self, registration: str = "r1") -> RegistrationStatus:
+        return self.statuses(registration)[-1]
+
+    def ends(self, registration: str = "r1") -> list[str]:
+        """The final states published of one registration."""
+        return [status.state for status in self.statuses(registration) if status.state in ("done", "failed")]
+
+    def orders(self, worker: str = "w1") -> list[Any]:
+        """All orders given to a worker's workshop."""
+        subjects = {SUBJECTS.workshop(worker, "inspect"), SUBJECTS.workshop(worker, "build")}
+        return [message for subject, message in self.sent if subject in subjects]

@@ -1,0 +1,126 @@
+"""What becomes of an app's record, and which operators' verbs are understood."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, Signature
+from bus.messages.public import AdminRequest, Error
+from services.core.catalog import Catalog, key_of
+from services.registrar.admin import NEEDS, change_for
+from services.registrar.changes import amend
+from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused, UnlinkModel
+from tests.unit.registrar.given import SIGNATURE, app_record, model_record
+
+LINK = LinkModel(app="digits", model="cnn", version="1", signature=SIGNATURE, at=7.0)
+OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
+
+
+def changed(record: AppRecord | None, change: Change) -> AppRecord:
+    after = amend(record, change)
+    assert isinstance(after, AppRecord)
+    return after
+
+
+def refused(record: AppRecord | None, change: Change) -> Refused:
+    after = amend(record, change)
+    assert isinstance(after, Refused)
+    return after
+
+
+def test_the_first_link_makes_the_app_and_fixes_its_signature() -> None:
+    after = changed(None, replace(LINK, create=True, latency_ms=5.0, default_output=[0]))
+    expected = AppRecord(
+        app="digits", links={"cnn": "1"}, signature=SIGNATURE, created=7.0, latency_ms=5.0, default_output=[0]
+    )
+    assert after == expected
+
+
+def test_later_links_add_and_keep_what_they_do_not_name() -> None:
+    before = app_record(latency_ms=5.0, default_output=[0], min_instances=3)
+    assert changed(before, LINK) == replace(before, links={"mlp": "1", "cnn": "1"})
+    assert changed(before, replace(LINK, latency_ms=9.0)).latency_ms == 9.0
+
+
+def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
+    error = refused(app_record(), replace(LINK, signature=OTHER))
+    assert error.code == "bad_request"
+    assert "scores" in error.message
+    assert changed(app_record(signature=None), replace(LINK, signature=OTHER)).signature == OTHER
+
+
+def test_only_a_registration_makes_apps() -> None:
+    assert refused(None, LINK).code == "unknown_app"
+    assert refused(None, UnlinkModel(app="digits", model="mlp")).code == "unknown_app"
+    assert refused(None, DeleteApp(app="digits")).code == "unknown_app"
+
+
+def test_a_version_is_set_only_where_the_model_is_linked() -> None:
+    assert refused(app_record(), replace(LINK, linked=True)).code == "unknown_model"
+    assert changed(app_record(), replace(LINK, model="mlp", version="2", linked=True)).links == {"mlp": "2"}
+
+
+def test_unlink_add_and_delete() -> None:
+    assert changed(app_record(), UnlinkModel(app="digits", model="mlp")).links == {}
+    assert refused(app_record(), UnlinkModel(app="digits", model="cnn")).code == "unknown_model"
+    assert amend(app_record(), DeleteApp(app="digits")) is None
+    assert changed(None, AddApp(app="a", at=3.0, min_instances=0)) == AppRecord(
+        app="a", links={}, created=3.0, min_instances=0
+    )
+    assert refused(app_record(), AddApp(app="digits", at=3.0)).code == "bad_request"
+
+
+def test_repeating_a_change_changes_nothing() -> None:
+    once = changed(None, replace(LINK, create=True))
+    assert changed(once, replace(LINK, create=True)) == once
+
+
+def catalog() -> Catalog:
+    found = Catalog()
+    for record in (model_record(version="1", created=1.0), model_record(version="2", created=2.0)):
+        found.apply(key_of(record), encode(record))
+    return found
+
+
+def asked(verb: str, **fields: Any) -> Change | Error:
+    return change_for(verb, AdminRequest(**fields), catalog(), 7.0)
+
+
+def test_verbs_become_changes() -> None:
+    assert asked("add-app", app="a", latency_ms=3.0) == AddApp(app="a", at=7.0, latency_ms=3.0)
+    assert asked("delete-app", app="a") == DeleteApp(app="a")
+    assert asked("unlink-model", app="a", model="mlp") == UnlinkModel(app="a", model="mlp")
+    link = LinkModel(app="a", model="mlp", version="2", signature=SIGNATURE, at=7.0)
+    assert asked("link-model", app="a", model="mlp") == link
+    assert asked("link-model", app="a", model="mlp", version="1") == replace(link, version="1")
+    assert asked("set-version", app="a", model="mlp", version="1") == replace(link, version="1", linked=True)
+
+
+@pytest.mark.parametrize("verb", sorted(NEEDS))
+def test_missing_and_wrong_names_are_named(verb: str) -> None:
+    for field in NEEDS[verb]:
+        good = dict.fromkeys(NEEDS[verb], "ok")
+        for bad in (None, "a b", "*"):
+            error = asked(verb, **{**good, field: bad})
+            assert isinstance(error, Error)
+            assert error.code == "bad_request"
+            assert error.message.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields", "code", "word"),
+    [
+        ("frobnicate", {}, "bad_request", "link-model"),
+        ("link-model", {"app": "a", "model": "none"}, "unknown_model", "model"),
+        ("set-version", {"app": "a", "model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
+        ("add-app", {"app": "a", "latency_ms": -1.0}, "bad_request", "latency_ms"),
+        ("add-app", {"app": "a", "min_instances": -1}, "bad_request", "min_instances"),
+    ],
+)
+def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], code: str, word: str) -> None:
+    error = asked(verb, **fields)
+    assert isinstance(error, Error)
+    assert error.code == code
+    assert word in error.message
