@@ -1,0 +1,147 @@
+"""A whole system on stage: dispatchers, monitors and executors as in production, models scripted by profile."""
+
+import itertools
+from typing import Any
+
+import msgspec
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.public import Tensor
+from bus.subjects import Subjects
+from services.core.actor import Changed, Synced
+from services.core.catalog import key_of
+from services.core.placement import Device as MonitoredDevice
+from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.dispatcher.actor import Dispatcher
+from services.executor.actor import Executor
+from services.executor.work import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.monitor.actor import MonitorActor
+from services.monitor.machine import MachineSample
+from tests.stage import Stage
+
+SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])], outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])]
+)
+PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
+
+
+def variant(name: str = "m-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
+    """A variant whose batch of n takes base_ms + per_item_ms * n."""
+    base, per_item = changes.pop("base_ms", 2.0), changes.pop("per_item_ms", 0.5)
+    load_ms = changes.pop("load_ms", 50.0)
+    rows = [
+        ProfileRow(batch=b, p50_ms=base + per_item * b, p99_ms=2 * base, cpu_ms=base, wall_over_cpu=1.0) for b in (1, 2, 4, 8)
+    ]
+    profile = Profile(rows=rows, load_ms=load_ms, memory_mb=50.0, saturation_qps=8000.0 / (base + 8 * per_item))
+    fields: dict[str, Any] = {
+        "variant": name, "model": "m", "version": "1", "framework": "ort", "precision": "fp32", "threads": 1,
+        "max_batch": 8, "hardware": "cpu", "artifact": "a" * 64, "format": "onnx", "accuracy": 0.9, "agreement": 1.0,
+        "profile": profile, "signature": SIGNATURE,
+    }  # fmt: skip
+    return VariantRecord(**(fields | changes))
+
+
+def catalogue(*variants: VariantRecord, app: str = "app") -> list[Any]:
+    """Records that link these variants' models to an app."""
+    models = {
+        (v.model, v.version): ModelRecord(
+            model=v.model, version=v.version, task=None, metric="top1", format="onnx", source="s", validation="v",
+            signature=SIGNATURE, created=1.0, registration="r",
+        )
+        for v in variants
+    }  # fmt: skip
+    links = {v.model: v.version for v in variants}
+    return [*variants, *models.values(), AppRecord(app=app, links=links, signature=SIGNATURE)]
+
+
+class Device:
+    """The scripted edge of an executor: it answers x -> its first column, as slowly as the profile says.
+
+    poison: ids of queries in whose batch the process dies; slow: factor on every batch.
+    """
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.name = name
+        self.slow = 1.0
+        self.poison: set[str] = set()
+        self.batches: list[list[str | None]] = []
+        self.died = False
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        match command:
+            case LoadModel():
+                return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
+            case UnloadModel():
+                return 0.001, None
+            case MeasureMemory():
+                return 0.0, 100.0
+            case RunBatch():
+                labels = [work.route.id for work in command.works]
+                self.batches.append(labels)
+                if self.poison & {label for label in labels if label}:
+                    self.died = True
+                seconds = command.predicted * self.slow
+                outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.works]
+                return seconds, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
+        raise AssertionError(command)
+
+
+class Fleet:
+    """Builds and breaks a system on a stage; collects what the client hears, by query id."""
+
+    def __init__(self, *variants: VariantRecord, dispatchers: int = 1, workers: int = 1, policy: SelectionPolicy | None = None):
+        self.stage = Stage()
+        self.subjects = Subjects()
+        self.records = catalogue(*(variants or (variant(),)))
+        self.policy = policy
+        self.devices: dict[str, Device] = {}
+        self._uids = itertools.count()
+        self._incarnations = itertools.count(1)
+        self._ids = itertools.count()
+        self.stage.listen("_INBOX.>")
+        for n in range(workers):
+            self.start_worker(f"w{n}")
+        for n in range(dispatchers):
+            self.start_dispatcher(f"d{n}")
+        self.stage.run(1.0)
+
+    def start_dispatcher(self, name: str) -> None:
+        policy = self.policy or InfaasPolicy()
+        actor = Dispatcher(name, self.subjects, policy, PRICES, lambda: next(self._uids).to_bytes(16, "big"))
+        self.stage.enter(name, actor)
+        for record in self.records:
+            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
+        self.stage.send(name, Synced("infaas-catalog"))
+
+    def start_executor(self, worker: str) -> None:
+        device = self.devices[worker] = Device(self.stage, worker)
+        actor = Executor(worker, "cpu", next(self._incarnations), self.subjects, cores=2)
+        self.stage.enter(f"{worker}/cpu", actor, device)
+
+    def start_worker(self, worker: str) -> None:
+        device = MonitoredDevice(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
+        actor = MonitorActor(worker, "cpu", [device], PRICES, self.subjects, next(self._incarnations))
+        self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
+        for record in self.records:
+            self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
+        self.stage.send(worker, Synced("infaas-catalog"))
+        self.start_executor(worker)
+
+    def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:  # noqa: A002
+        """Send one query now; returns its id."""
+        label = id or f"q{next(self._ids)}"
+        inputs = Tensor("FP32", [items, 2], b"\0" * (8 * items))
+        body = encode({"inputs": inputs, "id": label, **needs})
+        self.stage.publish(self.subjects.query(app), body, f"_INBOX.test.{label}")
+        return label
+
+    def replies(self, label: str) -> list[dict[str, Any]]:
+        """Everything the client has heard about one query."""
+        return [msgspec.msgpack.decode(body) for _, subject, body in self.stage.heard if subject == f"_INBOX.test.{label}"]
+
+    def outcomes(self) -> list[Any]:
+        return [event for kind, event in self.stage.records if kind == "outcome"]
+
+

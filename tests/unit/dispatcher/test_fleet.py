@@ -1,0 +1,168 @@
+"""Dispatchers, monitors and executors together on virtual time: every query ends exactly once, whatever dies."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.messages.fleet import ExecutorExited
+from tests.fleet import Fleet, variant
+
+
+def ended_once(fleet: Fleet, label: str) -> dict[str, Any]:
+    replies = fleet.replies(label)
+    assert len(replies) == 1, (label, replies)
+    return replies[0]
+
+
+def test_first_query_waits_for_the_load_and_is_answered() -> None:
+    fleet = Fleet()
+    label = fleet.ask()
+    fleet.stage.run(2.0)
+    reply = ended_once(fleet, label)
+    assert reply["variant"] == "m-v1-ort-fp32-t1-b8"
+    assert reply["outputs"]["y"]["shape"] == [1, 1]
+    assert [o.outcome for o in fleet.outcomes()] == ["ok"]
+
+
+def test_a_tight_query_on_a_cold_variant_is_refused_and_the_next_one_is_answered() -> None:
+    fleet = Fleet(variant(load_ms=500.0))
+    first = fleet.ask(latency_ms=20.0)
+    fleet.stage.run(0.2)
+    refusal = ended_once(fleet, first)["error"]
+    assert refusal["code"] == "deadline"
+    assert 300 < refusal["retry_after_ms"] < 700
+    fleet.stage.run(1.0)
+    second = fleet.ask(latency_ms=20.0)
+    fleet.stage.run(0.5)
+    assert ended_once(fleet, second)["missed"] == []
+
+
+def test_what_cannot_be_met_is_refused_with_the_closest_offer() -> None:
+    fleet = Fleet(variant(), variant("n-v1-ort-fp32-t1-b8", model="n", accuracy=0.97))
+    label = fleet.ask(accuracy=0.99)
+    fleet.stage.run(0.5)
+    error = ended_once(fleet, label)["error"]
+    assert error["code"] == "unsatisfiable"
+    assert error["closest"]["variant"] == "n-v1-ort-fp32-t1-b8"
+
+
+def test_queries_of_one_turn_share_a_batch_in_order_of_deadline() -> None:
+    fleet = Fleet()
+    warm = fleet.ask()
+    fleet.stage.run(1.0)
+    ended_once(fleet, warm)
+    labels = [fleet.ask(latency_ms=1000.0 - 10 * n) for n in range(5)]
+    fleet.stage.run(1.0)
+    assert all(ended_once(fleet, label)["batch"] == 5 for label in labels)
+    assert fleet.devices["w0"].batches[-1] == labels[::-1]
+
+
+def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
+    fleet = Fleet(workers=2)
+    warm = fleet.ask()
+    fleet.stage.run(1.0)
+    home = ended_once(fleet, warm)["worker"]
+    labels = [fleet.ask() for _ in range(20)]
+    fleet.stage.run(0.001)
+    fleet.stage.kill(f"{home}/cpu")
+    exited = ExecutorExited(worker=home, device="cpu", at=fleet.stage.now, reason="killed")
+    fleet.stage.publish(fleet.subjects.exited(home, "cpu"), exited)
+    fleet.stage.run(1.0)
+    fleet.start_executor(home)
+    fleet.stage.run(5.0)
+    for label in labels:
+        assert "outputs" in ended_once(fleet, label)
+    uids = [o.uid for o in fleet.outcomes()]
+    assert len(uids) == len(set(uids)) == 21
+
+
+def test_a_poisonous_query_costs_only_itself() -> None:
+    fleet = Fleet()
+    fleet.ask()
+    fleet.stage.run(1.0)
+    labels = [fleet.ask(id="poison" if n == 3 else f"good{n}") for n in range(8)]
+    for _ in range(200):
+        device = fleet.devices["w0"]
+        device.poison = {"poison"}
+        fleet.stage.run(0.002)
+        if device.died:
+            fleet.stage.kill("w0/cpu")
+            exited = ExecutorExited(worker="w0", device="cpu", at=fleet.stage.now, reason="crashed")
+            fleet.stage.publish(fleet.subjects.exited("w0", "cpu"), exited)
+            fleet.stage.run(0.1)
+            fleet.start_executor("w0")
+    fleet.stage.run(5.0)
+    for label in labels:
+        reply = ended_once(fleet, label)
+        if label == "poison":
+            assert reply["error"]["code"] == "model_error"
+        else:
+            assert "outputs" in reply, (label, reply)
+
+
+def test_one_of_two_dispatchers_dies_and_what_it_had_forwarded_is_answered_and_recorded_once() -> None:
+    fleet = Fleet(dispatchers=2)
+    fleet.ask()
+    fleet.stage.run(1.0)
+    labels = [fleet.ask() for _ in range(30)]
+    fleet.stage.run(0.0015)
+    fleet.stage.kill("d0")
+    fleet.stage.run(6.0)
+    for label in labels:
+        assert "outputs" in ended_once(fleet, label)
+    recorded = {o.id for o in fleet.outcomes()}
+    assert set(labels) <= recorded
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("ask"), st.integers(1, 12), st.sampled_from([None, 5.0, 30.0, 400.0])),
+            st.tuples(st.just("run"), st.floats(0.0, 0.7), st.none()),
+            st.tuples(st.just("crash"), st.integers(0, 1), st.booleans()),
+            st.tuples(st.just("silence"), st.integers(0, 1), st.none()),
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_every_query_ends_exactly_once(steps: list[tuple[str, Any, Any]]) -> None:
+    """Arrivals, executor crashes (announced or not) and whole workers falling silent, in any order."""
+    fleet = Fleet(dispatchers=1, workers=2)
+    labels: list[str] = []
+    for kind, first, second in steps:
+        if kind == "ask":
+            needs = {} if second is None else {"latency_ms": second}
+            labels += [fleet.ask(**needs) for _ in range(first)]
+        elif kind == "run":
+            fleet.stage.run(first)
+        elif kind == "crash":
+            crash(fleet, f"w{first}", announced=second)
+        else:
+            silence(fleet, f"w{first}")
+    fleet.stage.run(40.0)
+    for label in labels:
+        ended_once(fleet, label)
+    mine = [o for o in fleet.outcomes() if o.id in set(labels)]
+    assert sorted(o.id for o in mine) == sorted(labels)
+
+
+def crash(fleet: Fleet, worker: str, *, announced: bool) -> None:
+    if f"{worker}/cpu" in fleet.stage.members:
+        fleet.stage.kill(f"{worker}/cpu")
+        if announced:
+            exited = ExecutorExited(worker=worker, device="cpu", at=fleet.stage.now, reason="crashed")
+            fleet.stage.publish(fleet.subjects.exited(worker, "cpu"), exited)
+        fleet.stage.run(0.05)
+        fleet.start_executor(worker)
+
+
+def silence(fleet: Fleet, worker: str) -> None:
+    """A machine is gone for three seconds, then comes back as new."""
+    for name in (worker, f"{worker}/cpu"):
+        if name in fleet.stage.members:
+            fleet.stage.kill(name)
+    fleet.stage.run(3.0)
+    fleet.start_worker(worker)
