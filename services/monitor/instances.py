@@ -27,7 +27,7 @@ def busy_by_app(sample: InstanceSample) -> dict[str, float]:
 class Instance:
     """One variant loaded, loading or unloading on one device.
 
-    apps: the state that each app using it was last told. owner: the app it was loaded for, or that used it last.
+    apps: the state that each app using it was last told; None stands for nobody, where it was loaded for none. owner: the app it was loaded for, or that used it last.
     factor: measured over profiled time of a batch, slowly moving. ordered: the executor has been told to load it.
     """
 
@@ -41,7 +41,7 @@ class Instance:
         self.since = now
         self.memory_mb = record.profile.memory_mb
         self.owner = app
-        self.apps: dict[str, State] = {} if app is None else {app: state}
+        self.apps: dict[str | None, State] = {app: state}
         self.factor = 1.0
         self.queued = 0
         self.last_used = now
@@ -54,12 +54,8 @@ class Instance:
 
     def move(self, to: State, reason: str, now: float) -> list[Change]:
         """The whole instance goes to another state, for every app; returns what changed."""
-        changes: list[Change] = []
-        if self.apps:
-            changes = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
-            self.apps = dict.fromkeys(self.apps, to)
-        elif self.state != to:
-            changes = [(None, self.state, to, reason)]
+        changes: list[Change] = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
+        self.apps = dict.fromkeys(self.apps, to)
         if self.state != to:
             self.state, self.since = to, now
         return changes
@@ -94,11 +90,9 @@ class Instance:
         changes: list[Change] = []
         state, reason = judge(self.state, self._observed(limits, 0.0), limits)
         if state != self.state:
-            if not self.apps:
-                changes.append((None, self.state, state, reason))
             self.state, self.since = state, now
         for app, old in self.apps.items():
-            seen_at, slo = self._app_seen.get(app, (float("-inf"), 0.0))
+            seen_at, slo = self._app_seen.get(app or "", (float("-inf"), 0.0))
             if now - seen_at < MEMORY:
                 new, why = judge(old, self._observed(limits, slo), limits)
             else:
@@ -190,6 +184,6 @@ class Instance:
             latency_ms=self.latency_s * 1000.0,
             mean_batch=self.mean_batch,
             factor=self.factor,
-            app_states={app: state for app, state in self.apps.items() if state != self.state},
+            app_states={app: state for app, state in self.apps.items() if app is not None and state != self.state},
             ready_at=self.since + self.record.profile.load_ms / 1000.0 if loading else 0.0,
         )

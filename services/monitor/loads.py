@@ -16,6 +16,7 @@ from services.monitor.journal import Journal
 from services.monitor.policy import Failures, Knobs, make_room, to_release
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused instead of waiting for it
+REMEMBERED = 1000
 
 
 class Loads:
@@ -31,6 +32,7 @@ class Loads:
         self._journal = journal
         self._knobs = knobs
         self._minted: dict[str, int] = {}
+        self._ended: dict[str, None] = {}  # the last instances that are no more, oldest first
 
     def of(self, variant: str) -> list[Instance]:
         """This variant's instances that are there or on their way."""
@@ -100,10 +102,14 @@ class Loads:
             self._journal.order_load(instance, device.price_per_s(instance.record))
 
     def adopt(self, device: DeviceState, sample: InstanceSample, *, synced: bool) -> Instance | None:
-        """An instance that an earlier monitor had loaded: keep it, once the catalogue says what it is."""
+        """An instance that an earlier monitor had loaded: keep it, once the catalogue says what it is.
+
+        One that this monitor has written off (its load order reached an executor late) must go.
+        """
         record = self.catalog.variant(sample.variant)
-        if record is None:
-            if synced:
+        ended = sample.instance in self._ended
+        if record is None or ended:
+            if synced or ended:
                 self._journal.order_unload(sample.instance, device.spec.name)
             return None
         instance = Instance(sample.instance, record, device.spec.name, "Active", self._journal.now)
@@ -111,8 +117,7 @@ class Loads:
         number = sample.instance.rpartition("-")[2]
         if number.isdecimal():
             self._minted[record.variant] = max(self._minted.get(record.variant, 0), int(number))
-        if not any(app.items for app in sample.apps):
-            self._journal.states(instance, [(None, "Inactive", "Active", "found loaded")])
+        self._journal.states(instance, [(None, "Inactive", "Active", "found loaded")])
         self._journal.told = False
         return instance
 
@@ -151,6 +156,9 @@ class Loads:
         device = self._devices[instance.device]
         device.meter.vacate(instance.id, journal.now)
         del self.instances[instance.id], device.instances[instance.id]
+        self._ended[instance.id] = None
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
         self.order_waiting(device)
 
     def lose(self, device: DeviceState, reason: str) -> None:
@@ -184,7 +192,7 @@ class Loads:
     def _apps_of(self, instance: Instance) -> Iterable[str]:
         """The apps in use that this instance can serve."""
         model, version = instance.record.model, instance.record.version
-        apps = set(instance.apps)
+        apps = {app for app in instance.apps if app is not None}
         for name in self.used - apps:
             app = self.catalog.app(name)
             if app is not None and app.links.get(model) == version:

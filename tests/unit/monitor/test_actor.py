@@ -1,0 +1,249 @@
+"""A monitor's life: heartbeats, executors that come and go, states per app, samples, costs."""
+
+import pytest
+
+from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
+from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
+from services.core.placement import Device
+from services.monitor.machine import MachineSample
+from tests.unit.monitor.world import CPU, S, World, variant
+
+
+def moves(world: World, instance: str) -> list[tuple[str | None, str, str]]:
+    return [(e.app, e.from_state, e.to_state) for e in world.of(StateEvent) if e.instance == instance]
+
+
+def beats(world: World) -> int:
+    return sum(subject == S.worker_heartbeat("w1") for subject, _ in world.published)
+
+
+def test_a_worker_boots_is_ready_and_stops() -> None:
+    world = World()
+    world.stop()
+    assert [(e.from_state, e.to_state) for e in world.of(WorkerEvent)] == [
+        ("None", "Booting"),
+        ("Booting", "Ready"),
+        ("Ready", "Stopped"),
+    ]
+    assert world.beat.leaving
+
+
+def test_heartbeats_come_every_half_second_and_at_every_change() -> None:
+    world = World()
+    world.published.clear()
+    world.advance(5.0, reporting=True)
+    assert beats(world) == 10
+    world.published.clear()
+    world.ensure(variant())
+    assert beats(world) == 1
+    world.obey()
+    assert beats(world) == 2
+
+
+def test_a_heartbeat_describes_the_device() -> None:
+    world = World()
+    world.machine = MachineSample(utilisation=0.75, memory_used_mb=600.0)
+    world.load(variant(threads=2))
+    world.advance(1.0, reporting=True)
+    [device] = world.beat.devices
+    assert (device.device, device.kind, device.cores, device.memory_mb) == ("cpu", "cpu", 2, 1000.0)
+    assert (device.cores_used, device.memory_used_mb, device.utilisation) == (2.0, 100.0, 0.75)
+    assert device.price_per_hour == pytest.approx(0.096)
+    assert device.alive and device.incarnation == 1
+    assert (world.beat.worker, world.beat.incarnation, world.beat.at) == ("w1", 7, world.now)
+
+
+def test_loads_wait_for_an_executor_that_is_still_starting() -> None:
+    world = World(executor=None)
+    assert isinstance(world.ensure(variant()), LoadAccepted)
+    assert not world.beat.devices[0].alive
+    assert not any(isinstance(m, LoadInstance) for _, m in world.published)
+    world.executor = 1
+    world.report()
+    world.obey()
+    assert world.states() == {"v.w1-1": "Active"}
+
+
+def test_without_an_executor_for_long_loads_are_refused() -> None:
+    world = World(executor=None)
+    world.advance(11.0)
+    reply = world.ensure(variant())
+    assert isinstance(reply, LoadRefused)
+    assert reply.reason == "the executor of cpu does not run"
+
+
+def test_what_served_is_loaded_again_after_the_executor_died() -> None:
+    world = World()
+    served, loading = world.load(variant("a")), world.ensure(variant("b")).instances[0]
+    world.report({served: {"faces": 1, "digits": 1}})
+    world.published.clear()
+    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed by signal 9"))
+    assert not world.beat.devices[0].alive
+    assert world.states() == {"a.w1-2": "Loading"}
+    assert moves(world, served)[-2:] == [("faces", "Active", "Inactive"), ("digits", "Active", "Inactive")]
+    assert "executor died" in world.of(StateEvent)[-1].reason
+    assert moves(world, loading)[-1] == ("faces", "Loading", "Inactive")
+    assert not any(isinstance(m, LoadInstance) for _, m in world.published), "nobody is there to hear it"
+    world.report()
+    assert not world.beat.devices[0].alive, "a late word of the dead process"
+    world.loaded, world.executor = {}, 2
+    world.report()
+    assert world.beat.devices[0].incarnation == 2
+    world.obey()
+    assert world.states() == {"a.w1-2": "Active"}
+    assert [e.to_state for e in world.of(WorkerEvent)] == ["Booting", "Ready", "Failed", "Ready"]
+
+
+def test_a_new_incarnation_alone_says_that_the_old_one_died() -> None:
+    world = World()
+    world.load(variant())
+    world.loaded, world.executor = {}, 2
+    world.report()
+    assert moves(world, "v.w1-1")[-1] == ("faces", "Active", "Inactive")
+    world.obey()
+    assert world.states() == {"v.w1-2": "Active"}
+    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now - 1.0, reason="late word of the first one's end"))
+    assert world.states() == {"v.w1-2": "Active"}
+
+
+def test_what_may_have_killed_the_executor_is_not_loaded_at_once_again() -> None:
+    world = World()
+    world.ensure(variant())
+    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed by signal 11"))
+    assert "killed by signal 11" in world.ensure(variant()).reason
+
+
+def test_a_silent_executor_is_not_alive() -> None:
+    world = World()
+    world.load(variant())
+    world.advance(2.0)
+    assert world.beat.devices[0].alive
+    world.advance(1.0)
+    assert not world.beat.devices[0].alive
+    assert world.states() == {"v.w1-1": "Active"}
+    world.report()
+    assert world.beat.devices[0].alive
+    assert [e.to_state for e in world.of(WorkerEvent)] == ["Booting", "Ready", "Failed", "Ready"]
+
+
+def test_a_new_monitor_adopts_what_the_executor_has() -> None:
+    world = World(executor=None)
+    world.executor, world.loaded = 5, {"v.w1-3": "v", "x.w1-1": "x"}
+    world.report()
+    assert world.states() == {}, "it does not know these variants yet"
+    assert not any(isinstance(m, UnloadInstance) for _, m in world.published)
+    world.catalogue(variant())
+    world.report({"v.w1-3": {"faces": 4}})
+    assert world.states() == {"v.w1-3": "Active"}
+    assert [m for _, m in world.published if isinstance(m, UnloadInstance)] == [UnloadInstance(instance="x.w1-1")]
+    assert moves(world, "v.w1-3") == [(None, "Inactive", "Active"), ("faces", "Inactive", "Active")]
+    assert world.ensure(variant(), at_least=2).instances == ["v.w1-3", "v.w1-4"]
+    assert world.beat.devices[0].memory_used_mb == 200.0
+
+
+def test_an_instance_its_executor_has_lost_is_gone() -> None:
+    world = World()
+    world.load(variant())
+    world.loaded.clear()
+    world.report()
+    world.report()
+    assert world.states() == {}
+    assert world.of(StateEvent)[-1].reason == "the executor no longer has it"
+
+
+def test_overload_is_told_at_once_and_ends_when_load_drops() -> None:
+    world = World()
+    instance = world.load(variant(saturation=100.0))
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"faces": 50}})
+    assert world.states() == {instance: "Overloaded"}
+    assert world.told()[instance].load == pytest.approx(100.0)
+    assert world.of(StateEvent)[-1].reason == "serves 100 items/s of 100 at saturation"
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"faces": 10}})
+    assert world.states() == {instance: "Active"}
+
+
+def test_an_app_with_a_tight_slo_is_troubled_alone() -> None:
+    world = World()
+    instance = world.load(variant(saturation=100.0), app="patient")
+    world.report({instance: {"patient": 5}}, slo_s=30.0)
+    world.report({instance: {"hasty": 5}}, queued={instance: 20}, slo_s=0.1)
+    status = world.told()[instance]
+    assert (status.state, status.app_states) == ("Active", {"hasty": "Overloaded"})
+    assert moves(world, instance)[-2:] == [("hasty", "Inactive", "Active"), ("hasty", "Active", "Overloaded")]
+    world.report({instance: {"hasty": 5}}, slo_s=0.1)
+    assert world.told()[instance].app_states == {}
+
+
+def test_slowness_below_the_peak_is_interference() -> None:
+    world = World()
+    instance = world.load(variant())
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"faces": 5}}, slower=3.0)
+    status = world.told()[instance]
+    assert status.state == "Interfered"
+    assert status.latency_ms == pytest.approx(30.0)
+    assert 1.0 < status.factor < 1.5
+    world.advance(10.0, reporting=True)
+    assert world.states() == {instance: "Active"}
+    assert world.of(StateEvent)[-1].reason == "no batches any more to judge by"
+
+
+def test_the_live_correction_moves_slowly_and_within_bounds() -> None:
+    world = World()
+    instance = world.load(variant())
+    factors = []
+    for _ in range(200):
+        world.advance(0.5)
+        world.report({instance: {"faces": 10}}, slower=100.0)
+        factors.append(world.told()[instance].factor)
+    assert factors[0] < 1.3
+    assert factors == sorted(factors)
+    assert 4.9 < factors[-1] <= 5.0
+
+
+def test_samples_every_two_seconds_by_app() -> None:
+    world = World()
+    instance = world.load(variant())
+    world.load(variant("idle"), app="digits")
+    world.advance(1.9)
+    world.report({instance: {"faces": 30, "cars": 10}})
+    world.advance(0.2)
+    [device] = world.of(WorkerSample)
+    assert (device.device, device.hardware, device.utilisation, device.memory_used_mb) == ("cpu", "cpu", 0.3, 500.0)
+    assert device.load == pytest.approx(80.0)
+    rows = {(row.app, row.variant): (row.load, row.utilisation) for row in world.of(InstanceEventSample)}
+    assert rows == {
+        ("faces", "v"): (pytest.approx(60.0), pytest.approx(0.6)),
+        ("cars", "v"): (pytest.approx(20.0), pytest.approx(0.2)),
+        ("digits", "idle"): (0.0, 0.0),
+    }
+
+
+def test_costs_every_ten_seconds_and_at_the_end_add_up_to_the_bill() -> None:
+    world = World()
+    started = world.now
+    instance = world.load(variant(threads=2))
+    world.report({instance: {"faces": 10}})
+    world.advance(10.0)
+    world.advance(3.0, reporting=True)
+    world.stop()
+    rows = world.of(CostEvent)
+    assert sum(row.cost for row in rows) == pytest.approx(0.096 / 3600 * (world.now - started))
+    assert {row.time for row in rows} == {started + 10.0, world.now}
+    first = rows[0]
+    assert (first.app, first.model, first.variant, first.hardware) == ("faces", "m-v", "v", "cpu")
+    assert (first.seconds, first.busy_seconds) == (pytest.approx(10.0), pytest.approx(0.1))
+    assert [row.app for row in rows] == ["faces", None, "faces", None]
+
+
+def test_a_simulated_device_is_measured_by_its_own_work() -> None:
+    gpu = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, simulated=True)
+    world = World([CPU, gpu])
+    assert [d.simulated for d in world.beat.devices] == [False, True]
+    assert [d.utilisation for d in world.beat.devices] == [0.3, 0.0]
+    assert sum(d.price_per_hour for d in world.beat.devices) == pytest.approx(0.096 + 3.06)

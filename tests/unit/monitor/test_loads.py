@@ -1,0 +1,220 @@
+"""Orders to a worker: what is admitted, evicted, refused, released, and what executors and history hear of it."""
+
+import msgspec
+import pytest
+
+from bus.messages.catalog import AppRecord
+from bus.messages.events import ScalingEvent, StateEvent
+from bus.messages.fleet import (
+    InstanceLoaded,
+    LoadAccepted,
+    LoadInstance,
+    LoadRefused,
+    LoadReply,
+    Release,
+    UnloadInstance,
+)
+from services.core.cost import instance_price_per_s
+from tests.unit.monitor.world import CPU, PRICES, S, World, variant
+
+
+def test_a_load_is_ordered_followed_and_told() -> None:
+    world = World()
+    reply = world.ensure(variant())
+    assert reply == LoadAccepted(worker="w1", variant="v", instances=["v.w1-1"])
+    [order] = [m for subject, m in world.published if subject == S.executor("w1", "cpu", "load")]
+    price = instance_price_per_s(variant(), PRICES, CPU.cores, CPU.memory_mb)
+    assert order == LoadInstance(instance="v.w1-1", variant=variant(), price_per_s=pytest.approx(price))
+    assert world.states() == {"v.w1-1": "Loading"}
+    assert world.told()["v.w1-1"].ready_at == pytest.approx(world.now + 0.2)
+    world.obey()
+    assert world.states() == {"v.w1-1": "Active"}
+    assert [(e.app, e.from_state, e.to_state, e.reason) for e in world.of(StateEvent)] == [
+        ("faces", "Inactive", "Loading", "a query needs it"),
+        ("faces", "Loading", "Active", "loaded in 200 ms; here"),
+    ]
+    [event] = world.of(ScalingEvent)
+    assert (event.scaler, event.action, event.count, event.app, event.variant) == (
+        "dispatcher",
+        "load",
+        1,
+        "faces",
+        "v",
+    )
+
+
+def test_both_replies_can_be_read_as_one() -> None:
+    world = World()
+    accepted, refused = world.ensure(variant()), world.ensure(variant("big", memory_mb=900.0))
+    both = [msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=LoadReply) for reply in (accepted, refused)]
+    assert both[0].instances == ["v.w1-1"] and not both[0].reason
+    assert both[1].reason == "big needs 900 MB, cpu sets 800 MB aside"
+
+
+def test_orders_are_idempotent() -> None:
+    world = World()
+    first = world.ensure(variant())
+    assert world.ensure(variant()) == first
+    world.obey()
+    assert world.ensure(variant()) == first
+    assert world.ensure(variant(), at_least=3).instances == ["v.w1-1", "v.w1-2", "v.w1-3"]
+    world.obey()
+    assert set(world.states().values()) == {"Active"}
+    assert [event.action for event in world.of(ScalingEvent)] == ["load", "replicate", "replicate"]
+
+
+@pytest.mark.parametrize(
+    ("record", "at_least", "reason"),
+    [
+        (variant(memory_mb=900.0), 1, "v needs 900 MB, cpu sets 800 MB aside"),
+        (variant(threads=4), 1, "v needs 4 threads, cpu has 2 cores"),
+        (msgspec.structs.replace(variant(), hardware="gpu"), 1, "v needs a device of kind gpu, cpu is of kind cpu"),
+        (variant(memory_mb=300.0), 3, "v needs 300 MB; instances in use take 600 of the 800 MB that cpu sets aside"),
+        (variant(), 1000, "at_least is 1000; one worker takes at most 256 instances of a variant"),
+    ],
+)
+def test_refusals_say_why(record: object, at_least: int, reason: str) -> None:
+    world = World()
+    assert world.ensure(record, at_least) == LoadRefused(worker="w1", variant="v", reason=reason)  # type: ignore[arg-type]
+
+
+def test_the_least_recently_used_makes_room_and_is_gone_before_the_load_begins() -> None:
+    world = World()
+    old = world.load(variant("old", memory_mb=300.0))
+    world.advance(5.0, reporting=True)
+    young = world.load(variant("young", memory_mb=300.0))
+    world.advance(5.0, reporting=True)
+    world.report()
+    world.published.clear()
+    world.ensure(variant("new", memory_mb=400.0))
+    assert world.states() == {old: "Unloading", young: "Active", "new.w1-1": "Loading"}
+    orders = [message for _, message in world.published if isinstance(message, LoadInstance | UnloadInstance)]
+    assert orders == [UnloadInstance(instance=old)], "no memory for the new one until the old one is gone"
+    world.obey()
+    world.obey()
+    assert world.states() == {young: "Active", "new.w1-1": "Active"}
+    [evicted] = [event for event in world.of(ScalingEvent) if event.action == "evict"]
+    assert (evicted.scaler, evicted.variant, evicted.reason) == (
+        "monitor",
+        "old",
+        "makes room for new; not used for 10 s",
+    )
+
+
+def test_the_last_instance_of_an_app_in_use_is_not_evicted() -> None:
+    world = World()
+    only = world.load(variant("a", memory_mb=500.0), app="faces")
+    world.advance(60.0, reporting=True)
+    reply = world.ensure(variant("b", memory_mb=400.0), app="digits")
+    assert reply.reason == "b needs 400 MB; instances in use take 500 of the 800 MB that cpu sets aside"
+    assert world.states() == {only: "Active"}
+    world.catalogue(apps=[AppRecord(app="faces", links={"m-a": "1"}, min_instances=0)])
+    assert isinstance(world.ensure(variant("b", memory_mb=400.0), app="digits"), LoadAccepted)
+
+
+def test_another_instance_that_can_serve_the_app_frees_the_first() -> None:
+    world = World()
+    a = world.load(variant("a", memory_mb=300.0), app="faces")
+    world.load(variant("b", memory_mb=300.0), app=None)
+    world.advance(60.0, reporting=True)
+    assert isinstance(world.ensure(variant("c", memory_mb=600.0), app="digits"), LoadRefused)
+    world.catalogue(apps=[AppRecord(app="faces", links={"m-a": "1", "m-b": "1"})])
+    assert isinstance(world.ensure(variant("c", memory_mb=500.0), app="digits"), LoadAccepted)
+    assert world.states()[a] == "Unloading"
+
+
+def test_a_busy_instance_is_not_evicted() -> None:
+    world = World()
+    first, second = (world.load(variant(name, memory_mb=400.0)) for name in ("a", "b"))
+    world.advance(10.0, reporting=True)
+    world.report(queued={first: 1, second: 1})
+    assert isinstance(world.ensure(variant("c", memory_mb=400.0)), LoadRefused)
+
+
+def test_what_an_instance_really_takes_counts() -> None:
+    world = World()
+    world.ensure(variant("a", memory_mb=100.0))
+    world.obey(memory_mb=500.0)
+    assert world.beat.devices[0].memory_used_mb == 500.0
+    assert isinstance(world.ensure(variant("b", memory_mb=400.0)), LoadRefused)
+
+
+def test_a_failed_load_says_why_and_is_not_tried_again_at_once() -> None:
+    world = World()
+    world.ensure(variant())
+    world.obey(fail="no such operator")
+    assert world.states() == {}
+    assert world.of(StateEvent)[-1].reason == "no such operator"
+    assert "the last load failed (no such operator)" in world.ensure(variant()).reason
+    world.advance(1.0)
+    assert isinstance(world.ensure(variant()), LoadAccepted)
+
+
+def test_a_load_that_nobody_answers_is_given_up() -> None:
+    world = World()
+    world.ensure(variant())
+    world.advance(40.0, reporting=True)
+    assert world.states() == {}
+    assert world.of(StateEvent)[-1].reason == "the executor did not answer the load order within 32 s"
+
+
+def test_release_drains_and_unloads() -> None:
+    world = World()
+    for _ in range(3):
+        world.ensure(variant(), at_least=3)
+    world.obey()
+    world.report(queued={"v.w1-1": 5})
+    world.tell(Release(variant="v", keep=1, orderer="model-autoscaler", reason="too many"), reply="_INBOX.2")
+    assert world.states() == {"v.w1-1": "Active", "v.w1-2": "Unloading", "v.w1-3": "Unloading"}
+    world.obey()
+    assert world.states() == {"v.w1-1": "Active"}
+    assert [(e.scaler, e.action, e.count) for e in world.of(ScalingEvent)][-1] == ("model", "unload", 2)
+    assert world.of(StateEvent)[-1].to_state == "Inactive"
+
+
+def test_a_release_while_it_loads_is_repeated_once_it_is_loaded() -> None:
+    world = World()
+    world.ensure(variant())
+    world.tell(Release(variant="v"))
+    assert world.states() == {"v.w1-1": "Unloading"}
+    world.published.clear()
+    world.tell(
+        InstanceLoaded(
+            instance="v.w1-1", variant="v", device="cpu", incarnation=1, load_ms=1.0, memory_mb=1.0, proof=""
+        )
+    )
+    assert UnloadInstance(instance="v.w1-1") in [message for _, message in world.published]
+
+
+def test_a_lost_word_of_an_unload_is_noticed() -> None:
+    world = World()
+    instance = world.load(variant())
+    world.tell(Release(variant="v"))
+    world.loaded.clear()  # it is gone, and nobody said so
+    world.report()
+    assert world.states() == {instance: "Unloading"}
+    world.report()
+    assert world.states() == {}
+
+
+def test_a_load_order_that_was_written_off_is_undone_when_it_is_carried_out_late() -> None:
+    world = World()
+    zombie = world.ensure(variant()).instances[0]
+    world.catalogue(variant())
+    world.advance(40.0, reporting=True)
+    assert world.states() == {}
+    world.loaded[zombie] = "v"
+    world.published.clear()
+    world.report()
+    assert UnloadInstance(instance=zombie) in [message for _, message in world.published]
+    assert world.ensure(variant("w")).instances == ["w.w1-1"]
+
+
+def test_a_leaving_worker_takes_nothing() -> None:
+    world = World()
+    world.load(variant())
+    world.stop()
+    assert world.beat.leaving
+    assert world.beat.instances == []
+    assert world.of(StateEvent)[-1].reason == "the worker stopped"
+    assert world.ensure(variant("b")).reason == "this worker is leaving"
