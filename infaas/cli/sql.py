@@ -1,0 +1,144 @@
+"""`infaas sql`: SQL with the read-only role, as a table or as JSON; psql without a query."""
+
+import math
+import os
+import shutil
+import sys
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from infaas.cli.options import DataDir, Json
+from infaas.cli.output import fail, one_line, show, usage
+from infaas.locate import find_sql
+
+_WIDEST = 60  # characters of a cell shown to people; --json shows all
+
+
+def sql(query: str | None = None, *, data_dir: DataDir = None, json: Json = False) -> None:
+    """Run one SQL query on what happened (schema `infaas`, see docs/sql.md), or open psql when there is none.
+
+    Parameters
+    ----------
+    query
+        For example "SELECT app, state, count(*) FROM variants GROUP BY 1, 2".
+    data_dir
+        Directory of the `infaas up` system to ask; else INFAAS_DATA_DIR, INFAAS_SQL_DSN, ./.infaas, the default port.
+    json
+        Print {"columns": [...], "rows": [...]}.
+
+    """
+    dsn = find_sql(data_dir)
+    if query is None:
+        if json:
+            usage("--json needs a query")
+        _psql(dsn)
+    assert query is not None
+    columns, rows = _ask(dsn, query)
+    show({"columns": columns, "rows": rows}, json, _render)
+
+
+def _ask(dsn: str, query: str) -> tuple[list[str], list[list[Any]]]:
+    import psycopg  # noqa: PLC0415  (the command line starts without it)
+
+    try:
+        connection = psycopg.connect(dsn, connect_timeout=10, application_name="infaas sql")
+    except psycopg.OperationalError as error:
+        fail(f"cannot reach the database: {one_line(error)}; is the system running? (infaas doctor)")
+    except psycopg.Error as error:
+        fail(f"INFAAS_SQL_DSN is not a database's address: {one_line(error)}")
+    with connection:
+        # Whoever named a mightier role in INFAAS_SQL_DSN did not mean to write with this command.
+        connection.read_only = True
+        try:
+            cursor = connection.execute(query.encode())
+            while cursor.nextset():
+                pass
+        except psycopg.Error as error:
+            diagnosis = error.diag
+            hint = f" ({one_line(diagnosis.message_hint)})" if diagnosis.message_hint else ""
+            fail(f"{one_line(diagnosis.message_primary or error)}{hint}")
+        if cursor.description is None:
+            return [], []
+        return [column.name for column in cursor.description], [[_plain(cell) for cell in row] for row in cursor]
+
+
+def _plain(cell: Any) -> Any:
+    """A cell as JSON knows it: times in ISO 8601, numbers that JSON lacks as null, everything else unknown as text."""
+    if isinstance(cell, Decimal):
+        cell = None if not cell.is_finite() else int(cell) if cell == cell.to_integral_value() else float(cell)
+    if isinstance(cell, float):
+        return cell if math.isfinite(cell) else None
+    if cell is None or isinstance(cell, (bool, int, str)):
+        return cell
+    if isinstance(cell, (datetime, date)):
+        return cell.isoformat()
+    if isinstance(cell, (list, tuple)):
+        return [_plain(item) for item in cell]
+    if isinstance(cell, dict):
+        return {str(key): _plain(value) for key, value in cell.items()}
+    return cell.hex() if isinstance(cell, bytes) else str(cell)
+
+
+def _render(document: dict[str, Any]) -> None:
+    columns, rows = document["columns"], document["rows"]
+    if not columns:
+        print("(no rows are returned by this)")
+        return
+    right = [
+        all(isinstance(row[i], (int, float, type(None))) for row in rows) and bool(rows) for i in range(len(columns))
+    ]
+    lines = [columns, *([_cell(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for number, line in enumerate(lines):
+        print(
+            "  ".join(_pad(text, width, flag) for text, width, flag in zip(line, widths, right, strict=True)).rstrip()
+        )
+        if number == 0:
+            print("  ".join("-" * width for width in widths))
+    print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
+
+
+def _cell(cell: Any) -> str:
+    if cell is None:
+        return ""
+    text = f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    return text.rjust(width) if right else text.ljust(width)
+
+
+def _psql(dsn: str) -> None:
+    """Become psql, which never returns; the password travels by environment, where other users do not see it."""
+    from psycopg import ProgrammingError  # noqa: PLC0415
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    program = shutil.which("psql") or _psql_of_the_wheel()
+    if program is None:
+        fail(
+            'psql is not installed: install PostgreSQL\'s client, or give a query: infaas sql "SELECT * FROM variants"'
+        )
+    try:
+        parts = conninfo_to_dict(dsn)
+    except ProgrammingError as error:
+        fail(f"INFAAS_SQL_DSN is not a database's address: {one_line(error)}")
+    names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD", "dbname": "PGDATABASE"}
+    names |= {"sslmode": "PGSSLMODE", "sslrootcert": "PGSSLROOTCERT"}
+    environ = {names[key]: str(value) for key, value in parts.items() if key in names and value is not None}
+    sys.stdout.flush()
+    os.execve(program, [program], {**os.environ, **environ})  # noqa: S606  (one fixed program, no shell wanted)
+
+
+def _psql_of_the_wheel() -> str | None:
+    from services.shell.postgres_binaries import find_postgres  # noqa: PLC0415
+    from services.shell.process import ServerError  # noqa: PLC0415
+
+    try:
+        program: Path = find_postgres() / "psql"
+    except ServerError:
+        return None
+    return str(program) if os.access(program, os.X_OK) else None
