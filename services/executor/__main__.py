@@ -1,6 +1,5 @@
 """Wires the executor of one worker's CPU device, and the workshop that builds and profiles models beside it."""
 
-import os
 import time
 from pathlib import Path
 
@@ -8,11 +7,26 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from services.executor.actor import Executor
 from services.executor.edge import ExecutorEdge
+from services.executor.workshop.actor import WorkshopActor
+from services.executor.workshop.edge import WorkshopEdge
 from services.shell.machine import cores_of, worker_name
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings
 
 DEVICE = "cpu"
+
+
+def workshop_environment(settings: Settings) -> dict[str, str]:
+    """What the workshop's process must know of our settings, wherever they came from."""
+    ours = settings.registrar
+    return {
+        "INFAAS_BUS__URL": settings.bus.url,
+        "INFAAS_PREFIX": settings.prefix,
+        "INFAAS_REGISTRAR__MEMORY_MB": str(ours.memory_mb),
+        "INFAAS_REGISTRAR__SECONDS": str(ours.seconds),
+        "INFAAS_REGISTRAR__MAX_MODEL_MB": str(ours.max_model_mb),
+        "INFAAS_REGISTRAR__ALLOW_TORCHSCRIPT": str(ours.allow_torchscript).lower(),
+    }
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
@@ -37,5 +51,10 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             failure_timeout_s=settings.dispatcher.failure_timeout_s,
         )
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return [Runtime("executor", make, bus, subjects, edge)]
+    def make_workshop() -> WorkshopActor:
+        return WorkshopActor(worker, settings.worker.hardware, subjects, settings.registrar.seconds)
+
+    return [
+        Runtime("executor", make, bus, subjects, edge),
+        Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(workshop_environment(settings))),
+    ]

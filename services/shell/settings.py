@@ -122,7 +122,13 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.
-_SHORT = {"INFAAS_NATS_URL": "bus.url", "INFAAS_SQL_DSN": "store.dsn", "INFAAS_DATA_DIR": "data_dir"}
+_SHORT = {
+    "INFAAS_NATS_URL": "bus.url",
+    "INFAAS_SQL_DSN": "store.dsn",
+    "INFAAS_DATA_DIR": "data_dir",
+    "INFAAS_PREFIX": "prefix",
+    "INFAAS_LOG_LEVEL": "log_level",
+}
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
