@@ -98,12 +98,16 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
 
 
 class WorkFinished(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.finished`: the order is done; reason is set when it failed as a whole."""
+    """`infaas.registrar.finished`: the order is done; reason is set when it failed as a whole.
+
+    lost: it was laid down, not failed; somebody else may carry it out.
+    """
 
     registration: str
     worker: str
     order: str
     reason: str | None = None
+    lost: bool = False
 
 
 class RegistrarHeartbeat(Struct, frozen=True, kw_only=True, gc=False):

@@ -197,11 +197,13 @@ class Floor:
         job = self._ordered(fact.registration, fact.worker, envelope.now, fact.order)
         if job is None:
             return
-        if job.phase == "inspect":
+        if fact.lost:
+            yield from self._lost(job, fact.reason or f"worker {fact.worker} laid it down", envelope.now)
+        elif job.phase == "inspect":
             yield from self._end(job, envelope.now, fact.reason or "the inspection ended without a result")
-            return
-        job.give_up_remaining(fact.reason or "the worker gave no result")
-        yield from self._complete(job, envelope.now)
+        else:
+            job.give_up_remaining(fact.reason or "the worker gave no result")
+            yield from self._complete(job, envelope.now)
 
     # -- ends
 

@@ -110,12 +110,14 @@ class WorkshopActor(Actor):
     def _stop(self) -> Iterator[Effect]:
         for errand in (self._current, *self._waiting):
             if errand is not None:
-                yield self._finished(errand, "the worker is stopping")
+                yield self._finished(errand, "the worker is stopping", lost=True)
         self._current = None
         self._waiting.clear()
 
-    def _finished(self, errand: Errand, reason: str) -> Effect:
+    def _finished(self, errand: Errand, reason: str, *, lost: bool = False) -> Effect:
         return Publish(
             self._subjects.registrar("finished"),
-            WorkFinished(registration=errand.registration, worker=self._worker, order=errand.kind, reason=reason),
+            WorkFinished(
+                registration=errand.registration, worker=self._worker, order=errand.kind, reason=reason, lost=lost
+            ),
         )

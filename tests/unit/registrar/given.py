@@ -118,8 +118,10 @@ def failed(plan: VariantPlan, registration: str = "r1", worker: str = "w1", reas
     return VariantFailed(registration=registration, worker=worker, plan=plan, reason=reason)
 
 
-def finished(order: str, registration: str = "r1", worker: str = "w1", reason: str | None = None) -> WorkFinished:
-    return WorkFinished(registration=registration, worker=worker, order=order, reason=reason)
+def finished(
+    order: str, registration: str = "r1", worker: str = "w1", reason: str | None = None, lost: bool = False
+) -> WorkFinished:
+    return WorkFinished(registration=registration, worker=worker, order=order, reason=reason, lost=lost)
 
 
 def heartbeat(worker: str = "w1", utilisation: float = 0.1, cores: int = 2, **changes: Any) -> WorkerHeartbeat:

@@ -203,6 +203,17 @@ def test_no_variant_no_model() -> None:
     assert len(stage.forgotten) == 1
 
 
+def test_an_order_that_a_stopping_worker_lays_down_is_given_once_more() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.tell(finished("build", reason="the worker is stopping", lost=True))
+    stage.perform()
+    assert stage.ends() == []
+    assert len(stage.orders()) == 3
+    complete(stage, order)
+    assert stage.ends() == ["done"]
+
+
 def test_variants_the_worker_forgot_are_reported() -> None:
     stage = Stage()
     order = to_building(stage)
@@ -558,6 +569,25 @@ def test_late_news_of_ended_work_starts_nothing() -> None:
     before = len(stage.orders())
     stage.pass_time(20, ["w1"])
     assert len(stage.orders()) == before
+    assert len(stage.forgotten) == 1
+
+
+def test_late_news_of_a_status_does_not_hide_the_last_one() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    old = stage.status["registration.r1"]
+    complete(stage, order)
+    stage.put(SUBJECTS.status_bucket, "registration.r1", old)
+    stage.tell(b"", SUBJECTS.registration("r1"), "_INBOX.2")
+    assert stage.sent[-1][1].state == "done"
+
+
+def test_anothers_statuses_are_told_to_whoever_asks() -> None:
+    stage = Stage()
+    status = RegistrationStatus(registration="r9", state="building", app="a", model="m")
+    stage.put(SUBJECTS.status_bucket, "registration.r9", encode(status))
+    stage.tell(b"", SUBJECTS.registration("r9"), "_INBOX.2")
+    assert stage.sent[-1] == ("_INBOX.2", status)
 
 
 def test_unreadable_entries_harm_nobody() -> None:

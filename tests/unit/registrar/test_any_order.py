@@ -62,7 +62,15 @@ def moves() -> st.SearchStrategy[Callable[[Stage], Any]]:
     ids, workers, numbers = st.sampled_from(("r1", "r1", "r2", "r3")), st.sampled_from(WORKERS), st.integers(0, 7)
     who = st.tuples(ids, st.sampled_from((None, None, None, *WORKERS)))
     fates = st.sampled_from(("done",) * 4 + ("failed", "late"))
-    orders = st.sampled_from((("inspect", "bad"), ("inspect", None), ("build", None), ("build", "bad")))
+    orders = st.sampled_from(
+        (
+            ("inspect", "bad", False),
+            ("inspect", None, False),
+            ("build", None, False),
+            ("build", "bad", False),
+            ("build", "bad", True),
+        )
+    )
     carry_out = st.tuples(numbers, fates).map(lambda a: lambda s: command(s, *a))
     results = st.tuples(who, numbers, st.booleans()).map(
         lambda a: lambda s: result(s, a[0][0], at_work(s, *a[0]), a[1], a[2])
@@ -79,7 +87,9 @@ def moves() -> st.SearchStrategy[Callable[[Stage], Any]]:
         results,
         results,
         results,
-        st.tuples(orders, who).map(lambda a: lambda s: s.tell(finished(a[0][0], a[1][0], at_work(s, *a[1]), a[0][1]))),
+        st.tuples(orders, who).map(
+            lambda a: lambda s: s.tell(finished(a[0][0], a[1][0], at_work(s, *a[1]), *a[0][1:]))
+        ),
         who.map(
             lambda a: (
                 lambda s: s.tell(WorkProgress(registration=a[0], worker=at_work(s, *a), step="profiling", progress=0.5))

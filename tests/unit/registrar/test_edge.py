@@ -1,0 +1,202 @@
+"""The registrar's edge on the bus within one process: claims, take-overs, and records that several hands write at once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from bus.codec import decode, encode
+from bus.memory import Broker
+from bus.messages.catalog import AppRecord, Signature
+from bus.messages.public import RegistrationStatus
+from bus.port import KeyValue, NotFound, ObjectStore
+from bus.subjects import Subjects
+from services.registrar.commands import (
+    AddApp,
+    ChangeApp,
+    Claim,
+    Claimed,
+    DeleteApp,
+    Finish,
+    LinkModel,
+    PutRecords,
+    PutStatus,
+    Refused,
+    Taken,
+    TakeOver,
+    Work,
+)
+from services.registrar.edge import RegistrarEdge
+from tests.servers import run
+from tests.unit.registrar.given import REQUEST, SIGNATURE, model_record, variant_record
+
+SUBJECTS = Subjects("t")
+LINK = LinkModel(app="digits", model="mlp", version="1", signature=SIGNATURE, at=1.0, create=True)
+
+
+class Place:
+    """A bus with an edge, and the buckets it writes."""
+
+    edge: RegistrarEdge
+    catalog: KeyValue
+    status: KeyValue
+    uploads: ObjectStore
+
+    async def do(self, command: Any) -> Any:
+        return await self.edge.perform(command)
+
+    async def keys(self) -> set[str]:
+        return {*await self.catalog.keys(), *await self.status.keys(), *await self.uploads.keys()}
+
+
+def on_a_bus(test: Callable[[Place], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bus = Broker().connect()
+        place = Place()
+        place.edge = await RegistrarEdge.open(bus, SUBJECTS)
+        place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
+        place.status = await bus.key_value(SUBJECTS.status_bucket)
+        place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+        try:
+            await test(place)
+        finally:
+            await bus.close()
+
+    run(main())
+
+
+def work(registration: str = "r1", registrar: str = "a", **request: Any) -> Work:
+    asked = replace(REQUEST, registration=registration, **request)
+    return Work(registration=registration, request=asked, registrar=registrar, created=5.0)
+
+
+def test_a_claim_gets_the_next_free_version_and_may_be_repeated() -> None:
+    async def test(place: Place) -> None:
+        first = await place.do(Claim(work=work(), next_version=3))
+        assert first == Claimed(replace(work(), version="3"))
+        assert await place.do(Claim(work=work(), next_version=3)) == first
+        assert await place.do(Claim(work=work("r2"), next_version=3)) == Claimed(replace(work("r2"), version="4"))
+        assert decode(Work, (await place.status.get("work.r1")).value or b"").version == "3"
+
+    on_a_bus(test)
+
+
+def test_ids_and_versions_are_claimed_once() -> None:
+    async def test(place: Place) -> None:
+        await place.do(Claim(work=work(version="1"), next_version=1))
+        assert await place.do(Claim(work=work(registrar="b"), next_version=1)) == Taken("registration")
+        assert await place.do(Claim(work=work("r2", version="1"), next_version=1)) == Taken("version")
+        await place.catalog.put("model.mlp.2", encode(model_record(version="2")))
+        assert await place.do(Claim(work=work("r3", version="2"), next_version=1)) == Taken("version")
+        assert (await place.do(Claim(work=work("r4"), next_version=1))).work.version == "3"
+        assert await place.keys() == {"work.r1", "version.mlp.1", "model.mlp.2", "work.r4", "version.mlp.3"}
+
+    on_a_bus(test)
+
+
+def test_many_claims_at_once_get_different_versions() -> None:
+    async def test(place: Place) -> None:
+        claims = [place.do(Claim(work=work(f"r{n}"), next_version=1)) for n in range(20)]
+        versions = [claimed.work.version for claimed in await asyncio.gather(*claims)]
+        assert sorted(versions, key=int) == [str(n) for n in range(1, 21)]
+
+    on_a_bus(test)
+
+
+def test_only_one_takes_over() -> None:
+    async def test(place: Place) -> None:
+        await place.do(Claim(work=work(), next_version=1))
+        commands = [TakeOver(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
+        taken = [found for found in await asyncio.gather(*map(place.do, commands)) if found is not None]
+        assert len(taken) == 1
+        assert taken[0].version == "1"
+        assert decode(Work, (await place.status.get("work.r1")).value or b"") == taken[0]
+        assert await place.do(TakeOver(registration="nobody", registrar="b", previous="a")) is None
+
+    on_a_bus(test)
+
+
+def test_records_are_written_variants_first_and_app_last() -> None:
+    async def test(place: Place) -> None:
+        seen: list[str] = []
+        watch = await place.catalog.watch(lambda entry: seen.append(entry.key) if entry else None)
+        records = PutRecords(variants=(variant_record("v1"), variant_record("v2")), model=model_record(), link=LINK)
+        assert await place.do(records) is None
+        for _ in range(100):
+            if len(seen) == 4:
+                break
+            await asyncio.sleep(0.01)
+        await watch.drain()
+        assert seen == ["variant.v1", "variant.v2", "model.mlp.1", "app.digits"]
+        assert await place.do(records) is None, "it may be repeated"
+        app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+        assert app.links == {"mlp": "1"}
+
+    on_a_bus(test)
+
+
+def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
+    async def test(place: Place) -> None:
+        other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
+        await place.do(ChangeApp(replace(LINK, model="first", signature=other)))
+        refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
+        assert isinstance(refused, Refused)
+        assert "signature" in refused.message
+        assert await place.keys() == {"app.digits"}
+        await place.catalog.put("model.mlp.1", encode(model_record(registration="somebody else's")))
+        taken = await place.do(PutRecords(variants=(), model=model_record(), link=None))
+        assert isinstance(taken, Refused)
+        assert taken.message.startswith("version: ")
+
+    on_a_bus(test)
+
+
+def test_no_link_is_lost_when_many_write_at_once() -> None:
+    async def test(place: Place) -> None:
+        changes = [ChangeApp(replace(LINK, model=f"m{n}")) for n in range(20)]
+        assert await asyncio.gather(*map(place.do, changes)) == [None] * 20
+        app = decode(AppRecord, (await place.catalog.get("app.digits")).value or b"")
+        assert set(app.links) == {f"m{n}" for n in range(20)}
+
+    on_a_bus(test)
+
+
+def test_operators_changes() -> None:
+    async def test(place: Place) -> None:
+        assert await place.do(ChangeApp(AddApp(app="a", at=1.0))) is None
+        assert isinstance(await place.do(ChangeApp(AddApp(app="a", at=1.0))), Refused)
+        assert await place.do(ChangeApp(DeleteApp(app="a"))) is None
+        assert isinstance(await place.do(ChangeApp(DeleteApp(app="a"))), Refused)
+        assert await place.do(ChangeApp(AddApp(app="a", at=2.0))) is None, "a deleted app can be made again"
+
+    on_a_bus(test)
+
+
+def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
+    async def test(place: Place) -> None:
+        for key in ("r1.model", "r1.validation", "other.model"):
+            await place.uploads.put(key, b"x")
+        await place.do(Claim(work=work(), next_version=1))
+        status = RegistrationStatus(registration="r1", state="done", app="digits", model="mlp")
+        await place.do(PutStatus(status))
+        end = Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
+        for _ in range(2):
+            await place.do(end)
+            assert await place.keys() == {"registration.r1", "other.model"}
+        assert decode(RegistrationStatus, (await place.status.get("registration.r1")).value or b"") == status
+
+    on_a_bus(test)
+
+
+def test_a_version_that_somebody_else_holds_by_now_stays_held() -> None:
+    async def test(place: Place) -> None:
+        await place.do(Claim(work=work("r2"), next_version=1))
+        await place.do(Finish(registration="r1", model="mlp", version="1", uploads=()))
+        with suppress(NotFound):
+            assert (await place.status.get("version.mlp.1")).value == b"r2"
+            return
+        raise AssertionError("the other's version is free")
+
+    on_a_bus(test)
