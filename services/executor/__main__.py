@@ -16,19 +16,6 @@ from services.shell.settings import Settings
 DEVICE = "cpu"
 
 
-def workshop_environment(settings: Settings) -> dict[str, str]:
-    """What the workshop's process must know of our settings, wherever they came from."""
-    ours = settings.registrar
-    return {
-        "INFAAS_BUS__URL": settings.bus.url,
-        "INFAAS_PREFIX": settings.prefix,
-        "INFAAS_REGISTRAR__MEMORY_MB": str(ours.memory_mb),
-        "INFAAS_REGISTRAR__SECONDS": str(ours.seconds),
-        "INFAAS_REGISTRAR__MAX_MODEL_MB": str(ours.max_model_mb),
-        "INFAAS_REGISTRAR__ALLOW_TORCHSCRIPT": str(ours.allow_torchscript).lower(),
-    }
-
-
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """The device's batch queue; its incarnation is its start in microseconds, so a later one is always larger."""
     subjects = Subjects(settings.prefix)
@@ -56,5 +43,5 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 
     return [
         Runtime("executor", make, bus, subjects, edge),
-        Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(workshop_environment(settings))),
+        Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(settings)),
     ]

@@ -11,6 +11,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from services.executor.backends.base import plain
+
 MOST_ENTRIES = 20_000
 MOST_RATIO = 200  # uncompressed to compressed; torch stores without compression
 MOST_GRAPH_BYTES = 64 * 2**20
@@ -59,7 +61,7 @@ def reduce(source: Path, target: Path, most_bytes: int) -> None:
                 copy.writestr(f"model/{MODEL}", json.dumps(graph))
                 copy.writestr(f"model/{SAMPLES}", b"")
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, RuntimeError) as error:
-        raise BadArchive(f"not a torch.export archive: {error}") from error
+        raise BadArchive(f"not a torch.export archive: {plain(error)}") from error
 
 
 def check(path: Path) -> None:
@@ -74,7 +76,7 @@ def check(path: Path) -> None:
             for name in CONFIGS:
                 _config(_json(archive, names, name), name)
     except (zipfile.BadZipFile, NotImplementedError, KeyError, OSError) as error:
-        raise BadArchive(f"not a torch.export archive: {error}") from error
+        raise BadArchive(f"not a torch.export archive: {plain(error)}") from error
 
 
 def operators(path: Path) -> list[str]:

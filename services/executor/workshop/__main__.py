@@ -1,4 +1,4 @@
-"""`python -m services.executor.workshop DIRECTORY`: one order from standard input, results on the bus."""
+"""`python -m services.executor.workshop`: one order from standard input, results on the bus."""
 
 import asyncio
 import os
@@ -9,10 +9,9 @@ from bus.codec import BadMessage, decode
 from bus.natsbus import NatsBus
 from bus.port import BusError
 from bus.subjects import Subjects
-from services.executor.workshop.errand import Errand
 from services.executor.workshop.helper import Helper
 from services.executor.workshop.lockdown import hide
-from services.shell.settings import Settings, SettingsError, load
+from services.executor.workshop.task import Task
 
 NICE = 10  # serving comes first
 
@@ -22,18 +21,17 @@ def main() -> int:
     hide()
     os.nice(NICE)
     try:
-        errand = decode(Errand, sys.stdin.buffer.read())
-        asyncio.run(_work(load(), errand, Path(sys.argv[1])))
-    except (BadMessage, BusError, SettingsError, OSError) as error:
+        asyncio.run(_work(decode(Task, sys.stdin.buffer.read())))
+    except (BadMessage, BusError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-async def _work(settings: Settings, errand: Errand, directory: Path) -> None:
-    bus = await NatsBus.connect(settings.bus.url, name=f"workshop-{errand.worker}")
+async def _work(task: Task) -> None:
+    bus = await NatsBus.connect(task.url, name=f"workshop-{task.errand.worker}")
     try:
-        await Helper(bus, Subjects(settings.prefix), settings.registrar, errand, directory).run()
+        await Helper(bus, Subjects(task.prefix), task.limits, task.errand, Path(task.directory)).run()
     finally:
         await bus.drain()
 

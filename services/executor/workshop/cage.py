@@ -140,8 +140,6 @@ async def _last_words(stream: asyncio.StreamReader | None, said: list[bytes]) ->
 
 
 def _how(code: int, limits: Limits) -> str:
-    if code == -signal.SIGXCPU:
-        return f"it used more processor time than {limits.seconds:g} s allow"
     if code == -signal.SIGXFSZ:
         return f"it wrote more than {limits.file_bytes >> 20} MB to a file"
     if code < 0:

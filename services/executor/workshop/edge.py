@@ -1,4 +1,4 @@
-"""Starts the trusted helper process for one order and waits for it. Settings travel by environment, the order by standard input."""
+"""Starts the trusted helper process for one order and waits for it. Order, bus and limits travel by standard input."""
 
 import asyncio
 import contextlib
@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import services
 from bus.codec import encode
 from services.executor.workshop.errand import Errand
+from services.executor.workshop.task import Task
+from services.shell.settings import Settings
 
 TELLING = 400  # characters of the helper's last words that go into an error
 
@@ -21,10 +22,10 @@ class WorkshopFailed(Exception):
 
 
 class WorkshopEdge:
-    """See the module. environment: what the helper needs beside this process's own (bus URL, prefix, limits)."""
+    """See the module."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = dict(environment)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
 
     async def perform(self, command: Errand) -> None:
         """Carry out one order; cancelling it ends the helper and all that it started. Raises WorkshopFailed."""
@@ -36,15 +37,21 @@ class WorkshopEdge:
             sys.executable,
             "-m",
             "services.executor.workshop",
-            directory,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": _python_path()} | self._environment,
+            env=_environment(),
             start_new_session=True,
         )
         try:
-            _, words = await process.communicate(encode(command))
+            task = Task(
+                errand=command,
+                url=self._settings.bus.url,
+                prefix=self._settings.prefix,
+                limits=self._settings.registrar,
+                directory=directory,
+            )
+            _, words = await process.communicate(encode(task))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -54,7 +61,9 @@ class WorkshopEdge:
             raise WorkshopFailed(f"its process ended with code {process.returncode}: {last or 'it said nothing'}")
 
 
-def _python_path() -> str:
+def _environment() -> dict[str, str]:
+    """Ours without settings and credentials, and with these packages on the path."""
     root = str(Path(next(iter(services.__path__))).parent)
-    there = os.environ.get("PYTHONPATH")
-    return f"{root}{os.pathsep}{there}" if there else root
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")}
+    there = ours.get("PYTHONPATH")
+    return ours | {"PYTHONPATH": f"{root}{os.pathsep}{there}" if there else root}

@@ -38,8 +38,8 @@ _SYSTEM = (
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
 
 
-def lock_down(limits: Limits, scratch: Path) -> list[str]:
-    """Give up what is not needed; returns what this kernel did not let us give up."""
+def lock_down(limits: Limits, scratch: Path, readable: Iterable[str]) -> list[str]:
+    """Give up all but the scratch directory and these files; returns what this kernel did not let us give up."""
     libc = ctypes.CDLL(None, use_errno=True)
     missing = []
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -47,7 +47,7 @@ def lock_down(limits: Limits, scratch: Path) -> list[str]:
     if not _unshare(libc):
         missing.append("namespaces")
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if not _landlock(libc, scratch):
+    if not _landlock(libc, scratch, readable):
         missing.append("landlock")
     return missing
 
@@ -65,7 +65,7 @@ def _limit(limits: Limits) -> None:
     _set(resource.RLIMIT_FSIZE, limits.file_bytes)
     _set(resource.RLIMIT_NOFILE, 256)
     _set(resource.RLIMIT_CORE, 0)
-    _set(resource.RLIMIT_CPU, int(limits.seconds) * (os.cpu_count() or 1) + 1)
+    # No RLIMIT_CPU: it makes the processor clock as coarse as the tick, and who started us watches the time anyway.
 
 
 def _set(what: int, value: int) -> None:
@@ -88,13 +88,13 @@ def _unshare(libc: ctypes.CDLL) -> bool:
     return True
 
 
-def _landlock(libc: ctypes.CDLL, scratch: Path) -> bool:
+def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str]) -> bool:
     handled = ctypes.c_uint64(_ALL)
     ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     if ruleset < 0:
         return False
     try:
-        _allow(libc, ruleset, _READ, (*_SYSTEM, *_python()))
+        _allow(libc, ruleset, _READ, (*_SYSTEM, *_python(), *readable))
         _allow(libc, ruleset, _READ | _WRITE_FILE, _DEVICES)
         _allow(libc, ruleset, _WRITE, (str(scratch),))
         return int(libc.syscall(_RESTRICT_SELF, ruleset, 0)) == 0

@@ -37,8 +37,9 @@ def read(path: Path, most_bytes: int) -> Any:
     """The parsed and checked model; raises Refusal."""
     if path.stat().st_size > most_bytes:
         raise Refusal(f"the model file is larger than the {most_bytes >> 20} MB allowed")
+    content = path.read_bytes()
     try:
-        model = onnx.load_model_from_string(path.read_bytes())
+        model = onnx.load_model_from_string(content)
     except Exception as error:
         raise Refusal("the file is not an ONNX model: it cannot be parsed") from error
     if not model.graph.node:

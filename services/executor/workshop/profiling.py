@@ -60,7 +60,7 @@ class Table:
         inputs = self.batch(batch, length, longest)
         trial.run(self._handle, inputs)
         call = self._call(inputs)
-        cell = measure.cell(call, CELL_S if length == longest else CELL_OTHER_LENGTH_S)
+        cell = measure.cell(call, CELL_S if length == longest else CELL_OTHER_LENGTH_S, self._threads)
         self._cells.setdefault((length, batch), []).append(cell)
         return cell
 

@@ -20,7 +20,9 @@ def main() -> int:
     scratch = Path(order.job.scratch)
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
-    missing = lock_down(order.limits, scratch)
+    job = order.job
+    uploads = (job.data.path,) if isinstance(job, Measure) else (job.data.path, job.model)
+    missing = lock_down(order.limits, scratch, uploads)
     if missing:
         print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
     tell = _teller(channel)

@@ -1,0 +1,16 @@
+"""Everything the helper process is told, on its standard input: credentials pass through no environment."""
+
+from msgspec import Struct
+
+from services.executor.workshop.errand import Errand
+from services.shell.settings import RegistrarSettings
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """One errand, the bus to publish on, the limits for sandboxes, and an empty directory that its owner removes."""
+
+    errand: Errand
+    url: str
+    prefix: str
+    limits: RegistrarSettings
+    directory: str
