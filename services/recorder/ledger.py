@@ -8,7 +8,6 @@ set aside in infaas_internal.rejected with the reason; the rows around them are 
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +16,7 @@ import psycopg
 from bus.codec import DECODE_ERRORS, explain
 from bus.messages.events import Event, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
 from services.recorder.policy import latest
-from services.recorder.tables import TABLES, Batch, Table
+from services.recorder.tables import TABLES, Batch, Table, moment
 from services.shell.store import Store, copy
 
 log = logging.getLogger(__name__)
@@ -176,10 +175,6 @@ def _unknown(connection: psycopg.Connection[Any], rows: list[list[Any]]) -> list
 # ---- what is true now, folded from what happened; a later fact wins, in whatever order the two arrive
 
 
-def _time(event: Event) -> datetime:
-    return datetime.fromtimestamp(event.time, UTC)
-
-
 def _fold_states(connection: psycopg.Connection[Any], events: list[StateEvent]) -> None:
     connection.cursor().executemany(
         "INSERT INTO infaas_internal.instances AS known (instance, app, model, variant, worker, device, state, since)"
@@ -187,21 +182,23 @@ def _fold_states(connection: psycopg.Connection[Any], events: list[StateEvent]) 
         " variant = excluded.variant, worker = excluded.worker, device = excluded.device, state = excluded.state,"
         " since = excluded.since WHERE excluded.since >= known.since",
         [
-            (e.instance, e.app or "", e.model, e.variant, e.worker, e.device, e.to_state, _time(e))
+            (e.instance, e.app or "", e.model, e.variant, e.worker, e.device, e.to_state, moment(e.time))
             for e in latest(events, lambda e: (e.instance, e.app))
         ],
     )
 
 
 def _fold_workers(connection: psycopg.Connection[Any], events: list[WorkerEvent]) -> None:
-    started = {e.worker: _time(e) for e in latest((e for e in events if e.from_state == "None"), lambda e: e.worker)}
+    started = {
+        e.worker: moment(e.time) for e in latest((e for e in events if e.from_state == "None"), lambda e: e.worker)
+    }
     connection.cursor().executemany(
         "INSERT INTO infaas_internal.workers AS known (worker, hardware, state, since, started)"
         " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (worker) DO UPDATE SET hardware = excluded.hardware,"
         " state = CASE WHEN excluded.since < known.since THEN known.state ELSE excluded.state END,"
         " since = greatest(known.since, excluded.since), started = greatest(known.started, excluded.started)",
         [
-            (e.worker, e.hardware, e.to_state, _time(e), started.get(e.worker))
+            (e.worker, e.hardware, e.to_state, moment(e.time), started.get(e.worker))
             for e in latest(events, lambda e: e.worker)
         ],
     )
@@ -211,7 +208,7 @@ def _fold_samples(connection: psycopg.Connection[Any], events: list[WorkerSample
     connection.cursor().executemany(
         "INSERT INTO infaas_internal.workers AS known (worker, hardware, seen) VALUES (%s, %s, %s)"
         " ON CONFLICT (worker) DO UPDATE SET seen = greatest(known.seen, excluded.seen)",
-        [(e.worker, e.hardware, _time(e)) for e in latest(events, lambda e: e.worker)],
+        [(e.worker, e.hardware, moment(e.time)) for e in latest(events, lambda e: e.worker)],
     )
 
 
@@ -234,8 +231,8 @@ def _fold_registrations(connection: psycopg.Connection[Any], events: list[Regist
                 e.state,
                 e.progress,
                 e.reason,
-                datetime.fromtimestamp(started[e.registration], UTC),
-                _time(e),
+                moment(started[e.registration]),
+                moment(e.time),
             )
             for e in latest(events, lambda e: e.registration)
         ],

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from psycopg.types.json import Jsonb
 from bus.codec import BadMessage, decode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+from services.recorder.tables import moment
 from services.shell.store import Store
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _app(connection: Connection, name: str, record: AppRecord | None) -> None:
             "default_output": None if record.default_output is None else _json(record.default_output),
             "inputs": None if signature is None else _json(signature.inputs),
             "outputs": None if signature is None else _json(signature.outputs),
-            "created": datetime.fromtimestamp(record.created, UTC),
+            "created": moment(record.created),
         },
     )
     connection.cursor().executemany(
@@ -170,7 +170,7 @@ def _model(connection: Connection, key: tuple[str, str], record: ModelRecord | N
             "inputs": _json(record.signature.inputs),
             "outputs": _json(record.signature.outputs),
             "registration": record.registration,
-            "created": datetime.fromtimestamp(record.created, UTC),
+            "created": moment(record.created),
         },
     )
 

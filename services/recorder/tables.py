@@ -46,16 +46,23 @@ class Table(Struct, frozen=True):
     values: Callable[[Event], list[Any]]
 
 
+def moment(seconds: float) -> datetime:
+    """Unix seconds as PostgreSQL takes them; raises ValueError or OverflowError for what is no time."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except OSError as error:
+        raise OverflowError(f"{seconds} is no time") from error
+
+
 def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Event], list[Any]]:
     ids = [i for i, kind in enumerate(types) if kind == "uuid"]
     free = [i for i, column in enumerate(columns) if column in _FREE]
-    stamp = datetime.fromtimestamp
     fields = msgspec.structs.astuple
 
     def values(event: Event) -> list[Any]:
         """The event as psycopg takes it; raises ValueError or OverflowError for a time or uid that is none."""
         row = list(fields(event))
-        row[0] = stamp(row[0], UTC)
+        row[0] = moment(row[0])
         for i in ids:
             if row[i] is not None:
                 row[i] = UUID(bytes=row[i])

@@ -154,6 +154,8 @@ def test_what_cannot_be_read_is_set_aside_with_the_reason(
         {"uid": b"short"},
         {"time": float("nan")},
         {"time": 1e300},
+        {"time": 1e18},
+        {"time": -1e12},
         {"items": 2**64 - 1},
         {"app": "nul\0"},
     ],

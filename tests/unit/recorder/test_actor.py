@@ -1,0 +1,156 @@
+"""The recorder's order of things: one command a stream at a time, held back after failures, changes never lost or reversed."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bus.subjects import Subjects
+from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, TimedOut
+from services.recorder.actor import MIRROR, STREAMS, TIDY, Again, Ingest, Mirror, Recorder, Tidy
+from services.recorder.policy import GATHER, MOST
+
+BUCKET = Subjects().catalog_bucket
+
+
+def _tell(actor: Recorder, message: Any) -> list[Any]:
+    return list(actor.handle(Envelope(1.0, message)))
+
+
+def _started() -> Recorder:
+    actor = Recorder(Subjects())
+    effects = _tell(actor, Started())
+    assert [e for e in effects if isinstance(e, Do)] == [Do(stream, Ingest(stream)) for stream in STREAMS]
+    return actor
+
+
+def test_it_follows_the_catalogue_and_hears_nothing_else() -> None:
+    actor = Recorder(Subjects("other"))
+    assert [watch.bucket for watch in actor.watches] == ["other-catalog"]
+    assert actor.inlets == ()
+
+
+def test_a_full_fetch_is_followed_at_once_a_small_one_after_a_pause() -> None:
+    actor = _started()
+    assert _tell(actor, Done("events", MOST)) == [Do("events", Ingest("events"))]
+    assert _tell(actor, Done("events", 0)) == [Do("events", Ingest("events"))]
+    assert _tell(actor, Done("events", 3)) == [After("events", GATHER, Again("events"))]
+    assert _tell(actor, Again("events")) == [Do("events", Ingest("events"))]
+
+
+def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> None:
+    actor = _started()
+    pauses = []
+    for failure in (Failed("outcomes", "away"), TimedOut("outcomes"), Failed("outcomes", "away")):
+        (after,) = _tell(actor, failure)
+        assert after.message == Again("outcomes")
+        pauses.append(after.delay)
+        _tell(actor, Again("outcomes"))
+    assert pauses == sorted(set(pauses))
+    _tell(actor, Done("outcomes", MOST))
+    assert _tell(actor, Failed("outcomes", "away"))[0].delay == pauses[0]
+
+
+def test_the_mirror_waits_for_the_whole_catalogue_and_then_says_what_is_there() -> None:
+    actor = _started()
+    assert _tell(actor, Changed(BUCKET, "app.a", b"1")) == []
+    assert _tell(actor, Changed(BUCKET, "app.b", b"2")) == []
+    assert _tell(actor, Changed(BUCKET, "app.b", None)) == []
+    order = Mirror({"app.a": b"1", "app.b": None}, frozenset({"app.a"}))
+    assert _tell(actor, Synced(BUCKET)) == [Do(MIRROR, order)]
+    assert _tell(actor, Changed(BUCKET, "app.a", b"3")) == []  # one order at a time
+    assert _tell(actor, Done(MIRROR, None)) == [Do(MIRROR, Mirror({"app.a": b"3"}, None))]
+    assert _tell(actor, Done(MIRROR, None)) == []
+
+
+def test_an_empty_catalogue_empties_the_mirror() -> None:
+    assert _tell(_started(), Synced(BUCKET)) == [Do(MIRROR, Mirror({}, frozenset()))]
+
+
+def test_tidying_comes_back() -> None:
+    actor = _started()
+    assert _tell(actor, Again(TIDY)) == [Do(TIDY, Tidy())]
+    (after,) = _tell(actor, Done(TIDY, None))
+    assert (after.key, after.message) == (TIDY, Again(TIDY))
+
+
+def test_nothing_new_begins_while_stopping() -> None:
+    actor = _started()
+    _tell(actor, Synced(BUCKET))
+    _tell(actor, Stopping(5.0))
+    for message in (
+        Done("outcomes", MOST),
+        Again("events"),
+        Again(MIRROR),
+        Changed(BUCKET, "app.a", b"1"),
+        Done(MIRROR, None),
+    ):
+        assert _tell(actor, message) == []
+
+
+class Mirroring(RuleBasedStateMachine):
+    """Whatever fails and whenever: what was carried out adds up to the catalogue, values never go back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = _started()
+        self.catalogue: dict[str, bytes | None] = {}
+        self.mirrored: dict[str, bytes | None] = {}
+        self.order: Mirror | None = None
+        self.timer = False
+        self.synced = False
+        self.number = 0
+
+    def _take(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Do):
+                assert self.order is None, "two orders at a time"
+                self.order = effect.command
+            elif isinstance(effect, After):
+                assert not self.timer
+                self.timer = True
+
+    @rule(key=st.sampled_from(["app.a", "app.b", "model.m.1"]), deleted=st.booleans())
+    def change(self, key: str, deleted: bool) -> None:
+        self.number += 1
+        self.catalogue[key] = None if deleted else str(self.number).encode()
+        self._take(_tell(self.actor, Changed(BUCKET, key, self.catalogue[key])))
+
+    @precondition(lambda self: not self.synced)
+    @rule()
+    def sync(self) -> None:
+        self.synced = True
+        self._take(_tell(self.actor, Synced(BUCKET)))
+
+    @precondition(lambda self: self.order is not None)
+    @rule(works=st.booleans())
+    def end(self, works: bool) -> None:
+        order, self.order = self.order, None
+        assert order is not None
+        if not works:
+            self._take(_tell(self.actor, Failed(MIRROR, "the database is away")))
+            return
+        if order.present is not None:
+            self.mirrored = {key: value for key, value in self.mirrored.items() if key in order.present}
+        for key, value in order.changes.items():
+            before = self.mirrored.get(key)
+            assert before is None or value is None or int(before) <= int(value), "an older value came later"
+            self.mirrored[key] = value
+        self._take(_tell(self.actor, Done(MIRROR, None)))
+
+    @precondition(lambda self: self.timer)
+    @rule()
+    def ring(self) -> None:
+        self.timer = False
+        self._take(_tell(self.actor, Again(MIRROR)))
+
+    @invariant()
+    def settled(self) -> None:
+        if self.synced and self.order is None and not self.timer:
+            present = {key: value for key, value in self.mirrored.items() if value is not None}
+            assert present == {key: value for key, value in self.catalogue.items() if value is not None}
+
+
+TestMirroring = Mirroring.TestCase
+TestMirroring.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,43 @@
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from bus.codec import encode
+from bus.messages.events import EVENTS, OutcomeEvent
+from services.recorder.tables import TABLES
+from tests.events import event, outcome
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.kind)
+def test_a_batch_is_read_back_as_it_was_sent(kind: type) -> None:
+    table = TABLES[kind.kind]
+    rows = [event(kind), event(kind)]
+    batch = table.decode(encode({"id": "b1", "rows": rows, "later": "addition"}))
+    assert (batch.id, batch.rows) == ("b1", rows)
+    assert len(table.values(rows[0])) == len(table.columns) == len(table.types)
+
+
+def test_rows_of_an_older_sender_lack_the_newer_fields() -> None:
+    row = msgspec.to_builtins(outcome(), builtin_types=(bytes,))
+    row.pop("stage", None)
+    batch = TABLES["outcome"].decode(encode({"id": "b1", "rows": [row]}))
+    assert batch.rows[0].stage is None
+
+
+def test_times_and_uids_take_their_types_and_nul_goes() -> None:
+    table = TABLES["outcome"]
+    sent = outcome(time=1.5, uid=bytes(16), parent=None, id="a\0", context="fine")
+    row = dict(zip(OutcomeEvent.__struct_fields__, table.values(sent), strict=True))
+    assert row["time"] == datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
+    assert row["uid"] == UUID(int=0)
+    assert (row["parent"], row["id"], row["context"]) == (None, "a\ufffd", "fine")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"uid": b"short"}, {"time": float("nan")}, {"time": float("inf")}, {"time": 1e18}], ids=str
+)
+def test_what_is_no_time_or_uid_is_said_at_once(bad: dict[str, object]) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        TABLES["outcome"].values(outcome(**bad))
