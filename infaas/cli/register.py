@@ -1,0 +1,174 @@
+"""`infaas register`: a trained model and its labelled validation set become variants, measured on this system."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from infaas.cli.options import DataDir, Json
+from infaas.cli.output import fail, print_json, progress
+from infaas.cli.table import Column, print_table
+from infaas.client import Client
+from infaas.connecting import connect
+from infaas.errors import InfaasError, RegistrationFailed
+
+if TYPE_CHECKING:
+    from bus.messages.public import RegistrationStatus
+    from infaas.registering import OnProgress
+
+LISTED_S = 3.0  # until a dispatcher lists what was registered a moment ago
+
+COLUMNS = (
+    Column("variant", "variant"),
+    Column("hardware", "hardware"),
+    Column("accuracy", "accuracy"),
+    Column("agrees", "agreement"),
+    Column("load ms", "load_ms"),
+    Column("latency ms", "latency_ms"),
+    Column("memory MB", "memory_mb"),
+    Column("saturation /s", "saturation_qps"),
+    Column("US$/h", "price_per_hour"),
+    Column("US$/1000", "cost_per_1000"),
+    Column("note", lambda item: "dominated" if item.get("dominated") else None),
+)
+
+
+def register(
+    model_file: Path,
+    /,
+    *,
+    app: str,
+    model: str,
+    validation: Path,
+    inputs_key: str = "x",
+    labels_key: str = "y",
+    version: str | None = None,
+    task: str | None = None,
+    metric: Literal["top1", "top5", "mae", "rmse"] = "top1",
+    latency_ms: float | None = None,
+    format: Literal["onnx", "pt2", "torchscript"] | None = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> int:
+    """Register a trained model: its variants are generated, proved and measured, and printed with their figures.
+
+    Exits 1 when not one variant works, with the reason on stderr. Variants that could not be built are named with theirs.
+
+    Parameters
+    ----------
+    model_file
+        The model: .onnx, or .pt2 of torch.export where torch is installed; TorchScript only where the operator allows it.
+    app
+        The application that it is for. Its first registration fixes inputs and outputs of all its models.
+    model
+        The model's name, unique in the cluster.
+    validation
+        An .npz file with inputs (first axis: items) and their labels, on which accuracy is measured.
+    inputs_key
+        The array of inputs in that file.
+    labels_key
+        The array of labels in that file.
+    version
+        A name for this version; left out: the next number.
+    task
+        What the model is for, in your words.
+    metric
+        How answers are scored against the labels; errors e count as 1 / (1 + e).
+    latency_ms
+        The app's default latency objective.
+    format
+        Only where the file's name does not say it.
+
+    """
+    wishes: dict[str, Any] = {
+        "version": version,
+        "task": task,
+        "metric": metric,
+        "latency_ms": latency_ms,
+        "format": format,
+    }
+    keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
+
+    async def run() -> dict[str, Any]:
+        async with connect(data_dir=data_dir) as client:
+            with _progress() as on_progress:
+                status = await client.register(
+                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **wishes, **keys
+                )
+            return {**_document(status), "variants": await _figures(client, status)}
+
+    try:
+        document = asyncio.run(run())
+    except RegistrationFailed as failed:
+        if json:
+            print_json(_document(failed.status))
+        for failure in failed.status.failures:
+            progress(f"{failure.variant}: {failure.reason}")
+        fail(str(failed))
+    if json:
+        print_json(document)
+    else:
+        _render(document)
+    return 0
+
+
+def _document(status: "RegistrationStatus") -> dict[str, Any]:
+    return {
+        "registration": status.registration,
+        "state": status.state,
+        "app": status.app,
+        "model": status.model,
+        "version": status.version,
+        "reason": status.reason,
+        "variants": [{"variant": name} for name in status.variants],
+        "failures": [{"variant": failure.variant, "reason": failure.reason} for failure in status.failures],
+    }
+
+
+async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[str, Any]]:
+    """What the lists say of the new variants; only their names when no dispatcher tells more."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LISTED_S
+    while True:
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            items = await client.variants(app=status.app, model=status.model)
+            found = {item["variant"]: item for item in items if item.get("version") == status.version}
+        except InfaasError as error:
+            progress(f"the figures cannot be listed now: {error}")
+            until = 0.0
+        if found.keys() >= set(status.variants) or loop.time() > until:
+            return [found.get(name, {"variant": name}) for name in status.variants]
+        await asyncio.sleep(0.1)
+
+
+def _render(document: dict[str, Any]) -> None:
+    print(f"registered {document['model']} version {document['version']} for app {document['app']}")
+    print_table(document["variants"], COLUMNS, "no variants")
+    for failure in document["failures"]:
+        print(f"not built: {failure['variant']}: {failure['reason']}")
+
+
+@contextmanager
+def _progress() -> "Iterator[OnProgress]":
+    """A bar on a terminal, else a line a step; always on stderr."""
+    from rich.console import Console  # noqa: PLC0415  (after the arguments have been understood)
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = ""
+
+        def line(status: "RegistrationStatus") -> None:
+            nonlocal last
+            if status.step != last:
+                last = status.step
+                progress(f"{status.progress:4.0%} {status.state}: {last}")
+
+        yield line
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda status: bar.update(task, completed=status.progress, description=status.step)
