@@ -17,6 +17,7 @@ from services.core.cost import LatencyTable, cost_per_1000
 if TYPE_CHECKING:
     from services.core.cluster import Instance
 
+RESOLUTION = 0.05  # s
 PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
 
 
@@ -66,6 +67,7 @@ class AppView:
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
         )
         self.load_s: NDArray[np.float64] = np.array([g.seconds_to_load for g in self.groups], dtype=np.float64)
+        self.saturation: NDArray[np.float64] = np.array([r.profile.saturation_qps for r in records], dtype=np.float64)
         self.cost: NDArray[np.float64] = np.zeros(count)
         self.batch: list[int] = [1] * count
         self._latency: dict[int, NDArray[np.float64]] = {}
@@ -182,8 +184,10 @@ class AppView:
         plan.troubled = self._cheapest_first(mask & self.has_troubled)
         idle = np.flatnonzero(mask & ~(self.has_active | self.has_loading | self.has_troubled))
         if idle.size:
-            ready = self.load_s[idle] + self.latency(ask.items)[idle]
-            best = np.argsort(ready, kind="stable")[: self.LOADABLE]
+            # Load times are measured to some hundredths of a second: what is closer than that is as soon, and the cheaper
+            # one, then the one with more throughput, is meant.
+            ready = np.round((self.load_s[idle] + self.latency(ask.items)[idle]) / RESOLUTION)
+            best = np.lexsort((-self.saturation[idle], self.cost[idle], ready))[: self.LOADABLE]
             plan.loadable = [self.groups[i] for i in idle[best]]
         return plan
 
