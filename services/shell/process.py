@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Steps = Sequence[tuple[signal.Signals, float]]
+_QUIET_PORTS = range(20_000, 32_000)  # below the range of outgoing connections on Linux and macOS
 POLITE: Steps = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
 
@@ -146,17 +147,17 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """A port of 127.0.0.1 that nobody listens on now; where possible not one that the kernel gives to outgoing connections.
+
+    Those may take it before the server does, or connect to themselves there while the server is down.
+    """
+    for _ in range(100):
+        port = secrets.choice(_QUIET_PORTS)
+        if port_is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _rotate(log: Path, limit: int = 10 * 2**20) -> None:
-    """Set a log file aside (`NAME.1`, one generation) when it has grown beyond `limit` bytes."""
-    with suppress(OSError):
-        if log.stat().st_size > limit:
-            log.replace(log.with_name(log.name + ".1"))
 
 
 def tail(path: Path, size: int = 2000) -> str:

@@ -113,6 +113,8 @@ class Stack:
 
     async def stop(self) -> None:
         """Stop everything that was started, services first; nothing is left behind."""
+        if self._lock is None:
+            return  # the directory is another system's
         endpoints.mark_stopped(self._plan.data_dir)
         bus, self._bus = self._bus, None
         if bus is not None:
@@ -120,8 +122,7 @@ class Stack:
         if self._starting is not None:
             process.end(self._starting)
         await self._supervisor.stop()
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     # -- servers
 

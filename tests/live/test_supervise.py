@@ -1,0 +1,98 @@
+"""Children are kept running and stopped completely."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.processes import alive, eventually, read_line, script
+
+# Runs one shell command as a supervised child; each line of its stdin-less life is told as JSON; SIGTERM stops it.
+SUPERVISE = """
+import asyncio, json, signal, sys
+from pathlib import Path
+from services.shell import process
+from services.shell.process import ServerError
+from services.shell.supervise import Child, Supervisor
+
+directory, command = Path(sys.argv[1]), sys.argv[2]
+
+def tell(**fact):
+    print(json.dumps(fact), flush=True)
+
+async def main():
+    supervisor, stop = Supervisor(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    def launch():
+        if (directory / "broken").exists():
+            (directory / "broken").unlink()
+            raise ServerError("not this time")
+        child = process.start(["sh", "-c", command], log=directory / "log", on_our_death=signal.SIGKILL, cwd=directory)
+        tell(launched=child.pid)
+        return child
+
+    steps = ((signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0))
+    supervisor.start(Child("it", launch, steps=steps, on_exit=lambda reason: tell(exited=reason)))
+    await stop.wait()
+    await supervisor.stop()
+    tell(stopped=supervisor.restarts["it"])
+
+asyncio.run(main())
+"""
+
+
+def next_fact(process) -> dict:
+    return json.loads(read_line(process))
+
+
+def test_a_killed_child_is_reported_and_restarted(tmp_path: Path) -> None:
+    with script(SUPERVISE, str(tmp_path), "exec sleep 600") as supervisor:
+        first = next_fact(supervisor)["launched"]
+        os.kill(first, signal.SIGKILL)
+        assert next_fact(supervisor) == {"exited": "killed by SIGKILL"}
+        second = next_fact(supervisor)["launched"]
+        assert second != first
+        supervisor.terminate()
+        assert next_fact(supervisor) == {"stopped": 1}
+        assert not alive(second)
+
+
+def test_a_child_that_keeps_ending_is_restarted_again_and_again(tmp_path: Path) -> None:
+    with script(SUPERVISE, str(tmp_path), "exit 3") as supervisor:
+        for _ in range(3):
+            assert "launched" in next_fact(supervisor)
+            assert next_fact(supervisor) == {"exited": "exit code 3"}
+
+
+def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
+    with script(SUPERVISE, str(tmp_path), "touch broken; sleep 0.2") as supervisor:
+        assert "launched" in next_fact(supervisor)
+        assert "exited" in next_fact(supervisor)
+        assert "launched" in next_fact(supervisor)
+
+
+def test_stopping_ends_stubborn_children_and_what_they_left_in_other_sessions(tmp_path: Path) -> None:
+    command = "trap '' TERM; setsid sleep 601 & echo $! > left; (setsid sleep 602 & echo $! > orphan); while :; do sleep 1; done"
+    with script(SUPERVISE, str(tmp_path), command) as supervisor:
+        stubborn = next_fact(supervisor)["launched"]
+        assert eventually(lambda: _pid(tmp_path / "left") > 0 and _pid(tmp_path / "orphan") > 0)
+        pids = [stubborn, _pid(tmp_path / "left"), _pid(tmp_path / "orphan")]
+        assert all(alive(pid) for pid in pids)
+        supervisor.terminate()
+        assert next_fact(supervisor) == {"stopped": 0}
+        assert not [pid for pid in pids if alive(pid)]
+
+
+def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    with script(SUPERVISE, str(tmp_path), "trap '' TERM; while :; do sleep 1; done") as supervisor:
+        child = next_fact(supervisor)["launched"]
+        supervisor.kill()
+        assert eventually(lambda: not alive(child))
+
+
+def _pid(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0

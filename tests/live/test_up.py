@@ -1,0 +1,259 @@
+"""`infaas up`: a whole system in one command, and nothing left of it afterwards."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from bus.codec import decode, encode
+from bus.messages.fleet import ExecutorExited
+from bus.messages.public import Listing, ListRequest
+from bus.natsbus import NatsBus
+from bus.subjects import Subjects
+from services.shell.process import free_port
+from tests.processes import alive, environ, eventually, infaas, living_of, read_line
+from tests.servers import run
+
+SUBJECTS = Subjects()
+
+
+@contextmanager
+def up(directory: Path, *options: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `infaas up`; whatever happens, nothing of it is left at the end."""
+    with (directory.parent / f"{directory.name}.err").open("a") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "infaas.cli", "up", "--data-dir", str(directory), *options],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environ(**more),
+        )
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class System:
+    """A system that runs: its process, directory and what it printed."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+        self.urls = json.loads(read_line(process))
+        self.ready = read_line(process)
+
+    def pids(self, part: str) -> list[int]:
+        """Processes whose command line has this text."""
+        return [pid for pid in living_of(self.directory) if part in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("up") / "data"
+    with up(directory, "--json", "--dispatchers", "2", "--no-dashboard", "--no-gateway") as process:
+        yield System(process, directory)
+
+
+async def workers(url: str) -> list[dict]:
+    bus = await NatsBus.connect(url, name="test")
+    try:
+        reply = await bus.request(SUBJECTS.list("workers"), encode(ListRequest()), 5.0)
+        return decode(Listing, reply.data).items
+    finally:
+        await bus.close()
+
+
+def live_workers(url: str) -> list[str]:
+    return [item["worker"] for item in run(workers(url)) if any(device["alive"] for device in item["devices"])]
+
+
+def test_it_prints_its_urls_and_then_that_it_is_ready(system: System) -> None:
+    assert list(system.urls) == ["nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics"]
+    assert system.urls["nats"].startswith("nats://")
+    assert system.ready.startswith("ready")
+    assert live_workers(system.urls["nats"]) == ["w0"]
+
+
+def test_both_dispatchers_run(system: System) -> None:
+    assert len(system.pids("infaas.cli.run dispatcher")) == 2
+
+
+def test_the_dsn_reads_and_does_not_write(system: System) -> None:
+    with psycopg.connect(system.urls["sql"], autocommit=True) as connection:
+        assert connection.execute("SELECT current_user").fetchall() == [("infaas_reader",)]
+        connection.execute("SELECT count(*) FROM infaas.query_outcomes")
+        with pytest.raises(psycopg.Error):
+            connection.execute("CREATE TABLE infaas.mine (i int)")
+
+
+def test_everything_with_a_password_in_it_is_private(system: System) -> None:
+    files = [path for path in system.directory.glob("*") if path.is_file()]
+    assert {"endpoints.json", "nats.secret", "postgres.secret", "nats.conf"} <= {path.name for path in files}
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    secrets = [path.read_text().strip() for path in files if path.suffix == ".secret"]
+    for log in (system.directory / "logs").glob("*"):
+        assert not [secret for secret in secrets if secret in log.read_text()]
+    for pid in living_of(system.directory):
+        assert not [secret for secret in secrets if secret in _command(pid)]
+
+
+def test_a_second_one_in_the_same_directory_is_refused(system: System) -> None:
+    done = infaas("up", "--data-dir", str(system.directory))
+    assert done.returncode == 1
+    assert "already" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert live_workers(system.urls["nats"]) == ["w0"]
+
+
+def test_doctor_finds_it_well(system: System) -> None:
+    done = infaas("doctor", "--data-dir", str(system.directory), "--json")
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    system_checks = ("nats", "jetstream", "outcomes", "sql", "dispatchers", "workers", "clock", "registrar")
+    assert {name: checks[name]["state"] for name in system_checks} == dict.fromkeys(system_checks, "ok")
+
+
+def test_doctor_names_a_wrong_password(system: System) -> None:
+    wrong = system.urls["nats"].replace("nats://infaas:", "nats://infaas:x")
+    done = infaas("doctor", INFAAS_NATS_URL=wrong, INFAAS_SQL_DSN=system.urls["sql"])
+    assert done.returncode == 1
+    assert "password" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_service_joins_from_another_terminal(system: System) -> None:
+    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dispatcher", "--data-dir", str(system.directory)]
+    with subprocess.Popen(command, env=environ(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("dispatcher runs" in line for line in lines)
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_a_killed_executor_is_announced_at_once_and_comes_back(system: System) -> None:
+    async def main() -> ExecutorExited:
+        import asyncio
+
+        bus = await NatsBus.connect(system.urls["nats"], name="test")
+        told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        await bus.subscribe(SUBJECTS.exited(), lambda delivery: told.set_result(delivery.data))
+        await bus.flush()
+        os.kill(first, signal.SIGKILL)
+        data = await asyncio.wait_for(told, 20)
+        await bus.close()
+        return decode(ExecutorExited, data)
+
+    [first] = system.pids("infaas.cli.run executor")
+    fact = run(main())
+    assert (fact.worker, fact.device, fact.reason) == ("w0", "cpu", "killed by SIGKILL")
+    assert eventually(lambda: system.pids("infaas.cli.run executor") not in ([], [first]))
+    assert eventually(lambda: live_workers(system.urls["nats"]) == ["w0"])
+
+
+@pytest.mark.parametrize("server", ["nats-server", "bin/postgres"])
+def test_killed_servers_come_back_at_the_same_address(system: System, server: str) -> None:
+    [first] = system.pids(server)
+    os.kill(first, signal.SIGKILL)
+    assert eventually(lambda: not alive(first))
+    assert eventually(lambda: system.pids(server) not in ([], [first]))
+    assert eventually(partial(_answers, system))
+
+
+def _answers(system: System) -> bool:
+    try:
+        with psycopg.connect(system.urls["sql"], connect_timeout=2):
+            return live_workers(system.urls["nats"]) == ["w0"]
+    except Exception:  # whatever a server that is coming back says
+        return False
+
+
+def test_sigterm_stops_all_of_it_and_a_second_start_finds_it_as_it_was(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with up(directory, "--json") as process:
+        first = System(process, directory)
+        pids = living_of(directory)
+        assert len(pids) > 6
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert not [pid for pid in pids if alive(pid)]
+        assert living_of(directory) == []
+    done = infaas("doctor", "--data-dir", str(directory))
+    assert "is stopped" in done.stdout
+    with up(directory, "--json") as process:
+        second = System(process, directory)
+        # Credentials stay; a port may have been taken meanwhile.
+        assert second.urls["nats"].rpartition("@")[0] == first.urls["nats"].rpartition("@")[0]
+        assert live_workers(second.urls["nats"]) == ["w0"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert living_of(directory) == []
+
+
+def test_when_it_is_killed_its_children_die_and_the_next_start_works(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with up(directory, "--json") as process:
+        System(process, directory)
+        process.kill()
+        process.wait()
+        assert eventually(lambda: not living_of(directory))
+    with up(directory, "--json") as process:
+        assert System(process, directory).ready.startswith("ready")
+
+
+def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with up(directory) as process:
+        assert eventually((directory / "up.lock").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert living_of(directory) == []
+
+
+def test_a_busy_port_of_a_base_is_named(tmp_path: Path) -> None:
+    base = free_port()
+    with socket.create_server(("127.0.0.1", base)):
+        done = infaas("up", "--data-dir", str(tmp_path / "data"), "--port-base", str(base))
+    assert done.returncode == 1
+    assert str(base) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_servers_of_somebody_else_are_used(tmp_path: Path, nats_url: str, superuser_dsn: str, prefix: str) -> None:
+    """By --config; the prefix keeps this system apart from others on the same NATS."""
+    config = tmp_path / "infaas.toml"
+    database = superuser_dsn.rpartition("/")[0] + f"/{prefix}"
+    config.write_text(f'prefix = "{prefix}"\n[bus]\nurl = "{nats_url}"\n[store]\ndsn = "{database}"\n')
+    directory = tmp_path / "data"
+    with up(directory, "--json", "--config", str(config)) as process:
+        system = System(process, directory)
+        assert system.urls["nats"] == nats_url
+        assert system.ready.startswith("ready")
+        assert system.pids("nats-server") == []
+        assert system.pids("bin/postgres") == []
+        with psycopg.connect(system.urls["sql"]) as connection:
+            connection.execute("SELECT count(*) FROM infaas.query_outcomes")
+    with psycopg.connect(superuser_dsn, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{prefix}" WITH (FORCE)')
