@@ -102,6 +102,7 @@ class Registrar:
             Sweep: self._on_sweep,
             Started: self._on_started,
             Stopping: self._on_stopping,
+            Recorded: lambda _: NOTHING,
             **self._floor.takes,
         }
 

@@ -137,7 +137,7 @@ class Runtime:
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
-        for task in self._tasks:
+        for task in self._tasks - {asyncio.current_task()}:  # a restart must not end itself
             task.cancel()
 
     async def _restart(self, reason: str) -> None:
