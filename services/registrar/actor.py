@@ -31,6 +31,7 @@ from services.core.actor import (
     Failed,
     Inlet,
     Publish,
+    Recorded,
     Started,
     Stopping,
     Synced,
