@@ -160,6 +160,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _rotate(log: Path, limit: int = 10 * 2**20) -> None:
+    """Set a log file aside (`NAME.1`, one generation) when it has grown beyond `limit` bytes."""
+    with suppress(OSError):
+        if log.stat().st_size > limit:
+            log.replace(log.with_name(log.name + ".1"))
+
+
 def tail(path: Path, size: int = 2000) -> str:
     """The end of a log file, for an error text."""
     with suppress(OSError), path.open("rb") as file:
