@@ -128,7 +128,7 @@ class Stand:
         """The events of one kind that are in the stream now."""
         consumer = await self.bus.consumer(self.subjects.event_stream, f"reader-{kind}", self.subjects.event(kind))
         found: list[dict[str, Any]] = []
-        while stored := await consumer.fetch(100, 0.3):
+        while stored := await consumer.fetch(100, 0.1):
             for one in stored:
                 found += msgspec.msgpack.decode(one.data)["rows"]
                 await one.ack()
