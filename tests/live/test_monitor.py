@@ -107,7 +107,12 @@ class Stand:
         self.beats: list[WorkerHeartbeat] = []
         self.partner = Partner(bus, self.subjects, 1)
 
-    async def start(self) -> None:
+    async def start(self, loaded: dict[str, str]) -> None:
+        """loaded: what the executor has already, by an earlier monitor's order."""
+        bucket = await self.bus.key_value(self.subjects.catalog_bucket)
+        for name in loaded.values():
+            await bucket.put(variant_key(name), encode(variant(name)))
+        self.partner.loaded = loaded
         await self.bus.ensure_stream(streams(self.subjects, self.settings.bus)["events"])
         await self.bus.subscribe(
             self.subjects.worker_heartbeat(), lambda d: self.beats.append(decode(WorkerHeartbeat, d.data))
@@ -136,10 +141,10 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(url: str, prefix: str) -> AsyncIterator[Stand]:
+async def stand(url: str, prefix: str, loaded: dict[str, str] | None = None) -> AsyncIterator[Stand]:
     bus = await NatsBus.connect(url, name="test")
     made = Stand(url, prefix, bus)
-    await made.start()
+    await made.start(loaded or {})
     try:
         yield made
     finally:
@@ -191,10 +196,7 @@ def test_a_worker_is_back_after_its_executor_was_killed(nats_url: str, prefix: s
 
 def test_a_monitor_that_is_started_again_adopts_what_is_loaded(nats_url: str, prefix: str) -> None:
     async def main() -> None:
-        async with stand(nats_url, prefix) as here:
-            bucket = await here.bus.key_value(here.subjects.catalog_bucket)
-            await bucket.put(variant_key("v"), encode(variant()))
-            here.partner.loaded["v.w1-4"] = "v"  # by a monitor that was killed
+        async with stand(nats_url, prefix, {"v.w1-4": "v"}) as here:
             await until(lambda: here.partner.report() or here.states() == {"v.w1-4": "Active"})
             assert here.partner.orders == []
             assert (await here.ensure(2)).instances == ["v.w1-4", "v.w1-5"]
