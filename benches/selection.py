@@ -1,0 +1,128 @@
+"""How long selection alone takes: `python benches/selection.py [--seconds S]`.
+
+getVariant on an app with 175 and with 10,000 registered variants, every fifth of them with an Active instance: the policy in
+use, with needs that were asked for before and with needs never seen, against the brute-force policy that looks at every
+variant for every query (INFaaS, Table 7: the rival of its decision latency). Prints medians and ratios of one run.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, VariantRecord
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.ask import Ask
+from services.core.baselines import BruteForce
+from services.core.cluster import ClusterView
+from services.core.selection import InfaasPolicy, SelectionPolicy
+
+SIGNATURE = Signature(inputs=[], outputs=[])
+EVERY = 5  # one variant in so many has an instance
+NOW = 1000.0
+
+
+def variant(number: int, rng: random.Random) -> VariantRecord:
+    base = rng.uniform(1.0, 80.0)
+    rows = [
+        ProfileRow(batch=n, p50_ms=base * (1 + 0.6 * (n - 1)), p99_ms=base * n, cpu_ms=base * n, wall_over_cpu=1.0)
+        for n in (1, 2, 4, 8, 16)
+    ]
+    profile = Profile(
+        rows=rows, load_ms=rng.uniform(20, 4000), memory_mb=rng.uniform(20, 900), saturation_qps=1000 / base
+    )
+    return VariantRecord(
+        variant=f"m{number // EVERY}-v1-ort-fp32-t1-b{number % EVERY}",
+        model=f"m{number // EVERY}",
+        version="1",
+        framework="ort",
+        precision="fp32",
+        threads=1,
+        max_batch=16,
+        hardware="cpu",
+        artifact="",
+        format="onnx",
+        accuracy=min(0.99, 0.6 + base / 220 + rng.uniform(0, 0.05)),
+        agreement=1.0,
+        profile=profile,
+        signature=SIGNATURE,
+    )
+
+
+def view_of(count: int) -> ClusterView:
+    rng = random.Random(count)
+    records = [variant(number, rng) for number in range(count)]
+    view = ClusterView({"cpu": 0.04})
+    view.set_app(AppRecord(app="bench", links={record.model: "1" for record in records}), records)
+    instances = [
+        InstanceStatus(
+            instance=f"i{i}", variant=record.variant, device="cpu", state="Active", since=0.0, queued=rng.randrange(3)
+        )
+        for i, record in enumerate(records[::EVERY])
+    ]
+    device = DeviceStatus(
+        device="cpu",
+        kind="cpu",
+        cores=64,
+        memory_mb=256_000,
+        memory_used_mb=0,
+        cores_used=8,
+        utilisation=0.2,
+        price_per_hour=2.6,
+    )
+    view.heartbeat(
+        WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances), NOW
+    )
+    return view
+
+
+def repeated(rng: random.Random) -> Iterator[Ask]:
+    """Clients mostly repeat a few sets of needs."""
+    few = [next(unseen(rng)) for _ in range(20)]
+    while True:
+        yield rng.choice(few)
+
+
+def unseen(rng: random.Random) -> Iterator[Ask]:
+    """Every query with needs of its own."""
+    while True:
+        latency = rng.uniform(0.05, 0.5)
+        yield Ask(app="bench", items=1, deadline=NOW + latency, latency_s=latency, accuracy=rng.uniform(0.6, 0.9))
+
+
+def measure(policy: SelectionPolicy, view: ClusterView, asks: Iterator[Ask], seconds: float) -> tuple[list[float], int]:
+    """Microseconds of each decision, and how many of them named an instance."""
+    taken, found = [], 0
+    clock: Callable[[], int] = time.perf_counter_ns
+    end = clock() + int(seconds * 1e9)
+    while clock() < end or len(taken) < 50:
+        ask = next(asks)
+        began = clock()
+        decision = policy.select(ask, NOW, view)
+        taken.append((clock() - began) / 1000)
+        found += bool(decision.assignments)
+    return taken, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each line")
+    options = parser.parse_args()
+    print(f"{'variants':>8}  {'policy':34} {'p50 µs':>9} {'p99 µs':>9} {'found':>6}  brute force takes")
+    for count in (175, 10_000):
+        view = view_of(count)
+        lines = [
+            ("infaas, needs asked before", InfaasPolicy(), repeated(random.Random(1))),
+            ("infaas, needs never seen", InfaasPolicy(), unseen(random.Random(2))),
+            ("brute-force, needs never seen", BruteForce(), unseen(random.Random(2))),
+        ]
+        results = [(name, *measure(policy, view, asks, options.seconds)) for name, policy, asks in lines]
+        brute = statistics.median(results[-1][1])
+        for name, taken, found in results:
+            p50, p99 = statistics.median(taken), sorted(taken)[int(len(taken) * 0.99)]
+            print(f"{count:8}  {name:34} {p50:9.1f} {p99:9.1f} {found / len(taken):6.1%}  {brute / p50:8.1f} x")
+
+
+if __name__ == "__main__":
+    main()
