@@ -68,6 +68,8 @@ def spec_of(record: VariantRecord, device: str) -> LoadSpec:
         format=record.format,
         precision=record.precision,
         signature=record.signature,
+        # A variant of this format exists only where registration was allowed to make one.
+        options={"allow_torchscript": "true"} if record.format == "torchscript" else {},
     )
 
 
@@ -111,7 +113,7 @@ class Backend(Protocol):
 
 
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]*)+(?::\d+)?")
-_ORT = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_ORT = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |(?<=Status Message: )[^()]*::\w+\([^()]*\) (?=\w)")
 
 
 def plain(error: BaseException | str) -> str:

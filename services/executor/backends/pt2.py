@@ -24,7 +24,7 @@ _CONTENT = re.compile(r"data/(weights/weight_\d+|constants/tensor_\d+)\Z")
 _SMALL = {"archive_format", "archive_version", "byteorder", ".data/version", ".data/serialization_id", "version"}
 
 _TARGET = re.compile(
-    r"torch\.ops\.(aten|prims)\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+\Z"
+    r"torch\.ops\.(aten|prims)\.((?!__)[A-Za-z0-9_]+|__i?(and|or|xor|lshift|rshift)__)\.(?!_)[A-Za-z0-9_]+\Z"
     r"|torch\.ops\.higher_order\.(wrap_with_set_grad_enabled|cond|while_loop)\Z"
     r"|_operator\.(getitem|add|sub|mul|truediv|floordiv|mod|neg|pow|and_|or_|not_|eq|ne|lt|le|gt|ge)\Z"
     r"|math\.(ceil|floor|trunc|sqrt)\Z"

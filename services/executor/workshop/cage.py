@@ -47,10 +47,7 @@ async def run(job: Job, limits: Limits, on_frame: Callable[[Frame], None]) -> No
     said: list[bytes] = []
     listening = asyncio.ensure_future(_last_words(process.stderr, said))
     try:
-        async with asyncio.timeout(limits.seconds):
-            await _converse(process, Order(job=job, limits=limits), on_frame)
-    except TimeoutError:
-        raise Crashed(f"it took longer than the {limits.seconds:g} s allowed") from None
+        await _converse(process, Order(job=job, limits=limits), on_frame)
     finally:
         _kill(process)
         await process.wait()
@@ -86,12 +83,14 @@ class _Watch:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.step = "starting"
-        self.until = time.monotonic() + START_S
+        now = time.monotonic()
+        self.end = now + limits.seconds
+        self.until = min(now + START_S, self.end)
 
     def heard(self, frame: Frame) -> None:
         if isinstance(frame, Step):
             self.step = frame.step
-            self.until = time.monotonic() + min(frame.within, self.limits.seconds)
+            self.until = min(time.monotonic() + frame.within, self.end)
 
     async def memory(self, pid: int) -> None:
         """Returns when the process is gone; raises Crashed when it is too large or silent for too long."""
@@ -102,8 +101,13 @@ class _Watch:
                 return  # it is gone; what it said last is still being read
             if resident > self.limits.memory_bytes:
                 raise Crashed(f"it needs more than the {self.limits.memory_bytes >> 20} MB of memory allowed")
-            if time.monotonic() > self.until:
-                raise Crashed(f"the model hangs: no sign of life while {self.step}")
+            now = time.monotonic()
+            if now > self.end:
+                raise Crashed(
+                    f"it took longer than the time allowed ({self.limits.seconds:.0f} s left at its start): {self.step}"
+                )
+            if now > self.until:
+                raise Crashed(f"the model hangs: no sign of life for too long in step {self.step!r}")
             await asyncio.sleep(WATCH_S)
 
 

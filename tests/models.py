@@ -1,0 +1,187 @@
+"""Tiny models made on the fly: honest ones and hostile ones."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+FEATURES, CLASSES = 16, 4
+
+
+def npz(**arrays: Any) -> bytes:
+    """A validation set as a file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def made(nodes, inputs, outputs, initializers=(), *, domains=(), functions=()) -> bytes:
+    graph = h.make_graph(nodes, "tiny", inputs, outputs, list(initializers))
+    opsets = [h.make_opsetid("", 17), *(h.make_opsetid(domain, 1) for domain in domains)]
+    model = h.make_model(graph, opset_imports=opsets, ir_version=8, functions=list(functions))
+    return model.SerializeToString()
+
+
+def tensor(name, shape, kind=T.FLOAT):
+    return h.make_tensor_value_info(name, kind, shape)
+
+
+def weights(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(FEATURES, 32)).astype("f4"), rng.normal(size=(32, CLASSES)).astype("f4")
+
+
+def mlp(batch: str | int = "n", seed: int = 0) -> bytes:
+    """x [n, 16] to scores [n, 4]: two matrix products."""
+    first, second = weights(seed)
+    nodes = [
+        h.make_node("MatMul", ["x", "w1"], ["a"]),
+        h.make_node("Relu", ["a"], ["b"]),
+        h.make_node("MatMul", ["b", "w2"], ["scores"]),
+    ]
+    return made(
+        nodes,
+        [tensor("x", [batch, FEATURES])],
+        [tensor("scores", [batch, CLASSES])],
+        [nh.from_array(first, "w1"), nh.from_array(second, "w2")],
+    )
+
+
+def digits(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Samples, and the classes that `mlp(seed)` gives them."""
+    first, second = weights(seed)
+    x = np.random.default_rng(seed + 1).normal(size=(n, FEATURES)).astype("f4")
+    return x, (np.maximum(x @ first, 0) @ second).argmax(axis=1)
+
+
+def conv(batch: str | int = "n") -> bytes:
+    """x [n, 1, 8, 8] to scores [n, 4]: a convolution and a mean."""
+    kernel = np.random.default_rng(2).normal(size=(CLASSES, 1, 3, 3)).astype("f4")
+    nodes = [
+        h.make_node("Conv", ["x", "k"], ["a"], kernel_shape=[3, 3]),
+        h.make_node("Relu", ["a"], ["b"]),
+        h.make_node("ReduceMean", ["b"], ["scores"], axes=[2, 3], keepdims=0),
+    ]
+    return made(
+        nodes, [tensor("x", [batch, 1, 8, 8])], [tensor("scores", [batch, CLASSES])], [nh.from_array(kernel, "k")]
+    )
+
+
+def reshaping(batch: int, width: int = 4) -> bytes:
+    """A fixed batch that sits in a Reshape too: x [batch, 16] to [batch, 4, 4], its mean [batch, 4]."""
+    nodes = [
+        h.make_node("Reshape", ["x", "to"], ["a"]),
+        h.make_node("ReduceMean", ["a"], ["scores"], axes=[2], keepdims=0),
+    ]
+    shape = nh.from_array(np.array([batch, width, FEATURES // width], np.int64), "to")
+    return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, width])], [shape])
+
+
+def mixing(batch: str | int = "n") -> bytes:
+    """A first axis that counts no items: every answer depends on all of them."""
+    nodes = [h.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), h.make_node("Sub", ["x", "m"], ["scores"])]
+    return made(nodes, [tensor("x", [batch, FEATURES])], [tensor("scores", [batch, FEATURES])])
+
+
+def two_inputs() -> bytes:
+    """a [n, 16] and b [n, 16] to scores [n, 16]."""
+    node = h.make_node("Add", ["a", "b"], ["scores"])
+    return made(
+        [node], [tensor("a", ["n", FEATURES]), tensor("b", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])]
+    )
+
+
+def sequence() -> bytes:
+    """tokens [n, length] of numbers to scores [n, 4]: the length is open."""
+    vectors = np.random.default_rng(3).normal(size=(50, CLASSES)).astype("f4")
+    nodes = [
+        h.make_node("Gather", ["table", "tokens"], ["a"]),
+        h.make_node("ReduceMean", ["a"], ["scores"], axes=[1], keepdims=0),
+    ]
+    return made(
+        nodes,
+        [tensor("tokens", ["n", "length"], T.INT64)],
+        [tensor("scores", ["n", CLASSES])],
+        [nh.from_array(vectors, "table")],
+    )
+
+
+def not_a_number() -> bytes:
+    """Square roots of negative numbers."""
+    nodes = [h.make_node("Neg", ["x"], ["a"]), h.make_node("Exp", ["x"], ["e"]), h.make_node("Neg", ["e"], ["f"])]
+    nodes.append(h.make_node("Sqrt", ["f"], ["scores"]))
+    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])])
+
+
+def endless() -> bytes:
+    """A loop of 2**60 rounds."""
+    body = h.make_graph(
+        [h.make_node("Identity", ["go_on"], ["still"]), h.make_node("Add", ["held", "one"], ["next"])],
+        "body",
+        [tensor("round", [], T.INT64), tensor("go_on", [], T.BOOL), tensor("held", None)],
+        [tensor("still", [], T.BOOL), tensor("next", None)],
+        [nh.from_array(np.float32(1), "one")],
+    )
+    return made(
+        [h.make_node("Loop", ["rounds", "true", "x"], ["scores"], body=body)],
+        [tensor("x", ["n", FEATURES])],
+        [tensor("scores", ["n", FEATURES])],
+        [nh.from_array(np.int64(2**60), "rounds"), nh.from_array(np.bool_(True), "true")],
+    )
+
+
+def greedy(elements: int = 2**33) -> bytes:
+    """Asks for 32 GB for one intermediate tensor."""
+    nodes = [
+        h.make_node("ConstantOfShape", ["huge"], ["a"], value=h.make_tensor("one", T.FLOAT, [1], [1.0])),
+        h.make_node("ReduceSum", ["a"], ["b"], keepdims=0),
+        h.make_node("Add", ["x", "b"], ["scores"]),
+    ]
+    shape = nh.from_array(np.array([elements], np.int64), "huge")
+    return made(nodes, [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], [shape])
+
+
+def custom_operator() -> bytes:
+    node = h.make_node("RunShell", ["x"], ["scores"], domain="evil.example")
+    return made([node], [tensor("x", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])], domains=["evil.example"])
+
+
+def external_data(location: str) -> bytes:
+    """A weight that is to be read from another file."""
+    model = onnx.load_model_from_string(mlp())
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = T.EXTERNAL
+    entry = weight.external_data.add()
+    entry.key, entry.value = "location", location
+    return model.SerializeToString()
+
+
+def external_data_in_a_subgraph(location: str) -> bytes:
+    """The same, hidden in the body of a loop."""
+    model = onnx.load_model_from_string(endless())
+    body = next(a.g for a in model.graph.node[0].attribute if a.name == "body")
+    body.initializer[0].data_location = T.EXTERNAL
+    entry = body.initializer[0].external_data.add()
+    entry.key, entry.value = "location", location
+    return model.SerializeToString()
+
+
+def exported(path: Path, torch: Any, *, batch: int | None = None) -> bytes:
+    """The same two layers as a torch.export archive."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 32, bias=False), torch.nn.ReLU(), torch.nn.Linear(32, CLASSES, bias=False)
+    )
+    first, second = weights()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.from_numpy(first.T.copy()))
+        net[2].weight.copy_(torch.from_numpy(second.T.copy()))
+    shapes = None if batch else ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(net.eval(), (torch.zeros(batch or 2, FEATURES),), dynamic_shapes=shapes)
+    torch.export.save(program, path)
+    return path.read_bytes()
