@@ -11,7 +11,7 @@ from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
 from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
 from bus.subjects import Subjects
-from services.core.actor import After, Changed, Do, Done, Effect, Envelope, Publish, Record, Started, Synced
+from services.core.actor import After, Changed, Do, Done, Effect, Envelope, Publish, Record, Recorded, Started, Synced
 from services.core.catalog import key_of
 from services.registrar.actor import Registrar, Sweep
 from services.registrar.changes import amend
@@ -189,6 +189,7 @@ class Stage:
         while self.commands:
             command = self.commands.pop(0)
             self.tell(Done(command.id, self.carry_out(command.command)))
+        self.tell(Recorded(len(self.records)))
 
     def carry_out(self, command: Any) -> Any:
         """What the edge would do, in one step and without failing."""

@@ -1,0 +1,216 @@
+"""Registrations on a real bus with a real workshop: from a file to records that describe what was measured."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord
+from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationStatus
+from bus.natsbus import NatsBus
+from bus.port import StreamSpec
+from bus.subjects import Subjects
+from infaas.demo import data
+from infaas.errors import Refused
+from infaas.registering import last_status, register
+from services.core.catalog import Catalog
+from services.executor.__main__ import wire as wire_executor
+from services.monitor.__main__ import wire as wire_monitor
+from services.registrar.__main__ import wire as wire_registrar
+from services.shell.runtime import Runtime
+from services.shell.settings import BusSettings, RegistrarSettings, Settings, WorkerSettings
+from tests.servers import run
+
+Wire = Callable[[Settings, NatsBus], Awaitable[list[Runtime]]]
+
+
+class System:
+    """Services of one cluster in this process, each on a connection of its own."""
+
+    def __init__(self, url: str, prefix: str, directory: Path) -> None:
+        self.subjects = Subjects(prefix)
+        self.settings = Settings(
+            prefix=prefix,
+            data_dir=str(directory),
+            bus=BusSettings(url=url),
+            worker=WorkerSettings(name="w1"),
+            registrar=RegistrarSettings(threads=(1,), max_batches=(8,)),
+        )
+        self.bus: NatsBus
+        self.validation = data.save_validation(directory / "validation.npz")
+        self._running: list[tuple[NatsBus, list[Runtime]]] = []
+
+    async def start(self, wire: Wire) -> NatsBus:
+        """Start a service; returns its connection."""
+        bus = await NatsBus.connect(self.settings.bus.url, name="test")
+        runtimes = await wire(self.settings, bus)
+        for runtime in runtimes:
+            await runtime.start()
+        self._running.append((bus, runtimes))
+        return bus
+
+    async def kill(self, bus: NatsBus) -> None:
+        """Cut a service off: it cannot even say goodbye."""
+        self._running = [(other, runtimes) for other, runtimes in self._running if other is not bus]
+        await bus.close()
+
+    async def stop(self) -> None:
+        for bus, runtimes in reversed(self._running):
+            for runtime in runtimes:
+                await runtime.stop(1.0)
+            await bus.close()
+
+    async def catalog(self) -> Catalog:
+        """What the catalogue bucket holds."""
+        catalog = Catalog()
+        bucket = await self.bus.key_value(self.subjects.catalog_bucket)
+        for key in await bucket.keys():
+            catalog.apply(key, (await bucket.get(key)).value)
+        return catalog
+
+    async def register(self, model_file: Path, model: str = "mlp", **options: object) -> RegistrationStatus:
+        arguments = {"app": "digits", "model": model, "validation": self.validation, "timeout": 90.0, **options}
+        return await register(self.bus, self.subjects, model_file, **arguments)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def cluster(url: str, prefix: str, directory: Path) -> AsyncIterator[System]:
+    system = System(url, prefix, directory)
+    system.bus = await NatsBus.connect(url, name="test client")
+    events = StreamSpec(system.subjects.event_stream, (system.subjects.event(">"),), "limits", 2**24)
+    await system.bus.ensure_stream(events)
+    try:
+        for wire in (wire_monitor, wire_executor):
+            await system.start(wire)
+        yield system
+    finally:
+        await system.stop()
+        await system.bus.close()
+
+
+def true_accuracy(model: Path, validation: Path) -> float:
+    """Top-1 accuracy on the whole validation set, computed here."""
+    with np.load(validation) as stored:
+        session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+        outputs = session.run(None, {session.get_inputs()[0].name: stored["x"]})
+        scores = next(output for output in outputs if output.ndim == 2)
+        return float((scores.argmax(1) == stored["y"]).mean())
+
+
+def test_a_model_becomes_measured_variants(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(nats_url, prefix, tmp_path) as system:
+            await system.start(wire_registrar)
+            model = data.models()["mlp-s"]
+            told: list[RegistrationStatus] = []
+            status = await system.register(model, latency_ms=50.0, on_progress=told.append)
+            assert status.state == "done", status
+            assert status.failures == []
+            assert {"inspecting", "building", "profiling", "done"} <= {each.state for each in told}
+            assert await last_status(system.bus, system.subjects, status.registration) == status
+            catalog = await system.catalog()
+            app = catalog.app("digits")
+            assert app is not None
+            assert (app.links, app.latency_ms) == ({"mlp": "1"}, 50.0)
+            variants = catalog.variants_of("digits")
+            assert {v.variant for v in variants} == set(status.variants)
+            assert {v.precision for v in variants} == {"fp32", "int8-dynamic"}
+            expected = true_accuracy(model, system.validation)
+            for variant in variants:
+                assert variant.accuracy == pytest.approx(expected, abs=0.03)
+                assert variant.profile.rows[0].p50_ms > 0
+                assert variant.profile.saturation_qps > 0
+            artifacts = await system.bus.object_store(system.subjects.artifacts_bucket)
+            assert {v.artifact for v in variants} <= set(await artifacts.keys())
+            uploads = await system.bus.object_store(system.subjects.uploads_bucket)
+            bucket = await system.bus.key_value(system.subjects.status_bucket)
+            await until_empty(lambda: left_over(uploads.keys(), bucket.keys()))
+
+    run(main())
+
+
+async def left_over(*listings: Awaitable[list[str]]) -> list[str]:
+    found = [key for listing in listings for key in await listing]
+    return [key for key in found if not key.startswith("registration.")]
+
+
+async def until_empty(look: Callable[[], Awaitable[list[str]]]) -> None:
+    for _ in range(100):
+        if not await look():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"left behind: {await look()}")
+
+
+def test_bad_uploads_fail_with_their_reason_and_leave_nothing(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(nats_url, prefix, tmp_path) as system:
+            await system.start(wire_registrar)
+            fake = tmp_path / "fake.onnx"
+            fake.write_bytes(b"this is not a model")
+            status = await system.register(fake)
+            assert status.state == "failed"
+            assert "ONNX" in str(status.reason)
+            with np.load(system.validation) as stored:
+                status = await system.register(data.models()["mlp-s"], validation=(stored["x"], stored["y"] + 100))
+            assert status.state == "failed"
+            assert "label" in str(status.reason)
+            assert list((await system.catalog()).models) == []
+            with pytest.raises(Refused, match="app: "):
+                await system.register(fake, app="a>b")
+            uploads = await system.bus.object_store(system.subjects.uploads_bucket)
+            await until_empty(lambda: left_over(uploads.keys()))
+
+    run(main())
+
+
+def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(nats_url, prefix, tmp_path) as system:
+            first = await system.start(wire_registrar)
+            seen = asyncio.Event()
+
+            def on_progress(status: RegistrationStatus) -> None:
+                if status.state == "building":
+                    seen.set()
+
+            registering = asyncio.create_task(system.register(data.models()["logreg"], on_progress=on_progress))
+            await asyncio.wait_for(seen.wait(), 60)
+            await system.kill(first)
+            await system.start(wire_registrar)
+            status = await registering
+            assert status.state == "done", status
+            catalog = await system.catalog()
+            assert {v.variant for v in catalog.variants_of("digits")} == set(status.variants)
+            assert list(catalog.versions("mlp")) == ["1"]
+
+    run(main())
+
+
+def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(nats_url, prefix, tmp_path) as system:
+            for _ in range(2):
+                await system.start(wire_registrar)
+            bus, subjects = system.bus, system.subjects
+            for n in range(10):  # spread over both registrars
+                reply = await bus.request(subjects.admin("add-app"), encode(AdminRequest(app=f"a{n}")), 5.0)
+                assert decode(AdminDone, reply.data).done
+            assert {app.app for app in (await system.catalog()).apps} == {f"a{n}" for n in range(10)}
+            again = await bus.request(subjects.admin("add-app"), encode(AdminRequest(app="a0")), 5.0)
+            assert "exists already" in decode(Refusal, again.data).error.message
+            for body in (b"", b"\xc1", encode({"app": 7})):
+                for subject in (subjects.register(), subjects.admin("add-app")):
+                    refused = await bus.request(subject, body, 5.0)
+                    assert decode(Refusal, refused.data).error.code == "bad_request"
+            unknown = await bus.request(subjects.registration("nobody"), b"", 5.0)
+            assert "nobody" in decode(Refusal, unknown.data).error.message
+            kept = await bus.key_value(subjects.catalog_bucket)
+            assert decode(AppRecord, (await kept.get("app.a3")).value or b"").links == {}
+
+    run(main())
