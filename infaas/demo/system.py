@@ -91,7 +91,7 @@ class System:
         self.stop()
 
     async def sql(self, query: str) -> list[dict[str, Any]]:
-        """Rows of `infaas sql --json`; raises InfaasError."""
+        """Rows of `infaas sql --json`, by column name; raises InfaasError."""
         process = await asyncio.create_subprocess_exec(
             *command("sql", "--data-dir", str(self.data_dir), "--json", query),
             stdout=asyncio.subprocess.PIPE,
@@ -102,5 +102,4 @@ class System:
         if process.returncode != 0:
             raise InfaasError(f"infaas sql failed: {err.decode(errors='replace').strip()}")
         found = json.loads(out)
-        rows = found.get("rows", found) if isinstance(found, dict) else found
-        return list(rows)
+        return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
