@@ -46,6 +46,7 @@ from services.monitor.policy import Knobs, scaler
 
 MOST = 256  # instances of one variant on one worker; an order for more is a mistake
 UNLISTED = 2  # reports in a row without an instance after which its executor has lost it
+REORDER = 4  # reports in a row without an instance that should be loading after which the order is repeated
 
 
 class Tick(Struct, frozen=True):
@@ -272,14 +273,20 @@ class MonitorActor:
                 instance = self._loads.adopt(device, sample, synced=self._synced)
             if instance is not None:
                 self._take(device, instance, sample, report.seconds)
-        listed = {sample.instance for sample in report.samples}
+        self._miss(device, {sample.instance for sample in report.samples})
+
+    def _miss(self, device: DeviceState, listed: set[str]) -> None:
+        """What an executor should have and does not list: words were lost, or its actor was started again."""
         for instance in list(device.instances.values()):
-            if instance.id in listed or instance.state == "Loading":
+            if instance.id in listed or (instance.state == "Loading" and instance.ordered is None):
                 instance.unlisted = 0
                 continue
             instance.unlisted += 1
-            if instance.unlisted >= UNLISTED:
-                self._loads.gone(instance, "the executor no longer has it")
+            if instance.state == "Loading":
+                if instance.unlisted % REORDER == 0:
+                    self._loads.order(instance)
+            elif instance.unlisted >= UNLISTED:
+                self._loads.lost(instance, "the executor no longer has it")
 
     def _take(self, device: DeviceState, instance: Instance, sample: InstanceSample, seconds: float) -> None:
         """One instance's part of a report."""

@@ -1,7 +1,6 @@
 """What a monitor remembers of one instance: its state per app, and what its executor measured lately. Pure."""
 
 from collections import deque
-from collections.abc import Iterable
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State
@@ -111,10 +110,12 @@ class Instance:
             items, batches = items + sample.items, batches + sample.batches
             predicted, busy = predicted + sample.predicted, busy + sample.busy
         saturation = self.record.profile.saturation_qps
+        waiting = [sample.queued for _, sample in self._recent()]
+        backlog = sum(waiting) / len(waiting)  # one glance at a queue says little
         return Observed(
             load=self.load,
             saturation=saturation,
-            backlog_s=self.queued * self.factor / saturation if saturation > 0 else 0.0,
+            backlog_s=backlog * self.factor / saturation if saturation > 0 else 0.0,
             latency_s=busy / batches if batches else 0.0,
             profiled_s=predicted / batches if batches else 0.0,
             items=items,
@@ -123,10 +124,10 @@ class Instance:
 
     # -- figures
 
-    def _recent(self) -> Iterable[tuple[float, InstanceSample]]:
+    def _recent(self) -> list[tuple[float, InstanceSample]]:
         """(seconds, sample) of the reports of the last WINDOW."""
         if not self._reports:
-            return ()
+            return []
         newest = self._reports[-1][0]
         return [(seconds, sample) for at, seconds, sample in self._reports if newest - at < WINDOW]
 

@@ -99,7 +99,11 @@ class Loads:
             if unloading and instance.memory_mb > free_mb(device.spec, self._knobs.memory_share, device.held_mb()):
                 return
             instance.ordered = self._journal.now
-            self._journal.order_load(instance, device.price_per_s(instance.record))
+            self.order(instance)
+
+    def order(self, instance: Instance) -> None:
+        """The order may have been lost; executors take one for an instance they have as said already."""
+        self._journal.order_load(instance, self._devices[instance.device].price_per_s(instance.record))
 
     def adopt(self, device: DeviceState, sample: InstanceSample, *, synced: bool) -> Instance | None:
         """An instance that an earlier monitor had loaded: keep it, once the catalogue says what it is.
@@ -171,14 +175,17 @@ class Loads:
         for old in list(device.instances.values()):
             if old in waiting:
                 continue
-            served = old.state in SERVING
             if old.state == "Loading":  # it may be what killed the executor: whoever wants it asks again
                 self.failures.failed(old.record.variant, reason, now)
-            self.gone(old, reason)
-            if served:
-                self._load_again(device, old, reason)
+            self.lost(old, reason)
 
-    def _load_again(self, device: DeviceState, old: Instance, reason: str) -> None:
+    def lost(self, old: Instance, reason: str) -> None:
+        """It went without an order; one that served is loaded again."""
+        served = old.state in SERVING
+        self.gone(old, reason)
+        if not served:
+            return
+        device = self._devices[old.device]
         instance = self.admit(device, old.record, old.owner, reason)
         instance.factor, instance.last_used = old.factor, old.last_used
         for app in old.apps:

@@ -141,14 +141,25 @@ def test_a_new_monitor_adopts_what_the_executor_has() -> None:
     assert world.beat.devices[0].memory_used_mb == 200.0
 
 
-def test_an_instance_its_executor_has_lost_is_gone() -> None:
+def test_an_instance_its_executor_has_lost_is_loaded_again() -> None:
     world = World()
     world.load(variant())
     world.loaded.clear()
     world.report()
     world.report()
-    assert world.states() == {}
-    assert world.of(StateEvent)[-1].reason == "the executor no longer has it"
+    assert moves(world, "v.w1-1")[-1] == ("faces", "Active", "Inactive")
+    assert "the executor no longer has it" in {event.reason for event in world.of(StateEvent)}
+    world.obey()
+    assert world.states() == {"v.w1-2": "Active"}
+
+
+def test_a_load_order_that_was_lost_is_repeated() -> None:
+    world = World()
+    world.ensure(variant())
+    world.published.clear()  # nobody heard it
+    world.advance(2.5, reporting=True)
+    world.obey()
+    assert world.states() == {"v.w1-1": "Active"}
 
 
 def test_overload_is_told_at_once_and_ends_when_load_drops() -> None:
@@ -170,11 +181,15 @@ def test_an_app_with_a_tight_slo_is_troubled_alone() -> None:
     world = World()
     instance = world.load(variant(saturation=100.0), app="patient")
     world.report({instance: {"patient": 5}}, slo_s=30.0)
-    world.report({instance: {"hasty": 5}}, queued={instance: 20}, slo_s=0.1)
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"hasty": 5}}, queued={instance: 20}, slo_s=0.1)
     status = world.told()[instance]
     assert (status.state, status.app_states) == ("Active", {"hasty": "Overloaded"})
     assert moves(world, instance)[-2:] == [("hasty", "Inactive", "Active"), ("hasty", "Active", "Overloaded")]
-    world.report({instance: {"hasty": 5}}, slo_s=0.1)
+    for _ in range(2):
+        world.advance(0.5)
+        world.report({instance: {"hasty": 5}}, slo_s=0.1)
     assert world.told()[instance].app_states == {}
 
 
