@@ -125,7 +125,7 @@ class NatsBus:
                 work.cancel()
                 await asyncio.wait({work})
             if not self._client.is_connected:
-                await self._client.close()
+                await self._client.end()
         self._inbox = f"{self.new_inbox()}."
         self._client.listen(f"{self._inbox}*", self._replied)
         self._up.set()
@@ -232,8 +232,9 @@ class NatsBus:
         sids = list(self._client._subs)
         for sid in sids:
             self._client.ignore(sid)
-        with contextlib.suppress(BusError):
-            await self.flush(2.0)  # everything that was on its way has been handled now
+        if self._up.is_set():
+            with contextlib.suppress(BusError):
+                await self.flush(2.0)  # everything that was on its way has been handled now
         for sid in sids:
             self._client.forget(sid)
         with contextlib.suppress(BusError):
@@ -242,8 +243,7 @@ class NatsBus:
 
     async def close(self) -> None:
         self._jet.close()
-        if not self._client.is_closed:
-            await self._client.close()
+        await self._client.end()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(BusClosed("the connection to NATS was closed"))

@@ -10,6 +10,7 @@ of these changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_e
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,6 +74,9 @@ class _Transport(TcpTransport):  # type: ignore[misc]
         if isinstance(self._io_reader, _Reader):
             self._io_reader.divert(sink)
 
+    def abort(self) -> None:
+        self._io_writer.transport.abort()
+
     async def wait_closed(self) -> None:
         if self._io_writer is None:
             return
@@ -80,7 +84,7 @@ class _Transport(TcpTransport):  # type: ignore[misc]
             async with asyncio.timeout(CLOSE_S):
                 await self._io_writer.wait_closed()
         except TimeoutError:
-            self._io_writer.transport.abort()
+            self.abort()
         except OSError:
             pass  # it is closed, whatever it died of
 
@@ -110,9 +114,13 @@ class DirectClient(Client):  # type: ignore[misc]
     # ---- receiving
 
     async def _connect_to_server(self, s: Any) -> None:
-        if s.uri.scheme in ("nats", "tls"):
-            self._transport = _Transport()
-        await super()._connect_to_server(s)
+        if s.uri.scheme not in ("nats", "tls"):
+            await super()._connect_to_server(s)
+            return
+        s.last_attempt = time.monotonic()
+        transport = _Transport()
+        await transport.connect(s.uri, READ_SIZE, self.options["connect_timeout"])
+        self._transport = transport
 
     async def _read_loop(self) -> None:
         transport = self._transport
@@ -271,6 +279,22 @@ class DirectClient(Client):  # type: ignore[misc]
         self._pongs.append(future)
         self._append(b"PING\r\n")
         return future
+
+    async def end(self) -> None:
+        """Send what is pending if the server takes it within CLOSE_S, then close for good."""
+        if self.is_closed:
+            return
+        transport = self._transport
+        if isinstance(transport, _Transport) and self.is_connected:
+            until = self._loop.time() + CLOSE_S
+            self._write_out()
+            while (self._pending or transport.backlog) and self.is_connected and self._loop.time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            if self._pending or transport.backlog:
+                transport.abort()
+        self._pending = []
+        self._pending_data_size = 0
+        await self.close()
 
     def _usable(self) -> None:
         if self.is_closed:

@@ -202,7 +202,12 @@ class Puller:
         self.arrived: deque[Delivery] = deque()
         self._wake: asyncio.Future[str] | None = None
         self._wanted = 0
-        self.stop = jet.bus.listen(self._inbox, self._take)
+        self._ignore = jet.bus.listen(self._inbox, self._take)
+        self._unfollow = jet.follow(lambda: self._end("lost"))
+
+    def stop(self) -> None:
+        self._ignore()
+        self._unfollow()
 
     def _take(self, delivery: Delivery) -> None:
         if delivery.status:
@@ -219,7 +224,9 @@ class Puller:
             self._wake.set_result(status)
 
     async def pull(self, most: int, wait: float) -> str:
-        """Ask for `most` messages. Returns "" when so many came, else the status that ended it ("408": time is up).
+        """Ask for `most` messages. Returns "" when so many came, else the status that ended it.
+
+        "404": there is none, "408": time is up, "503": no such consumer now, "lost": the connection was made anew.
 
         wait 0: only what is there already.
         """
@@ -275,7 +282,7 @@ class PullConsumer:
                 left = end - loop.time()
                 if left <= 0.001:
                     return []
-                if status not in ("", "404", "408"):  # the consumer is away: the server restarts, or lost it
+                if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
                     await asyncio.sleep(min(0.2, left))
                     await self._reopen()
                 status = await self._pull(puller, 1, min(left, 30.0))

@@ -1,0 +1,395 @@
+"""What the bus on NATS promises beside what every bus does: the server may go and come back, and other programs share it."""
+
+import asyncio
+import shutil
+import signal
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from os import kill
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from bus.natsbus import NatsBus, connector
+from bus.port import BusError, Delivery, Entry, RequestTimeout, Status, StreamSpec
+from tests.contract.buses import until
+from tests.servers import NatsServer, run
+
+
+@pytest.fixture
+def server(nats_server: NatsServer, tmp_path: Path) -> Iterator[NatsServer]:
+    """A server of this test's own, to stop and start; the session's proves that there is a binary."""
+    del nats_server
+    own = NatsServer(tmp_path / "nats")
+    own.start()
+    yield own
+    own.stop()
+
+
+async def connected(url: str, errors: list[Exception], **options: Any) -> NatsBus:
+    return await NatsBus.connect(url, name="test", on_error=errors.append, **options)
+
+
+async def asleep(work: Callable[[], None]) -> None:
+    await asyncio.to_thread(work)
+
+
+def test_everything_goes_on_after_the_server_was_killed(server: NatsServer) -> None:
+    async def body() -> None:
+        errors: list[Exception] = []
+        bus, other = await connected(server.url, errors), await connected(server.url, errors)
+        told: list[Status] = []
+        bus.on_status(told.append)
+        got: list[bytes] = []
+        shared: list[bytes] = []
+        await bus.subscribe("n", lambda d: got.append(d.data))
+        for member in (bus, other):
+            await member.subscribe("q", lambda d: shared.append(d.data), queue="group")
+        await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
+        await bus.publish_durable("event.x", b"before", "1")
+        consumer = await bus.consumer("S", "c")
+        bucket = await bus.key_value("b")
+        await bucket.put("k", b"before")
+        seen: list[Entry | None] = []
+        await bucket.watch(seen.append)
+        store = await bus.object_store("o")
+        await store.put("o", bytes(400_000))
+        await until(lambda: None in seen)
+        first = await consumer.fetch(1, 2.0)
+        await first[0].ack()
+        fetching = asyncio.ensure_future(consumer.fetch(5, 20.0))
+        await bus.flush()
+
+        server.stop(kill=True)
+        await until(lambda: told == ["disconnected"])
+        for number in range(100):
+            bus.publish("n", b"%d" % number)
+        with pytest.raises(RequestTimeout):
+            await bus.publish_durable("event.x", b"lost", "2", timeout=0.1)
+        flushing = asyncio.ensure_future(bus.flush(20.0))
+        await asyncio.sleep(0.3)
+        assert not flushing.done()
+        await asleep(server.start)
+        await flushing
+        await until(lambda: told == ["disconnected", "reconnected"])
+
+        await until(lambda: len(got) == 100)
+        assert got == [b"%d" % number for number in range(100)]
+        await other.flush()
+        for _ in range(50):
+            other.publish("q", b"shared")
+        await other.flush()
+        await until(lambda: len(shared) >= 50)
+        assert len(shared) == 50
+        assert (await bucket.get("k")).value == b"before"
+        await bucket.put("k", b"after")
+        await until(lambda: len(seen) >= 3)
+        assert [entry and entry.value for entry in seen] == [b"before", None, b"after"]
+        assert await store.get("o") == bytes(400_000)
+        # The request that timed out may still have been delivered from the buffer: at least once, one id.
+        await bus.publish_durable("event.x", b"lost", "2")
+        assert [(m.data, m.message_id) for m in await fetching] == [(b"lost", "2")]
+        await bus.close()
+        await other.drain()
+        assert errors == []
+
+    run(body())
+
+
+def test_a_fetch_may_begin_while_the_server_is_away(server: NatsServer) -> None:
+    async def body() -> None:
+        bus = await connected(server.url, [])
+        await bus.ensure_stream(StreamSpec("S", ("event.>",), "work", 2**20))
+        consumer = await bus.consumer("S", "c")
+        await bus.publish_durable("event.x", b"kept", "1")
+        server.stop(kill=True)
+        assert await consumer.fetch(5, 0.1) == []
+        fetching = asyncio.ensure_future(consumer.fetch(5, 20.0))
+        await asyncio.sleep(0.1)
+        await asleep(server.start)
+        assert [m.data for m in await fetching] == [b"kept"]
+        await bus.close()
+
+    run(body())
+
+
+def test_a_watch_begins_again_when_the_server_lost_everything(server: NatsServer) -> None:
+    async def body() -> None:
+        bus = await connected(server.url, [])
+        bucket = await bus.key_value("b")
+        for number in range(10):
+            await bucket.put(f"k{number}", b"old")
+        seen: list[Entry | None] = []
+        await bucket.watch(seen.append)
+        await until(lambda: len(seen) == 11)
+        server.stop()
+        await asleep(lambda: shutil.rmtree(server.directory / "jetstream"))
+        await asleep(server.start)
+        await bus.flush(10.0)
+        bucket = await bus.key_value("b")
+        await bucket.put("k", b"new")
+        await until(lambda: len(seen) == 12)
+        assert seen[11] == Entry("k", b"new", 1)
+        await bus.close()
+
+    run(body())
+
+
+def test_what_waits_for_an_absent_server_is_bounded(server: NatsServer) -> None:
+    async def body() -> None:
+        bus = await connected(server.url, [], max_pending_bytes=100_000)
+        told: list[Status] = []
+        bus.on_status(told.append)
+        got: list[int] = []
+        await bus.subscribe("n", lambda d: got.append(int(d.data[:3])))
+        server.stop()
+        await until(lambda: bool(told))
+        sent = 0
+        with pytest.raises(BusError, match="wait to be sent"):
+            for sent in range(200):
+                bus.publish("n", b"%03d" % sent + bytes(1000))
+        assert 80 <= sent < 100
+        await asleep(server.start)
+        await bus.flush(10.0)
+        await until(lambda: len(got) == sent)
+        assert got == list(range(sent))
+        await bus.close()
+
+    run(body())
+
+
+def test_what_waits_for_a_server_that_does_not_read_is_bounded(server: NatsServer) -> None:
+    async def body() -> None:
+        bus = await connected(server.url, [], max_pending_bytes=1_000_000)
+        got: list[int] = []
+        await bus.subscribe("n", lambda d: got.append(int(d.data[:5])))
+        kill(server.pid, signal.SIGSTOP)
+        sent = 0
+        try:
+            with pytest.raises(BusError, match="wait to be sent"):
+                for sent in range(10_000):
+                    bus.publish("n", b"%05d" % sent + bytes(100_000))
+                    await asyncio.sleep(0)
+        finally:
+            kill(server.pid, signal.SIGCONT)
+        assert sent > 10
+        await bus.flush(10.0)
+        await until(lambda: len(got) == sent)
+        assert got == list(range(sent))
+        await bus.close()
+
+    run(body())
+
+
+def test_closing_does_not_wait_for_a_server_that_does_not_read(server: NatsServer) -> None:
+    async def body() -> None:
+        bus = await connected(server.url, [])
+        kill(server.pid, signal.SIGSTOP)
+        for _ in range(300):
+            bus.publish("n", bytes(100_000))
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await bus.close()
+
+    run(body())
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+    async def body() -> None:
+        port = NatsServer(tmp_path).port
+        with pytest.raises(BusError, match=f"127.0.0.1:{port}") as error:
+            await NatsBus.connect(f"nats://tester:secret@127.0.0.1:{port}", name="test", timeout=0.3)
+        assert "secret" not in str(error.value)
+
+    run(body())
+
+
+def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, nats_server: NatsServer) -> None:
+    del nats_server
+
+    async def body() -> None:
+        server = NatsServer(tmp_path)
+        connecting = asyncio.ensure_future(connector(server.url, name="test")())
+        await asyncio.sleep(0.3)
+        await asleep(server.start)
+        try:
+            bus = await connecting
+            await bus.flush()
+            await bus.close()
+        finally:
+            server.stop()
+
+    run(body())
+
+
+@pytest.mark.parametrize("userinfo", ["tester:wrong@", "wrong:secret@", ""])
+def test_wrong_credentials_are_told_at_once(nats_url: str, userinfo: str) -> None:
+    async def body() -> None:
+        url = nats_url.replace("tester:secret@", userinfo)
+        async with asyncio.timeout(5):
+            with pytest.raises(BusError, match="user or password") as error:
+                await NatsBus.connect(url, name="test", timeout=60.0)
+        assert "secret" not in str(error.value)
+
+    run(body())
+
+
+def test_a_forbidden_subject_is_reported_and_nothing_else_stops(nats_url: str) -> None:
+    async def body() -> None:
+        errors: list[Exception] = []
+        bus = await connected(nats_url.replace("tester:", "limited:"), errors)
+        told: list[Status] = []
+        bus.on_status(told.append)
+        bus.publish("forbidden.x", b"")
+        await bus.flush()
+        await until(lambda: len(errors) == 1)
+        assert "forbidden.x" in str(errors[0])
+        await bus.flush()
+        assert told == []
+        await bus.close()
+
+    run(body())
+
+
+def test_closing_while_the_server_is_away_is_quick(server: NatsServer) -> None:
+    async def body() -> None:
+        bus = await connected(server.url, [])
+        told: list[Status] = []
+        bus.on_status(told.append)
+        await bus.subscribe("n", lambda d: None)
+        asked = asyncio.ensure_future(bus.request("n", b"", 60.0))
+        await (await bus.key_value("b")).watch(lambda entry: None)
+        server.stop()
+        await until(lambda: bool(told))
+        bus.publish("n", b"never sent")
+        async with asyncio.timeout(5):
+            await bus.drain()
+        with pytest.raises(BusError):
+            await asked
+        assert told == ["disconnected", "closed"]
+        await asyncio.sleep(0.05)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(body())
+
+
+def test_a_program_with_stock_nats_py_asks_and_answers(nats_url: str, prefix: str) -> None:
+    async def body() -> None:
+        bus, stock = await connected(nats_url, []), await nats.connect(nats_url)
+        await bus.subscribe(f"{prefix}.ours", lambda d: bus.publish(d.reply, d.data[::-1], headers=d.headers))
+        await stock.flush()
+        answer = await stock.request(f"{prefix}.ours", b"abc", headers={"Ask": "é"})
+        assert (answer.data, answer.headers) == (b"cba", {"Ask": "é"})
+
+        async def reply(message: nats.aio.msg.Msg) -> None:
+            await message.respond(message.data * 2)
+
+        await stock.subscribe(f"{prefix}.theirs", cb=reply)
+        await stock.flush()
+        assert (await bus.request(f"{prefix}.theirs", b"abc", 5.0)).data == b"abcabc"
+        await stock.close()
+        await bus.close()
+
+    run(body())
+
+
+def test_buckets_are_shared_with_stock_nats_py(nats_url: str, prefix: str) -> None:
+    async def body() -> None:
+        bus, stock = await connected(nats_url, []), await nats.connect(nats_url)
+        jet = stock.jetstream()
+        ours = await bus.key_value(f"{prefix}-b")
+        theirs = await jet.key_value(f"{prefix}-b")
+        revision = await ours.put("a.b", b"1")
+        entry = await theirs.get("a.b")
+        assert (entry.value, entry.revision) == (b"1", revision)
+        await theirs.put("c", b"2")
+        await theirs.delete("a.b")
+        await theirs.purge("d")
+        assert await ours.keys() == ["c"]
+        made = await jet.create_key_value(bucket=f"{prefix}-history", history=5)
+        await made.put("x", b"1")
+        assert (await (await bus.key_value(f"{prefix}-history")).get("x")).value == b"1"
+
+        content = bytes(range(256)) * 2000
+        store = await bus.object_store(f"{prefix}-o", max_age_s=600)
+        same = await jet.object_store(f"{prefix}-o")
+        await store.put("ours", content)
+        assert (await same.get("ours")).data == content
+        await same.put("theirs", content)
+        assert await store.get("theirs") == content
+        assert sorted(info.name for info in await same.list()) == sorted(await store.keys()) == ["ours", "theirs"]
+        await same.delete("ours")
+        assert await store.keys() == ["theirs"]
+        await stock.close()
+        await bus.close()
+
+    run(body())
+
+
+def test_an_object_with_wrong_bytes_is_not_handed_out(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        bus, stock = await connected(nats_url, []), await nats.connect(nats_url)
+        store = await bus.object_store(f"{prefix}-o")
+        await store.put("k", bytes(300_000))
+        jet = stock.jetstream()
+        info = await (await jet.object_store(f"{prefix}-o")).get_info("k")
+        chunks = f"$O.{prefix}-o.C.{info.nuid}"
+        await jet.purge_stream(f"OBJ_{prefix}-o", subject=chunks)
+        for chunk in (bytes(128 * 1024), b"\x01" * 128 * 1024, bytes(300_000 - 256 * 1024)):
+            await jet.publish(chunks, chunk)
+        with pytest.raises(BusError, match="digest"):
+            await store.get("k")
+        with pytest.raises(BusError, match="digest"):
+            await store.get_to("k", tmp_path / "k")
+        assert not (tmp_path / "k").exists()
+        await stock.close()
+        await bus.close()
+
+    run(body())
+
+
+def test_over_tls(tmp_path: Path, nats_server: NatsServer) -> None:
+    del nats_server
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = NatsServer(tmp_path / "nats", extra=f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}\n')
+    server.start()
+
+    async def body() -> None:
+        context = ssl.create_default_context(cafile=str(certificate))
+        url = server.url.replace("nats://", "tls://")
+        bus = await NatsBus.connect(url, name="test", tls=context)
+        got: list[Delivery] = []
+        await bus.subscribe("n", got.append)
+        bus.publish("n", bytes(3_000_000))
+        bus.publish("n", b"small")
+        await until(lambda: len(got) == 2)
+        assert [len(d.data) for d in got] == [3_000_000, 5]
+        await bus.close()
+
+    try:
+        run(body())
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_connect_to_server", "_process_err", "_process_info", "_process_op_err", "_read_loop", "_send_ping"],
+)
+def test_nats_py_still_has_what_we_build_on(name: str) -> None:
+    method: Awaitable[None] = getattr(Client, name)
+    assert asyncio.iscoroutinefunction(method)
