@@ -84,10 +84,10 @@ async def register(
                 saved = Path(directory) / "validation.npz"
                 await asyncio.to_thread(_save, saved, validation, request)
                 return await _run(bus, subjects, path, saved, request, on_progress)
+    except InfaasError:  # some of them are TimeoutErrors, too
+        raise
     except TimeoutError:
-        raise Timeout(
-            f"registration {request.registration} is not through after {timeout:g} s; it goes on without us"
-        ) from None
+        raise Timeout(f"registration {request.registration} is not through after {timeout} s; it goes on") from None
     except BusError as error:
         raise NotConnected(str(error)) from error
 
@@ -107,7 +107,7 @@ async def _run(
             size = path.stat().st_size / 1e6
             tell(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
             await uploads.put(key, path)
-        follower = _Follower(bus, subjects.registration(registration), tell)
+        follower = Follower(bus, subjects.registration(registration), tell)
         await follower.open()
         try:
             await _ask(bus, subjects, request)
@@ -170,11 +170,12 @@ async def last_status(bus: Bus, subjects: Subjects, registration: str) -> Regist
         return None
 
 
-class _Follower:
+class Follower:
     """Hears all statuses of one registration, and asks for the last one when it has been quiet."""
 
-    def __init__(self, bus: Bus, subject: str, tell: OnProgress) -> None:
+    def __init__(self, bus: Bus, subject: str, tell: OnProgress, quiet_s: float = QUIET_S) -> None:
         self._bus = bus
+        self._quiet = quiet_s
         self._subject = subject
         self._tell = tell
         self._news: asyncio.Queue[RegistrationStatus] = asyncio.Queue()
@@ -198,7 +199,7 @@ class _Follower:
         heard = loop.time()
         while True:
             try:
-                async with asyncio.timeout(QUIET_S):
+                async with asyncio.timeout(self._quiet):
                     status = await self._news.get()
             except TimeoutError:
                 asked = await self._ask()

@@ -1,6 +1,8 @@
 """Registrations on a real bus with a real workshop: from a file to records that describe what was measured."""
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,11 +21,13 @@ from infaas.demo import data
 from infaas.errors import Refused
 from infaas.registering import last_status, register
 from services.core.catalog import Catalog
+from services.dispatcher.__main__ import wire as wire_dispatcher
 from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
 from services.shell.runtime import Runtime
 from services.shell.settings import BusSettings, RegistrarSettings, Settings, WorkerSettings
+from tests.processes import environ
 from tests.servers import run
 
 Wire = Callable[[Settings, NatsBus], Awaitable[list[Runtime]]]
@@ -188,6 +192,50 @@ def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix:
             catalog = await system.catalog()
             assert {v.variant for v in catalog.variants_of("digits")} == set(status.variants)
             assert list(catalog.versions("mlp")) == ["1"]
+
+    run(main())
+
+
+async def command(system: System, *arguments: str) -> tuple[int, str, str]:
+    """Run `infaas register`; returns exit code, stdout and stderr."""
+    endpoints = {"nats": system.settings.bus.url, "sql": "", "prefix": system.subjects.prefix, "running": True}
+    directory = Path(system.settings.data_dir)
+    (directory / "endpoints.json").write_text(json.dumps(endpoints))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "infaas.cli", "register", "--data-dir", str(directory), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environ(),
+    )
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode()
+
+
+def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(nats_url, prefix, tmp_path) as system:
+            for wire in (wire_registrar, wire_dispatcher):
+                await system.start(wire)
+            model, validation = str(data.models()["cnn-s"]), str(system.validation)
+            about = ("--app", "digits", "--model", "cnn", "--validation", validation)
+            code, out, errors = await command(system, model, *about, "--json")
+            assert code == 0, errors
+            document = json.loads(out)
+            assert (document["state"], document["version"]) == ("done", "1")
+            assert {item["precision"] for item in document["variants"]} == {"fp32", "int8"}
+            for item in document["variants"]:
+                assert item["accuracy"] > 0.9
+                figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
+                assert all(item[figure] > 0 for figure in figures), item
+            assert "profiling" in errors
+            code, out, errors = await command(system, model, *about, "--version", "1")
+            assert (code, out) == (1, "")
+            assert errors.splitlines()[-1].startswith("infaas: bad_request: version: ")
+            (tmp_path / "fake.onnx").write_bytes(b"this is not a model")
+            code, out, errors = await command(system, str(tmp_path / "fake.onnx"), *about)
+            assert (code, out) == (1, "")
+            assert "is not an ONNX model" in errors.splitlines()[-1]
 
     run(main())
 

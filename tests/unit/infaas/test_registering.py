@@ -1,0 +1,214 @@
+"""The client's side of a registration, against a registrar that is played here, on the bus within one process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bus.codec import decode, encode
+from bus.memory import Broker
+from bus.messages.public import Error, Refusal, Register, RegistrationAccepted, RegistrationStatus
+from bus.port import Bus, Delivery
+from bus.subjects import Subjects
+from infaas.errors import BadInput, NotConnected, Refused, Timeout
+from infaas.registering import Follower, last_status, register
+from tests.servers import run
+
+SUBJECTS = Subjects("t")
+
+
+class Registrar:
+    """Replies to registrations with `reply` and then publishes `statuses`; remembers what it was asked."""
+
+    def __init__(self, bus: Bus, reply: Any = None, states: tuple[str, ...] = ("inspecting", "done")) -> None:
+        self.bus = bus
+        self.reply = reply
+        self.states = states
+        self.asked: list[Register] = []
+        self.answers_status = True
+        self.heard = asyncio.Event()
+
+    async def open(self) -> "Registrar":
+        await self.bus.subscribe(SUBJECTS.register(), self._on_register)
+        await self.bus.subscribe(SUBJECTS.registration(), self._on_status)
+        return self
+
+    def status(self, state: str) -> RegistrationStatus:
+        asked = self.asked[-1]
+        return RegistrationStatus(
+            registration=asked.registration or "",
+            state=state,
+            app=asked.app,
+            model=asked.model,  # type: ignore[arg-type]
+        )
+
+    def _on_register(self, delivery: Delivery) -> None:
+        self.asked.append(decode(Register, delivery.data))
+        self.heard.set()
+        registration = self.asked[-1].registration or ""
+        reply = self.reply or RegistrationAccepted(registration=registration)
+        self.bus.publish(delivery.reply, encode(reply))
+        if self.reply is None:
+            for state in self.states:
+                self.bus.publish(SUBJECTS.registration(registration), encode(self.status(state)))
+
+    def _on_status(self, delivery: Delivery) -> None:
+        if delivery.reply and self.answers_status:
+            known = self.asked and self.asked[-1].registration == delivery.subject.rpartition(".")[2]
+            none = Refusal(error=Error(code="bad_request", message="none"))
+            self.bus.publish(delivery.reply, encode(self.status("done") if known else none))
+
+
+def on_a_bus(test: Callable[[Broker, Bus], Awaitable[None]]) -> None:
+    async def main() -> None:
+        broker = Broker()
+        bus = broker.connect()
+        try:
+            async with asyncio.timeout(20):
+                await test(broker, bus)
+        finally:
+            await bus.close()
+
+    run(main())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"model")
+    return path
+
+
+@pytest.fixture
+def validation(tmp_path: Path) -> Path:
+    path = tmp_path / "validation.npz"
+    np.savez(path, x=np.zeros((3, 2), np.float32), y=np.arange(3))
+    return path
+
+
+def test_files_are_uploaded_and_statuses_followed(model: Path, validation: Path) -> None:
+    content = validation.read_bytes()
+
+    async def test(broker: Broker, bus: Bus) -> None:
+        registrar = await Registrar(broker.connect()).open()
+        told: list[str] = []
+        status = await register(
+            bus,
+            SUBJECTS,
+            model,
+            app="a",
+            model="m",
+            validation=validation,
+            metric="top5",
+            latency_ms=3.0,
+            on_progress=lambda s: told.append(s.state),
+        )
+        assert status == registrar.status("done")
+        assert told == ["accepted", "accepted", "inspecting", "done"]
+        asked = registrar.asked[0]
+        assert (asked.app, asked.model, asked.format, asked.metric, asked.latency_ms) == ("a", "m", "onnx", "top5", 3.0)
+        uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+        assert await uploads.get(asked.object) == b"model"
+        assert await uploads.get(asked.validation) == content
+        assert asked.object.startswith(f"{asked.registration}."), "the registrar removes only what bears its name"
+
+    on_a_bus(test)
+
+
+def test_arrays_are_sent_as_a_file(model: Path) -> None:
+    async def test(broker: Broker, bus: Bus) -> None:
+        registrar = await Registrar(broker.connect()).open()
+        arrays = (np.ones((2, 3), np.float32), np.array([0, 1]))
+        await register(bus, SUBJECTS, model, app="a", model="m", validation=arrays, labels_key="label")
+        uploads = await bus.object_store(SUBJECTS.uploads_bucket)
+        target = model.parent / "sent.npz"
+        await uploads.get_to(registrar.asked[0].validation, target)
+        with np.load(target) as stored:
+            assert np.array_equal(stored["x"], arrays[0])
+            assert np.array_equal(stored["label"], arrays[1])
+
+    on_a_bus(test)
+
+
+def test_a_refusal_is_raised_and_nothing_stays_behind(model: Path, validation: Path) -> None:
+    async def test(broker: Broker, bus: Bus) -> None:
+        refusal = Refusal(error=Error(code="forbidden", message="not here"))
+        await Registrar(broker.connect(), reply=refusal).open()
+        with pytest.raises(Refused, match="not here") as raised:
+            await register(bus, SUBJECTS, model, app="a", model="m", validation=validation)
+        assert raised.value.code == "forbidden"
+        assert await (await bus.object_store(SUBJECTS.uploads_bucket)).keys() == []
+
+    on_a_bus(test)
+
+
+def test_an_end_that_was_missed_is_asked_for(model: Path, validation: Path) -> None:
+    async def test(broker: Broker, bus: Bus) -> None:
+        registrar = await Registrar(broker.connect(), states=()).open()
+        waiting = asyncio.create_task(register(bus, SUBJECTS, model, app="a", model="m", validation=validation))
+        await registrar.heard.wait()
+        subject = SUBJECTS.registration(registrar.asked[0].registration or "")
+        follower = Follower(bus, subject, lambda _status: None, quiet_s=0.01)
+        await follower.open()
+        assert (await follower.end()).state == "done"
+        await follower.close()
+        waiting.cancel()
+
+    on_a_bus(test)
+
+
+def test_a_time_out_says_that_the_registration_goes_on(model: Path, validation: Path) -> None:
+    async def test(broker: Broker, bus: Bus) -> None:
+        registrar = await Registrar(broker.connect(), states=("building",)).open()
+        registrar.answers_status = False
+        with pytest.raises(Timeout, match="goes on"):
+            await register(bus, SUBJECTS, model, app="a", model="m", validation=validation, timeout=0.3)
+
+    on_a_bus(test)
+
+
+def test_nobody_there(model: Path) -> None:
+    async def test(_broker: Broker, bus: Bus) -> None:
+        with pytest.raises(NotConnected, match="infaas doctor"):
+            await last_status(bus, SUBJECTS, "r1")
+
+    on_a_bus(test)
+
+
+def test_an_unknown_registration_has_no_status() -> None:
+    async def test(broker: Broker, bus: Bus) -> None:
+        await Registrar(broker.connect()).open()
+        assert await last_status(bus, SUBJECTS, "r1") is None
+
+    on_a_bus(test)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"model_file": "missing.onnx"}, "model file"),
+        ({"model_file": "net.bin"}, "format: "),
+        ({"model_file": "empty.onnx"}, "empty"),
+        ({"validation": "missing.npz"}, "validation set"),
+        ({"validation": "net.onnx"}, "npz"),
+        ({"labels_key": "label"}, "labels_key: .*only x, y"),
+        ({"inputs_key": "images"}, "inputs_key: "),
+        ({"validation": (np.array([None]), np.array([1]))}, "objects"),
+    ],
+)
+def test_bad_files_are_not_sent(
+    model: Path, validation: Path, options: dict[str, Any], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("empty.onnx").touch()
+    Path("net.bin").write_bytes(b"model")
+    given = {"model_file": str(model), "validation": validation, **options}
+
+    async def test(_broker: Broker, bus: Bus) -> None:
+        with pytest.raises(BadInput, match=word):
+            await register(bus, SUBJECTS, app="a", model="m", **given)
+
+    on_a_bus(test)
