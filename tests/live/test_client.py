@@ -1,0 +1,205 @@
+"""The client on a real NATS server, against small peers that answer by the contract."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import infaas
+from bus.natsbus import NatsBus
+from tests.responders import Responder, answer, refusal, until
+from tests.servers import NatsServer, free_port, run
+
+
+async def serve(url, prefix, behave, what="query.*"):
+    bus = await NatsBus.connect(url, name="peer")
+    return await Responder(bus, behave).listen(f"{prefix}.{what}")
+
+
+def test_queries_side_by_side(nats_url, prefix):
+    async def main():
+        peer = await serve(nats_url, prefix, lambda body, n: answer(body))
+        async with infaas.connect(nats_url, prefix=prefix) as client:
+            answers = await asyncio.gather(
+                *(client.query("digits", np.full((2, 64), i, np.float32), id=str(i)) for i in range(500))
+            )
+        assert [a.output.tolist() for a in answers] == [[64.0 * i] * 2 for i in range(500)]
+        assert [a.id for a in answers] == [str(i) for i in range(500)]
+        await peer.bus.close()
+
+    run(main())
+
+
+def test_connecting_can_be_awaited_and_closed(nats_url, prefix):
+    async def main():
+        client = await infaas.connect(nats_url, prefix=prefix)
+        await client.close()
+        with pytest.raises(infaas.NotConnected):
+            await client.apps()
+
+    run(main())
+
+
+def test_where_no_system_is_the_error_says_what_to_do(tmp_path):
+    async def main():
+        with pytest.raises(infaas.NotConnected, match="infaas up"):
+            await infaas.connect(f"nats://127.0.0.1:{free_port()}", timeout=0.5)
+        with pytest.raises(infaas.NotConnected, match="infaas up"):
+            await infaas.connect(data_dir=tmp_path)
+
+    run(main())
+
+
+def test_a_wrong_password_is_said_without_showing_it(nats_url):
+    async def main():
+        with pytest.raises(infaas.NotConnected) as caught:
+            await infaas.connect(nats_url.replace("secret", "guessed"), timeout=5)
+        assert "password" in str(caught.value)
+        assert "guessed" not in str(caught.value)
+
+    run(main())
+
+
+def test_a_dispatcher_that_starts_late_still_answers(nats_url, prefix):
+    async def main():
+        async with infaas.connect(nats_url, prefix=prefix) as client:
+            query = asyncio.create_task(client.query("a", [[1.0, 2.0]]))
+            await until(lambda: client.resent)
+            peer = await serve(nats_url, prefix, lambda body, n: answer(body))
+            assert (await query).output.tolist() == [3.0]
+            assert len(peer.heard) == 1
+            await peer.bus.close()
+
+    run(main())
+
+
+def test_what_a_dying_dispatcher_had_taken_goes_to_another_under_the_same_key(nats_url, prefix):
+    async def main():
+        dying = await serve(nats_url, prefix, lambda body, n: None)
+        async with infaas.connect(nats_url, prefix=prefix) as client:
+            queries = [asyncio.create_task(client.query("a", [[float(i)]])) for i in range(20)]
+            await until(lambda: len(dying.heard) == 20)
+            await dying.bus.close()
+            other = await serve(nats_url, prefix, lambda body, n: answer(body))
+            assert [a.output[0] for a in await asyncio.gather(*queries)] == list(range(20))
+        keys = {body["retry_key"] for body in dying.heard}
+        assert len(keys) == 20
+        assert {body["retry_key"] for body in other.heard} == keys
+        await other.bus.close()
+
+    run(main())
+
+
+def test_queries_survive_the_death_of_nats(tmp_path):
+    async def main():
+        server = NatsServer(tmp_path)
+        server.start()
+        try:
+            # The peer answers late, so that the server dies with every answer still to come.
+            async with infaas.connect(server.url) as client:
+                silent = await serve(server.url, "infaas", lambda body, n: None)
+                queries = [asyncio.create_task(client.query("a", [[float(i)]], id=str(i))) for i in range(50)]
+                await until(lambda: len(silent.heard) == 50)
+                server.stop(kill=True)
+                await silent.bus.close()
+                await asyncio.to_thread(server.start)
+                peer = await serve(server.url, "infaas", lambda body, n: answer(body))
+                assert [a.id for a in await asyncio.gather(*queries)] == [str(i) for i in range(50)]
+                await peer.bus.close()
+        finally:
+            server.stop()
+
+    run(main())
+
+
+def test_large_inputs_and_outputs_go_through_the_object_store(nats_url, prefix):
+    async def main():
+        import msgpack
+
+        bus = await NatsBus.connect(nats_url, name="peer")
+        store = await bus.object_store(f"{prefix}-inputs", max_age_s=600.0)
+        outputs = await bus.object_store(f"{prefix}-outputs", max_age_s=600.0)
+        tasks = set()
+
+        async def work(delivery):
+            body = msgpack.unpackb(delivery.data)
+            body["inputs"] = msgpack.unpackb(await store.get(body["inputs_ref"]["key"]))
+            reply = answer(body)
+            await outputs.put("o1", msgpack.packb(reply.pop("outputs")))
+            reply |= {"outputs": {}, "outputs_ref": {"bucket": f"{prefix}-outputs", "key": "o1"}}
+            bus.publish(delivery.reply, msgpack.packb(reply))
+
+        def hear(delivery):
+            tasks.add(asyncio.create_task(work(delivery)))
+
+        await bus.subscribe(f"{prefix}.query.*", hear)
+        image = np.random.default_rng(0).integers(0, 2, (3, 1000, 1000), np.uint8)
+        async with infaas.connect(nats_url, prefix=prefix) as client:
+            got = await client.query("a", image)
+        assert got.output.tolist() == [float(part.sum(dtype=np.int64)) for part in image]
+        assert await store.keys() == await outputs.keys() == []
+        await bus.close()
+
+    run(main())
+
+
+def test_the_blocking_client_serves_many_threads(nats_url, prefix):
+    class Peer(threading.Thread):
+        """A peer on a loop of its own: the blocking client must not need ours."""
+
+        def __init__(self):
+            super().__init__()
+            self.loop = asyncio.new_event_loop()
+            self.up = threading.Event()
+
+        def run(self):
+            peer = self.loop.run_until_complete(serve(nats_url, prefix, behave))
+            self.up.set()
+            self.loop.run_forever()
+            self.loop.run_until_complete(peer.bus.close())
+            self.loop.close()
+
+    def behave(body, n):
+        return refusal("unsatisfiable") if body.get("accuracy") == 1 else answer(body)
+
+    peer = Peer()
+    peer.start()
+    assert peer.up.wait(10)
+    results = {}
+
+    def ask(i):
+        results[i] = system.query("a", [[float(i)]]).output[0]
+
+    try:
+        with infaas.connect_blocking(nats_url, prefix=prefix) as system:
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert results == {i: float(i) for i in range(16)}
+            with pytest.raises(infaas.Refused, match="unsatisfiable"):
+                system.query("a", [[1.0]], accuracy=1)
+            assert system.query("a", [[1.0]], accuracy=1, raise_refused=False).code == "unsatisfiable"
+        with pytest.raises(infaas.NotConnected):
+            system.apps()
+        system.close()
+    finally:
+        peer.loop.call_soon_threadsafe(peer.loop.stop)
+        peer.join()
+
+
+def test_the_blocking_client_leaves_no_thread_when_it_cannot_connect():
+    before = threading.active_count()
+    with pytest.raises(infaas.NotConnected):
+        infaas.connect_blocking(f"nats://127.0.0.1:{free_port()}", timeout=0.3)
+    assert threading.active_count() == before
+
+
+def test_a_program_that_forgets_to_close_still_ends(nats_url, prefix):
+    code = f"import infaas; system = infaas.connect_blocking({nats_url!r}, prefix={prefix!r}); print('up')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "up\n")

@@ -1,0 +1,295 @@
+"""The user commands as processes, against a small peer that answers by the contract on a real NATS server."""
+
+import asyncio
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from bus.natsbus import NatsBus
+from tests.responders import Responder, answer, refusal
+from tests.servers import free_port, run
+
+CLOSEST = {"model": "m", "variant": "m-v1", "accuracy": 0.9, "latency_ms": 12.0, "cost": 0.25}
+APP = {
+    "app": "digits",
+    "models": ["mlp"],
+    "variants": 2,
+    "latency_ms": 20.0,
+    "min_instances": 1,
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+}
+VARIANT = {
+    "app": "digits",
+    "model": "mlp",
+    "variant": "mlp-v1-ort-fp32-t1-b8",
+    "hardware": "cpu",
+    "accuracy": 0.93,
+    "latency_ms": 0.05,
+    "load_ms": 12.5,
+    "memory_mb": 31.0,
+    "saturation_qps": 81234.0,
+    "price_per_hour": 0.04,
+    "cost_per_1000": 0.0000123,
+    "state": "Active",
+    "instances": 2,
+    "simulated": False,
+}
+WORKER = {
+    "worker": "w0",
+    "state": "Ready",
+    "devices": [
+        {
+            "device": "cpu", "kind": "cpu", "alive": True, "utilisation": 0.25, "cores": 2, "cores_used": 0.5,
+            "memory_mb": 8000.0, "memory_used_mb": 500.0, "price_per_hour": 0.1, "simulated": False,
+        }
+    ],
+    "instances": [
+        {"variant": VARIANT["variant"], "device": "cpu", "state": "Active", "queued": 3, "load": 5.0, "latency_ms": 1.0, "mean_batch": 2.0}
+    ],
+}  # fmt: skip
+EXPLANATION = {
+    "chosen": {"variant": "mlp-v1-ort-fp32-t1-b8"},
+    "candidates": [
+        {"variant": "mlp-v1-ort-fp32-t1-b8", "state": "Active", "worker": "w0", "accuracy": 0.93, "latency_ms": 1.0, "load_ms": 0.0, "cost_per_1000": 0.1, "why_not": ""},
+        {"variant": "other", "state": "Inactive", "worker": None, "hardware": "cpu", "accuracy": 0.5, "latency_ms": 1.0, "load_ms": 9.0, "cost_per_1000": 0.1, "why_not": "accuracy 0.5 is below 0.9"},
+    ],
+}  # fmt: skip
+
+
+def behave(body, n):
+    if body.get("accuracy") == 1:
+        return refusal("unsatisfiable", "no variant is that accurate", closest=CLOSEST, retry_after_ms=40)
+    if body.get("model") == "classifier":
+        scores = np.eye(10, dtype="<f4")[[7, 2]]
+        return answer(body, outputs={"scores": {"datatype": "FP32", "shape": [2, 10], "data": scores.tobytes()}})
+    return answer(body)
+
+
+class Commands:
+    """Runs commands against this test's own peer."""
+
+    def __init__(self, directory, url, prefix):
+        self.directory = directory
+        self.url = url
+        self.prefix = prefix
+        places = {"nats": url, "sql": "postgresql://nobody@127.0.0.1:1/none", "prefix": prefix, "running": True}
+        (directory / "endpoints.json").write_text(json.dumps(places))
+
+    async def __aenter__(self):
+        self.bus = await NatsBus.connect(self.url, name="peer")
+        self.queries = await Responder(self.bus, behave).listen(f"{self.prefix}.query.*")
+        await Responder(self.bus, lambda body, n: EXPLANATION).listen(f"{self.prefix}.explain.digits")
+        for what, items in (("apps", [APP]), ("models", []), ("variants", [VARIANT]), ("workers", [WORKER])):
+            await Responder(self.bus, lambda body, n, items=items: {"items": items}).listen(
+                f"{self.prefix}.list.{what}"
+            )
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.bus.close()
+
+    async def __call__(self, *arguments):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "infaas.cli", *map(str, arguments), "--data-dir", str(self.directory)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.getcwd()},
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert b"Traceback" not in err, err.decode()
+        return process.returncode, out.decode(), err.decode()
+
+
+def with_commands(tmp_path, nats_url, prefix, work):
+    async def main():
+        async with Commands(tmp_path, nats_url, prefix) as infaas:
+            await work(infaas)
+
+    run(main())
+
+
+def test_query_prints_the_answer(tmp_path, nats_url, prefix):
+    async def work(infaas):
+        code, out, err = await infaas(
+            "query", "--app", "a", "--json-input", "[[1, 2]]", "--latency-ms", 20, "--model", "classifier"
+        )
+        assert (code, err) == (0, "")
+        assert "class 7 (1), 2 (1)" in out
+        for part in ("adder-v1", "1.5 ms", "US$ 0.001", "missed     nothing"):
+            assert part in out
+        assert infaas.queries.heard[0]["latency_ms"] == 20
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_query_of_a_file_as_json(tmp_path, nats_url, prefix):
+    np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
+
+    async def work(infaas):
+        code, out, err = await infaas("query", "--app", "a", "--input", tmp_path / "x.npy", "--id", "mine", "--json")
+        assert (code, err) == (0, "")
+        told = json.loads(out)
+        assert told["outputs"] == {"sum": [5.0, 5.0, 5.0]}
+        assert (told["id"], told["batch"], told["missed"]) == ("mine", 3, [])
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_a_refused_query_exits_1_with_the_offer(tmp_path, nats_url, prefix):
+    async def work(infaas):
+        code, out, err = await infaas("query", "--app", "a", "--json-input", "[[1]]", "--accuracy", 1)
+        assert (code, out) == (1, "")
+        assert err.count("\n") == 1
+        for part in (
+            "unsatisfiable: no variant is that accurate",
+            "m-v1 (accuracy 0.9, latency 12 ms, US$ 0.25",
+            "again in 40 ms",
+        ):
+            assert part in err
+        code, out, err = await infaas("query", "--app", "a", "--json-input", "[[1]]", "--accuracy", 1, "--json")
+        assert (code, json.loads(out)["error"]["closest"]) == (1, CLOSEST)
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["query", "--app", "a"], 2, "--json-input"),
+        (["query", "--app", "a", "--json-input", "[1]", "--input", "x.npy"], 2, "either"),
+        (["query", "--json-input", "[1]"], 2, "--app"),
+        (["query", "--app", "a", "--json-input", "[1"], 1, "not valid JSON"),
+        (["query", "--app", "a", "--input", "no-such-file.npy"], 1, "No such file"),
+        (["query", "--app", "../etc", "--json-input", "[1]"], 1, "bad_request"),
+        (["query", "--app", "a", "--json-input", "[1]", "--latency-ms", "soon"], 2, "latency-ms"),
+        (["bench", "--app", "digits", "--closed", "2", "--rate", "5"], 2, "another kind of load"),
+        (["bench", "--app", "digits", "--trace", "no-such-file"], 1, "No such file"),
+        (["explain", "--app", "a b"], 1, "bad_request"),
+        (["frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_wrong_use_is_one_line_on_stderr(tmp_path, nats_url, prefix, arguments, code, says):
+    async def work(infaas):
+        got, out, err = await infaas(*arguments)
+        assert (got, out) == (code, "")
+        assert says in err
+        assert err.count("\n") == 1
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_lists(tmp_path, nats_url, prefix):
+    async def work(infaas):
+        for command, shown, items in (
+            ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20"], [APP]),
+            ("variants", ["mlp-v1-ort-fp32-t1-b8", "Active (x2)", "81,234", "1.23e-05", "0.93"], [VARIANT]),
+            ("workers", ["w0", "25%", "0.5 of 2", "500 of 8000", "mlp-v1-ort-fp32-t1-b8"], [WORKER]),
+            ("models", ["no models"], []),
+        ):
+            code, out, err = await infaas(command)
+            assert (code, err) == (0, ""), command
+            assert [part for part in shown if part not in out] == []
+            code, out, err = await infaas(command, "--json")
+            assert (code, json.loads(out), err) == (0, {"items": items}, "")
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_status_is_one_page(tmp_path, nats_url, prefix):
+    async def work(infaas):
+        registrations = await infaas.bus.key_value(f"{prefix}-status")
+        import msgpack
+
+        await registrations.put(
+            "registration.r1", msgpack.packb({"app": "a", "model": "m", "state": "building", "progress": 0.4})
+        )
+        await registrations.put(
+            "registration.r2", msgpack.packb({"app": "a", "model": "bad", "state": "failed", "reason": "no ONNX file"})
+        )
+        await registrations.put("registration.r3", msgpack.packb({"app": "a", "model": "good", "state": "done"}))
+        code, out, err = await infaas("status")
+        assert (code, err) == (0, "")
+        for part in (
+            "1 of 1 workers ready, 1 apps, 1 variants, 1 instances",
+            "cpu 25%",
+            "1 Active",
+            "registering m for a: building, 40 %",
+            "no ONNX file",
+        ):
+            assert part in out
+        assert "good" not in out
+        code, out, _ = await infaas("status", "--json")
+        assert json.loads(out)["apps"] == [APP]
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_explain_names_the_chosen_and_why_not_the_others(tmp_path, nats_url, prefix):
+    async def work(infaas):
+        code, out, err = await infaas("explain", "--app", "digits", "--accuracy", 0.9)
+        assert (code, err) == (0, "")
+        chosen = next(line for line in out.splitlines() if line.startswith("->"))
+        assert "mlp-v1-ort-fp32-t1-b8" in chosen
+        assert "accuracy 0.5 is below 0.9" in out
+        code, out, _ = await infaas("explain", "--app", "digits", "--json")
+        assert json.loads(out) == EXPLANATION
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_bench_closed_open_and_trace(tmp_path, nats_url, prefix):
+    (tmp_path / "trace.txt").write_text("5\n5\n")
+
+    async def work(infaas):
+        common = ("--app", "digits", "--seconds", 0.5, "--warmup", 0.1, "--latency-ms", 5000, "--json")
+        code, out, _ = await infaas("bench", *common, "--closed", 4)
+        closed = json.loads(out)
+        assert (code, closed["mode"]) == (0, "closed loop of 4")
+        assert closed["answered"] == closed["offered"] > 0
+        assert closed["variants"] == {"adder-v1": closed["answered"]}
+        code, out, _ = await infaas("bench", *common, "--rate", 100, "--arrivals", "gamma", "--cv", 2)
+        opened = json.loads(out)
+        assert "gamma with CV 2" in opened["mode"]
+        assert (opened["refused"], opened["failed"], opened["effective_accuracy"]) == (0, 0, pytest.approx(0.9))
+        code, out, err = await infaas(
+            "bench", "--app", "digits", "--seconds", 1, "--warmup", 0, "--trace", tmp_path / "trace.txt"
+        )
+        assert code == 0
+        assert "5: 5 answered" in out
+        assert "trace.txt" in err
+        bodies = [body for body in infaas.queries.heard if body["inputs"] != infaas.queries.heard[0]["inputs"]]
+        assert bodies, "the inputs are all the same"
+        assert {tuple(body["inputs"]["x"]["shape"]) for body in infaas.queries.heard} == {(1, 4)}
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_bench_says_why_nothing_can_be_measured(tmp_path, nats_url, prefix):
+    async def work(infaas):
+        code, out, err = await infaas("bench", "--app", "digits", "--accuracy", 1, "--seconds", 1)
+        assert (code, out) == (1, "")
+        assert "unsatisfiable" in err
+
+    with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_no_system_is_one_line(tmp_path):
+    (tmp_path / "endpoints.json").write_text(
+        json.dumps({"nats": f"nats://127.0.0.1:{free_port()}", "sql": "", "running": True})
+    )
+
+    async def main():
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "infaas.cli", "apps", "--data-dir", str(tmp_path), stderr=asyncio.subprocess.PIPE
+        )
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1
+        assert err.decode().count("\n") == 1
+        assert "infaas up" in err.decode()
+
+    run(main())
