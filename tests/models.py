@@ -37,7 +37,7 @@ def weights(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mlp(batch: str | int = "n", seed: int = 0) -> bytes:
-    """x [n, 16] to scores [n, 4]: two matrix products."""
+    """From x [n, 16] to scores [n, 4]: two matrix products."""
     first, second = weights(seed)
     nodes = [
         h.make_node("MatMul", ["x", "w1"], ["a"]),
@@ -60,7 +60,7 @@ def digits(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def conv(batch: str | int = "n") -> bytes:
-    """x [n, 1, 8, 8] to scores [n, 4]: a convolution and a mean."""
+    """From x [n, 1, 8, 8] to scores [n, 4]: a convolution and a mean."""
     kernel = np.random.default_rng(2).normal(size=(CLASSES, 1, 3, 3)).astype("f4")
     nodes = [
         h.make_node("Conv", ["x", "k"], ["a"], kernel_shape=[3, 3]),
@@ -89,7 +89,7 @@ def mixing(batch: str | int = "n") -> bytes:
 
 
 def two_inputs() -> bytes:
-    """a [n, 16] and b [n, 16] to scores [n, 16]."""
+    """From a [n, 16] and b [n, 16] to scores [n, 16]."""
     node = h.make_node("Add", ["a", "b"], ["scores"])
     return made(
         [node], [tensor("a", ["n", FEATURES]), tensor("b", ["n", FEATURES])], [tensor("scores", ["n", FEATURES])]
@@ -97,7 +97,7 @@ def two_inputs() -> bytes:
 
 
 def sequence() -> bytes:
-    """tokens [n, length] of numbers to scores [n, 4]: the length is open."""
+    """From tokens [n, length] to scores [n, 4]: the length is open."""
     vectors = np.random.default_rng(3).normal(size=(50, CLASSES)).astype("f4")
     nodes = [
         h.make_node("Gather", ["table", "tokens"], ["a"]),

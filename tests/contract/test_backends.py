@@ -119,7 +119,7 @@ def test_shrinking_changes_no_answer(handle):
 
 
 def test_a_run_that_takes_too_long_can_be_ended(tmp_path):
-    """onnxruntime only: torch cannot end a run."""
+    """With onnxruntime only: torch cannot end a run."""
     path = tmp_path / "endless.onnx"
     path.write_bytes(models.endless())
     loaded = backend("ort").load(path, LoadSpec())
