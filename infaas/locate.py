@@ -38,13 +38,14 @@ def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None
     if named:
         return read_endpoints(Path(named))
     nats, sql = environ.get("INFAAS_NATS_URL"), environ.get("INFAAS_SQL_DSN")
+    prefix = environ.get("INFAAS_PREFIX") or "infaas"
     if nats or sql:
         # One of the two alone: the other is not looked for in a directory that may belong to another system.
-        return Endpoints(nats or DEFAULT_NATS, sql or DEFAULT_SQL)
+        return Endpoints(nats or DEFAULT_NATS, sql or DEFAULT_SQL, prefix)
     try:
         return read_endpoints(Path(DEFAULT_DATA_DIR))
     except NotConnected:
-        return Endpoints(DEFAULT_NATS, DEFAULT_SQL)
+        return Endpoints(DEFAULT_NATS, DEFAULT_SQL, prefix)
 
 
 def find_nats(data_dir: str | Path | None = None) -> str:

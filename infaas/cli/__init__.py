@@ -60,9 +60,9 @@ def build() -> "App":
         version=_version,
         result_action="return_value",
     )
-    for name, (place, text) in COMMANDS.items():
+    for order, (name, (place, text)) in enumerate(COMMANDS.items()):
         if find_spec(place.partition(":")[0]) is not None:
-            app.command(place, name=name, help=text)
+            app.command(place, name=name, help=text, sort_key=order)
     return app
 
 

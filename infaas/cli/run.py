@@ -70,7 +70,7 @@ def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, 
         if settings.bus.url != type(settings.bus)().url:
             return settings
         system = locate(data_dir, environ)
-        more = {"INFAAS_BUS__URL": system.nats}
+        more = {"INFAAS_BUS__URL": system.nats, "INFAAS_PREFIX": system.prefix}
         if system.writer and not settings.store.dsn:
             more["INFAAS_STORE__DSN"] = system.writer
         return load(config, {**environ, **more})

@@ -6,7 +6,6 @@ import os
 import signal
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,7 +75,6 @@ def _plan(data_dir: Path, port_base: int | None, workers: int, dispatchers: int 
         settings = load(config, environ)
     except SettingsError as error:
         usage(str(error))
-    named = _named(config, environ)
     return Plan(
         data_dir=data_dir.absolute(),
         settings=settings,
@@ -84,18 +82,17 @@ def _plan(data_dir: Path, port_base: int | None, workers: int, dispatchers: int 
         dispatchers=dispatchers or settings.dispatcher.count,
         port_base=port_base,
         config=config,
-        nats_url=settings.bus.url if "bus.url" in named else None,
+        nats_url=settings.bus.url if _names_nats(config, environ) else None,
         sql_dsn=settings.store.dsn or None,
         reader_dsn=settings.store.reader_dsn or None,
         environ=environ,
     )
 
 
-def _named(config: Path | None, environ: Mapping[str, str]) -> set[str]:
-    """Whether the settings name a NATS server of somebody else's."""
+def _names_nats(config: Path | None, environ: Mapping[str, str]) -> bool:
+    """Whether the settings name a NATS server of somebody else's (its URL may be the default one)."""
     tree: dict[str, Any] = tomllib.loads(config.read_text()) if config is not None else {}
-    given = "url" in tree.get("bus", {}) or environ.get("INFAAS_BUS__URL") or environ.get("INFAAS_BUS__URL_FILE")
-    return {"bus.url"} if given else set()
+    return "url" in tree.get("bus", {}) or any(environ.get(f"INFAAS_BUS__URL{end}") for end in ("", "_FILE"))
 
 
 async def _up(plan: "Plan", as_json: bool) -> int:
@@ -113,13 +110,11 @@ async def _up(plan: "Plan", as_json: bool) -> int:
         if starting.done():
             starting.result()
             await stopped
-        else:
-            starting.cancel()
     except ServerError as error:
         fail(str(error))
     finally:
-        with suppress(asyncio.CancelledError, ServerError):
-            await starting
+        starting.cancel()
+        await asyncio.wait([starting])
         await stack.stop()
     return 0
 
