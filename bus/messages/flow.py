@@ -6,7 +6,8 @@ from msgspec import Raw, Struct
 class Route(Struct, frozen=True, array_like=True, gc=False):
     """What travels in front of a query's body from dispatcher to executor, and back when it is handed back.
 
-    uid (16 bytes) and part name the work; attempt counts dispatches; deadline and arrived are Unix seconds.
+    uid (16 bytes) and part name the work; attempt counts its dispatches from 0; deadline and arrived are Unix seconds.
+    alone: it was aboard when an executor died and shares no batch again. resendable: the client may ask again by retry key.
     missed: requirements that the chosen variant is already known to miss. parent/stage: for ensembles and pipelines.
     """
 
@@ -33,6 +34,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     version: str | None = None
     variant: str | None = None
     resendable: bool = False
+    alone: bool = False
     parent: bytes | None = None
     stage: str | None = None
 

@@ -165,8 +165,8 @@ class Dispatcher:
         return effects
 
     def _dispatch(self, query: Query, instance: Instance) -> Publish:
-        route = query.route(self.name, instance.id, self._policy.name)
         self.flights.depart(query, instance)
+        route = query.route(self.name, instance.id, self._policy.name)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
         if subject is None:
@@ -256,8 +256,8 @@ class Dispatcher:
         """Instances died with queries aboard: retry those one by one, so that a poisonous one harms nobody else."""
         effects: list[Effect] = []
         for query in self.flights.aboard(instances):
-            query.attempt += 1
-            if query.attempt > self._max_attempts:
+            query.crashes += 1
+            if query.crashes > self._max_attempts:
                 text = "the model's process ended each time this query was in its batch"
                 effects.extend(self._refuse(query, Error(code="model_error", message=text), now))
             else:
@@ -279,18 +279,21 @@ class Dispatcher:
         """An executor could not serve it after all."""
         back: HandBack = envelope.message
         route, now = back.route, envelope.now
+        flying = self.flights.flying.get(route.uid)
+        if flying is not None and flying.attempt != route.attempt:
+            return NOTHING  # it has been dispatched elsewhere since
         query = self.flights.land(route.uid)
         if query is None:
-            if route.uid in self.flights:
-                return NOTHING
+            if route.dispatcher == self.name or route.uid in self.flights:
+                return NOTHING  # it has ended here already, or is under way again
             query = self._intake.adopt(route, bytes(back.body))
             if query is None:
                 return NOTHING
         if back.reason == "deadline":
             return self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
-            query.attempt += 1
-            if query.attempt > self._max_attempts:
+            query.crashes += 1
+            if query.crashes > self._max_attempts:
                 text = "the model failed each time this query was in its batch"
                 return self._refuse(query, Error(code="model_error", message=text), now)
             self.flights.retries.append(query)
@@ -323,11 +326,11 @@ class Dispatcher:
             queries = list(self.flights.waiting.values())
             self.flights.waiting.clear()
             for query in queries:
-                if query.attempt and self.flights.retrying is not None:
+                if query.crashes and self.flights.retrying is not None:
                     self.flights.retries.append(query)
                     continue
                 effects.extend(self._decide(query, now))
-                if query.attempt and query.uid in self.flights.flying:
+                if query.crashes and query.uid in self.flights.flying:
                     self.flights.retrying = query.uid
         return effects
 

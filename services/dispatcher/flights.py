@@ -23,6 +23,7 @@ class Flights:
 
     def depart(self, query: Query, instance: Instance) -> None:
         query.instance = instance
+        query.attempt += 1
         instance.own += query.items
         self.flying[query.uid] = query
 

@@ -11,7 +11,7 @@ from services.core.cluster import Instance
 class Query:
     """The body as it came, what it asks, and where it is now. times: Unix seconds."""
 
-    __slots__ = ("app", "arrived", "ask", "attempt", "body", "head", "instance", "items", "reply", "uid")
+    __slots__ = ("app", "arrived", "ask", "attempt", "body", "crashes", "head", "instance", "items", "reply", "uid")
 
     def __init__(
         self, uid: bytes, app: str, head: QueryHead, ask: Ask, reply: str, body: bytes, arrived: float
@@ -24,7 +24,8 @@ class Query:
         self.reply = reply
         self.body = body
         self.arrived = arrived
-        self.attempt = 0
+        self.attempt = -1  # of the dispatch under way; the first is 0
+        self.crashes = 0  # executors that died with it aboard
         self.instance: Instance | None = None
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
@@ -55,6 +56,7 @@ class Query:
             head.version,
             head.variant,
             head.retry_key is not None,
+            self.crashes > 0,
         )
 
     @property

@@ -109,4 +109,5 @@ class Intake:
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.attempt = route.attempt
+        query.crashes = int(route.alone)
         return query

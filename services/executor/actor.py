@@ -102,6 +102,7 @@ class Executor:
         self._reported = 0.0
         self._memory_mb = 0.0
         self._running: dict[int, tuple[Loaded, RunBatch]] = {}
+        self._pending: dict[tuple[bytes, int], Work] = {}  # taken, not yet ended
         self._fetching: dict[bytes, tuple[Loaded, Route, msgspec.Raw]] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             Execute: self._execute,
@@ -145,10 +146,13 @@ class Executor:
     def _execute(self, envelope: Envelope) -> Iterable[Effect]:
         execute: Execute = envelope.message
         route = execute.route
+        pending = self._pending.get((route.uid, route.part))
+        if pending is not None:
+            pending.also.append(route)
+            return NOTHING
         known = self.answers.get(route)
         if known is not None:
-            # A client that asks again gets the same answer again; a dispatcher's retry is dropped.
-            return (Publish(route.reply_to, known),) if route.attempt == 0 and route.resendable else NOTHING
+            return self._again(route, known, envelope.now)
         loaded = self.instances.get(route.instance)
         if loaded is None or loaded.leaving:
             return (self._hand_back(route, "gone", execute.body),)
@@ -160,8 +164,23 @@ class Executor:
             work = self._work(route, execute.body, taken.inputs)
         except msgspec.DecodeError as error:
             return self._refuse(loaded, route, "bad_request", f"inputs: {error}", envelope.now)
+        return self._take(loaded, work)
+
+    def _take(self, loaded: Loaded, work: Work) -> Iterable[Effect]:
+        self._pending[work.route.uid, work.route.part] = work
         loaded.queue.push(work)
         return self._arm()
+
+    def _again(self, route: Route, answer: Answer | Refusal, now: float) -> list[Effect]:
+        """It was answered before: a client that asks again hears the same, a dispatcher's retry only that it is done."""
+        effects: list[Effect] = []
+        if route.attempt == 0 and route.resendable:
+            effects.append(Publish(route.reply_to, answer))
+        loaded = self.instances.get(route.instance)
+        if loaded is not None:
+            codes: list[str] | None = [answer.error.code] if isinstance(answer, Refusal) else None
+            effects.extend(self.owners.tell(route.dispatcher, loaded, [route], 1, (now, now), 0.0, codes, now))
+        return effects
 
     def _work(self, route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> Work:
         """Decode the tensors without copying them. Raises msgspec.DecodeError."""
@@ -216,9 +235,15 @@ class Executor:
         return effects
 
     def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
+        self._pending.pop((work.route.uid, work.route.part), None)
         if work.route.deadline <= now or not self.owners.alive(work.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
-            return self._refuse(loaded, work.route, "deadline", text, now)
+            effects = self._refuse(loaded, work.route, "deadline", text, now)
+            for other in work.also:
+                effects.extend(
+                    self.owners.tell(other.dispatcher, loaded, [other], 1, (now, now), 0.0, ["deadline"], now)
+                )
+            return effects
         return (self._hand_back(work.route, "deadline", work.body),)
 
     def _did(self, envelope: Envelope) -> Iterable[Effect]:
@@ -264,11 +289,14 @@ class Executor:
         for i, work in enumerate(works):
             route = work.route
             loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
+            del self._pending[route.uid, route.part]
             routes = told.get(route.dispatcher)
             if routes is None:
                 told[route.dispatcher] = [route]
             else:
                 routes.append(route)
+            for other in work.also:
+                told.setdefault(other.dispatcher, []).append(other)
             if result.errors is not None:
                 answer: Answer | Refusal = model_error(route, result.errors[i])
             else:
@@ -279,9 +307,9 @@ class Executor:
             if route.resendable:
                 self.answers.keep(route, answer)
             effects.append(Publish(route.reply_to, answer))
-        codes = None if result.errors is None else ["model_error"] * len(works)
         span = (result.started, result.finished)
         for dispatcher, routes in told.items():
+            codes = None if result.errors is None else ["model_error"] * len(routes)
             effects.extend(self.owners.tell(dispatcher, loaded, routes, items, span, cost, codes, now))
         if loaded.queue.items or self._starved:
             effects.extend(self._arm())
@@ -320,8 +348,7 @@ class Executor:
             work = self._work(route, body, data)
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, route, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
-        loaded.queue.push(work)
-        return self._arm()
+        return self._take(loaded, work)
 
     def _stored(self, key: tuple[Route, Answer], ref: Any) -> Iterable[Effect]:
         route, answer = key
@@ -414,7 +441,7 @@ class Executor:
             incarnation=self.incarnation,
             reason=reason,
         )
-        back = [self._hand_back(work.route, "load_failed", work.body) for work in loaded.queue.drop()]
+        back = [self._hand_back(work.route, "load_failed", work.body) for work in self._drop(loaded)]
         return (Publish(self._subjects.monitor(self.worker, "failed"), fact), *back)
 
     # -- dispatchers and time
@@ -451,7 +478,14 @@ class Executor:
         """This process was stopped longer than the failure time-out: its queries are with others now, drop them."""
         self.owners.excuse(now)
         for loaded in self.instances.values():
-            loaded.queue.drop()
+            self._drop(loaded)
+
+    def _drop(self, loaded: Loaded) -> list[Work]:
+        """Empty an instance's queue."""
+        works = loaded.queue.drop()
+        for work in works:
+            del self._pending[work.route.uid, work.route.part]
+        return works
 
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
         self._reported = envelope.now
@@ -463,5 +497,5 @@ class Executor:
         return [
             self._hand_back(work.route, "gone", work.body)
             for loaded in self.instances.values()
-            for work in loaded.queue.drop()
+            for work in self._drop(loaded)
         ]

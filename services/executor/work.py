@@ -14,7 +14,7 @@ Inputs = TensorView | dict[str, TensorView] | list[Any]
 class Work:
     """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
 
-    __slots__ = ("alone", "body", "inputs", "items", "route", "shape")
+    __slots__ = ("alone", "also", "body", "inputs", "items", "route", "shape")
 
     def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
         self.route = route
@@ -22,7 +22,8 @@ class Work:
         self.inputs = inputs
         self.items = items
         self.shape = shape
-        self.alone = route.attempt > 0  # it was aboard when an executor died: it shares no batch again
+        self.alone = route.alone
+        self.also: list[Route] = []  # the same query, sent again while this one waits: one answer, all senders are told
 
 
 class LoadModel(Struct, frozen=True):

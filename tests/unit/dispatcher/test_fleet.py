@@ -115,7 +115,7 @@ def test_one_of_two_dispatchers_dies_and_what_it_had_forwarded_is_answered_and_r
     assert set(labels) <= recorded
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(
         st.one_of(
@@ -147,6 +147,54 @@ def test_every_query_ends_exactly_once(steps: list[tuple[str, Any, Any]]) -> Non
         ended_once(fleet, label)
     mine = [o for o in fleet.outcomes() if o.id in set(labels)]
     assert sorted(o.id for o in mine) == sorted(labels)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("ask"), st.integers(1, 12)),
+            st.tuples(st.just("run"), st.floats(0.0, 0.5)),
+            st.tuples(st.just("dispatcher"), st.integers(0, 1)),
+            st.tuples(st.just("executor"), st.integers(0, 1)),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_with_retry_keys_nothing_is_lost_when_dispatchers_die(steps: list[tuple[str, Any]]) -> None:
+    """Dispatchers and executors are killed at any time; a client that hears nothing asks again with the same key."""
+    fleet = Fleet(dispatchers=2, workers=2)
+    names = ["d0", "d1"]
+    asked: dict[str, bytes] = {}
+    for kind, number in steps:
+        if kind == "ask":
+            for _ in range(number):
+                key = len(asked).to_bytes(16, "big")
+                asked[fleet.ask(retry_key=key)] = key
+        elif kind == "run":
+            fleet.stage.run(number)
+        elif kind == "dispatcher":
+            fleet.stage.kill(names[number])
+            names[number] = f"{names[number]}x"
+            fleet.start_dispatcher(names[number])
+        else:
+            crash(fleet, f"w{number}", announced=True)
+    for _ in range(6):
+        fleet.stage.run(1.5)
+        for label, key in asked.items():
+            if not fleet.replies(label):
+                fleet.ask(id=label, retry_key=key)
+    fleet.stage.run(60.0)
+    for label in asked:
+        replies = fleet.replies(label)
+        assert replies, label
+        assert all("outputs" in reply for reply in replies), (label, replies)
+    mine = [o for o in fleet.outcomes() if o.id in asked]
+    assert {o.id for o in mine} == set(asked)
+    # The database keeps one outcome a uid: whoever recorded it, it must be one uid a query, and a good end.
+    assert len({(o.id, o.uid) for o in mine}) == len(asked)
+    assert {o.outcome for o in mine} <= {"ok", "late"}
 
 
 def crash(fleet: Fleet, worker: str, *, announced: bool) -> None:
