@@ -9,7 +9,7 @@ from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
-from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
+from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
 from bus.subjects import Subjects
 from services.core.actor import After, Changed, Do, Done, Effect, Envelope, Publish, Record, Recorded, Started, Synced
 from services.core.catalog import key_of
@@ -271,3 +271,25 @@ class Stage:
         """All orders given to a worker's workshop."""
         subjects = {SUBJECTS.workshop(worker, "inspect"), SUBJECTS.workshop(worker, "build")}
         return [message for subject, message in self.sent if subject in subjects]
+
+
+def build_order(stage: Stage, worker: str = "w1") -> BuildVariants:
+    order = stage.orders(worker)[-1]
+    assert isinstance(order, BuildVariants)
+    return order
+
+
+def to_building(stage: Stage, request: Register = REQUEST) -> BuildVariants:
+    """Register, have it inspected, and return the build order."""
+    stage.tell(heartbeat())
+    stage.register(request)
+    stage.tell(inspected(request.registration or ""))
+    stage.perform()
+    return build_order(stage)
+
+
+def complete(stage: Stage, order: BuildVariants, worker: str = "w1") -> None:
+    for plan in order.plans:
+        stage.tell(built(plan, order.registration, worker))
+    stage.tell(finished("build", order.registration, worker))
+    stage.perform()

@@ -1,0 +1,235 @@
+"""Orders and facts on a stage: workers that fail, fall silent or leave, and variants that do not work."""
+
+import pytest
+from msgspec.structs import replace
+
+from bus.messages.fleet import ExecutorExited
+from bus.messages.work import BuildVariants, InspectModel, WorkProgress
+from services.core.actor import Publish, Undelivered
+from tests.unit.registrar.given import (
+    REQUEST,
+    SUBJECTS,
+    Stage,
+    build_order,
+    built,
+    complete,
+    failed,
+    finished,
+    heartbeat,
+    inspected,
+    to_building,
+)
+
+
+def test_variants_that_fail_do_not_stop_the_others() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    good, bad, nan, poor, *rest = order.plans
+    stage.tell(failed(bad, reason="the compiler gave up"))
+    stage.tell(built(nan, accuracy=float("nan")))
+    stage.tell(built(poor, agreement=0.5))
+    stage.tell(built(good))
+    for plan in rest:
+        stage.tell(failed(plan))
+    stage.tell(finished("build"))
+    stage.perform()
+    assert stage.ends() == ["done"]
+    assert stage.last().variants == [good.variant]
+    reasons = {failure.variant: failure.reason for failure in stage.last().failures}
+    assert reasons[bad.variant] == "the compiler gave up"
+    assert "NaN" in reasons[nan.variant]
+    assert "50.0%" in reasons[poor.variant]
+    assert [key for key in stage.catalog if key.startswith("variant.")] == [f"variant.{good.variant}"]
+
+
+def test_no_variant_no_model() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    for plan in order.plans:
+        stage.tell(failed(plan, reason="out of memory"))
+    stage.tell(finished("build"))
+    stage.perform()
+    assert stage.ends() == ["failed"]
+    assert stage.last().reason == "no variant works: out of memory"
+    assert stage.catalog == {}
+    assert len(stage.forgotten) == 1
+
+
+def test_an_order_that_a_stopping_worker_lays_down_is_given_once_more() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.tell(finished("build", reason="the worker is stopping", lost=True))
+    stage.perform()
+    assert stage.ends() == []
+    assert len(stage.orders()) == 3
+    complete(stage, order)
+    assert stage.ends() == ["done"]
+
+
+def test_variants_the_worker_forgot_are_reported() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.tell(built(order.plans[0]))
+    stage.tell(finished("build", reason="the sandbox was killed"))
+    stage.perform()
+    assert stage.ends() == ["done"]
+    assert {failure.reason for failure in stage.last().failures} == {"the sandbox was killed"}
+
+
+@pytest.mark.parametrize("reason", ["not an ONNX file", None])
+def test_a_failed_inspection_ends_it(reason: str | None) -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register()
+    stage.tell(finished("inspect", reason=reason))
+    stage.perform()
+    assert stage.ends() == ["failed"]
+    assert stage.last().reason == (reason or "the inspection ended without a result")
+
+
+def test_no_framework_for_the_format() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register(replace(REQUEST, format="pt2"))
+    stage.tell(inspected(frameworks={"ort": "it cannot convert this", "torch": "not installed"}))
+    stage.perform()
+    assert stage.ends() == ["failed"]
+    assert "torch: not installed" in str(stage.last().reason)
+
+
+def test_registrations_queue_for_a_worker_and_share_several() -> None:
+    stage = Stage()
+    stage.tell(heartbeat("w1", utilisation=0.5))
+    stage.tell(heartbeat("w2", utilisation=0.1))
+    for n in (1, 2, 3):
+        stage.register(replace(REQUEST, registration=f"r{n}", model=f"m{n}"))
+    assert [order.registration for order in stage.orders("w2")] == ["r1"], "the idler worker is first"
+    assert [order.registration for order in stage.orders("w1")] == ["r2"]
+    stage.tell(finished("inspect", "r2", "w1", "bad file"))
+    assert [order.registration for order in stage.orders("w1")] == ["r2", "r3"]
+
+
+def test_leaving_draining_and_silent_workers_get_no_orders() -> None:
+    stage = Stage()
+    stage.tell(heartbeat("leaving", leaving=True))
+    stage.tell(heartbeat("draining", draining=True))
+    stage.tell(heartbeat("silent"))
+    stage.now += 10
+    stage.register()
+    assert [stage.orders(worker) for worker in ("leaving", "draining", "silent")] == [[], [], []]
+    stage.tell(heartbeat("fresh"))
+    assert len(stage.orders("fresh")) == 1
+
+
+def test_without_a_worker_it_fails_with_the_remedy() -> None:
+    stage = Stage()
+    stage.register()
+    stage.pass_time(119)
+    assert stage.ends() == []
+    stage.pass_time(5)
+    assert stage.ends() == ["failed"]
+    assert "infaas run" in str(stage.last().reason)
+
+
+def test_waiting_behind_others_is_no_failure() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.register(replace(REQUEST, registration="r2", model="cnn"))
+    for _ in range(50):
+        stage.tell(WorkProgress(registration="r1", worker="w1", step="profiling", progress=0.5))
+        stage.pass_time(10, ["w1"])
+    assert stage.ends("r1") + stage.ends("r2") == []
+    complete(stage, order)
+    assert isinstance(stage.orders()[-1], InspectModel)
+    assert stage.orders()[-1].registration == "r2"
+
+
+def test_a_silent_worker_is_tried_once_more_and_then_given_up() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register()
+    stage.pass_time(125, ["w1"])
+    assert len(stage.orders()) == 2
+    assert stage.ends() == []
+    stage.pass_time(125, ["w1"])
+    assert len(stage.orders()) == 2
+    assert stage.ends() == ["failed"]
+    assert "said nothing" in str(stage.last().reason)
+
+
+def test_a_lost_build_is_given_to_another_worker_with_what_remains() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.tell(built(order.plans[0]))
+    stage.pass_time(30, ["w2"])  # w1 is gone
+    rest = build_order(stage, "w2")
+    assert [plan.variant for plan in rest.plans] == [plan.variant for plan in order.plans[1:]]
+    stage.tell(built(order.plans[1], worker="w1"))  # too late: it is w2's now
+    complete(stage, rest, "w2")
+    assert stage.ends() == ["done"]
+    assert len(stage.last().variants) == len(order.plans)
+
+
+def test_what_was_built_before_the_worker_was_lost_for_good_is_kept() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    stage.tell(built(order.plans[0]))
+    for _ in range(2):
+        stage.tell(ExecutorExited(worker="w1", device="cpu", at=stage.now, reason="killed by signal 9"))
+        stage.perform()
+    assert stage.ends() == ["done"]
+    assert stage.last().variants == [order.plans[0].variant]
+    assert "signal 9" in stage.last().failures[0].reason
+
+
+def test_an_executor_that_stops_loses_its_order_at_once() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register()
+    stage.tell(ExecutorExited(worker="other", device="cpu", at=stage.now, reason="x"))
+    assert len(stage.orders()) == 1
+    stage.tell(ExecutorExited(worker="w1", device="cpu", at=stage.now, reason="x"))
+    assert len(stage.orders()) == 2
+    stage.tell(ExecutorExited(worker="w1", device="cpu", at=stage.now, reason="x"))
+    assert stage.ends() == ["failed"]
+
+
+def test_a_workshop_that_does_not_listen_yet_gets_its_order_a_little_later() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.tell(REQUEST, SUBJECTS.register(), "_INBOX.1")
+    stage.perform()
+    reply = next(
+        effect.reply
+        for effect in stage.registrar._floor._order(stage.registrar._floor.jobs["r1"], "w1", stage.now)
+        if isinstance(effect, Publish) and effect.reply
+    )
+    for _ in range(20):
+        stage.tell(Undelivered(reply))
+        stage.pass_time(2, ["w1"])
+    assert len(stage.orders()) == 21
+    stage.tell(inspected())
+    assert isinstance(stage.orders()[-1], BuildVariants)
+    for _ in range(80):
+        stage.tell(Undelivered(reply))
+        stage.pass_time(2, ["w1"])
+    assert stage.ends() == ["failed"]
+    assert "takes no orders" in str(stage.last().reason)
+
+
+def test_facts_of_strangers_change_nothing() -> None:
+    stage = Stage()
+    order = to_building(stage)
+    before = len(stage.sent)
+    stage.tell(inspected("unknown"))
+    stage.tell(inspected(worker="w2"))
+    stage.tell(inspected())  # a second time
+    stage.tell(built(replace(order.plans[0], variant="never-asked-for")))
+    stage.tell(finished("inspect"))
+    stage.tell(finished("build", worker="w2"))
+    stage.tell(finished("nonsense"))
+    assert stage.sent[before:] == []
+    complete(stage, order)
+    stage.tell(finished("build"))
+    stage.tell(built(order.plans[0]))
+    assert stage.ends() == ["done"]
