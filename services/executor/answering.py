@@ -14,6 +14,8 @@ def answer_of(loaded: Loaded, worker: str, work: Work, result: BatchResult, i: i
     missed = route.missed or []
     if route.latency_ms is not None and latency_ms > route.latency_ms:
         missed = [*missed, "latency"]
+    if route.cost is not None and cost * 1000.0 > route.cost:
+        missed = [*missed, "cost"]  # dearer than its profile promised: a small batch, or a disturbed one
     return Answer(
         id=route.id,
         outputs=result.outputs[i],
