@@ -31,23 +31,28 @@ def asks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="What was asked, and what became of it", show_lines=True)
     table.add_column("asked for", overflow="fold")
     table.add_column("sent", justify="right")
-    table.add_column("answered by", overflow="fold")
-    for name in ("accuracy", "p50", "p99", "in time", "US$ per 1,000"):
-        table.add_column(name, justify="right")
+    table.add_column("answered by", overflow="fold", min_width=28)
     table.add_column("refused", overflow="fold")
+    for name in ("accuracy", "p50", "p99", "needs met", "US$ per 1,000"):
+        table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
             row["asked"],
             str(row["sent"]),
             _answered(row["variants"]),
+            "\n".join(f"{count} × {code}" for code, count in row["refused"].items()),
             _accuracy(row),
             _number(row["p50_ms"], "{:.1f} ms"),
             _number(row["p99_ms"], "{:.1f} ms"),
-            _number(row["slo_attainment"], "{:.1%}"),
+            _number(row["slo_attainment"], "{:.1%}") + "".join(f"\n{n} × {what}" for what, n in row["missed"].items()),
             _number(row["cost_per_1000"], "{:.2g}"),
-            "\n".join(f"{count} × {code}: {row['reasons'][code]}" for code, count in row["refused"].items()),
         )
     return table
+
+
+def reasons(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why queries were refused: one example for each kind."""
+    return [f"{row['asked']}: {code}: {text}" for row in rows for code, text in row["reasons"].items()]
 
 
 def sql_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -64,6 +69,9 @@ def show(found: Mapping[str, Any], console: Console) -> None:
     """Everything that the demo found, for people."""
     console.print(variants_table(found["registered"]))
     console.print(asks_table(found["asks"]))
+    console.print("Why queries were refused (one example of each kind):")
+    for reason in reasons(found["asks"]):
+        console.print(f"  {reason}", highlight=False, soft_wrap=True, markup=False)
     for title, rows in found["sql"].items():
         console.print(sql_table(title, rows))
     for problem in found["problems"]:

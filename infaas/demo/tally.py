@@ -27,7 +27,8 @@ class Tally:
         self.wrong = 0
         self.sent = 0
         self.items = 0
-        self.in_time = 0
+        self.met = 0
+        self.missed: Counter[str] = Counter()
         self._right = 0
         self._promised = 0.0
         self._cost = 0.0
@@ -44,7 +45,8 @@ class Tally:
         self._cost += answer.cost
         self._pictures.update(pictures.tolist())
         self._latencies.append(took_ms)
-        self.in_time += took_ms <= (self.ask.needs.get("latency_ms") or float("inf"))
+        self.met += took_ms <= (self.ask.needs.get("latency_ms") or float("inf")) and not answer.missed
+        self.missed.update(answer.missed)
 
     def refused(self, refusal: Refused) -> None:
         """Count a refusal with its reason."""
@@ -91,12 +93,13 @@ class Tally:
             "variants": dict(self.variants.most_common()),
             "refused": dict(self.refusals.most_common()),
             "reasons": self.reasons,
+            "missed": dict(self.missed.most_common()),
             "wrong": self.wrong,
             "accuracy": self._right / self.items if answers else None,
             "promised_accuracy": self._promised / self.items if answers else None,
             "p50_ms": p50,
             "p99_ms": p99,
-            "slo_attainment": self.in_time / self.sent if self.ask.possible and self.sent else None,
+            "slo_attainment": self.met / self.sent if self.ask.possible and self.sent else None,
             "cost_per_1000": 1000 * self._cost / self.items if answers else None,
         }
 
