@@ -64,7 +64,7 @@ async def _demo(keep: bool, seconds: float, as_json: bool) -> int:
             found | ({"system": {"data_dir": str(system.data_dir), "pid": system.pid, **system.urls}} if keep else {})
         )
     else:
-        console = Console(width=None if Console().is_terminal else 150)
+        console = Console(width=None if Console().is_terminal else 160)
         show(found, console)
         if keep:
             console.print(

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from infaas.queries import Needs
 
-
 HEADROOM = 25.0  # cost ceiling over the cheapest variant that would do
 
 

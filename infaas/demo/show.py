@@ -33,7 +33,7 @@ def asks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("sent", justify="right")
     table.add_column("answered by", overflow="fold", min_width=28)
     table.add_column("refused", overflow="fold")
-    for name in ("accuracy", "p50", "p99", "needs met", "US$ per 1,000"):
+    for name in ("accuracy", "p50", "p99", "needs met", "US$/1,000"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
