@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 NAME = "recorder"
 WAIT = 1.0  # s that a fetch waits for the first message; also what a stop may have to wait for
-CHECK = 30.0  # s without a message after which the stream is made sure of again
+CHECK = 5.0  # s without a message after which the stream is made sure of again
 
 
 class RecorderEdge:

@@ -17,7 +17,7 @@ from bus.codec import DECODE_ERRORS, explain
 from bus.messages.events import Event, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
 from services.recorder.policy import latest
 from services.recorder.tables import TABLES, Batch, Table, moment
-from services.shell.store import Store, copy
+from services.shell.store import Store, copy, uuid_array
 
 log = logging.getLogger(__name__)
 
@@ -139,36 +139,35 @@ def _insert(connection: psycopg.Connection[Any], parts: list[Part]) -> None:
         (sorted({part.id for part in parts}),),  # sorted: two recorders never wait for each other in a circle
     )
     new = {row[0] for row in found}
-    kinds: dict[str, list[Event]] = {}
+    kinds: dict[str, list[Any]] = {}
     for part in parts:
         if part.id in new:
             new.discard(part.id)
             kinds.setdefault(part.table.kind, []).extend(part.rows)
     for kind, events in kinds.items():
         table = TABLES[kind]
-        rows = list(map(table.values, events))
-        if kind == "outcome":
-            rows = _unknown(connection, rows)
+        rows = table.values(_unknown(connection, events) if kind == "outcome" else events)
         if table.name is not None and rows:
-            copy(connection, table.name, table.columns, table.types, rows)
+            copy(connection, table.name, table.columns, table.sent, rows)
         if fold := _FOLDS.get(kind):
             fold(connection, events)
 
 
-def _unknown(connection: psycopg.Connection[Any], rows: list[list[Any]]) -> list[list[Any]]:
+def _unknown(connection: psycopg.Connection[Any], events: list[OutcomeEvent]) -> list[OutcomeEvent]:
     """Without the queries that have an outcome already, here or in the database; of equals the first one stays."""
-    at = OutcomeEvent.__struct_fields__.index("uid")
-    unique: dict[bytes, list[Any]] = {}
-    for row in rows:
-        unique.setdefault(row[at].bytes, row)
-    # Until the commit nobody else may write outcomes: between asking and writing another recorder could.
-    connection.execute("LOCK TABLE infaas_internal.outcome_lock IN EXCLUSIVE MODE")
+    unique: dict[bytes, OutcomeEvent] = {}
+    for event in events:
+        unique.setdefault(event.uid, event)
+    # Until the commit nobody else may write outcomes: between asking and writing another recorder could. And the planner
+    # would rather read the whole table, up to a million rows, than look so many uids up: ten times the work.
+    connection.execute("LOCK TABLE infaas_internal.outcome_lock IN EXCLUSIVE MODE; SET LOCAL enable_seqscan = off")
     known = connection.execute(
-        "SELECT * FROM infaas_internal.known_uids(%b, %b)",
-        ([row[at] for row in unique.values()], min(row[0] for row in unique.values())),
+        "SELECT uuid_send(uid) FROM infaas_internal.known_uids(%b, %b) AS found (uid)",
+        (uuid_array(unique), moment(min(event.time for event in events))),
+        binary=True,
     )
     for (uid,) in known:
-        unique.pop(uid.bytes, None)
+        unique.pop(uid, None)
     return list(unique.values())
 
 

@@ -1,9 +1,8 @@
 """Which SQL table each kind of event goes to, and an event as one row of it. Columns are the event's fields, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
-from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -22,8 +21,17 @@ NAMES = {
     "instance-sample": "infaas.instance_samples",
     "registration": None,  # only the last status is kept
 }
+# By field type: the column's type, and the type whose binary form is sent. Binary COPY checks no types, so that a timestamptz
+# may come as its microseconds since 2000 and a uuid as its 16 bytes, without a datetime and a UUID in between (-2 us a row).
 # Integers are int8: psycopg's binary int4 silently wraps what is too large, its int8 raises.
-_TYPES = {"str": "text", "int": "int8", "float": "float8", "bool": "bool", "bytes": "uuid"}
+_TYPES = {
+    "str": ("text", "text"),
+    "int": ("int8", "int8"),
+    "float": ("float8", "float8"),
+    "bool": ("bool", "bool"),
+    "bytes": ("uuid", "bytea"),
+}
+_EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users write or programs make up: PostgreSQL takes no NUL, and nobody's row may get lost for having one.
 _FREE = ("id", "context", "input_digest", "reason")
 
@@ -36,14 +44,19 @@ class Batch(Struct, Generic[E], frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """One kind of event. types: PostgreSQL's, by column. decode: of a message's body; raises what msgspec raises."""
+    """One kind of event.
+
+    types: PostgreSQL's, by column. sent: the types that `values` has them in, for binary COPY. decode: of a message's body;
+    raises what msgspec raises.
+    """
 
     kind: str
     name: str | None
     columns: tuple[str, ...]
     types: tuple[str, ...]
+    sent: tuple[str, ...]
     decode: Callable[[bytes], Batch[Any]]
-    values: Callable[[Event], list[Any]]
+    values: Callable[[Sequence[Event]], list[tuple[Any, ...]]]
 
 
 def moment(seconds: float) -> datetime:
@@ -54,23 +67,22 @@ def moment(seconds: float) -> datetime:
         raise OverflowError(f"{seconds} is no time") from error
 
 
-def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Event], list[Any]]:
+def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Sequence[Event]], list[tuple[Any, ...]]]:
     ids = [i for i, kind in enumerate(types) if kind == "uuid"]
     free = [i for i, column in enumerate(columns) if column in _FREE]
     fields = msgspec.structs.astuple
 
-    def values(event: Event) -> list[Any]:
-        """The event as psycopg takes it; raises ValueError or OverflowError for a time or uid that is none."""
-        row = list(fields(event))
-        row[0] = moment(row[0])
+    def values(events: Sequence[Event]) -> list[tuple[Any, ...]]:
+        """The events in the types `sent`; raises ValueError or OverflowError for a time or uid that is none."""
+        rows = [(round((row[0] - _EPOCH) * 1e6), *row[1:]) for row in map(fields, events)]
         for i in ids:
-            if row[i] is not None:
-                row[i] = UUID(bytes=row[i])
+            lengths = {len(row[i]) for row in rows if row[i] is not None}
+            if lengths - {16}:
+                raise ValueError(f"{columns[i]} has {max(lengths - {16})} bytes, not 16")
         for i in free:
-            text = row[i]
-            if text is not None and "\0" in text:
-                row[i] = text.replace("\0", "\ufffd")
-        return row
+            if "\0" in "".join([row[i] for row in rows if row[i]]):
+                rows = [(*row[:i], row[i] and row[i].replace("\0", "\ufffd"), *row[i + 1 :]) for row in rows]
+        return rows
 
     return values
 
@@ -78,12 +90,15 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Event
 def _table(event: type[Event]) -> Table:
     columns = event.__struct_fields__
     assert columns[0] == "time"
-    types = ["timestamptz"]
+    types, sent = ["timestamptz"], ["int8"]
     for field in msgspec.structs.fields(event)[1:]:
         kinds = [kind for kind in getattr(field.type, "__args__", (field.type,)) if kind is not type(None)]
-        types.append(_TYPES[kinds[0].__name__])
+        column, binary = _TYPES[kinds[0].__name__]
+        types.append(column)
+        sent.append(binary)
     decode = msgspec.msgpack.Decoder(Batch[event]).decode  # type: ignore[valid-type]
-    return Table(event.kind, NAMES[event.kind], columns, tuple(types), decode, _values(columns, tuple(types)))
+    values = _values(columns, tuple(types))
+    return Table(event.kind, NAMES[event.kind], columns, tuple(types), tuple(sent), decode, values)
 
 
 TABLES: dict[str, Table] = {event.kind: _table(event) for event in EVENTS}

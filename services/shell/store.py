@@ -7,8 +7,9 @@ INFAAS_STORE__READER_PASSWORD, each also as ..._FILE (a file that holds it).
 
 import hashlib
 import os
+import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Format
 
 WRITER = "infaas_writer"
 READER = "infaas_reader"
 SCHEMA = Path(__file__).parent.parent / "recorder" / "schema"
 OLDEST = 160000  # server_version_num
+_UUID, _UUID_ARRAY = 2950, 2951  # pg_type.oid
 _LOCK = 0x1FAA5  # advisory lock of a database: one migrator at a time
 # A connection that a broken network swallowed must end as an error within seconds, not within TCP's hours.
 _PATIENCE = {
@@ -215,6 +220,32 @@ def copy(
         write = out.write_row
         for row in rows:
             write(row)
+
+
+class _UuidArray(bytes):
+    """A uuid[] in PostgreSQL's binary form."""
+
+
+class _UuidArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = _UUID_ARRAY
+
+    def dump(self, obj: Buffer) -> Buffer:
+        return obj
+
+
+psycopg.adapters.register_dumper(_UuidArray, _UuidArrayDumper)
+
+
+def uuid_array(uids: Collection[bytes]) -> Buffer:
+    """A parameter of type uuid[] from the uuids' bytes, without an object for each; raises ValueError for one that is none."""
+    for uid in uids:
+        if len(uid) != 16:
+            raise ValueError(f"a uid has {len(uid)} bytes, not 16")
+    length = (16).to_bytes(4)
+    # array_send: dimensions, whether there are nulls, element type; then length and lower bound; then the elements.
+    head = struct.pack(">5i", 1, 0, _UUID, len(uids), 1) if uids else struct.pack(">3i", 0, 0, _UUID)
+    return _UuidArray(b"".join([head, *(length + uid for uid in uids)]))
 
 
 # ---- python -m services.shell.store prepare

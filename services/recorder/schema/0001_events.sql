@@ -56,8 +56,8 @@ CREATE INDEX query_outcomes_buckets ON infaas.query_outcomes USING brin (
 -- key that a hypertable allows, (uid, time), is not enough. The recorder therefore asks known_uids() before it writes,
 -- and serialises that with the writing by locking outcome_lock (a table of its own: readers and vacuum never wait for
 -- it). The index below answers the question by its first column, stops an exact repeat whatever the recorder does, and
--- serves whoever looks for one query. Measured against a second table of recent uids (COPY 5.3 us of CPU a row, 7.3 with
--- the table) and against a staging table with an anti-join (8.5), this is the cheapest, and it needs no clean-up.
+-- serves whoever looks for one query. Server CPU a row, measured: so 4.2 us; with a second table of recent uids 5.6, and
+-- that table must be cleaned up; with a staging table and ON CONFLICT 6.8, and that only knows exact repeats.
 -- On a hypertable the function's body gets `AND time > earliest - interval '1 hour'`, so that only young chunks are
 -- searched; the recorder already passes the earliest arrival of what it is about to write.
 CREATE UNIQUE INDEX query_outcomes_uid ON infaas.query_outcomes (uid, time);
