@@ -12,7 +12,7 @@ from infaas.connecting import connect
 from infaas.errors import Refused
 
 _COLUMNS = (
-    Column("", lambda item: "" if item.get("why_not") else "->"),
+    Column("", lambda item: " " if item.get("why_not") else "->"),
     Column("variant", "variant"),
     Column("state", "state"),
     Column("on", lambda item: item.get("worker") or item.get("hardware")),
