@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from nats import errors
 
+from bus.allocator import keep_large_buffers
 from bus.natsclient import DirectClient, LostConnection, Trouble
 from bus.natsjet import JetStream, PullConsumer
 from bus.natskv import NatsKeyValue
@@ -85,6 +86,7 @@ class NatsBus:
         Raises BusError when the server is not there, or refuses us. Once connected it reconnects for ever. max_pending_bytes:
         what may wait while the server is away. options: further options of nats-py's `connect`, such as nkeys_seed.
         """
+        keep_large_buffers()
         bus = cls(on_error=on_error, max_pending_bytes=max_pending_bytes)
         await bus._connect(url, name, timeout, inbox_prefix, options)
         return bus
