@@ -74,6 +74,8 @@ def _try(candidate: Candidate, data: Data) -> tuple[Candidate, Handle, Validatio
     first = trial.run(handle, samples.take(validation.split(len(samples))[1][:1]))
     outputs = trial.outputs_seen(first, signature.outputs, trial.varies(signature))
     fixed = candidate.fixed or not trial.proves_batching(handle, samples)
+    if fixed and candidate.opened:
+        raise Refusal("the model's batch is fixed and cannot be opened: export it with an open (dynamic) first axis")
     return (
         structs.replace(candidate, signature=structs.replace(signature, outputs=outputs), fixed=fixed),
         handle,

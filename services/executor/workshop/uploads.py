@@ -14,13 +14,17 @@ FORMATS = ("onnx", "pt2", "torchscript")
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One way to run an upload. framework: backend name. fixed: it takes one item at a time."""
+    """One way to run an upload. framework: backend name. fixed: it takes one item at a time.
+
+    opened: our own change of a fixed batch, which counts for nothing until it is proved.
+    """
 
     framework: str
     path: Path
     format: str
     signature: Signature | None
     fixed: bool = False
+    opened: bool = False
 
     def load(self, threads: int = 1) -> Handle:
         """Load it; raises Refusal."""
@@ -63,7 +67,7 @@ def _onnx(path: Path, scratch: Path, most_bytes: int) -> Upload:
     if sizes:
         free = scratch / "free.onnx"
         free.write_bytes(onnx_files.free_batch(model).SerializeToString())
-        candidates.insert(0, Candidate(framework="ort", path=free, format="onnx", signature=signature))
+        candidates.insert(0, Candidate(framework="ort", path=free, format="onnx", signature=signature, opened=True))
     return Upload(
         candidates=candidates if sizes <= {1} else candidates[:1],
         operators=onnx_files.operators(model),
@@ -73,7 +77,6 @@ def _onnx(path: Path, scratch: Path, most_bytes: int) -> Upload:
 
 def _pt2(path: Path, scratch: Path, most_bytes: int) -> Upload:
     from services.executor.backends import pt2  # noqa: PLC0415
-    from services.executor.workshop import torch_files  # noqa: PLC0415
 
     reduced = scratch / "reduced.pt2"
     try:
@@ -83,6 +86,8 @@ def _pt2(path: Path, scratch: Path, most_bytes: int) -> Upload:
     frameworks = survey("cpu")
     if frameworks["torch"]:
         raise Refusal(f"this worker cannot read .pt2 files: {frameworks['torch']}")
+    from services.executor.workshop import torch_files  # noqa: PLC0415  # imports torch
+
     signature, fixed = torch_files.signature(reduced)
     candidate = Candidate(framework="torch", path=reduced, format="pt2", signature=signature, fixed=fixed)
     return Upload(candidates=[candidate], operators=pt2.operators(reduced), frameworks=_with_converter(frameworks))

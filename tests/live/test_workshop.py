@@ -1,0 +1,180 @@
+"""The workshop as it is deployed: actor and edge in one process, helper and sandboxes as processes of their own, on real NATS."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bus.codec import decode, encode
+from bus.messages.work import InspectModel, ModelInspected, WorkFinished
+from bus.natsbus import NatsBus
+from bus.subjects import Subjects
+from services.executor.workshop.actor import WorkshopActor
+from services.executor.workshop.edge import WorkshopEdge
+from services.shell.runtime import Runtime
+from services.shell.settings import BusSettings, RegistrarSettings, Settings
+from tests import models
+from tests.processes import alive
+from tests.servers import run
+
+X, Y = models.digits(100)
+
+
+class Workshop:
+    """One worker's workshop on a bus, with the facts that it publishes."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.settings = Settings(
+            prefix=prefix, bus=BusSettings(url=url), registrar=RegistrarSettings(seconds=60.0, memory_mb=2048)
+        )
+        self.subjects = Subjects(prefix)
+        self.finished: list[WorkFinished] = []
+        self.inspected: list[ModelInspected] = []
+
+    async def __aenter__(self):
+        self.bus = await NatsBus.connect(self.settings.bus.url, name="test")
+        await self._hear("finished", WorkFinished, self.finished)
+        await self._hear("inspected", ModelInspected, self.inspected)
+        self.uploads = await self.bus.object_store(self.subjects.uploads_bucket)
+        self.runtime = Runtime(
+            "workshop",
+            lambda: WorkshopActor("w", "cpu", self.subjects, 60.0),
+            self.bus,
+            self.subjects,
+            WorkshopEdge(self.settings),
+        )
+        await self.runtime.start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.runtime.stop(0.2)
+        await until(lambda: not self.runtime._tasks)  # the edge cleans up after itself
+        await self.bus.close()
+
+    async def _hear(self, fact: str, kind: type, into: list) -> None:
+        await self.bus.subscribe(
+            self.subjects.registrar(fact), lambda delivery: into.append(decode(kind, delivery.data))
+        )
+
+    async def order(self, registration: str, model: bytes) -> None:
+        await self.uploads.put(f"{registration}.model", model)
+        await self.uploads.put(f"{registration}.validation", models.npz(x=X, y=Y))
+        order = InspectModel(
+            registration=registration,
+            format="onnx",
+            object=f"{registration}.model",
+            validation=f"{registration}.validation",
+            inputs_key="x",
+            labels_key="y",
+            metric="top1",
+        )
+        self.bus.publish(self.subjects.workshop("w", "inspect"), encode(order))
+        await self.bus.flush()
+
+
+async def until(what: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for it; the time is only there to end a failing test."""
+    async with asyncio.timeout(seconds):
+        while not what():  # noqa: ASYNC110  # other processes set no events of ours
+            await asyncio.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Living child processes, of all the process's threads."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+    return [one for one in found if alive(one)]
+
+
+def helper() -> int | None:
+    return next((pid for pid in children(os.getpid()) if b"executor.workshop" in command(pid)), None)
+
+
+def sandbox() -> int | None:
+    """The sandbox, once it is the Python process that has read its job."""
+    pid = helper()
+    return next((one for one in children(pid) if b"workshop.sandbox" in command(one)), None) if pid else None
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def environment(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_orders_are_carried_out_one_after_the_other(nats_url, prefix):
+    async def main():
+        async with Workshop(nats_url, prefix) as workshop:
+            await workshop.order("good", models.mlp())
+            await workshop.order("bad", b"a text file")
+            await until(lambda: len(workshop.finished) == 2)
+            assert [(one.registration, one.order) for one in workshop.finished] == [
+                ("good", "inspect"),
+                ("bad", "inspect"),
+            ]
+            assert workshop.finished[0].reason is None
+            assert "not an ONNX model" in workshop.finished[1].reason
+            (found,) = workshop.inspected
+            assert (found.baseline_accuracy, found.worker) == (1.0, "w")
+            artifacts = await workshop.bus.object_store(workshop.subjects.artifacts_bucket)
+            assert await artifacts.get(found.source) == models.mlp()
+
+    run(main())
+
+
+def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix):
+    async def main():
+        async with Workshop(nats_url, prefix) as workshop:
+            await workshop.order("endless", models.endless())
+            await until(sandbox)
+            pid, parent = sandbox(), helper()
+            for one in (pid, parent):
+                said = command(one) + environment(one)
+                assert b"secret" not in said
+                assert b"INFAAS_" not in said
+
+    if os.getuid() != 0:
+        pytest.skip("only root may look into the helper")
+    run(main())
+
+
+@pytest.mark.parametrize("who", [sandbox, helper])
+def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, who):
+    async def main():
+        async with Workshop(nats_url, prefix) as workshop:
+            await workshop.order("killed", models.endless())
+            await until(who)
+            os.kill(who(), signal.SIGKILL)
+            await workshop.order("next", models.mlp())
+            await until(lambda: len(workshop.finished) == 2)
+            assert [one.registration for one in workshop.finished] == ["killed", "next"]
+            assert workshop.finished[0].reason
+            assert workshop.finished[1].reason is None
+
+    run(main())
+
+
+def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix):
+    async def main():
+        async with Workshop(nats_url, prefix) as workshop:
+            await workshop.order("endless", models.endless())
+            await until(sandbox)
+            pids = [helper(), sandbox()]
+            await workshop.runtime.stop(0.1)
+            await until(lambda: workshop.finished)
+            assert workshop.finished[0].lost
+            await until(lambda: not any(alive(pid) for pid in pids))
+
+    run(main())

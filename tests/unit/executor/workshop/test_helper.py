@@ -1,0 +1,286 @@
+"""The helper and real sandboxes on a bus in this process: honest models become variants, hostile ones reasons."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.codec import decode
+from bus.memory import MemoryBus
+from bus.messages.work import (
+    BuildVariants,
+    InspectModel,
+    ModelInspected,
+    VariantBuilt,
+    VariantFailed,
+    VariantPlan,
+    WorkFinished,
+    WorkProgress,
+)
+from bus.subjects import Subjects
+from services.executor.workshop.errand import Errand
+from services.executor.workshop.helper import Helper
+from services.shell.settings import RegistrarSettings
+from tests import models
+from tests.models import npz
+
+SUBJECTS = Subjects("t")
+KINDS = {
+    "inspected": ModelInspected,
+    "built": VariantBuilt,
+    "variant-failed": VariantFailed,
+    "progress": WorkProgress,
+    "finished": WorkFinished,
+}
+X, Y = models.digits(200)
+GOOD = npz(x=X, y=Y)
+LIMITS = RegistrarSettings(seconds=240.0, memory_mb=2048, max_model_mb=16)
+
+
+class Shop:
+    """A worker's workshop without its executor: orders in, facts out."""
+
+    def __init__(self, directory: Path, limits: RegistrarSettings = LIMITS) -> None:
+        self.directory, self.limits = directory, limits
+        self.facts: list = []
+
+    def inspect(self, model: bytes, validation: bytes = GOOD, *, format: str = "onnx", metric: str = "top1", **extra):
+        order = InspectModel(
+            registration="r",
+            format=format,
+            object="model",
+            validation="validation",
+            inputs_key="x",
+            labels_key="y",
+            metric=metric,
+            **extra,
+        )
+        asyncio.run(
+            self._run(Errand(worker="w", hardware="cpu", inspect=order), {"model": model, "validation": validation})
+        )
+        return self
+
+    def build(self, *plans: VariantPlan, format: str = "onnx", metric: str = "top1"):
+        """Variants of the model that was inspected last."""
+        (found,) = self.of(ModelInspected)
+        order = BuildVariants(
+            registration="r",
+            model="m",
+            version="1",
+            format=format,
+            source=found.source,
+            validation=found.validation,
+            inputs_key="x",
+            labels_key="y",
+            metric=metric,
+            signature=found.signature,
+            plans=list(plans),
+        )
+        asyncio.run(self._run(Errand(worker="w", hardware="cpu", build=order), {}))
+        return self
+
+    async def _run(self, errand: Errand, uploads: dict[str, bytes]) -> None:
+        bus = MemoryBus()
+        self.facts.clear()
+        for fact, kind in KINDS.items():
+            await bus.subscribe(
+                SUBJECTS.registrar(fact), lambda delivery, kind=kind: self.facts.append(decode(kind, delivery.data))
+            )
+        store = await bus.object_store(SUBJECTS.uploads_bucket)
+        for key, content in uploads.items():
+            await store.put(key, content)
+        artifacts = await bus.object_store(SUBJECTS.artifacts_bucket)
+        for key, content in getattr(self, "kept", {}).items():
+            await artifacts.put(key, content)
+        work = self.directory / f"work-{len(list(self.directory.iterdir()))}"
+        work.mkdir()
+        inspected = self.of(ModelInspected)
+        await Helper(bus, SUBJECTS, self.limits, errand, work).run()
+        await bus.flush()
+        self.kept = {key: await artifacts.get(key) for key in await artifacts.keys()}
+        await bus.close()
+        if errand.build is not None:
+            self.facts.extend(inspected)
+
+    def of(self, kind: type) -> list:
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    @property
+    def reason(self) -> str | None:
+        (finished,) = self.of(WorkFinished)
+        return finished.reason
+
+
+@pytest.fixture
+def shop(tmp_path) -> Shop:
+    return Shop(tmp_path)
+
+
+def plan(precision: str = "fp32", *, framework: str = "ort", threads: int = 1, most: int = 4, format: str = "onnx"):
+    name = f"m-{framework}-{precision}-t{threads}-b{most}"
+    return VariantPlan(
+        variant=name, framework=framework, precision=precision, threads=threads, max_batch=most, format=format
+    )
+
+
+def test_a_model_is_inspected_and_kept_under_its_digest(shop):
+    shop.inspect(models.mlp())
+    assert shop.reason is None
+    (found,) = shop.of(ModelInspected)
+    assert found.baseline_accuracy == 1.0
+    assert (found.samples, found.fixed_batch, found.operators) == (200, False, ["MatMul", "Relu"])
+    assert (found.signature.inputs[0].shape, found.signature.outputs[0].shape) == ([16], [4])
+    assert found.frameworks["ort"] == ""
+    assert "pt2" in found.frameworks["torch"]
+    assert shop.kept[found.source] == models.mlp()
+    assert {hashlib.sha256(content).hexdigest() for content in shop.kept.values()} == set(shop.kept)
+    assert next(one.step for one in shop.of(WorkProgress)) == "fetching the files"
+
+
+@pytest.mark.parametrize(
+    ("content", "fixed"),
+    [
+        (models.mlp(1), False),
+        (models.mlp(8), False),
+        (models.reshaping(1), False),
+        (models.mixing(1), True),
+        (models.mixing(), True),
+    ],
+)
+def test_batches_are_proved_not_believed(shop, content, fixed):
+    (found,) = shop.inspect(content).of(ModelInspected)
+    assert found.fixed_batch is fixed
+
+
+def test_a_batch_that_is_fixed_at_more_than_one_item_is_refused(shop):
+    assert "open (dynamic) first axis" in shop.inspect(models.mixing(4)).reason
+    assert not shop.of(ModelInspected)
+
+
+def test_several_inputs_and_open_lengths(shop):
+    (found,) = shop.inspect(models.two_inputs(), npz(a=X, b=X, y=Y)).of(ModelInspected)
+    assert [one.name for one in found.signature.inputs] == ["a", "b"]
+    tokens = np.random.default_rng(0).integers(0, 50, (200, 32))
+    (found,) = shop.inspect(models.sequence(), npz(x=tokens, y=Y)).of(ModelInspected)
+    assert found.signature.inputs[0].shape == [-1]
+    (built,) = shop.build(plan(most=2)).of(VariantBuilt)
+    assert sorted({row.length for row in built.profile.rows}) == [4, 8, 16, 32]
+
+
+def test_regression_models(shop):
+    first, second = models.weights()
+    scores = np.maximum(X @ first, 0) @ second
+    (found,) = shop.inspect(models.mlp(), npz(x=X, y=scores), metric="rmse").of(ModelInspected)
+    assert found.baseline_accuracy > 0.99
+
+
+@pytest.mark.parametrize(
+    ("model", "validation", "why"),
+    [
+        (b"a text file", GOOD, "not an ONNX model"),
+        (models.external_data("/etc/passwd"), GOOD, "other files"),
+        (models.not_a_number(), GOOD, "NaN"),
+        (models.greedy(), GOOD, "memory"),
+        (models.mlp(), npz(x=X, y=Y + 4), "outside the model's 4 classes"),
+        (models.mlp(), npz(x=X[:, :3], y=Y), "`x` has shape"),
+        (models.mlp(), b"no zip", "not an .npz"),
+        (models.two_inputs(), npz(a=X, y=Y), "no array `b`"),
+    ],
+)
+def test_what_cannot_be_accepted_gets_its_reason(shop, model, validation, why):
+    assert why in shop.inspect(model, validation).reason
+    assert not shop.of(ModelInspected)
+    assert not shop.kept
+    assert str(shop.directory) not in shop.reason
+
+
+def test_a_model_that_never_ends_costs_its_own_time_only(tmp_path):
+    shop = Shop(tmp_path, RegistrarSettings(seconds=3.0))
+    assert "longer than" in shop.inspect(models.endless()).reason
+
+
+def test_a_model_that_is_too_large_for_the_sandbox_is_refused(tmp_path):
+    shop = Shop(tmp_path, RegistrarSettings(memory_mb=400, seconds=60.0))
+    assert "memory" in shop.inspect(models.greedy(2**28)).reason
+
+
+def test_files_larger_than_allowed_or_missing_are_refused(tmp_path):
+    shop = Shop(tmp_path, RegistrarSettings(max_model_mb=1, seconds=60.0))
+    assert "larger than the 1 MB" in shop.inspect(bytes(2 * 2**20)).reason
+    order = InspectModel(
+        registration="r", format="onnx", object="gone", validation="v", inputs_key="x", labels_key="y", metric="top1"
+    )
+    asyncio.run(shop._run(Errand(worker="w", hardware="cpu", inspect=order), {}))
+    assert "`object`" in shop.reason
+
+
+@pytest.mark.parametrize("format", ["torchscript", "savedmodel", "pt2"])
+def test_other_formats_are_refused_when_content_or_settings_say_so(shop, format):
+    assert shop.inspect(models.mlp(), format=format).reason
+
+
+def test_variants_share_artifacts_and_profiles(shop):
+    shop.inspect(models.mlp()).build(
+        plan(most=2), plan(most=8), plan(threads=2, most=8), plan("int8-dynamic", most=2), plan("fp7")
+    )
+    assert shop.reason is None
+    built = {one.plan.variant: one for one in shop.of(VariantBuilt)}
+    assert set(built) == {"m-ort-fp32-t1-b2", "m-ort-fp32-t1-b8", "m-ort-fp32-t2-b8", "m-ort-int8-dynamic-t1-b2"}
+    small, large = built["m-ort-fp32-t1-b2"], built["m-ort-fp32-t1-b8"]
+    assert small.artifact == large.artifact == built["m-ort-fp32-t2-b8"].artifact
+    assert shop.kept[small.artifact] == models.mlp()
+    assert [row.batch for row in small.profile.rows] == [1, 2]
+    assert [row.batch for row in large.profile.rows] == [1, 2, 4, 8]
+    assert large.accuracy == large.agreement == 1.0
+    assert large.profile.saturation_qps == max(row.batch / row.p50_ms * 1000 for row in large.profile.rows)
+    assert large.profile.load_ms > 0
+    assert {"isa", "cpu", "onnxruntime", "date"} <= set(large.profile.host)
+    assert large.profile.provenance == "measured"
+    quantised = built["m-ort-int8-dynamic-t1-b2"]
+    assert quantised.artifact != small.artifact
+    assert quantised.agreement >= 0.9
+    (failed,) = shop.of(VariantFailed)
+    assert (failed.plan.variant, "fp7" in failed.reason) == ("m-ort-fp7-t1-b4", True)
+
+
+def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
+    images = np.random.default_rng(0).normal(size=(200, 1, 8, 8)).astype("f4")
+    shop.inspect(models.conv(), npz(x=images, y=Y)).build(plan("int8"), plan("int8-dynamic"))
+    (built,) = shop.of(VariantBuilt)
+    assert built.plan.precision == "int8"
+    assert built.agreement >= 0.9
+    assert b"QuantizeLinear" in shop.kept[built.artifact]
+    (failed,) = shop.of(VariantFailed)
+    assert "could be quantised" in failed.reason
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    (tmp_path / "files").mkdir()
+    content = models.exported(tmp_path / "files" / "m.pt2", torch)
+    shop.inspect(content, format="pt2")
+    (found,) = shop.of(ModelInspected)
+    assert (found.frameworks, found.operators) == ({"ort": "", "torch": ""}, ["linear", "relu"])
+    assert found.baseline_accuracy == 1.0
+    shop.build(plan(), plan(framework="torch", format="pt2"), format="pt2")
+    built = {one.plan.framework: one for one in shop.of(VariantBuilt)}
+    assert set(built) == {"ort", "torch"}
+    assert built["ort"].agreement == built["torch"].agreement == 1.0
+    assert built["torch"].artifact != found.source  # never the upload itself
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_program_exported_for_single_items_stays_with_them(shop, tmp_path):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "files").mkdir()
+    content = models.exported(tmp_path / "files" / "m.pt2", torch, batch=1)
+    (found,) = shop.inspect(content, format="pt2").of(ModelInspected)
+    assert found.fixed_batch
+    content = models.exported(tmp_path / "files" / "m.pt2", torch, batch=5)
+    assert "exactly 5" in shop.inspect(content, format="pt2").reason
