@@ -65,6 +65,7 @@ class Stack:
         self._logs = plan.data_dir / "logs"
         self._subjects = Subjects(plan.settings.prefix)
         self._supervisor = Supervisor()
+        self._claims = ports.Claims()
         self._lock: process.Lock | None = None
         self._bus: Bus | None = None
         self._readiness: Readiness | None = None
@@ -80,7 +81,8 @@ class Stack:
             raise ServerError(
                 f"a system runs in {plan.data_dir} already: stop it first, or choose another --data-dir"
             ) from None
-        chosen = ports.choose(plan.port_base, endpoints.recorded_ports(plan.data_dir))
+        recorded = endpoints.recorded_ports(plan.data_dir)
+        chosen = ports.choose(plan.port_base, recorded, self._claims.take, self._claims.take_any)
         nats_url, writer, reader, environ = await self._start_servers(chosen)
         self._service("registrar", ["registrar", "recorder"], environ | {"INFAAS_STORE__DSN": writer})
         found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
@@ -122,6 +124,7 @@ class Stack:
         if self._starting is not None:
             process.end(self._starting)
         await self._supervisor.stop()
+        self._claims.release()
         self._lock.release()
 
     # -- servers
