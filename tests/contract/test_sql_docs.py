@@ -1,0 +1,54 @@
+"""Every query of docs/sql.md runs with the read-only role and finds what a system that did everything has left."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from bus.codec import encode
+from bus.messages.events import EVENTS, Event, OutcomeEvent, StateEvent
+from services.recorder.ledger import Ledger, Message
+from services.recorder.mirror import CatalogMirror
+from services.shell.store import Store
+from tests.events import VARIANT, app_record, event, message, model_record, outcome, variant_record
+
+TEXT = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_there_are_a_dozen_queries_and_every_relation_is_named(empty_dsn: str) -> None:
+    assert len(QUERIES) >= 12
+    with closing(psycopg.connect(empty_dsn)) as connection:
+        found = connection.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = 'infaas'")
+        assert [name for (name,) in found if f"`{name}`" not in TEXT] == []
+
+
+@pytest.fixture
+def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
+    """The read-only DSN of a database in which everything has happened at least once."""
+    store = Store(database_dsn, "test")
+    now = time.time()
+    catalogue = {
+        f"variant.{VARIANT}": encode(variant_record()),
+        "model.mlp.1": encode(model_record()),
+        "app.digits": encode(app_record()),
+    }
+    CatalogMirror(store, {"cpu": 0.048}).write(catalogue, frozenset(catalogue))
+    others: list[Event] = [event(kind, time=now - 5) for kind in EVENTS if kind not in (OutcomeEvent, StateEvent)]
+    states = [event(StateEvent, time=now - 9), event(StateEvent, time=now - 8, to_state="Overloaded")]
+    outcomes = [outcome(id=f"q{i}", batch=i + 1) for i in range(8)] + [outcome(outcome="refused", code="deadline")]
+    ledger = Ledger(store)
+    ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])
+    ledger.write([Message("infaas.event.outcome", b"\xc1")])
+    store.close()
+    yield reader_dsn
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.split("FROM")[1].split()[0].strip("(;"))
+def test_a_query_of_the_page_answers(used_dsn: str, query: str) -> None:
+    with closing(psycopg.connect(used_dsn)) as connection:
+        assert connection.execute(query.encode()).fetchall()
