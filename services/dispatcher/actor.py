@@ -43,6 +43,7 @@ from services.dispatcher.taking import Intake
 HEARTBEAT = 0.5  # s
 SWEEP = 0.25  # s; one timer for all deadlines
 LOST_AFTER = 2.0  # s past its deadline, a query that its executor never ended is refused here
+BOUNCES = 4  # dispatches after which a query that keeps coming back is not sent on at once
 NO_ROOM = 5.0  # s before a variant that found no room, or failed to load, is tried again
 NOTHING: tuple[Effect, ...] = ()
 
@@ -171,11 +172,11 @@ class Dispatcher:
         subject = self._queues.get(key)
         if subject is None:
             subject = self._queues[key] = self._subjects.execute(*key)
-        return Publish(subject, Execute(route, query.raw), self._undelivered + query.uid.hex())
+        return Publish(subject, Execute(route, query.raw), f"{self._undelivered}{query.uid.hex()}-{query.attempt}")
 
     def _order(self, app: str, load: LoadOrder, now: float) -> list[Effect]:
-        ordered = self._orders.order(app, load, now)
-        return [] if ordered is None else [ordered[0], self._history.record(ordered[1])]
+        order = self._orders.order(app, load, now)
+        return [] if order is None else [order]
 
     # -- refusing
 
@@ -237,11 +238,12 @@ class Dispatcher:
         """Nobody listened on the queue's subject: its executor is gone, and this query never reached it."""
         token = envelope.message.reply_subject.rpartition(".")[2]
         try:
-            query = self.flights.flying.get(bytes.fromhex(token))
+            query = self.flights.flying.get(bytes.fromhex(token[:32]))
+            attempt = int(token[33:])
         except ValueError:
             return NOTHING
-        if query is None or query.instance is None:
-            return NOTHING
+        if query is None or query.instance is None or query.attempt != attempt:
+            return NOTHING  # it has been dispatched elsewhere since
         instance = query.instance
         self.flights.land(query.uid)
         effects = list(self._lost(self.view.lose_device(instance.worker.name, instance.device), envelope.now))
@@ -301,12 +303,15 @@ class Dispatcher:
         instance = self.view.remove(route.instance)
         if back.reason == "load_failed" and instance is not None:
             self.view.not_before[instance.record.variant] = now + NO_ROOM
+        if query.attempt >= BOUNCES:
+            self.flights.waiting[query.uid] = query  # our view is behind: let the next heartbeat decide
+            return NOTHING
         return self._decide(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
         """An instance could not make it in time: another one may, within what is left."""
         decision = self._policy.select(query.ask, now, self.view)
-        if decision.assignments and decision.assignments[0] != full:
+        if decision.assignments and decision.assignments[0] != full and query.attempt < BOUNCES:
             return (self._dispatch(query, self.view.instances[decision.assignments[0]]),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._refuse(query, Error(code="deadline", message=text), now)

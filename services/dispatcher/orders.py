@@ -1,6 +1,5 @@
 """Loads on demand that this dispatcher has ordered: once, until the worker's heartbeat shows them or refuses them."""
 
-from bus.messages.events import ScalingEvent
 from bus.messages.fleet import EnsureLoaded
 from bus.subjects import Subjects
 from services.core.actor import Publish
@@ -18,25 +17,15 @@ class Orders:
         self._subjects = subjects
         self._at: dict[str, float] = {}
 
-    def order(self, app: str, load: LoadOrder, now: float) -> tuple[Publish, ScalingEvent] | None:
-        """The order and its event; None when the same was ordered a moment ago."""
+    def order(self, app: str, load: LoadOrder, now: float) -> Publish | None:
+        """The order; None when the same was given a moment ago."""
         record = load.record
         if now - self._at.get(record.variant, -AGAIN) < AGAIN:
             return None
         self._at[record.variant] = now
         order = EnsureLoaded(variant=record, at_least=1, app=app, orderer=self._name, reason=REASON)
-        event = ScalingEvent(
-            time=now,
-            scaler="dispatcher",
-            worker=load.worker,
-            app=app,
-            model=record.model,
-            variant=record.variant,
-            action="load",
-            count=1,
-            reason=REASON,
-        )
-        return Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name)), event
+        # The monitor that admits the load records it.
+        return Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name))
 
     def settled(self, variant: str) -> None:
         """The worker has it, or will not have it: it may be ordered anew."""

@@ -9,7 +9,7 @@ from bus.messages.flow import Route
 from bus.messages.public import Error, QueryHead
 from services.core.actor import Envelope
 from services.core.ask import INFINITE, Ask
-from services.core.intake import BadRequest, check_requirements, count_items
+from services.core.intake import BadRequest, check_name, check_requirements, count_items
 from services.dispatcher.apps import WITHOUT_APP, Apps
 from services.dispatcher.query import Query
 
@@ -75,6 +75,11 @@ class Intake:
         return blake2b(key, digest_size=16, key=scope if len(scope) <= 64 else blake2b(scope).digest()).digest()
 
     def _unknown(self, app_name: str, head: QueryHead) -> Error:
+        try:
+            check_name(app_name if app_name != WITHOUT_APP else None, "app")
+            check_name(head.model, "model")
+        except BadRequest as error:
+            return Error(code="bad_request", message=str(error))
         if not self._apps.synced:
             return Error(
                 code="overloaded", message="the dispatcher has only just started: ask again", retry_after_ms=100

@@ -57,7 +57,7 @@ FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 NOTHING: tuple[Effect, ...] = ()
 _inputs = msgspec.msgpack.Decoder(QueryInputs).decode
 _tensor = msgspec.msgpack.Decoder(TensorView).decode
-_tensors = msgspec.msgpack.Decoder(dict[str, TensorView]).decode
+_tensors = msgspec.msgpack.Decoder(dict[str, TensorView | list[Any]]).decode
 _list = msgspec.msgpack.Decoder(list[Any]).decode
 
 
@@ -380,7 +380,8 @@ class Executor:
             memory_mb=model.memory_mb,
             proof=model.proof,
         )
-        return (Publish(self._subjects.monitor(self.worker, "loaded"), fact), *self._arm())
+        known = Publish(self._subjects.monitor(self.worker, "loaded"), fact)
+        return (known, *self._maybe_unload(loaded)) if loaded.leaving else (known, *self._arm())
 
     def _unload(self, envelope: Envelope) -> Iterable[Effect]:
         loaded = self.instances.get(envelope.message.instance)
