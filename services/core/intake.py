@@ -4,11 +4,13 @@ Only heads are looked at: the tensors' bytes stay undecoded, their length is rea
 """
 
 import math
+from typing import Any
 
 import msgspec
 
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import QueryHead, Requirements, TensorHead
+from bus.subjects import valid_name
 
 ITEM_BYTES = {
     "BOOL": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
@@ -19,6 +21,7 @@ _LARGEST = 2**31 - 1
 
 _tensor = msgspec.msgpack.Decoder(TensorHead).decode
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_list = msgspec.msgpack.Decoder(list[Any]).decode
 _any = msgspec.msgpack.Decoder().decode
 
 
@@ -39,6 +42,18 @@ def check_requirements(wish: Requirements) -> None:
         raise BadRequest(f"deadline must be a Unix time in seconds, not {value}")
     if wish.priority is not None and not 1 <= wish.priority <= 9:
         raise BadRequest(f"priority must be 1 (highest) to 9, not {wish.priority}")
+    if wish.model is not None or wish.version is not None or wish.variant is not None:
+        check_name(wish.model, "model")
+        check_name(wish.version, "version")
+        check_name(wish.variant, "variant")
+
+
+def check_name(name: str | None, field: str) -> None:
+    """Names are subject tokens, whoever asks for them. Raises BadRequest."""
+    if name is not None and not valid_name(name):
+        raise BadRequest(
+            f"{field} {name[:80]!r} is no name: 1 to 64 letters, digits, - or _, beginning with a letter or digit"
+        )
 
 
 def count_items(head: QueryHead, app: AppRecord) -> int:
@@ -119,20 +134,28 @@ def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
         raise BadRequest(f"inputs cannot be decoded: {error}") from error
     if not isinstance(value, list):
         raise BadRequest("inputs must be a tensor, a map of input name to tensor, or a nested list of numbers")
-    if not value:
-        raise BadRequest("inputs holds no items")
-    if len(value) > MOST_ITEMS:
-        raise BadRequest(f"inputs: at most {MOST_ITEMS} items a query, not {len(value)}")
-    shape = _list_shape(value)
+    spec = None
     if signature is not None:
         if len(signature.inputs) != 1:
             names = ", ".join(s.name for s in signature.inputs)
             raise BadRequest(f"inputs must be a map with the tensors {names}")
-        _check_shape(shape[1:], signature.inputs[0], "inputs")
+        spec = signature.inputs[0]
+    return _check_list(value, spec, "inputs")
+
+
+def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int:
+    """A tensor given as a nested list of numbers; its number of items. Raises BadRequest."""
+    if not value:
+        raise BadRequest(f"{where} holds no items")
+    if len(value) > MOST_ITEMS:
+        raise BadRequest(f"{where}: at most {MOST_ITEMS} items a query, not {len(value)}")
+    shape = _list_shape(value, where)
+    if spec is not None:
+        _check_shape(shape[1:], spec, where)
     return len(value)
 
 
-def _list_shape(value: object) -> list[int]:
+def _list_shape(value: object, where: str) -> list[int]:
     """Shape of a rectangular nested list of finite numbers; raises BadRequest."""
     shape: list[int] = []
     level: list[object] = [value]
@@ -141,18 +164,25 @@ def _list_shape(value: object) -> list[int]:
         nested: list[object] = []
         for part in level:
             if not isinstance(part, list) or len(part) != size:
-                raise BadRequest("inputs is a ragged list: all items need the same shape")
+                raise BadRequest(f"{where} is a ragged list: all items need the same shape")
             nested.extend(part)
         shape.append(size)
         level = nested
         if len(shape) > 16:
-            raise BadRequest("inputs is nested more than 16 deep")
+            raise BadRequest(f"{where} is nested more than 16 deep")
     for number in level:
-        if not isinstance(number, (int, float, bool, str, bytes)):
-            raise BadRequest(f"inputs must hold numbers only, not {type(number).__name__}")
+        if not isinstance(number, (int, float)):
+            raise BadRequest(
+                f"{where} must hold numbers only, not {type(number).__name__}: texts come as BYTES tensors"
+            )
     if not all(shape):
-        raise BadRequest("inputs holds an empty list")
+        raise BadRequest(f"{where} holds an empty list")
     return shape
+
+
+def _is_list(raw: msgspec.Raw) -> bool:
+    first = memoryview(raw)[0]
+    return first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
 
 
 def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
@@ -179,8 +209,11 @@ def _count_map(raw: msgspec.Raw, signature: Signature | None) -> int:
     for name, part in parts.items():
         where = f"inputs.{name}"
         try:
-            count = check_tensor(_tensor(part), specs.get(name), where)
-        except msgspec.ValidationError as error:
+            if _is_list(part):
+                count = _check_list(_list(part), specs.get(name), where)
+            else:
+                count = check_tensor(_tensor(part), specs.get(name), where)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise BadRequest(f"{where}: {error}".replace("`$.", f"`{where}.").replace("`$`", f"`{where}`")) from error
         if items and count != items:
             raise BadRequest(f"{where} holds {count} items, another input {items}")

@@ -238,7 +238,7 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "inputs empty": ({"inputs": []}, "bad_request", "inputs"),
     "inputs ragged": ({"inputs": [[1.0], [1.0, 2.0]]}, "bad_request", "inputs"),
     "inputs of texts": ({"inputs": [["a"] * 784]}, "bad_request", "inputs"),
-    "wrong name": ({"inputs": {"nobody": GOOD}}, "bad_request", "nobody"),
+    "wrong name": ({"inputs": {"nobody": GOOD}}, "bad_request", "inputs lacks"),
     "extra input": ({"inputs": {"x": GOOD, "more": GOOD}}, "bad_request", "more"),
     "datatype unknown": ({"inputs": {**GOOD, "datatype": "FP31"}}, "bad_request", "datatype"),
     "datatype a number": ({"inputs": {**GOOD, "datatype": 32}}, "bad_request", "datatype"),
