@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from services.shell import process
 from services.shell.process import ServerError
@@ -46,14 +46,18 @@ class Claims:
 
 
 def choose(
-    base: int | None, recorded: Mapping[str, int], take: Callable[[int], bool], take_any: Callable[[], int]
+    names: Collection[str],
+    base: int | None,
+    recorded: Mapping[str, int],
+    take: Callable[[int], bool],
+    take_any: Callable[[], int],
 ) -> dict[str, int]:
-    """A port for each server; with a base exactly base + offset, else the default, the one of last time, or a free one.
+    """A port for each of the servers `names`; with a base exactly base + offset, else the default, the one of last time, or a free one.
 
     take: claims a port if it is free. Raises ServerError naming the port when a base is given and one of its ports is busy.
     """
     if base is not None:
-        ports = {name: base + offset for name, offset in OFFSETS.items()}
+        ports = {name: base + offset for name, offset in OFFSETS.items() if name in names}
         for name, port in ports.items():
             if not 1 <= port <= 65535:
                 raise ServerError(f"port {port} for {name} is not between 1 and 65535: choose another --port-base")
@@ -61,7 +65,7 @@ def choose(
                 raise ServerError(f"port {port} for {name} is busy: stop what uses it or choose another --port-base")
         return ports
     ports = {}
-    for name, default in DEFAULTS.items():
-        wanted = [default, *([recorded[name]] if name in recorded else [])]
+    for name in names:
+        wanted = [DEFAULTS[name], *([recorded[name]] if name in recorded else [])]
         ports[name] = next((port for port in wanted if take(port)), 0) or take_any()
     return ports

@@ -82,7 +82,8 @@ class Stack:
                 f"a system runs in {plan.data_dir} already: stop it first, or choose another --data-dir"
             ) from None
         recorded = endpoints.recorded_ports(plan.data_dir)
-        chosen = ports.choose(plan.port_base, recorded, self._claims.take, self._claims.take_any)
+        ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
+        chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any)
         nats_url, writer, reader, environ = await self._start_servers(chosen)
         self._service("registrar", ["registrar", "recorder"], environ | {"INFAAS_STORE__DSN": writer})
         found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
@@ -133,8 +134,8 @@ class Stack:
         """Start NATS and the database side by side, and the services that need only NATS as soon as it is there."""
         try:
             async with asyncio.TaskGroup() as group:
-                storing = group.create_task(self._start_store(chosen["postgres"]))
-                nats_url = await self._start_nats(chosen["nats"])
+                storing = group.create_task(self._start_store(chosen.get("postgres", 0)))
+                nats_url = await self._start_nats(chosen.get("nats", 0))
                 environ = self._service_environ({"INFAAS_BUS__URL": nats_url})
                 self._start_serving(environ)
                 group.create_task(self._connect(nats_url))

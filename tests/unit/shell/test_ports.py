@@ -12,31 +12,39 @@ def free_but(*busy: int):
 
 
 def test_default_ports_when_they_are_free() -> None:
-    assert choose(None, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == DEFAULTS
+    assert choose(DEFAULTS, None, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == DEFAULTS
 
 
 def test_a_busy_default_is_replaced_by_last_times_port() -> None:
-    chosen = choose(None, {"nats": 7000}, take=free_but(4222), take_any=lambda: 9999)
+    chosen = choose(DEFAULTS, None, {"nats": 7000}, take=free_but(4222), take_any=lambda: 9999)
     assert chosen == {"nats": 7000, "postgres": 5433}
 
 
 def test_else_by_any_free_one() -> None:
-    chosen = choose(None, {"nats": 7000}, take=free_but(4222, 7000, 5433), take_any=lambda: 9999)
+    chosen = choose(DEFAULTS, None, {"nats": 7000}, take=free_but(4222, 7000, 5433), take_any=lambda: 9999)
     assert chosen == {"nats": 9999, "postgres": 9999}
 
 
 def test_a_base_fixes_every_port() -> None:
-    assert choose(6000, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == {"nats": 6000, "postgres": 6001}
+    assert choose(DEFAULTS, 6000, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == {
+        "nats": 6000,
+        "postgres": 6001,
+    }
 
 
 def test_a_busy_port_of_a_base_is_an_error_that_names_it() -> None:
     with pytest.raises(ServerError, match="6001"):
-        choose(6000, {}, take=free_but(6001), take_any=lambda: 1)
+        choose(DEFAULTS, 6000, {}, take=free_but(6001), take_any=lambda: 1)
 
 
 def test_a_base_too_high_is_an_error() -> None:
     with pytest.raises(ServerError, match="65536"):
-        choose(65535, {}, take=free_but(), take_any=lambda: 1)
+        choose(DEFAULTS, 65535, {}, take=free_but(), take_any=lambda: 1)
+
+
+def test_only_our_own_servers_get_ports() -> None:
+    assert choose(["postgres"], 6000, {}, take=free_but(6000), take_any=lambda: 1) == {"postgres": 6001}
+    assert choose([], None, {}, take=free_but(), take_any=lambda: 1) == {}
 
 
 def test_a_claimed_port_is_nobody_elses_until_released() -> None:
