@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nats import errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
@@ -299,6 +298,3 @@ class DirectClient(Client):  # type: ignore[misc]
     def _usable(self) -> None:
         if self.is_closed:
             raise BusClosed("the connection to NATS is closed")
-
-
-Trouble = errors.Error

@@ -21,7 +21,8 @@ from services.monitor.machine import MachineSample
 from tests.stage import Stage
 
 SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])], outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])]
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])],
+    outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
 )
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 
@@ -31,7 +32,8 @@ def variant(name: str = "m-v1-ort-fp32-t1-b8", **changes: Any) -> VariantRecord:
     base, per_item = changes.pop("base_ms", 2.0), changes.pop("per_item_ms", 0.5)
     load_ms = changes.pop("load_ms", 50.0)
     rows = [
-        ProfileRow(batch=b, p50_ms=base + per_item * b, p99_ms=2 * base, cpu_ms=base, wall_over_cpu=1.0) for b in (1, 2, 4, 8)
+        ProfileRow(batch=b, p50_ms=base + per_item * b, p99_ms=2 * base, cpu_ms=base, wall_over_cpu=1.0)
+        for b in (1, 2, 4, 8)
     ]
     profile = Profile(rows=rows, load_ms=load_ms, memory_mb=50.0, saturation_qps=8000.0 / (base + 8 * per_item))
     fields: dict[str, Any] = {
@@ -91,7 +93,9 @@ class Device:
 class Fleet:
     """Builds and breaks a system on a stage; collects what the client hears, by query id."""
 
-    def __init__(self, *variants: VariantRecord, dispatchers: int = 1, workers: int = 1, policy: SelectionPolicy | None = None):
+    def __init__(
+        self, *variants: VariantRecord, dispatchers: int = 1, workers: int = 1, policy: SelectionPolicy | None = None
+    ):
         self.stage = Stage()
         self.subjects = Subjects()
         self.records = catalogue(*(variants or (variant(),)))
@@ -129,7 +133,7 @@ class Fleet:
         self.stage.send(worker, Synced("infaas-catalog"))
         self.start_executor(worker)
 
-    def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:  # noqa: A002
+    def ask(self, app: str = "app", *, id: str | None = None, items: int = 1, **needs: Any) -> str:
         """Send one query now; returns its id."""
         label = id or f"q{next(self._ids)}"
         inputs = Tensor("FP32", [items, 2], b"\0" * (8 * items))
@@ -139,9 +143,9 @@ class Fleet:
 
     def replies(self, label: str) -> list[dict[str, Any]]:
         """Everything the client has heard about one query."""
-        return [msgspec.msgpack.decode(body) for _, subject, body in self.stage.heard if subject == f"_INBOX.test.{label}"]
+        return [
+            msgspec.msgpack.decode(body) for _, subject, body in self.stage.heard if subject == f"_INBOX.test.{label}"
+        ]
 
     def outcomes(self) -> list[Any]:
         return [event for kind, event in self.stage.records if kind == "outcome"]
-
-

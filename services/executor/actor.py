@@ -191,10 +191,7 @@ class Executor:
         try:
             tensor = _tensor(inputs)
         except msgspec.ValidationError:
-            tensors = _tensors(inputs)
-            shape = tuple((name, t.datatype, *t.shape[1:]) for name, t in sorted(tensors.items()))
-            items = next((t.shape[0] for t in tensors.values() if t.shape), 1)
-            return Work(route, body, tensors, max(1, items), shape)
+            return _named(route, body, _tensors(inputs))
         sizes = tensor.shape
         return Work(route, body, tensor, max(1, sizes[0]) if sizes else 1, (tensor.datatype, *sizes[1:]))
 
@@ -500,3 +497,15 @@ class Executor:
             for loaded in self.instances.values()
             for work in self._drop(loaded)
         ]
+
+
+def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[Any]]) -> Work:
+    """A query whose inputs have names. One with plain lists among them shares no batch: lists carry no datatype."""
+    views = {name: one for name, one in named.items() if isinstance(one, TensorView)}
+    if len(views) < len(named):
+        items = next(len(one) for one in named.values() if isinstance(one, list))
+        return Work(route, body, named, max(1, items), route.uid)
+    items = next((view.shape[0] for view in views.values() if view.shape), 1)
+    return Work(
+        route, body, named, max(1, items), tuple((name, v.datatype, *v.shape[1:]) for name, v in sorted(views.items()))
+    )

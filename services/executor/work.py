@@ -8,7 +8,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.flow import Route
 from bus.messages.public import ObjectRef, Tensor, TensorView
 
-Inputs = TensorView | dict[str, TensorView] | list[Any]
+Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 
 
 class Work:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from bus.port import Bus, BusError
 from services.shell import telemetry
@@ -25,7 +26,8 @@ def serve(name: str, settings: Settings, wire: Wire) -> int:
     import uvloop  # noqa: PLC0415  (only service processes need it)
 
     telemetry.set_up(settings.log_level)
-    return uvloop.run(_main(name, settings, wire))
+    code: int = uvloop.run(_main(name, settings, wire))
+    return code
 
 
 async def _main(name: str, settings: Settings, wire: Wire) -> int:
@@ -43,7 +45,8 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
     stopped = loop.create_task(stop.wait())
-    await asyncio.wait([stopped, *(runtime.failed for runtime in runtimes)], return_when=asyncio.FIRST_COMPLETED)
+    ends: list[asyncio.Future[Any]] = [stopped, *(runtime.failed for runtime in runtimes)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     code = 0
     for runtime in runtimes:
         if runtime.failed.done() and isinstance(runtime.failed.exception(), ActorFailed):

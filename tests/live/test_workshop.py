@@ -26,9 +26,12 @@ X, Y = models.digits(100)
 class Workshop:
     """One worker's workshop on a bus, with the facts that it publishes."""
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, data_dir: Path) -> None:
         self.settings = Settings(
-            prefix=prefix, bus=BusSettings(url=url), registrar=RegistrarSettings(seconds=60.0, memory_mb=2048)
+            prefix=prefix,
+            data_dir=str(data_dir),
+            bus=BusSettings(url=url),
+            registrar=RegistrarSettings(seconds=60.0, memory_mb=2048),
         )
         self.subjects = Subjects(prefix)
         self.finished: list[WorkFinished] = []
@@ -114,9 +117,9 @@ def environment(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_orders_are_carried_out_one_after_the_other(nats_url, prefix):
+def test_orders_are_carried_out_one_after_the_other(nats_url, prefix, tmp_path):
     async def main():
-        async with Workshop(nats_url, prefix) as workshop:
+        async with Workshop(nats_url, prefix, tmp_path) as workshop:
             await workshop.order("good", models.mlp())
             await workshop.order("bad", b"a text file")
             await until(lambda: len(workshop.finished) == 2)
@@ -134,9 +137,9 @@ def test_orders_are_carried_out_one_after_the_other(nats_url, prefix):
     run(main())
 
 
-def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix):
+def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix, tmp_path):
     async def main():
-        async with Workshop(nats_url, prefix) as workshop:
+        async with Workshop(nats_url, prefix, tmp_path) as workshop:
             await workshop.order("endless", models.endless())
             await until(sandbox)
             pid, parent = sandbox(), helper()
@@ -151,9 +154,9 @@ def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix):
 
 
 @pytest.mark.parametrize("who", [sandbox, helper])
-def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, who):
+def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, tmp_path, who):
     async def main():
-        async with Workshop(nats_url, prefix) as workshop:
+        async with Workshop(nats_url, prefix, tmp_path) as workshop:
             await workshop.order("killed", models.endless())
             await until(who)
             os.kill(who(), signal.SIGKILL)
@@ -166,9 +169,9 @@ def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, who):
     run(main())
 
 
-def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix):
+def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix, tmp_path):
     async def main():
-        async with Workshop(nats_url, prefix) as workshop:
+        async with Workshop(nats_url, prefix, tmp_path) as workshop:
             await workshop.order("endless", models.endless())
             await until(sandbox)
             pids = [helper(), sandbox()]
@@ -176,5 +179,6 @@ def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix):
             await until(lambda: workshop.finished)
             assert workshop.finished[0].lost
             await until(lambda: not any(alive(pid) for pid in pids))
+            await until(lambda: not list(tmp_path.glob("workers/w/*")))
 
     run(main())

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import services
@@ -26,11 +26,16 @@ class WorkshopEdge:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._workers = Path(settings.data_dir).absolute() / "workers"
 
     async def perform(self, command: Errand) -> None:
         """Carry out one order; cancelling it ends the helper and all that it started. Raises WorkshopFailed."""
-        with tempfile.TemporaryDirectory(prefix="infaas-workshop-", ignore_cleanup_errors=True) as directory:
-            await self._run(command, directory)
+        directory = self._workers / command.worker / "workshop"
+        await asyncio.to_thread(_emptied, directory)  # a killed executor may have left files there
+        try:
+            await self._run(command, str(directory))
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     async def _run(self, command: Errand, directory: str) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -59,6 +64,11 @@ class WorkshopEdge:
         if process.returncode != 0:
             last = " ".join(words.decode(errors="replace").split())[-TELLING:]
             raise WorkshopFailed(f"its process ended with code {process.returncode}: {last or 'it said nothing'}")
+
+
+def _emptied(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)
 
 
 def _environment() -> dict[str, str]:
