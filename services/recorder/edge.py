@@ -5,12 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import psycopg
+
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
 from services.recorder.actor import Ingest, Mirror, Tidy
 from services.recorder.ledger import Ledger, Message
 from services.recorder.mirror import CatalogMirror
 from services.recorder.policy import MOST
-from services.shell.store import Store
+from services.shell.store import Store, StoreError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +55,7 @@ class RecorderEdge:
             return 0
         self._held[stream] = messages
         bodies = [Message(message.subject, message.data) for message in messages]
-        async with self._writing:
-            await asyncio.to_thread(self._ledger.write, bodies)
+        await self._in_database(self._ledger.write, bodies)
         self._held[stream] = []
         for message in messages:
             try:
@@ -77,9 +78,15 @@ class RecorderEdge:
         return messages
 
     async def _write_mirror(self, command: Mirror) -> None:
-        async with self._writing:
-            await asyncio.to_thread(self._mirror.write, command.changes, command.present)
+        await self._in_database(self._mirror.write, command.changes, command.present)
 
     async def _tidy(self, _: Tidy) -> None:
+        await self._in_database(self._ledger.tidy)
+
+    async def _in_database(self, work: Callable[..., None], *arguments: Any) -> None:
+        """One thing at a time, off the loop; raises StoreError, in one line, when the database cannot do it now."""
         async with self._writing:
-            await asyncio.to_thread(self._ledger.tidy)
+            try:
+                await asyncio.to_thread(work, *arguments)
+            except psycopg.Error as error:
+                raise StoreError(f"the database is away or not ready: {one_line(error)}") from None

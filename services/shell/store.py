@@ -64,7 +64,7 @@ def prepare(superuser_dsn: str, *, writer_password: str, reader_password: str, s
             _grant(connection, schema)
             return new
     except psycopg.Error as error:
-        raise StoreError(f"cannot prepare the database: {_line(error)}") from error
+        raise StoreError(f"cannot prepare the database: {one_line(error)}") from error
 
 
 def migrate(connection: psycopg.Connection[Any], directory: Path) -> list[str]:
@@ -251,7 +251,7 @@ def uuid_array(uids: Collection[bytes]) -> Buffer:
 # ---- python -m services.shell.store prepare
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The error in one line."""
     return " ".join(str(error).split()) or repr(error)
 
