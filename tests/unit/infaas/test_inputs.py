@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from bus.tensors import from_array
 from infaas.errors import BadInput
-from infaas.inputs import read_file, read_json
+from infaas.inputs import in_turn, random_items, read_file, read_json
 
 
 def test_npy(tmp_path):
@@ -55,3 +56,26 @@ def test_json():
     for bad in ("", "[1", "3", '"x"', "[" * 100_000):
         with pytest.raises(BadInput):
             read_json(bad)
+
+
+def test_queries_in_turn_go_through_the_items_and_start_again():
+    x = np.arange(5)
+    assert [query.tolist() for query in in_turn(x, 2, 64)] == [[0, 1], [2, 3], [4, 0]]
+    assert [query.tolist() for query in in_turn(x, 2, 1)] == [[0, 1]]
+    assert [query.tolist() for query in in_turn(x, 7, 64)] == [[0, 1, 2, 3, 4, 0, 1]]
+    named = in_turn({"a": x, "b": x * 10}, 5, 64)
+    assert [{name: part.tolist() for name, part in query.items()} for query in named] == [
+        {"a": [0, 1, 2, 3, 4], "b": [0, 10, 20, 30, 40]}
+    ]
+    for bad in (np.zeros((0, 3)), np.float32(1), {"a": x, "b": x[:2]}):
+        with pytest.raises(BadInput, match="same number of items"):
+            in_turn(bad if isinstance(bad, dict) else np.asarray(bad), 1, 1)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "FP16", "INT64", "UINT8", "BOOL", "BYTES"])
+def test_random_items_fit_what_they_are_for(datatype):
+    specs = [{"name": "x", "datatype": datatype, "shape": [3, -1]}]
+    items = random_items(specs, 4, np.random.default_rng(0))
+    assert items["x"].shape == (4, 3, 16)
+    sent = from_array(items["x"])
+    assert (sent.datatype, sent.shape) == (datatype, [4, 3, 16])

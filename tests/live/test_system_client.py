@@ -1,0 +1,95 @@
+"""The client and the commands against the whole system, real models and digits."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+import infaas
+from tests.processes import infaas as command
+from tests.responders import until
+from tests.servers import run
+from tests.system import APP, MODELS
+
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
+
+
+async def awake(client: infaas.Client, x: np.ndarray) -> None:
+    """Until a first answer came: what serves may have to be loaded."""
+
+    async def answers() -> bool:
+        return isinstance(await client.query(APP, x[:1], raise_refused=False), infaas.Answer)
+
+    await until(answers, 60)
+
+
+def test_right_answers_to_many_at_once(system):
+    async def main():
+        async with infaas.connect(data_dir=system.directory) as client:
+            await awake(client, system.x)
+            answers = await asyncio.gather(*(client.query(APP, system.x[i : i + 1], id=str(i)) for i in range(700)))
+        assert [answer.id for answer in answers] == [str(i) for i in range(700)]
+        right = [answer.output.argmax() == system.y[i] for i, answer in enumerate(answers)]
+        assert np.mean(right) > 0.85
+        assert {answer.model for answer in answers} <= set(MODELS)
+
+    run(main())
+
+
+@pytest.mark.parametrize("repeat", [1, 40])  # 2.2 MB in; 94 MB in and more than 1 MB out
+def test_large_inputs_and_outputs(system, repeat):
+    x, y = np.tile(system.x[:700], (repeat, 1)), np.tile(system.y[:700], repeat)
+
+    async def main():
+        async with infaas.connect(data_dir=system.directory) as client:
+            await awake(client, system.x)
+            answer = await client.query(APP, x)
+            assert answer.output.shape == (len(x), 10)
+            assert (answer.output.argmax(1) == y).mean() > 0.85
+            assert answer.batch >= len(x)
+            for bucket in (client.subjects.inputs_bucket, client.subjects.outputs_bucket):
+                store = await client.bus.object_store(bucket)
+                await until(lambda store=store: _empty(store))
+
+    run(main())
+
+
+async def _empty(store) -> bool:
+    return not await store.keys()
+
+
+def test_the_blocking_client(system):
+    with infaas.connect_blocking(system.nats) as whole:
+        assert {item["model"] for item in whole.variants(app=APP)} == set(MODELS)
+        assert whole.explain(APP, accuracy=0.5)["chosen"] is not None
+        with pytest.raises(infaas.Refused) as caught:
+            whole.query(APP, system.x[:1], accuracy=0.9999)
+        assert caught.value.code == "unsatisfiable"
+        assert caught.value.closest["variant"]
+        with pytest.raises(infaas.Refused, match=r"inputs\.shape"):
+            whole.query(APP, np.zeros((1, 3), np.float32))
+
+
+def test_commands(system, tmp_path):
+    np.save(tmp_path / "x.npy", system.x[:20])
+    here = ("--data-dir", str(system.directory))
+    done = command("query", "--app", APP, "--input", str(tmp_path / "x.npy"), "--json", *here)
+    assert done.returncode == 0, done.stderr
+    (scores,) = json.loads(done.stdout)["outputs"].values()
+    assert (np.argmax(scores, 1) == system.y[:20]).mean() > 0.7
+    done = command("bench", "--app", APP, "--rate", "100", "--seconds", "1", "--json", *here)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["answered"] + report["refused"] + report["failed"] == report["offered"] > 0
+    assert report["answered"] > 0
+    done = command("status", *here)
+    assert "1 of 1 workers ready, 1 apps" in done.stdout, done.stderr
+
+
+def test_python_objects_in_a_file_are_refused(system, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    done = command("query", "--app", APP, "--input", str(tmp_path / "x.npy"), "--data-dir", str(system.directory))
+    assert done.returncode == 1
+    assert "Python objects" in done.stderr
+    assert done.stderr.count("\n") == 1
