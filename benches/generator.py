@@ -28,7 +28,7 @@ TICK = 0.0005  # s between looks at what is due in the open loop
 class Reply(msgspec.Struct, gc=False):
     """What is read of an answer."""
 
-    error: msgspec.Raw | None = None
+    error: Any = None  # not Raw | None: msgspec takes only nil for that
     outputs: dict[str, msgspec.Raw] = {}
 
 
@@ -47,7 +47,7 @@ class Generator(asyncio.Protocol):
 
     def __init__(self, url: str, subject: str, heads: list[bytes], expected: list[int], *, keyed: bool) -> None:
         self.url = urlsplit(url)
-        self.subject = subject
+        self.subject_bytes = subject.encode()
         self.keyed = keyed
         self.heads = heads
         self.expected = expected
@@ -58,7 +58,7 @@ class Generator(asyncio.Protocol):
         self.latencies: list[float] = []
         self.errors: dict[str, int] = {}
         self.wrong = self.sent = self.number = 0
-        self.counting = self.closing = False
+        self.counting = self.closing = self.unchecked = False
         self.again = False
 
     # -- NATS
@@ -139,13 +139,16 @@ class Generator(asyncio.Protocol):
     def check(self, number: int, body: bytes) -> None:
         scores = body
         if self.keyed:
-            reply = decode(body) if body else Reply(error=msgspec.Raw(b"\xa0"))
+            reply = decode(body) if body else Reply(error="")
             if reply.error is not None:
-                text = str(msgspec.msgpack.decode(reply.error))[:200]
+                text = str(reply.error)[:200]
                 self.errors[text] = self.errors.get(text, 0) + 1
                 return
             scores = decode_output(next(iter(reply.outputs.values()))).data
-        if int(np.frombuffer(scores, np.float32).argmax()) != self.expected[number % len(self.heads)]:
+        if (
+            not self.unchecked
+            and int(np.frombuffer(scores, np.float32).argmax()) != self.expected[number % len(self.heads)]
+        ):
             self.wrong += 1
 
     # -- runs
@@ -212,7 +215,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     made = lambda: Generator(options.url, options.subject, heads, expected, keyed=keyed)  # noqa: E731
     _, generator = await loop.create_connection(made, address.hostname, address.port)
-    generator.subject_bytes = options.subject.encode()
+    generator.unchecked = options.unchecked
     await generator.ready
     late = 0.0
     if options.rate:
@@ -251,6 +254,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--warmup", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--unchecked", action="store_true", help="do not compare classes: `expected` may be wrong for some"
+    )
     print(json.dumps(uvloop.run(run(parser.parse_args()))))
 
 
