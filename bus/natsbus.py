@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from nats import errors
 
 from bus.allocator import keep_large_buffers
-from bus.natsclient import DirectClient, LostConnection
+from bus.natsclient import DirectClient, LostConnection, Trouble
 from bus.natsjet import JetStream, PullConsumer
 from bus.natskv import NatsKeyValue
 from bus.natsobjects import NatsObjectStore
@@ -39,7 +40,7 @@ _log = logging.getLogger("infaas.bus")
 class NatsSubscription:
     """One subscription on the server."""
 
-    def __init__(self, client: DirectClient, sid: int, flush: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(self, client: DirectClient, sid: int, flush: Callable[[], Any]) -> None:
         self._client = client
         self._sid = sid
         self._flush = flush
@@ -47,7 +48,7 @@ class NatsSubscription:
     async def drain(self) -> None:
         self._client.ignore(self._sid)
         with contextlib.suppress(BusError):  # disconnected: nothing can be on its way
-            await self._flush(2.0)
+            await self._flush()
         self._client.forget(self._sid)
 
 
@@ -118,7 +119,7 @@ class NatsBus:
                 raise BusError(f"NATS at {_public(url)} refuses the user or password in its URL")
             else:
                 raise BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
-        except (errors.Error, ValueError) as error:
+        except Trouble as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
         finally:
             refused.cancel()
@@ -194,10 +195,6 @@ class NatsBus:
             self._client.forget(sid)
 
         return stop
-
-    def report(self, error: Exception) -> None:
-        """Tell whoever looks after errors."""
-        self._report(error)
 
     def new_inbox(self) -> str:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
@@ -306,5 +303,6 @@ def _log_error(error: Exception) -> None:
 
 
 def _public(url: str) -> str:
-    """The URL without user and password."""
-    return ",".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))
+    """The URL without its password."""
+    parts = [urlsplit(part if "://" in part else f"nats://{part}") for part in url.split(",")]
+    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nats import errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
@@ -298,3 +299,6 @@ class DirectClient(Client):  # type: ignore[misc]
     def _usable(self) -> None:
         if self.is_closed:
             raise BusClosed("the connection to NATS is closed")
+
+
+Trouble = errors.Error

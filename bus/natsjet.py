@@ -4,18 +4,16 @@ API: https://docs.nats.io/reference/reference-protocols/nats_api_reference. Erro
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from bus.port import BusClosed, BusError, Delivery, NoResponders, NotFound, Stored, StreamSpec
+from bus.port import BusError, Delivery, NoResponders, NotFound, RequestTimeout, Stored, StreamSpec
 
 NANO = 1_000_000_000
 API_S = 5.0
-LEAST_WAIT_S = 0.02  # for what is there already
 DUPLICATE_WINDOW_S = 600.0  # a message id is remembered so long; beyond it the reader has to know ids itself
 
 NO_CONSUMER = 10014
@@ -23,7 +21,6 @@ NO_MESSAGE = 10037
 STREAM_EXISTS = 10058  # with another configuration
 NO_STREAM = 10059
 WRONG_SEQUENCE = (10071, 10164)
-_log = logging.getLogger("infaas.bus")
 
 
 class JetError(BusError):
@@ -42,7 +39,6 @@ class Requests(Protocol):
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Delivery: ...
     def new_inbox(self) -> str: ...
-    def report(self, error: Exception) -> None: ...
     def listen(self, subject: str, handler: Callable[[Delivery], None]) -> Callable[[], None]:
         """Subscribe at once; returns what ends it at once."""
 
@@ -197,18 +193,16 @@ class NatsStored:
 
 
 class Puller:
-    """Pull requests to one consumer; what comes is put into `arrived`, also when it comes late."""
+    """Pull requests to one consumer: what came goes to `take`, which may be called until the subscription ends."""
 
     def __init__(self, jet: JetStream, stream: str, name: str) -> None:
         self._bus = jet.bus
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self._inbox = jet.bus.new_inbox()
-        self._count = 0
-        self._reply = ""
-        self._wanted = 0
-        self._ended: asyncio.Future[str] | None = None
         self.arrived: deque[Delivery] = deque()
-        self._ignore = jet.bus.listen(f"{self._inbox}.*", self._take)
+        self._wake: asyncio.Future[str] | None = None
+        self._wanted = 0
+        self._ignore = jet.bus.listen(self._inbox, self._take)
         self._unfollow = jet.follow(lambda: self._end("lost"))
 
     def stop(self) -> None:
@@ -216,8 +210,8 @@ class Puller:
         self._unfollow()
 
     def _take(self, delivery: Delivery) -> None:
-        if delivery.status:  # these come on the request's own inbox, messages on their subject in the stream
-            if delivery.status != "100" and delivery.subject == self._reply:
+        if delivery.status:
+            if delivery.status != "100":
                 self._end(delivery.status)
         elif delivery.reply:
             self.arrived.append(delivery)
@@ -226,26 +220,31 @@ class Puller:
                 self._end("")
 
     def _end(self, status: str) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(status)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(status)
 
     async def pull(self, most: int, wait: float) -> str:
         """Ask for `most` messages. Returns "" when so many came, else the status that ended it.
 
         "404": there is none, "408": time is up, "503": no such consumer now, "lost": the connection was made anew.
+
         wait 0: only what is there already.
         """
         self._wanted = most
-        self._count += 1
-        self._reply = f"{self._inbox}.{self._count}"
-        self._ended = asyncio.get_running_loop().create_future()
-        body = {"batch": most, "expires": int(wait * NANO)} if wait > 0 else {"batch": most, "no_wait": True}
-        self._bus.publish(self._next, msgspec.json.encode(body), reply=self._reply)
+        self._wake = asyncio.get_running_loop().create_future()
+        body: dict[str, Any] = {"batch": most}
+        if wait > 0:
+            body["expires"] = int(wait * NANO)
+        else:
+            body["no_wait"] = True
+        self._bus.publish(self._next, msgspec.json.encode(body), reply=self._inbox)
         try:
-            async with asyncio.timeout(wait + 1.0):
-                return await self._ended
+            async with asyncio.timeout(wait + 1.0 if wait > 0 else 2.0):
+                return await self._wake
         except TimeoutError:
             return "408"  # the request or its end got lost, with the connection
+        finally:
+            self._wake = None
 
 
 class PullConsumer:
@@ -275,39 +274,37 @@ class PullConsumer:
         async with self._lock:
             if self._puller is None:
                 self._puller = Puller(self._jet, self._stream, self._config["name"])
-            arrived = self._puller.arrived
-            if not arrived:
-                try:
-                    async with asyncio.timeout(max(timeout, LEAST_WAIT_S)):
-                        await self._wait(self._puller, most)
-                except TimeoutError:
-                    pass
+            puller = self._puller
+            loop = asyncio.get_running_loop()
+            end = loop.time() + timeout
+            status = await self._pull(puller, most, 0.0)
+            while not puller.arrived:
+                left = end - loop.time()
+                if left <= 0.001:
+                    return []
+                if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
+                    await asyncio.sleep(min(0.2, left))
+                    await self._reopen()
+                status = await self._pull(puller, 1, min(left, 30.0))
+                if puller.arrived and most > 1:
+                    await self._pull(puller, most - 1, 0.0)
             bus = self._jet.bus
-            return [NatsStored(bus, arrived.popleft()) for _ in range(min(most, len(arrived)))]
-
-    async def _wait(self, puller: Puller, most: int) -> None:
-        """Until something has arrived: first what is there, then the next message and what came with it."""
-        status = await self._pull(puller, most, 0.0)
-        while not puller.arrived:
-            if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
-                await asyncio.sleep(0.2)
-                await self._reopen()
-            status = await self._pull(puller, 1, 30.0)
-            if puller.arrived and most > 1:
-                await self._pull(puller, most - 1, 0.0)
+            batch: list[Stored] = []
+            while puller.arrived and len(batch) < most:
+                batch.append(NatsStored(bus, puller.arrived.popleft()))
+            return batch
 
     async def _pull(self, puller: Puller, most: int, wait: float) -> str:
         try:
             return await puller.pull(most, wait)
-        except BusClosed:
-            raise
         except BusError:
+            if self._jet.closed:
+                raise
             return "503"
 
     async def _reopen(self) -> None:
         try:
             await self.open()
-        except BusClosed:
-            raise
-        except BusError as error:
-            _log.debug("consumer %s of %s: %s", self._config["name"], self._stream, error)
+        except (RequestTimeout, NotFound, JetError, BusError):
+            if self._jet.closed:
+                raise

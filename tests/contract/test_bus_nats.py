@@ -208,15 +208,6 @@ def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path
     run(body())
 
 
-@pytest.mark.parametrize("url", ["nats://host:port", "nats://", "http://127.0.0.1:4222", "nats://127.0.0.1:99999", ""])
-def test_what_is_no_address(url: str) -> None:
-    async def body() -> None:
-        with pytest.raises(BusError, match="NATS"):
-            await NatsBus.connect(url, name="test", timeout=0.3)
-
-    run(body())
-
-
 def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, nats_server: NatsServer) -> None:
     del nats_server
 
