@@ -1,0 +1,88 @@
+"""How long a system takes to its first answer, and how much memory it holds: `python benches/startup.py [--seconds S] [--rounds N]`.
+
+Starts a system, registers the benches' model, stops it; then starts it again on the same directory and asks from the first moment
+on. Wanted: at most 10 s from `infaas up` to the first answer, and at most 450 MB for everything (proportional set size: pages that
+processes share count once), idle and after a load.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import rig
+from path import APP, prepare
+
+import infaas
+from infaas.errors import InfaasError, Refused
+
+PATIENCE = 60.0  # s for the first answer
+
+
+async def first_answer(own: rig.System) -> tuple[float, float]:
+    """Seconds from the start to `ready`, and to the first answer to someone who asks all the time."""
+    with np.load(rig.VALIDATION) as stored:
+        x = stored["x"][:1]
+    began = time.monotonic()
+    starting = asyncio.create_task(own.start())
+    while time.monotonic() - began < PATIENCE:
+        try:
+            async with infaas.connect(data_dir=own.data_dir, timeout=1.0) as client:
+                while time.monotonic() - began < PATIENCE:
+                    reply = await client.query(APP, x, timeout=0.5, raise_refused=False)
+                    if not isinstance(reply, Refused):
+                        took = time.monotonic() - began
+                        return await starting, took
+                    await asyncio.sleep(0.02)
+        except InfaasError:
+            if starting.done():
+                starting.result()
+            await asyncio.sleep(0.05)
+    raise InfaasError(f"no answer within {PATIENCE:.0f} s")
+
+
+def show_memory(title: str, found: dict[str, float]) -> None:
+    parts = ", ".join(f"{kind} {mb:.0f}" for kind, mb in sorted(found.items(), key=lambda each: -each[1]))
+    print(f"{title:22} {sum(found.values()):6.0f} MB   wanted: at most 450   ({parts})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of load before memory is measured again")
+    parser.add_argument("--rounds", type=int, default=3, help="second starts")
+    options = parser.parse_args()
+    with rig.system() as own:
+        print(f"first start to ready   {asyncio.run(own.start()):6.1f} s")
+        asyncio.run(prepare(own.data_dir))
+        own.stop()
+        times = []
+        for number in range(options.rounds):
+            times.append(asyncio.run(first_answer(own)))
+            if number < options.rounds - 1:
+                own.stop()
+        ready, answer = (statistics.median(each) for each in zip(*times, strict=True))
+        print(f"second start to ready  {ready:6.1f} s")
+        print(
+            f"       to first answer {answer:6.1f} s    wanted: at most 10   (each: {', '.join(f'{a:.1f}' for _, a in times)})"
+        )
+        time.sleep(1.0)
+        show_memory("memory, idle", rig.memory(own.pid))
+        with np.load(rig.VALIDATION) as stored:
+            queries = rig.bodies(Path(own.data_dir.parent) / "queries.npz", stored["x"][:64], stored["y"][:64])
+        rig.generate(
+            own.urls["nats"],
+            f"infaas.query.{APP}",
+            queries,
+            "--closed",
+            "64",
+            "--seconds",
+            str(options.seconds),
+            "--unchecked",
+        )
+        show_memory("memory, after a load", rig.memory(own.pid))
+
+
+if __name__ == "__main__":
+    main()
