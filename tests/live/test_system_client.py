@@ -37,6 +37,7 @@ def test_right_answers_to_many_at_once(system):
     run(main())
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("repeat", [1, 40])  # 2.2 MB in; 94 MB in and more than 1 MB out
 def test_large_inputs_and_outputs(system, repeat):
     x, y = np.tile(system.x[:700], (repeat, 1)), np.tile(system.y[:700], repeat)
