@@ -1,4 +1,4 @@
-"""The bus on a NATS server: core messages here, JetStream in `bus.natsjet`, buckets in `bus.natskv` and `bus.natsobjects`."""
+"""The bus on a NATS server: core messages here, JetStream in `bus.natsjet` and `bus.natsconsumer`, buckets in `bus.natskv` and `bus.natsobjects`."""
 
 import asyncio
 import contextlib
@@ -6,15 +6,16 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from nats import errors
 
 from bus.allocator import keep_large_buffers
-from bus.natsclient import DirectClient, LostConnection, Trouble
-from bus.natsjet import JetStream, PullConsumer
+from bus.natsclient import DirectClient, NatsSubscription
+from bus.natsconsumer import PullConsumer
+from bus.natsjet import JetStream
 from bus.natskv import NatsKeyValue
 from bus.natsobjects import NatsObjectStore
+from bus.natstransport import LostConnection
 from bus.port import (
     BusClosed,
     BusError,
@@ -35,21 +36,6 @@ MOST_PENDING = 64 * 2**20
 RECONNECT_S = 0.25  # between attempts to come back, for ever
 PING_S = 5  # a server that answers no two of these is taken for gone
 _log = logging.getLogger("infaas.bus")
-
-
-class NatsSubscription:
-    """One subscription on the server."""
-
-    def __init__(self, client: DirectClient, sid: int, flush: Callable[[], Any]) -> None:
-        self._client = client
-        self._sid = sid
-        self._flush = flush
-
-    async def drain(self) -> None:
-        self._client.ignore(self._sid)
-        with contextlib.suppress(BusError):  # disconnected: nothing can be on its way
-            await self._flush()
-        self._client.forget(self._sid)
 
 
 class NatsBus:
@@ -119,7 +105,7 @@ class NatsBus:
                 raise BusError(f"NATS at {_public(url)} refuses the user or password in its URL")
             else:
                 raise BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
-        except Trouble as error:
+        except (errors.Error, ValueError) as error:
             raise BusError(f"cannot connect to NATS at {_public(url)}: {error}") from error
         finally:
             refused.cancel()
@@ -195,6 +181,10 @@ class NatsBus:
             self._client.forget(sid)
 
         return stop
+
+    def report(self, error: Exception) -> None:
+        """Tell whoever looks after errors."""
+        self._report(error)
 
     def new_inbox(self) -> str:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
@@ -303,6 +293,5 @@ def _log_error(error: Exception) -> None:
 
 
 def _public(url: str) -> str:
-    """The URL without its password."""
-    parts = [urlsplit(part if "://" in part else f"nats://{part}") for part in url.split(",")]
-    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts)
+    """The URL without user and password."""
+    return ",".join(part.rpartition("@")[2].rpartition("//")[2] for part in url.split(","))

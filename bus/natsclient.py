@@ -10,83 +10,21 @@ of these changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_e
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from nats import errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
 
 from bus.natsparser import Parser, ProtocolViolation, write_headers
+from bus.natstransport import CLOSE_S, READ_SIZE, DirectTransport, LostConnection
 from bus.patterns import check_pattern, check_subject
 from bus.port import BusClosed, BusError, Handler, PayloadTooLarge
 
-READ_SIZE = 256 * 1024
 WRITE_AT = 64 * 1024  # this much pending is written at once, without waiting for the end of the turn
 BACKLOG = 1024 * 1024  # while the socket holds back more than this, what is new stays in our bounded buffer
-CLOSE_S = 1.0  # a peer that takes longer to take our last bytes is dropped
-
-
-class LostConnection(OSError):
-    """The connection went away while something was waiting on it."""
-
-
-class _Reader(asyncio.StreamReader):
-    """A stream reader that can hand its bytes on as they come, instead of keeping them for `read`."""
-
-    _sink: Callable[[bytes], None] | None = None
-
-    def divert(self, sink: Callable[[bytes], None]) -> None:
-        waiting = bytes(self._buffer)  # type: ignore[attr-defined]
-        self._buffer.clear()  # type: ignore[attr-defined]
-        self._sink = sink
-        if waiting:
-            sink(waiting)
-
-    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
-        if self._sink is None:
-            super().feed_data(data)
-        else:
-            self._sink(data)
-
-
-class _Transport(TcpTransport):  # type: ignore[misc]
-    """nats-py's TCP transport with our reader; it never waits long for a peer that does not read."""
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        reader = _Reader(limit=max(buffer_size, READ_SIZE), loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        async with asyncio.timeout(connect_timeout):
-            transport, _ = await loop.create_connection(lambda: protocol, uri.hostname, uri.port)
-        self._bare_io_reader = self._io_reader = reader
-        self._bare_io_writer = self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that the socket has not taken yet."""
-        return int(self._io_writer.transport.get_write_buffer_size())
-
-    def divert(self, sink: Callable[[bytes], None]) -> None:
-        """From now on received bytes go to `sink`; over TLS they still come by `read`."""
-        if isinstance(self._io_reader, _Reader):
-            self._io_reader.divert(sink)
-
-    def abort(self) -> None:
-        self._io_writer.transport.abort()
-
-    async def wait_closed(self) -> None:
-        if self._io_writer is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._io_writer.wait_closed()
-        except TimeoutError:
-            self.abort()
-        except OSError:
-            pass  # it is closed, whatever it died of
 
 
 class DirectClient(Client):  # type: ignore[misc]
@@ -118,14 +56,14 @@ class DirectClient(Client):  # type: ignore[misc]
             await super()._connect_to_server(s)
             return
         s.last_attempt = time.monotonic()
-        transport = _Transport()
+        transport = DirectTransport()
         await transport.connect(s.uri, READ_SIZE, self.options["connect_timeout"])
         self._transport = transport
 
     async def _read_loop(self) -> None:
         transport = self._transport
         try:
-            if isinstance(transport, _Transport):
+            if isinstance(transport, DirectTransport):
                 transport.divert(self._feed)
             while True:
                 data = await transport.read(READ_SIZE)
@@ -254,7 +192,7 @@ class DirectClient(Client):  # type: ignore[misc]
         if not pending or not self.is_connected or self._transport is None:
             return
         transport = self._transport
-        if isinstance(transport, _Transport) and transport.backlog > BACKLOG:
+        if isinstance(transport, DirectTransport) and transport.backlog > BACKLOG:
             self._kicked = True
             self._loop.call_later(0.001, self._write_out)
             return
@@ -282,10 +220,10 @@ class DirectClient(Client):  # type: ignore[misc]
 
     async def end(self) -> None:
         """Send what is pending if the server takes it within CLOSE_S, then close for good."""
-        if self.is_closed:
+        if self.is_closed or self._flush_queue is None:  # never connected: nothing to close
             return
         transport = self._transport
-        if isinstance(transport, _Transport) and self.is_connected:
+        if isinstance(transport, DirectTransport) and self.is_connected:
             until = self._loop.time() + CLOSE_S
             self._write_out()
             while (self._pending or transport.backlog) and self.is_connected and self._loop.time() < until:  # noqa: ASYNC110
@@ -301,4 +239,16 @@ class DirectClient(Client):  # type: ignore[misc]
             raise BusClosed("the connection to NATS is closed")
 
 
-Trouble = errors.Error
+class NatsSubscription:
+    """One subscription on the server."""
+
+    def __init__(self, client: DirectClient, sid: int, flush: Callable[[float], Awaitable[None]]) -> None:
+        self._client = client
+        self._sid = sid
+        self._flush = flush
+
+    async def drain(self) -> None:
+        self._client.ignore(self._sid)
+        with contextlib.suppress(BusError):  # disconnected: nothing can be on its way
+            await self._flush(2.0)
+        self._client.forget(self._sid)

@@ -1,16 +1,14 @@
-"""JetStream over core requests: its JSON API, durable publishing, streams and pull consumers.
+"""JetStream over core requests: its JSON API, durable publishing, streams.
 
 API: https://docs.nats.io/reference/reference-protocols/nats_api_reference. Error codes: the server's errors.json.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from bus.port import BusError, Delivery, NoResponders, NotFound, RequestTimeout, Stored, StreamSpec
+from bus.port import BusError, Delivery, NoResponders, NotFound, StreamSpec
 
 NANO = 1_000_000_000
 API_S = 5.0
@@ -39,6 +37,7 @@ class Requests(Protocol):
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Delivery: ...
     def new_inbox(self) -> str: ...
+    def report(self, error: Exception) -> None: ...
     def listen(self, subject: str, handler: Callable[[Delivery], None]) -> Callable[[], None]:
         """Subscribe at once; returns what ends it at once."""
 
@@ -156,155 +155,3 @@ def _result(data: bytes) -> dict[str, Any]:
             raise NotFound(text)
         raise JetError(f"JetStream: {text}", code)
     return answer
-
-
-class Position:
-    """Where a consumed message stands, as its acknowledgement subject tells."""
-
-    __slots__ = ("consumer", "deliveries", "pending", "stream")
-
-    def __init__(self, reply: str) -> None:
-        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>, since 2.? also with
-        # <domain>.<account> in front of the stream and a token behind
-        tokens = reply.split(".")
-        at = 4 if len(tokens) == 9 else 6
-        self.deliveries = int(tokens[at])
-        self.stream = int(tokens[at + 1])
-        self.consumer = int(tokens[at + 2])
-        self.pending = int(tokens[at + 4])
-
-
-class NatsStored:
-    """One message fetched from a stream."""
-
-    def __init__(self, bus: Requests, delivery: Delivery) -> None:
-        self._bus = bus
-        self._reply = delivery.reply
-        self.subject = delivery.subject
-        self.data = delivery.data
-        self.message_id = (delivery.headers or {}).get("Nats-Msg-Id", "")
-        self.deliveries = Position(delivery.reply).deliveries
-
-    async def ack(self) -> None:
-        self._bus.publish(self._reply, b"+ACK")
-
-    async def nak(self, delay: float) -> None:
-        self._bus.publish(self._reply, b"-NAK " + msgspec.json.encode({"delay": int(delay * NANO)}))
-
-
-class Puller:
-    """Pull requests to one consumer: what came goes to `take`, which may be called until the subscription ends."""
-
-    def __init__(self, jet: JetStream, stream: str, name: str) -> None:
-        self._bus = jet.bus
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
-        self._inbox = jet.bus.new_inbox()
-        self.arrived: deque[Delivery] = deque()
-        self._wake: asyncio.Future[str] | None = None
-        self._wanted = 0
-        self._ignore = jet.bus.listen(self._inbox, self._take)
-        self._unfollow = jet.follow(lambda: self._end("lost"))
-
-    def stop(self) -> None:
-        self._ignore()
-        self._unfollow()
-
-    def _take(self, delivery: Delivery) -> None:
-        if delivery.status:
-            if delivery.status != "100":
-                self._end(delivery.status)
-        elif delivery.reply:
-            self.arrived.append(delivery)
-            self._wanted -= 1
-            if self._wanted <= 0:
-                self._end("")
-
-    def _end(self, status: str) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(status)
-
-    async def pull(self, most: int, wait: float) -> str:
-        """Ask for `most` messages. Returns "" when so many came, else the status that ended it.
-
-        "404": there is none, "408": time is up, "503": no such consumer now, "lost": the connection was made anew.
-
-        wait 0: only what is there already.
-        """
-        self._wanted = most
-        self._wake = asyncio.get_running_loop().create_future()
-        body: dict[str, Any] = {"batch": most}
-        if wait > 0:
-            body["expires"] = int(wait * NANO)
-        else:
-            body["no_wait"] = True
-        self._bus.publish(self._next, msgspec.json.encode(body), reply=self._inbox)
-        try:
-            async with asyncio.timeout(wait + 1.0 if wait > 0 else 2.0):
-                return await self._wake
-        except TimeoutError:
-            return "408"  # the request or its end got lost, with the connection
-        finally:
-            self._wake = None
-
-
-class PullConsumer:
-    """A durable consumer with explicit acknowledgement; everyone who opens the same name shares its messages."""
-
-    def __init__(self, jet: JetStream, stream: str, name: str, subject: str, ack_wait_s: float) -> None:
-        self._jet = jet
-        self._stream = stream
-        self._config: dict[str, Any] = {
-            "name": name,
-            "durable_name": name,
-            "deliver_policy": "all",
-            "ack_policy": "explicit",
-            "ack_wait": int(ack_wait_s * NANO),
-            "max_deliver": -1,
-            "max_ack_pending": 10_000,
-        }
-        if subject != ">":
-            self._config["filter_subject"] = subject
-        self._puller: Puller | None = None
-        self._lock = asyncio.Lock()
-
-    async def open(self) -> None:
-        await self._jet.create_consumer(self._stream, self._config)
-
-    async def fetch(self, most: int, timeout: float) -> list[Stored]:
-        async with self._lock:
-            if self._puller is None:
-                self._puller = Puller(self._jet, self._stream, self._config["name"])
-            puller = self._puller
-            loop = asyncio.get_running_loop()
-            end = loop.time() + timeout
-            status = await self._pull(puller, most, 0.0)
-            while not puller.arrived:
-                left = end - loop.time()
-                if left <= 0.001:
-                    return []
-                if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
-                    await asyncio.sleep(min(0.2, left))
-                    await self._reopen()
-                status = await self._pull(puller, 1, min(left, 30.0))
-                if puller.arrived and most > 1:
-                    await self._pull(puller, most - 1, 0.0)
-            bus = self._jet.bus
-            batch: list[Stored] = []
-            while puller.arrived and len(batch) < most:
-                batch.append(NatsStored(bus, puller.arrived.popleft()))
-            return batch
-
-    async def _pull(self, puller: Puller, most: int, wait: float) -> str:
-        try:
-            return await puller.pull(most, wait)
-        except BusError:
-            if self._jet.closed:
-                raise
-            return "503"
-
-    async def _reopen(self) -> None:
-        try:
-            await self.open()
-        except (RequestTimeout, NotFound, JetError, BusError):
-            if self._jet.closed:
-                raise

@@ -1,10 +1,9 @@
 """Key-value buckets on JetStream, in the layout that every NATS client shares (ADR-8): stream KV_<bucket>, subject $KV.<bucket>.<key>."""
 
-import asyncio
 from collections.abc import Callable
 
 from bus.natsjet import NANO, WRONG_SEQUENCE, JetError, JetStream
-from bus.natswatch import OrderedReader
+from bus.natswatch import OrderedReader, read_all
 from bus.patterns import check_key
 from bus.port import Delivery, Entry, NotFound, Subscription, WrongRevision
 
@@ -75,7 +74,6 @@ class NatsKeyValue:
 
     async def keys(self) -> list[str]:
         found: dict[str, None] = {}
-        done = asyncio.get_running_loop().create_future()
 
         def take(delivery: Delivery, _: int) -> None:
             key = delivery.subject.removeprefix(self._prefix)
@@ -84,16 +82,7 @@ class NatsKeyValue:
             else:
                 found[key] = None
 
-        def synced() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        reader = OrderedReader(self._jet, self._stream, f"{self._prefix}>", take, synced, headers_only=True)
-        await reader.start()
-        try:
-            await done
-        finally:
-            await reader.drain()
+        await read_all(self._jet, self._stream, f"{self._prefix}>", take, headers_only=True)
         return list(found)
 
     async def watch(self, handler: Callable[[Entry | None], None]) -> Subscription:

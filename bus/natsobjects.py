@@ -15,8 +15,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from bus.natsjet import NANO, JetStream, Position, Puller
-from bus.natswatch import OrderedReader
+from bus.natsconsumer import Position, Puller
+from bus.natsjet import NANO, JetStream
+from bus.natswatch import read_all
 from bus.port import BusError, Delivery, NotFound
 
 CHUNK = 128 * 1024
@@ -145,7 +146,6 @@ class NatsObjectStore:
 
     async def keys(self) -> list[str]:
         found: dict[str, str] = {}
-        done = asyncio.get_running_loop().create_future()
 
         def take(delivery: Delivery, _: int) -> None:
             info = msgspec.json.decode(delivery.data, type=_Info)
@@ -154,16 +154,7 @@ class NatsObjectStore:
             else:
                 found[delivery.subject] = info.name
 
-        def synced() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        reader = OrderedReader(self._jet, self._stream, f"$O.{self._bucket}.M.>", take, synced)
-        await reader.start()
-        try:
-            await done
-        finally:
-            await reader.drain()
+        await read_all(self._jet, self._stream, f"$O.{self._bucket}.M.>", take)
         return list(found.values())
 
     def _meta(self, key: str) -> str:

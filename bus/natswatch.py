@@ -5,11 +5,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from bus.natsjet import NANO, JetStream, Position
+from bus.natsconsumer import Position
+from bus.natsjet import NANO, JetStream
 from bus.port import BusError, Delivery
 
 BEAT_S = 5.0  # the server says so often that it is alive; three missed beats make the consumer anew
 RETRY_S = 0.25
+READ_ALL_S = 20.0
 
 
 class OrderedReader:
@@ -44,6 +46,7 @@ class OrderedReader:
         self._unfollow: Callable[[], None] = _nothing
         self._alive = 0.0
         self._making: asyncio.Task[None] | None = None
+        self._renewed = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -133,18 +136,26 @@ class OrderedReader:
     def _sync(self) -> None:
         if not self._synced:
             self._synced = True
-            self._on_synced()
+            try:
+                self._on_synced()
+            except Exception as error:
+                self._jet.bus.report(error)
 
     def _renew(self) -> None:
-        """Make the consumer anew, as soon as the server lets us."""
+        """Make the consumer anew, as soon as the server lets us; what was under way belongs to a connection that is gone."""
         if self._stopped or self._jet.closed:
             return
         self._ignore()
-        if self._making is None or self._making.done():
-            self._making = asyncio.get_running_loop().create_task(self._make_until_done())
+        if self._making is not None:
+            self._making.cancel()
+        self._making = asyncio.get_running_loop().create_task(self._make_until_done())
 
     async def _make_until_done(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._renewed < 1.0:
+            await asyncio.sleep(RETRY_S)
         while not self._stopped and not self._jet.closed:
+            self._renewed = loop.time()
             try:
                 await self._make()
             except BusError:
@@ -160,6 +171,27 @@ class OrderedReader:
         if loop.time() - self._alive > 3 * BEAT_S:
             self._renew()
         self._watchdog = loop.call_later(BEAT_S, self._check)
+
+
+async def read_all(
+    jet: JetStream,
+    stream: str,
+    subject: str,
+    on_message: Callable[[Delivery, int], None],
+    *,
+    headers_only: bool = False,
+) -> None:
+    """Hand over the last message on each subject, once. Raises NotFound (no such stream), BusError (it takes too long)."""
+    done = asyncio.Event()
+    reader = OrderedReader(jet, stream, subject, on_message, done.set, headers_only=headers_only)
+    await reader.start()
+    try:
+        async with asyncio.timeout(READ_ALL_S):
+            await done.wait()
+    except TimeoutError:
+        raise BusError(f"reading {subject} of {stream} took more than {READ_ALL_S} s") from None
+    finally:
+        await reader.drain()
 
 
 def _nothing() -> None:

@@ -208,6 +208,15 @@ def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path
     run(body())
 
 
+@pytest.mark.parametrize("url", ["nats://host:port", "nats://", "http://127.0.0.1:4222", "nats://127.0.0.1:99999", ""])
+def test_what_is_no_address(url: str) -> None:
+    async def body() -> None:
+        with pytest.raises(BusError, match="NATS"):
+            await NatsBus.connect(url, name="test", timeout=0.3)
+
+    run(body())
+
+
 def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, nats_server: NatsServer) -> None:
     del nats_server
 
@@ -281,7 +290,7 @@ def test_a_program_with_stock_nats_py_asks_and_answers(nats_url: str, prefix: st
     async def body() -> None:
         bus, stock = await connected(nats_url, []), await nats.connect(nats_url)
         await bus.subscribe(f"{prefix}.ours", lambda d: bus.publish(d.reply, d.data[::-1], headers=d.headers))
-        await stock.flush()
+        await bus.flush()
         answer = await stock.request(f"{prefix}.ours", b"abc", headers={"Ask": "é"})
         assert (answer.data, answer.headers) == (b"cba", {"Ask": "é"})
 
@@ -289,7 +298,8 @@ def test_a_program_with_stock_nats_py_asks_and_answers(nats_url: str, prefix: st
             await message.respond(message.data * 2)
 
         await stock.subscribe(f"{prefix}.theirs", cb=reply)
-        await stock.flush()
+        # its flush does not wait for a subscription just made (the PING overtakes it); a request of its own comes after it
+        assert (await stock.request(f"{prefix}.theirs", b"a")).data == b"aa"
         assert (await bus.request(f"{prefix}.theirs", b"abc", 5.0)).data == b"abcabc"
         await stock.close()
         await bus.close()

@@ -99,7 +99,7 @@ def test_a_large_payload_split_around_each_of_its_edges(length: int, headers: di
             assert parse(pieces) == expected, (first, second)
 
 
-subjects = st.text(st.characters(exclude_characters=" \t\r\n", exclude_categories=("Cs",)), min_size=1, max_size=12)
+subjects = st.text(st.characters(exclude_characters=" \t\r\n", codec="utf-8"), min_size=1, max_size=12)
 names = st.text("ABCxyz-0189", min_size=1, max_size=8)
 values = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs", "Cc", "Zs")), max_size=12)
 payloads = st.one_of(

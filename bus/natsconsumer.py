@@ -1,0 +1,168 @@
+"""Reading a JetStream stream by asking for messages: pull requests, and the durable consumers that fetch by them."""
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from bus.natsjet import NANO, JetStream, Requests
+from bus.port import BusClosed, BusError, Delivery, Stored
+
+LEAST_WAIT_S = 0.02  # for what is there already
+_log = logging.getLogger("infaas.bus")
+
+
+class Position:
+    """Where a consumed message stands, as its acknowledgement subject tells."""
+
+    __slots__ = ("consumer", "deliveries", "pending", "stream")
+
+    def __init__(self, reply: str) -> None:
+        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>, since 2.? also with
+        # <domain>.<account> in front of the stream and a token behind
+        tokens = reply.split(".")
+        at = 4 if len(tokens) == 9 else 6
+        self.deliveries = int(tokens[at])
+        self.stream = int(tokens[at + 1])
+        self.consumer = int(tokens[at + 2])
+        self.pending = int(tokens[at + 4])
+
+
+class NatsStored:
+    """One message fetched from a stream."""
+
+    def __init__(self, bus: Requests, delivery: Delivery) -> None:
+        self._bus = bus
+        self._reply = delivery.reply
+        self.subject = delivery.subject
+        self.data = delivery.data
+        self.message_id = (delivery.headers or {}).get("Nats-Msg-Id", "")
+        self.deliveries = Position(delivery.reply).deliveries
+
+    async def ack(self) -> None:
+        self._bus.publish(self._reply, b"+ACK")
+
+    async def nak(self, delay: float) -> None:
+        self._bus.publish(self._reply, b"-NAK " + msgspec.json.encode({"delay": int(delay * NANO)}))
+
+
+class Puller:
+    """Pull requests to one consumer; what comes is put into `arrived`, also when it comes late."""
+
+    def __init__(self, jet: JetStream, stream: str, name: str) -> None:
+        self._bus = jet.bus
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._inbox = jet.bus.new_inbox()
+        self._count = 0
+        self._reply = ""
+        self._wanted = 0
+        self._ended: asyncio.Future[str] | None = None
+        self.arrived: deque[Delivery] = deque()
+        self._ignore = jet.bus.listen(f"{self._inbox}.*", self._take)
+        self._unfollow = jet.follow(lambda: self._end("lost"))
+
+    def stop(self) -> None:
+        self._ignore()
+        self._unfollow()
+
+    def _take(self, delivery: Delivery) -> None:
+        if delivery.status:  # these come on the request's own inbox, messages on their subject in the stream
+            if delivery.status != "100" and delivery.subject == self._reply:
+                self._end(delivery.status)
+        elif delivery.reply:
+            self.arrived.append(delivery)
+            self._wanted -= 1
+            if self._wanted <= 0:
+                self._end("")
+
+    def _end(self, status: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(status)
+
+    async def pull(self, most: int, wait: float) -> str:
+        """Ask for `most` messages. Returns "" when so many came, else the status that ended it.
+
+        "404": there is none, "408": time is up, "503": no such consumer now, "lost": the connection was made anew.
+        wait 0: only what is there already.
+        """
+        self._wanted = most
+        self._count += 1
+        self._reply = f"{self._inbox}.{self._count}"
+        self._ended = asyncio.get_running_loop().create_future()
+        body = {"batch": most, "expires": int(wait * NANO)} if wait > 0 else {"batch": most, "no_wait": True}
+        self._bus.publish(self._next, msgspec.json.encode(body), reply=self._reply)
+        try:
+            async with asyncio.timeout(wait + 1.0):
+                return await self._ended
+        except TimeoutError:
+            return "408"  # the request or its end got lost, with the connection
+
+
+class PullConsumer:
+    """A durable consumer with explicit acknowledgement; everyone who opens the same name shares its messages."""
+
+    def __init__(self, jet: JetStream, stream: str, name: str, subject: str, ack_wait_s: float) -> None:
+        self._jet = jet
+        self._stream = stream
+        self._config: dict[str, Any] = {
+            "name": name,
+            "durable_name": name,
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": int(ack_wait_s * NANO),
+            "max_deliver": -1,
+            "max_ack_pending": 10_000,
+        }
+        if subject != ">":
+            self._config["filter_subject"] = subject
+        self._puller: Puller | None = None
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        await self._jet.create_consumer(self._stream, self._config)
+
+    async def fetch(self, most: int, timeout: float) -> list[Stored]:
+        async with self._lock:
+            if self._puller is None:
+                self._puller = Puller(self._jet, self._stream, self._config["name"])
+            arrived = self._puller.arrived
+            if len(arrived) < most:
+                timeout = max(timeout, LEAST_WAIT_S)
+                try:
+                    async with asyncio.timeout(timeout):
+                        await self._wait(self._puller, most, asyncio.get_running_loop().time() + timeout)
+                except TimeoutError:
+                    pass
+            bus = self._jet.bus
+            return [NatsStored(bus, arrived.popleft()) for _ in range(min(most, len(arrived)))]
+
+    async def _wait(self, puller: Puller, most: int, end: float) -> None:
+        """Until something has arrived: first what is there, then the next message and what came with it."""
+        loop = asyncio.get_running_loop()
+        status = await self._pull(puller, most - len(puller.arrived), 0.0)
+        while not puller.arrived:
+            if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
+                await asyncio.sleep(0.2)
+                await self._reopen()
+            # Not longer than we stay: what comes later belongs to whoever asks then.
+            status = await self._pull(puller, 1, max(end - loop.time(), 0.001))
+            if puller.arrived and most > 1:
+                await self._pull(puller, most - 1, 0.0)
+
+    async def _pull(self, puller: Puller, most: int, wait: float) -> str:
+        try:
+            return await puller.pull(most, wait)
+        except BusClosed:
+            raise
+        except BusError:
+            return "503"
+
+    async def _reopen(self) -> None:
+        try:
+            await self.open()
+        except BusClosed:
+            raise
+        except BusError as error:
+            _log.debug("consumer %s of %s: %s", self._config["name"], self._stream, error)
