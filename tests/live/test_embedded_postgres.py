@@ -122,7 +122,7 @@ def _works_in(process: Path, directory: Path) -> bool:
 def test_stopping_is_clean_complete_and_may_be_repeated(directory: Path) -> None:
     server = EmbeddedPostgres(directory).start()
     pids = [server.process.pid, *children_of(server.process.pid)]
-    assert len(pids) > 3
+    assert len(pids) > 1
     server.stop()
     server.stop()
     assert not [pid for pid in pids if alive(pid)]
