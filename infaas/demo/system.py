@@ -63,7 +63,9 @@ class System:
                 stdout=out,
                 stderr=err,
                 env=environment(os.environ),
-                start_new_session=True,  # Ctrl-C reaches only us; we stop it in order
+                # Ctrl-C reaches only us, and we stop it in order; what is kept outlives the terminal, too
+                start_new_session=self._keep,
+                process_group=None if self._keep else 0,
                 preexec_fn=None if self._keep else dies_with_parent(signal.SIGTERM),  # noqa: PLW1509  (main thread)
             )
         while not (lines := said.read_text().splitlines()) or not lines[-1].startswith("ready"):

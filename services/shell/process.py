@@ -55,7 +55,7 @@ def start(
     cwd: Path | str = "/",
     held: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, its output appended to `log`; `held`: descriptors it keeps open.
+    """Start a program in a process group of its own, its output appended to `log`; `held`: descriptors it keeps open.
 
     Call it from the main thread (see `dies_with_parent`); raises ServerError.
     """
@@ -70,7 +70,9 @@ def start(
                 stderr=output,
                 cwd=cwd,
                 env=None if environ is None else dict(environ),
-                start_new_session=True,  # Ctrl-C reaches only us; we end it in our order
+                # Ctrl-C reaches only us; we end it in our order. Not a session of its own: Linux schedules by session
+                # (sched_autogroup), and servers that pass each other small messages then cost twice the CPU.
+                process_group=0,
                 pass_fds=held,
                 preexec_fn=dies_with_parent(on_our_death, before),  # noqa: PLW1509  only from the main thread
             )

@@ -163,7 +163,7 @@ def describe(code: int) -> str:
 
 
 def _sweep_and_reap(process: subprocess.Popen[bytes]) -> None:
-    """Kill what an ended child left in its session, then take its exit code."""
+    """Kill what an ended child left in its process group, then take its exit code."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
