@@ -18,6 +18,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 MOST_ITEMS = 65_536
 _LARGEST = 2**31 - 1
+_BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
 
 _tensor = msgspec.msgpack.Decoder(TensorHead).decode
 _named = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
@@ -107,6 +108,8 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
 
 def _check_shape(shape: list[int], spec: TensorSpec, where: str) -> None:
     wanted = spec.shape
+    if shape == wanted:
+        return
     if len(shape) != len(wanted) or any(w not in (-1, n) for n, w in zip(shape, wanted, strict=True)):
         raise BadRequest(
             f"{where}.shape must be [n, {', '.join(map(str, wanted))}] for {spec.name}, not [n, {', '.join(map(str, shape))}]"
@@ -117,7 +120,7 @@ def _byte_count(data: msgspec.Raw, where: str) -> int:
     """Length of a MessagePack bin object, from its frame (no copy)."""
     view = memoryview(data)
     kind = view[0]
-    header = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(kind)
+    header = _BIN_HEADERS.get(kind)
     if header is None:
         raise BadRequest(f"{where}.data must be bytes (MessagePack bin)")
     return len(view) - header

@@ -167,7 +167,7 @@ class Dispatcher:
 
     def _dispatch(self, query: Query, instance: Instance) -> Publish:
         self.flights.depart(query, instance)
-        route = query.route(self.name, instance.id, self._policy.name)
+        route = query.sent = query.route(self.name, instance.id, self._policy.name)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
         if subject is None:
@@ -203,16 +203,15 @@ class Dispatcher:
         instance = self.view.instances.get(batch.instance)
         effects: list[Effect] = []
         codes = batch.codes
+        record = self.view.records.get(batch.variant)
         land = self.flights.land
         for i, uid in enumerate(batch.uids):
             query = land(uid)
-            if query is None:
+            if query is None or record is None:
                 continue
-            record = self.view.records.get(batch.variant)
-            if record is None:
-                continue
+            assert query.sent is not None  # it was in the air
             event = answered(
-                query.route(self.name, batch.instance, self._policy.name),
+                query.sent,
                 record,
                 worker=batch.worker,
                 finished=batch.finished,

@@ -16,7 +16,9 @@ class Flights:
         self.retrying: bytes | None = None
 
     def __contains__(self, uid: bytes) -> bool:
-        return uid in self.flying or uid in self.waiting or any(q.uid == uid for q in self.retries)
+        if uid in self.flying or uid in self.waiting:
+            return True
+        return bool(self.retries) and any(q.uid == uid for q in self.retries)
 
     def __len__(self) -> int:
         return len(self.flying) + len(self.waiting) + len(self.retries)

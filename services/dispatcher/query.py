@@ -11,7 +11,9 @@ from services.core.cluster import Instance
 class Query:
     """The body as it came, what it asks, and where it is now. times: Unix seconds."""
 
-    __slots__ = ("app", "arrived", "ask", "attempt", "body", "crashes", "head", "instance", "items", "reply", "uid")
+    __slots__ = (
+        "app", "arrived", "ask", "attempt", "body", "crashes", "head", "instance", "items", "reply", "sent", "uid",
+    )  # fmt: skip
 
     def __init__(
         self, uid: bytes, app: str, head: QueryHead, ask: Ask, reply: str, body: bytes, arrived: float
@@ -27,6 +29,7 @@ class Query:
         self.attempt = -1  # of the dispatch under way; the first is 0
         self.crashes = 0  # executors that died with it aboard
         self.instance: Instance | None = None
+        self.sent: Route | None = None  # with the last dispatch
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
         """What travels in front of the body, and into the outcome."""

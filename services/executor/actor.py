@@ -12,14 +12,11 @@ import msgspec
 from bus.messages.fleet import (
     DispatcherHeartbeat,
     ExecutorReport,
-    InstanceFailed,
-    InstanceLoaded,
-    InstanceUnloaded,
     LoadInstance,
     UnloadInstance,
 )
 from bus.messages.flow import Execute, HandBack, Route
-from bus.messages.public import Answer, Error, QueryInputs, Refusal, TensorView
+from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
 from services.core.actor import (
     After,
@@ -37,28 +34,23 @@ from services.core.actor import (
     Watch,
 )
 from services.executor.answering import answer_of, model_error, output_bytes
-from services.executor.answers import Answers
+from services.executor.answers import Answers, Known
 from services.executor.instances import Loaded
 from services.executor.owners import Owners
+from services.executor.residents import Residents
+from services.executor.taking import inputs_of, work_of
 from services.executor.work import (
     BatchResult,
     FetchInputs,
-    LoadedModel,
-    LoadModel,
     MeasureMemory,
     RunBatch,
     StoreOutputs,
-    UnloadModel,
     Work,
 )
 
 REPORT = 0.5  # s
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 NOTHING: tuple[Effect, ...] = ()
-_inputs = msgspec.msgpack.Decoder(QueryInputs).decode
-_tensor = msgspec.msgpack.Decoder(TensorView).decode
-_tensors = msgspec.msgpack.Decoder(dict[str, TensorView | list[Any]]).decode
-_list = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class Pump(msgspec.Struct, frozen=True):
@@ -87,7 +79,8 @@ class Executor:
         self.worker = worker
         self.device = device
         self.incarnation = incarnation
-        self.instances: dict[str, Loaded] = {}
+        self._residents = Residents(worker, device, incarnation, subjects)
+        self.instances = self._residents.instances
         self.answers = Answers()
         self._subjects = subjects
         self.owners = Owners(subjects, f"{worker}/{device}/{incarnation}", worker, failure_timeout_s + REPORT)
@@ -111,8 +104,8 @@ class Executor:
             Failed: self._failed,
             TimedOut: self._failed,
             DispatcherHeartbeat: self._dispatcher,
-            LoadInstance: self._load,
-            UnloadInstance: self._unload,
+            LoadInstance: lambda envelope: self._residents.load(envelope.message),
+            UnloadInstance: lambda envelope: self._residents.unload(envelope.message.instance),
             Report: self._report,
             Recorded: self._nothing,
             Started: self._started,
@@ -146,22 +139,23 @@ class Executor:
     def _execute(self, envelope: Envelope) -> Iterable[Effect]:
         execute: Execute = envelope.message
         route = execute.route
-        pending = self._pending.get((route.uid, route.part))
+        key = (route.uid, route.part)
+        pending = self._pending.get(key)
         if pending is not None:
-            pending.also.append(route)
+            pending.also = (*pending.also, route)
             return NOTHING
-        known = self.answers.get(route)
+        known = self.answers.get(key)
         if known is not None:
             return self._again(route, known, envelope.now)
         loaded = self.instances.get(route.instance)
         if loaded is None or loaded.leaving:
             return (self._hand_back(route, "gone", execute.body),)
         try:
-            taken = _inputs(execute.body)
+            taken = inputs_of(execute.body)
             if taken.inputs_ref is not None:
                 self._fetching[route.uid] = (loaded, route, execute.body)
                 return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
-            work = self._work(route, execute.body, taken.inputs)
+            work = work_of(route, execute.body, taken.inputs)
         except msgspec.DecodeError as error:
             return self._refuse(loaded, route, "bad_request", f"inputs: {error}", envelope.now)
         return self._take(loaded, work)
@@ -171,29 +165,16 @@ class Executor:
         loaded.queue.push(work)
         return self._arm()
 
-    def _again(self, route: Route, answer: Answer | Refusal, now: float) -> list[Effect]:
+    def _again(self, route: Route, known: Known, now: float) -> list[Effect]:
         """It was answered before: a client that asks again hears the same, a dispatcher's retry only that it is done."""
         effects: list[Effect] = []
         if route.attempt == 0 and route.resendable:
-            effects.append(Publish(route.reply_to, answer))
+            effects.append(Publish(route.reply_to, known.body))
         loaded = self.instances.get(route.instance)
         if loaded is not None:
-            codes: list[str] | None = [answer.error.code] if isinstance(answer, Refusal) else None
+            codes: list[str] | None = [known.code] if known.code else None
             effects.extend(self.owners.tell(route.dispatcher, loaded, [route], 1, (now, now), 0.0, codes, now))
         return effects
-
-    def _work(self, route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> Work:
-        """Decode the tensors without copying them. Raises msgspec.DecodeError."""
-        first = memoryview(inputs)[0]
-        if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
-            numbers = _list(inputs)
-            return Work(route, body, numbers, max(1, len(numbers)), route.uid)
-        try:
-            tensor = _tensor(inputs)
-        except msgspec.ValidationError:
-            return _named(route, body, _tensors(inputs))
-        sizes = tensor.shape
-        return Work(route, body, tensor, max(1, sizes[0]) if sizes else 1, (tensor.datatype, *sizes[1:]))
 
     def _arm(self) -> Iterable[Effect]:
         if self._pumping:
@@ -249,9 +230,7 @@ class Executor:
             return self._ran(done.id, done.result, envelope.now)
         kind, key = done.id
         if kind == "load":
-            return self._loaded(key, done.result)
-        if kind == "unload":
-            return self._unloaded(key)
+            return (*self._residents.loaded(key, done.result), *self._arm())
         if kind == "fetch":
             return self._fetched(key, done.result, envelope.now)
         if kind == "store":
@@ -283,6 +262,7 @@ class Executor:
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
         told: dict[str, list[Route]] = {}
+        large = result.bytes > self._max_inline
         for i, work in enumerate(works):
             route = work.route
             loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
@@ -298,12 +278,10 @@ class Executor:
                 answer: Answer | Refusal = model_error(route, result.errors[i])
             else:
                 answer = answer_of(loaded, self.worker, work, result, i, items, cost)
-                if output_bytes(answer) > self._max_inline:
+                if large and output_bytes(answer) > self._max_inline:
                     effects.append(Do(("store", (route, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
                     continue
-            if route.resendable:
-                self.answers.keep(route, answer)
-            effects.append(Publish(route.reply_to, answer))
+            effects.append(self._reply(route, answer))
         span = (result.started, result.finished)
         for dispatcher, routes in told.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
@@ -311,7 +289,7 @@ class Executor:
         if loaded.queue.items or self._starved:
             effects.extend(self._arm())
         if loaded.leaving:
-            effects.extend(self._maybe_unload(loaded))
+            effects.extend(self._residents.let_go(loaded))
         return effects
 
     def _one_by_one(self, loaded: Loaded, run: RunBatch) -> Iterable[Effect]:
@@ -321,15 +299,17 @@ class Executor:
             loaded.queue.push(work)
         return self._arm()
 
+    def _reply(self, route: Route, answer: Answer | Refusal) -> Publish:
+        """To the client; what it may ask for again is kept."""
+        return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer)
+
     # -- refusing and handing back
 
     def _refuse(self, loaded: Loaded, route: Route, code: Any, text: str, now: float) -> list[Effect]:
         loaded.served(route, route.items, now - route.arrived, error=True)
         refusal = Refusal(id=route.id, error=Error(code=code, message=text))
-        if route.resendable:
-            self.answers.keep(route, refusal)
         return [
-            Publish(route.reply_to, refusal),
+            self._reply(route, refusal),
             *self.owners.tell(route.dispatcher, loaded, [route], route.items, (now, now), 0.0, [code], now),
         ]
 
@@ -342,7 +322,7 @@ class Executor:
     def _fetched(self, uid: bytes, data: bytes, now: float) -> Iterable[Effect]:
         loaded, route, body = self._fetching.pop(uid)
         try:
-            work = self._work(route, body, data)
+            work = work_of(route, body, data)
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, route, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
         return self._take(loaded, work)
@@ -350,60 +330,7 @@ class Executor:
     def _stored(self, key: tuple[Route, Answer], ref: Any) -> Iterable[Effect]:
         route, answer = key
         answer = msgspec.structs.replace(answer, outputs={}, outputs_ref=ref)
-        if route.resendable:
-            self.answers.keep(route, answer)
-        return (Publish(route.reply_to, answer),)
-
-    # -- loading
-
-    def _load(self, envelope: Envelope) -> Iterable[Effect]:
-        order: LoadInstance = envelope.message
-        if order.instance in self.instances:
-            return NOTHING
-        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s)
-        return (Do(("load", order.instance), LoadModel(order.instance, order.variant)),)
-
-    def _loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
-        loaded = self.instances.get(instance)
-        if loaded is None:
-            return (Do(("unload", instance), UnloadModel(instance)),)
-        loaded.ready = True
-        fact = InstanceLoaded(
-            instance=instance,
-            variant=loaded.record.variant,
-            device=self.device,
-            incarnation=self.incarnation,
-            load_ms=model.load_ms,
-            memory_mb=model.memory_mb,
-            proof=model.proof,
-        )
-        known = Publish(self._subjects.monitor(self.worker, "loaded"), fact)
-        return (known, *self._maybe_unload(loaded)) if loaded.leaving else (known, *self._arm())
-
-    def _unload(self, envelope: Envelope) -> Iterable[Effect]:
-        loaded = self.instances.get(envelope.message.instance)
-        if loaded is None:
-            return NOTHING
-        loaded.leaving = True
-        return self._maybe_unload(loaded)
-
-    def _maybe_unload(self, loaded: Loaded) -> Iterable[Effect]:
-        """Let go once what was queued is answered."""
-        if loaded.running or len(loaded.queue) or not loaded.ready:
-            return NOTHING
-        del self.instances[loaded.id]
-        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), self._left(loaded))
-
-    def _left(self, loaded: Loaded) -> Publish:
-        fact = InstanceUnloaded(
-            instance=loaded.id, variant=loaded.record.variant, device=self.device, incarnation=self.incarnation
-        )
-        return Publish(self._subjects.monitor(self.worker, "unloaded"), fact)
-
-    @staticmethod
-    def _unloaded(instance: str) -> Iterable[Effect]:
-        del instance
-        return NOTHING
+        return (self._reply(route, answer),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         """The edge could not do it."""
@@ -429,18 +356,11 @@ class Executor:
         return NOTHING
 
     def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:
-        loaded = self.instances.pop(instance, None)
-        if loaded is None:
+        found = self._residents.failed(instance, reason)
+        if found is None:
             return NOTHING
-        fact = InstanceFailed(
-            instance=instance,
-            variant=loaded.record.variant,
-            device=self.device,
-            incarnation=self.incarnation,
-            reason=reason,
-        )
-        back = [self._hand_back(work.route, "load_failed", work.body) for work in self._drop(loaded)]
-        return (Publish(self._subjects.monitor(self.worker, "failed"), fact), *back)
+        loaded, fact = found
+        return (fact, *[self._hand_back(work.route, "load_failed", work.body) for work in self._drop(loaded)])
 
     # -- dispatchers and time
 
@@ -497,15 +417,3 @@ class Executor:
             for loaded in self.instances.values()
             for work in self._drop(loaded)
         ]
-
-
-def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[Any]]) -> Work:
-    """A query whose inputs have names. One with plain lists among them shares no batch: lists carry no datatype."""
-    views = {name: one for name, one in named.items() if isinstance(one, TensorView)}
-    if len(views) < len(named):
-        items = next(len(one) for one in named.values() if isinstance(one, list))
-        return Work(route, body, named, max(1, items), route.uid)
-    items = next((view.shape[0] for view in views.values() if view.shape), 1)
-    return Work(
-        route, body, named, max(1, items), tuple((name, v.datatype, *v.shape[1:]) for name, v in sorted(views.items()))
-    )

@@ -11,6 +11,7 @@ from bus.tensors import NUMPY_NAMES, datatype_of, fit, from_array, to_array
 from services.executor.work import Inputs, Work
 
 Array = NDArray[Any]
+UNKNOWN = 2**62
 
 
 class NotANumber(ValueError):
@@ -79,6 +80,11 @@ def split(outputs: list[Array], names: tuple[str, ...], works: list[Work]) -> li
             answer[name] = Tensor(datatype, [n, *tail], whole[at : at + n * row])
             at += n * row
     return answers
+
+
+def most_bytes(outputs: list[Array]) -> int:
+    """How many bytes all outputs hold at most: of texts nobody knows before they are encoded."""
+    return sum(UNKNOWN if array.dtype.kind in "OUS" else array.nbytes for array in outputs)
 
 
 def _split_strings(array: Array, name: str, works: list[Work], answers: list[dict[str, Tensor]]) -> None:

@@ -22,7 +22,7 @@ from bus.messages.public import ObjectRef
 from bus.port import Bus, ObjectStore
 from bus.subjects import Subjects
 from bus.tensors import BadTensor
-from services.executor.assemble import NotANumber, several, single, split
+from services.executor.assemble import NotANumber, most_bytes, several, single, split
 from services.executor.backends import backend
 from services.executor.backends.base import BackendError, Handle, plain, spec_of
 from services.executor.work import (
@@ -135,7 +135,7 @@ class ExecutorEdge:
             else:
                 named = handle.run(several(works, held.record.signature))
                 outputs = [named[name] for name in handle.outputs]
-            return BatchResult(started, now(), split(outputs, handle.outputs, works))
+            return BatchResult(started, now(), split(outputs, handle.outputs, works), None, most_bytes(outputs))
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             return BatchResult(started, now(), [], [plain(error)] * len(works))
 

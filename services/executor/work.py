@@ -23,7 +23,9 @@ class Work:
         self.items = items
         self.shape = shape
         self.alone = route.alone
-        self.also: list[Route] = []  # the same query, sent again while this one waits: one answer, all senders are told
+        self.also: tuple[
+            Route, ...
+        ] = ()  # the same query, sent again while this one waits: one answer, all senders are told
 
 
 class LoadModel(Struct, frozen=True):
@@ -57,12 +59,16 @@ class RunBatch(Struct, frozen=True, gc=False):
 
 
 class BatchResult(Struct, frozen=True, gc=False):
-    """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong."""
+    """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong.
+
+    bytes: of all outputs together, at most.
+    """
 
     started: float
     finished: float
     outputs: list[dict[str, Tensor]]
     errors: list[str] | None = None
+    bytes: int = 0
 
 
 class FetchInputs(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Run a program that refuses root as somebody else: plainly, in a one-uid user namespace, or as `nobody`."""
+"""Run a program that refuses root, and users it cannot look up, as somebody else: in a one-uid user namespace, or as `nobody`."""
 
 import ctypes
 import os
@@ -22,8 +22,8 @@ Mode = Literal["plain", "userns", "setuid"]
 class Identity:
     """As whom a program runs.
 
-    plain: as we are. userns: inside a user namespace that shows our root as `uid` and has no capabilities outside; it reaches
-    what root's files allow, and needs nothing set up. setuid: really as `uid` (where namespaces are refused, as in Docker).
+    plain: as we are. userns: inside a user namespace that shows us as `uid` and has no capabilities outside; it reaches
+    what our files allow, and needs nothing set up. setuid: really as `uid` (where namespaces are refused, as in Docker).
     """
 
     mode: Mode
@@ -33,11 +33,12 @@ class Identity:
     def enter(self) -> None:
         """Become it; called in the child between fork and exec."""
         if self.mode == "userns":
+            outside_uid, outside_gid = os.geteuid(), os.getegid()  # inside they are nobody's until mapped
             if _libc.unshare(_CLONE_NEWUSER) != 0:
                 raise OSError(ctypes.get_errno(), "unshare")
             _write("/proc/self/setgroups", b"deny")
-            _write("/proc/self/uid_map", b"%d 0 1" % self.uid)
-            _write("/proc/self/gid_map", b"%d 0 1" % self.gid)
+            _write("/proc/self/uid_map", b"%d %d 1" % (self.uid, outside_uid))
+            _write("/proc/self/gid_map", b"%d %d 1" % (self.gid, outside_gid))
         elif self.mode == "setuid":
             os.setgroups([])
             os.setgid(self.gid)
@@ -53,13 +54,19 @@ def choose(program: list[str], *, allow_userns: bool = True) -> Identity:
     """The gentlest identity that can run `program` here (a quick command such as `postgres --version`).
 
     Root without user namespaces gets `setuid`, whether or not that user can reach the program (see `reachable_copy`).
+    Raises ServerError for a user without an account (as containers have them) where there are no user namespaces.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and _has_account(os.geteuid()):
         return Identity("plain", os.geteuid(), os.getegid())
     user = _unprivileged_user()
     confined = Identity("userns", user.pw_uid, user.pw_gid)
     if allow_userns and sys.platform == "linux" and runs(program, confined.enter):
         return confined
+    if os.geteuid() != 0:
+        raise ServerError(
+            f"PostgreSQL cannot run as user {os.geteuid()}, who is not in /etc/passwd: run as a user who is, "
+            "or name a database of your own (setting store.dsn)"
+        )
     return Identity("setuid", user.pw_uid, user.pw_gid)
 
 
@@ -95,6 +102,14 @@ def check_reachable(directory: Path) -> None:
                 f"PostgreSQL cannot run as root here and its user may not enter {place}: "
                 "choose a data directory such as /var/lib/infaas, or run as an ordinary user"
             )
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def _unprivileged_user() -> pwd.struct_passwd:

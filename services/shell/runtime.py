@@ -162,15 +162,16 @@ class Runtime:
         clock = self._clock
 
         def on_delivery(delivery: Delivery) -> None:
-            if delivery.status:
-                self._deliver(Envelope(clock(), Undelivered(delivery.subject), delivery.subject))
+            subject, data, reply, headers, status = delivery
+            if status:
+                self._deliver(Envelope(clock(), Undelivered(subject), subject))
                 return
             try:
-                message = decode(delivery.data or EMPTY)
+                message = decode(data or EMPTY)
             except DECODE_ERRORS as error:
                 self._refuse_undecodable(delivery, error)
                 return
-            self._deliver(Envelope(clock(), message, delivery.subject, delivery.reply, delivery.data, delivery.headers))
+            self._deliver(Envelope(clock(), message, subject, reply, data, headers))
 
         return on_delivery
 

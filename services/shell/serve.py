@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
 FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
 GRACE = 5.0
+COLLECT = (100_000, 20, 50)  # far above what is under way at a time: few objects live long enough to be looked at twice
 PATIENCE = 60.0  # s to wait for the bus at the start
 
 
@@ -43,7 +44,7 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
     # Everything made so far lives as long as the process: keep it out of the collector's way.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(*COLLECT)
     stopped = loop.create_task(stop.wait())
     ends: list[asyncio.Future[Any]] = [stopped, *(runtime.failed for runtime in runtimes)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -139,8 +139,11 @@ class Stack:
                 environ = self._service_environ({"INFAAS_BUS__URL": nats_url})
                 self._start_serving(environ)
                 group.create_task(self._connect(nats_url))
-        except* ServerError as group_error:
-            raise group_error.exceptions[0] from None
+        except BaseExceptionGroup as group:
+            failures, others = group.split(ServerError)
+            if failures is None or others is not None:
+                raise
+            raise failures.exceptions[0] from None
         return nats_url, *storing.result(), environ
 
     async def _start_nats(self, port: int) -> str:

@@ -1,0 +1,77 @@
+"""Which instances a device holds: loaded on the monitor's order, let go once what was queued is answered."""
+
+from collections.abc import Iterable
+
+from bus.messages.fleet import InstanceFailed, InstanceLoaded, InstanceUnloaded, LoadInstance
+from bus.subjects import Subjects
+from services.core.actor import Do, Effect, Publish
+from services.executor.instances import Loaded
+from services.executor.work import LoadedModel, LoadModel, UnloadModel
+
+NOTHING: tuple[Effect, ...] = ()
+
+
+class Residents:
+    """The instances of one device, by id; the monitor is told what becomes of each."""
+
+    def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
+        self.instances: dict[str, Loaded] = {}
+        self._device = device
+        self._incarnation = incarnation
+        self._told = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed")}
+
+    def load(self, order: LoadInstance) -> Iterable[Effect]:
+        """Begin to load; queries may already queue for it."""
+        if order.instance in self.instances:
+            return NOTHING
+        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s)
+        return (Do(("load", order.instance), LoadModel(order.instance, order.variant)),)
+
+    def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
+        """Its model is in memory; one that nobody wants any more goes again."""
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return (Do(("unload", instance), UnloadModel(instance)),)
+        loaded.ready = True
+        fact = InstanceLoaded(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            load_ms=model.load_ms,
+            memory_mb=model.memory_mb,
+            proof=model.proof,
+        )
+        return (Publish(self._told["loaded"], fact), *(self.let_go(loaded) if loaded.leaving else NOTHING))
+
+    def unload(self, instance: str) -> Iterable[Effect]:
+        """Take nothing new for it."""
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return NOTHING
+        loaded.leaving = True
+        return self.let_go(loaded)
+
+    def let_go(self, loaded: Loaded) -> Iterable[Effect]:
+        """Unload an instance that leaves, once it is loaded and idle."""
+        if loaded.running or len(loaded.queue) or not loaded.ready:
+            return NOTHING
+        del self.instances[loaded.id]
+        fact = InstanceUnloaded(
+            instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
+        )
+        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._told["unloaded"], fact))
+
+    def failed(self, instance: str, reason: str) -> tuple[Loaded, Publish] | None:
+        """It could not be loaded: the instance, whose queue is the caller's to clear, and what the monitor is told."""
+        loaded = self.instances.pop(instance, None)
+        if loaded is None:
+            return None
+        fact = InstanceFailed(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            reason=reason,
+        )
+        return loaded, Publish(self._told["failed"], fact)
