@@ -220,6 +220,20 @@ def test_an_ordinary_user_runs_it_plainly(tmp_path: Path) -> None:
     assert eventually(lambda: not alive(int(pid)))
 
 
+def test_a_user_without_an_account_runs_it(tmp_path: Path) -> None:
+    """As in a container that was started with `--user 54321`: initdb looks its user up, and finds nobody."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become such a user")
+    try:
+        with script(SCRIPT, str(tmp_path), enter=Identity("userns", 54321, 54321).enter) as parent:
+            pid, mode, dsn = read_line(parent).split()
+            assert mode == "userns"
+            assert ask(dsn, "SELECT 1") == [(1,)]
+    except subprocess.SubprocessError:
+        pytest.skip("no user namespaces here")
+    assert eventually(lambda: not alive(int(pid)))
+
+
 def test_another_user_of_this_machine_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can change the user")

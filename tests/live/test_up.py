@@ -241,6 +241,13 @@ def test_a_busy_port_of_a_base_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+    done = infaas("up", "--data-dir", str(tmp_path / "data"), EMBEDDED_PG_BIN=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"infaas: cannot run {tmp_path / 'postgres'}")
+    assert living_of(tmp_path / "data") == []
+
+
 def test_servers_of_somebody_else_are_used(tmp_path: Path, nats_url: str, superuser_dsn: str, prefix: str) -> None:
     """By --config; the prefix keeps this system apart from others on the same NATS."""
     config = tmp_path / "infaas.toml"
