@@ -8,7 +8,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 
-class Event(Struct, frozen=True, kw_only=True, gc=False):
+class Event(Struct, frozen=True, gc=False):
     """Base of all rows; `kind` names the subject's last token."""
 
     kind: ClassVar[str] = ""
@@ -28,7 +28,7 @@ class StateEvent(Event, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
-class OutcomeEvent(Event, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
     """How a query ended. time: arrival. outcome: ok, late, refused, error, default. Absent fields have their defaults."""
 
     kind: ClassVar[str] = "outcome"

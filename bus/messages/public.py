@@ -87,7 +87,7 @@ class QueryInputs(Struct, frozen=True, kw_only=True, gc=False):
     inputs_ref: ObjectRef | None = None
 
 
-class Answer(Struct, frozen=True, kw_only=True, gc=False):
+class Answer(Struct, frozen=True, gc=False):
     """The one good end of a query. Latencies in milliseconds, cost in US$ of this query."""
 
     id: str | None

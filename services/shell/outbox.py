@@ -16,7 +16,7 @@ from bus.subjects import Subjects
 
 log = logging.getLogger(__name__)
 
-ROWS = 512  # a batch is sent when it is this long; keeps one encode well below a millisecond
+ROWS = 1024  # a batch is sent when it is this long; keeps one encode well below a millisecond
 LATEST = 0.2  # s; or when its first row is this old
 HELD = 2_000_000  # rows; beyond this the oldest batches go, loudly
 
