@@ -53,7 +53,7 @@ async def _demo(keep: bool, seconds: float, as_json: bool) -> int:
 
         def tell(text: str, share: float) -> None:
             nonlocal said
-            shown.update(task, description=text, completed=share)
+            shown.update(task, description=text, completed=min(share, 0.999))  # at 1 the clock beside it would stop
             if text != said and not shown.console.is_terminal:
                 shown.console.print(text, highlight=False)  # a log gets one line a step instead of a bar
             said = text

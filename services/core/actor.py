@@ -17,12 +17,14 @@ from bus.messages.events import Event
 class Inlet(Struct, frozen=True, kw_only=True):
     """What an actor listens to: messages of one type on one subject, all of them or a queue group's share.
 
-    message `bytes`: whatever the body is, also an empty one, undecoded.
+    message `bytes`: whatever the body is, also an empty one, undecoded. malformed: the actor itself answers for bodies that
+    are no such message, which reach it as `Malformed`; otherwise the runtime refuses them.
     """
 
     subject: str
     message: type
     queue: str = ""
+    malformed: bool = False
 
 
 class Watch(Struct, frozen=True, kw_only=True):
@@ -64,6 +66,12 @@ class Synced(Struct, frozen=True):
     """Every present key of the watched bucket has arrived."""
 
     bucket: str
+
+
+class Malformed(Struct, frozen=True):
+    """The body is not what its inlet takes; error names the field, in words for the sender."""
+
+    error: str
 
 
 class Undelivered(Struct, frozen=True):

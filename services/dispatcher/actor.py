@@ -19,6 +19,7 @@ from services.core.actor import (
     Effect,
     Envelope,
     Inlet,
+    Malformed,
     Publish,
     Recorded,
     Started,
@@ -38,7 +39,7 @@ from services.dispatcher.history import History
 from services.dispatcher.listing import listing
 from services.dispatcher.orders import Orders
 from services.dispatcher.query import Query
-from services.dispatcher.taking import Intake
+from services.dispatcher.taking import Intake, label_of
 
 HEARTBEAT = 0.5  # s
 SWEEP = 0.25  # s; one timer for all deadlines
@@ -92,6 +93,7 @@ class Dispatcher:
         self._queues: dict[tuple[str, str], str] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             QueryHead: self._query,
+            Malformed: self._malformed,
             DoneBatch: self._done,
             WorkerHeartbeat: self._heartbeat,
             Recorded: self._recorded,
@@ -122,7 +124,7 @@ class Dispatcher:
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
             Inlet(subject=s.explain(), message=Requirements, queue=DISPATCHERS),
             Inlet(subject=s.list(), message=ListRequest, queue=DISPATCHERS),
-            Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS),
+            Inlet(subject=s.query(), message=QueryHead, queue=DISPATCHERS, malformed=True),
         )
 
     @property
@@ -141,10 +143,18 @@ class Dispatcher:
         app_name = envelope.subject[self._prefix :]
         query = self._intake.take(app_name, envelope)
         if isinstance(query, Error):
-            return self._refuse_intake(app_name, envelope, query)
+            return self._refuse_intake(app_name, envelope, envelope.message.id, query)
         if query.head.retry_key is not None and query.uid in self.flights:
             return NOTHING  # the client asks again for what is under way here: it will be answered
         return self._decide(query, envelope.now)
+
+    def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
+        """What is no query at all is refused, and recorded, like any other that cannot be taken."""
+        reply = envelope.reply
+        if not reply or reply.startswith(self._own_space):
+            return NOTHING
+        error = Error(code="bad_request", message=envelope.message.error)
+        return self._refuse_intake(envelope.subject[self._prefix :], envelope, label_of(envelope.body), error)
 
     # -- deciding
 
@@ -187,9 +197,9 @@ class Dispatcher:
             self._history.record(refused(route, error.code, now)),
         ]
 
-    def _refuse_intake(self, app: str, envelope: Envelope, error: Error) -> list[Effect]:
+    def _refuse_intake(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
         """Refuse what never became a query of ours; it is counted all the same."""
-        now, label = envelope.now, envelope.message.id
+        now = envelope.now
         route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self.name, "", app[:64], 1, label)
         return [
             Publish(envelope.reply, Refusal(id=label, error=error)),

@@ -17,6 +17,23 @@ SCOPES = 1024  # apps times inbox prefixes whose hashers are kept
 _decode_head = msgspec.msgpack.Decoder(QueryHead).decode
 
 
+class Label(msgspec.Struct, frozen=True):
+    """The one field that can be saved of a query whose others are wrong."""
+
+    id: str | None = None
+
+
+_decode_label = msgspec.msgpack.Decoder(Label).decode
+
+
+def label_of(body: bytes) -> str | None:
+    """The id that the sender of a malformed query gave it; None where even that cannot be read."""
+    try:
+        return _decode_label(body).id
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
 class Intake:
     """Takes queries in. default_deadline_s: of a query that states none; max_inline: bytes of a body."""
 

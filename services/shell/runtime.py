@@ -1,6 +1,6 @@
 """Drives one actor on asyncio: inlets, timers, edge, events, faults, drain. The production driver of `services.core.actor`.
 
-Rules of failure: an undecodable body is refused (when it has a reply) and counted; an exception in `handle` is logged, its
+Rules of failure: an undecodable body is refused (when it has a reply) or handed to actors that count them; an exception in `handle` is logged, its
 sender refused, and the actor goes on; repeated faults stop the actor loudly and start a new one after a pause, whose state
 is rebuilt from heartbeats and watches. A restart that does not help ends the process: the supervisor takes over.
 """
@@ -27,6 +27,7 @@ from services.core.actor import (
     Failed,
     Halt,
     Inlet,
+    Malformed,
     Publish,
     Record,
     Recorded,
@@ -169,8 +170,10 @@ class Runtime:
             try:
                 message = decode(data or EMPTY)
             except DECODE_ERRORS as error:
-                self._refuse_undecodable(delivery, error)
-                return
+                if not inlet.malformed:
+                    self._refuse_undecodable(delivery, error)
+                    return
+                message = Malformed(explain(error))
             self._deliver(Envelope(clock(), message, subject, reply, data, headers))
 
         return on_delivery
