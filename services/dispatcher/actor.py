@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat, ExecutorExited, LoadReply, WorkerHeartbeat
-from bus.messages.flow import DoneBatch, Execute, HandBack, Route
-from bus.messages.public import Error, ListRequest, QueryHead, Refusal, Requirements
+from bus.messages.flow import DoneBatch, Execute, HandBack
+from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
     After,
@@ -30,12 +30,11 @@ from services.core.actor import (
 )
 from services.core.ask import LoadOrder
 from services.core.cluster import ClusterView, Instance
-from services.core.outcome import answered, refused
 from services.core.selection import SelectionPolicy
 from services.dispatcher.apps import Apps
+from services.dispatcher.endings import Endings
 from services.dispatcher.explaining import explain
 from services.dispatcher.flights import Flights
-from services.dispatcher.history import History
 from services.dispatcher.listing import listing
 from services.dispatcher.orders import Orders
 from services.dispatcher.query import Query
@@ -80,13 +79,12 @@ class Dispatcher:
         self.flights = Flights()
         self._subjects = subjects
         self._policy = policy
-        self._new_uid = new_uid
         self._intake = Intake(self.apps, new_uid, default_deadline_s, max_inline)
         self._failure_timeout = failure_timeout_s
         self._max_attempts = max_attempts
         self._max_queue = max_queue
         self._orders = Orders(name, subjects)
-        self._history = History()
+        self._endings = Endings(name, policy.name, new_uid)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._own_space = subjects.prefix + "."
@@ -143,7 +141,7 @@ class Dispatcher:
         app_name = envelope.subject[self._prefix :]
         query = self._intake.take(app_name, envelope)
         if isinstance(query, Error):
-            return self._refuse_intake(app_name, envelope, envelope.message.id, query)
+            return self._endings.turned_away(app_name, envelope, envelope.message.id, query)
         if query.head.retry_key is not None and query.uid in self.flights:
             return NOTHING  # the client asks again for what is under way here: it will be answered
         return self._decide(query, envelope.now)
@@ -154,7 +152,7 @@ class Dispatcher:
         if not reply or reply.startswith(self._own_space):
             return NOTHING
         error = Error(code="bad_request", message=envelope.message.error)
-        return self._refuse_intake(envelope.subject[self._prefix :], envelope, label_of(envelope.body), error)
+        return self._endings.turned_away(envelope.subject[self._prefix :], envelope, label_of(envelope.body), error)
 
     # -- deciding
 
@@ -167,10 +165,12 @@ class Dispatcher:
         if decision.load is not None:
             effects.extend(self._order(query.app, decision.load, now))
         if decision.refusal is not None:
-            effects.extend(self._refuse(query, decision.refusal, now))
+            effects.extend(self._endings.refused(query, decision.refusal, now))
         elif len(self.flights.waiting) >= self._max_queue:
             text = "too many queries wait for a worker: ask again later"
-            effects.extend(self._refuse(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now))
+            effects.extend(
+                self._endings.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
+            )
         else:
             self.flights.waiting[query.uid] = query
         return effects
@@ -188,57 +188,20 @@ class Dispatcher:
         order = self._orders.order(app, load, now)
         return [] if order is None else [order]
 
-    # -- refusing
-
-    def _refuse(self, query: Query, error: Error, now: float) -> list[Effect]:
-        route = query.route(self.name, "", self._policy.name)
-        return [
-            Publish(query.reply, Refusal(id=query.head.id, error=error)),
-            self._history.record(refused(route, error.code, now)),
-        ]
-
-    def _refuse_intake(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
-        """Refuse what never became a query of ours; it is counted all the same."""
-        now = envelope.now
-        route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self.name, "", app[:64], 1, label)
-        return [
-            Publish(envelope.reply, Refusal(id=label, error=error)),
-            self._history.record(refused(route, error.code, now)),
-        ]
-
     # -- a batch is done
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         batch: DoneBatch = envelope.message
+        effects = self._endings.done(batch, self.view.records.get(batch.variant), self.flights.land)
         instance = self.view.instances.get(batch.instance)
-        effects: list[Effect] = []
-        codes = batch.codes
-        record = self.view.records.get(batch.variant)
-        land = self.flights.land
-        for i, uid in enumerate(batch.uids):
-            query = land(uid)
-            if query is None or record is None:
-                continue
-            assert query.sent is not None  # it was in the air
-            event = answered(
-                query.sent,
-                record,
-                worker=batch.worker,
-                finished=batch.finished,
-                batch=batch.batch,
-                cost_per_item=batch.cost,
-                code=codes[i] if codes is not None else "",
-            )
-            effects.append(self._history.record(event))
         if instance is not None:
             instance.others = max(0, batch.queued - instance.own)
-        self._history.covers(batch)
         if self.flights.retries and self.flights.retrying is None:
             effects.extend(self._next_retry(envelope.now))
         return effects
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
-        self._history.stored(envelope.message.through)
+        self._endings.history.stored(envelope.message.through)
         return NOTHING
 
     # -- what goes wrong
@@ -270,7 +233,7 @@ class Dispatcher:
             query.crashes += 1
             if query.crashes > self._max_attempts:
                 text = "the model's process ended each time this query was in its batch"
-                effects.extend(self._refuse(query, Error(code="model_error", message=text), now))
+                effects.extend(self._endings.refused(query, Error(code="model_error", message=text), now))
             else:
                 self.flights.retries.append(query)
         effects.extend(self._next_retry(now))
@@ -306,7 +269,7 @@ class Dispatcher:
             query.crashes += 1
             if query.crashes > self._max_attempts:
                 text = "the model failed each time this query was in its batch"
-                return self._refuse(query, Error(code="model_error", message=text), now)
+                return self._endings.refused(query, Error(code="model_error", message=text), now)
             self.flights.retries.append(query)
             return self._next_retry(now)
         instance = self.view.remove(route.instance)
@@ -323,7 +286,7 @@ class Dispatcher:
         if decision.assignments and decision.assignments[0] != full and query.attempt < BOUNCES:
             return (self._dispatch(query, self.view.instances[decision.assignments[0]]),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
-        return self._refuse(query, Error(code="deadline", message=text), now)
+        return self._endings.refused(query, Error(code="deadline", message=text), now)
 
     def _load_reply(self, envelope: Envelope) -> Iterable[Effect]:
         reply: LoadReply = envelope.message
@@ -398,7 +361,7 @@ class Dispatcher:
 
     def _goodbye(self, now: float, *, leaving: bool) -> tuple[str, DispatcherHeartbeat]:
         beat = DispatcherHeartbeat(
-            dispatcher=self.name, incarnation=0, at=now, flushed=dict(self._history.flushed), leaving=leaving
+            dispatcher=self.name, incarnation=0, at=now, flushed=dict(self._endings.history.flushed), leaving=leaving
         )
         return self._subjects.dispatcher_heartbeat(self.name), beat
 
@@ -418,7 +381,9 @@ class Dispatcher:
             effects.extend(self._lost(self.view.lose_worker(worker.name), now))
         for query in self.flights.expired(now, LOST_AFTER):
             text = "no worker could answer this query before its deadline"
-            effects.extend(self._refuse(query, Error(code="deadline", message=text, retry_after_ms=1000.0), now))
+            effects.extend(
+                self._endings.refused(query, Error(code="deadline", message=text, retry_after_ms=1000.0), now)
+            )
         if self.flights.waiting or self.flights.retries:
             effects.extend(self._serve_waiting(now))
         effects.append(After("sweep", SWEEP, envelope.message))

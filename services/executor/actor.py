@@ -38,6 +38,7 @@ from services.executor.answers import Answers, Known
 from services.executor.instances import Loaded
 from services.executor.owners import Owners
 from services.executor.residents import Residents
+from services.executor.runs import Runs
 from services.executor.taking import inputs_of, work_of
 from services.executor.work import (
     BatchResult,
@@ -84,17 +85,12 @@ class Executor:
         self.answers = Answers()
         self._subjects = subjects
         self.owners = Owners(subjects, f"{worker}/{device}/{incarnation}", worker, failure_timeout_s + REPORT)
-        self._cores = max(1, cores)
-        self._cores_busy = 0
-        self._inline_below = inline_below_s
+        self._runs = Runs(max(1, cores), inline_below_s)
         self._max_inline = max_inline
         self._failure_timeout = failure_timeout_s
         self._pumping = False
-        self._starved = False  # an instance waits for cores
-        self._batches = 0
         self._reported = 0.0
         self._memory_mb = 0.0
-        self._running: dict[int, tuple[Loaded, RunBatch]] = {}
         self._pending: dict[tuple[bytes, int], Work] = {}  # taken, not yet ended
         self._fetching: dict[bytes, tuple[Loaded, Route, msgspec.Raw]] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
@@ -186,30 +182,17 @@ class Executor:
 
     def _pump(self, envelope: Envelope) -> Iterable[Effect]:
         """Start what can run now: for each ready instance the next batch, the most urgent instance first."""
-        self._pumping = self._starved = False
+        self._pumping = False
         effects: list[Effect] = []
         now = envelope.now
-        for loaded in self.instances.values():
-            if not loaded.ready or loaded.running or not len(loaded.queue):
-                continue
-            needed = max(1, min(loaded.record.threads, self._cores))
-            if self._cores_busy + needed > self._cores:
-                self._starved = True
+        for loaded in self._runs.ready(self.instances.values()):
+            if not self._runs.has_room(loaded):
                 continue
             batch, late = loaded.queue.form(now)
             for work in late:
                 effects.extend(self._too_late(loaded, work, now))
-            if not batch:
-                continue
-            items = sum(work.items for work in batch)
-            predicted = loaded.table.seconds(items) * loaded.queue.factor
-            self._batches += 1
-            run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below)
-            loaded.running = True
-            loaded.running_items = items
-            self._cores_busy += needed
-            self._running[self._batches] = (loaded, run)
-            effects.append(Do(self._batches, run))
+            if batch:
+                effects.append(self._runs.begin(loaded, batch))
         return effects
 
     def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
@@ -239,17 +222,8 @@ class Executor:
             self._memory_mb = done.result
         return NOTHING
 
-    def _free(self, batch: int) -> tuple[Loaded, RunBatch] | None:
-        entry = self._running.pop(batch, None)
-        if entry is not None:
-            loaded = entry[0]
-            loaded.running = False
-            loaded.running_items = 0
-            self._cores_busy -= max(1, min(loaded.record.threads, self._cores))
-        return entry
-
     def _ran(self, number: int, result: BatchResult, now: float) -> Iterable[Effect]:
-        entry = self._free(number)
+        entry = self._runs.end(number)
         if entry is None:
             return NOTHING
         loaded, run = entry
@@ -286,7 +260,7 @@ class Executor:
         for dispatcher, routes in told.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
             effects.extend(self.owners.tell(dispatcher, loaded, routes, items, span, cost, codes, now))
-        if loaded.queue.items or self._starved:
+        if loaded.queue.items or self._runs.starved:
             effects.extend(self._arm())
         if loaded.leaving:
             effects.extend(self._residents.let_go(loaded))
@@ -338,7 +312,7 @@ class Executor:
         reason = failed.error if isinstance(failed, Failed) else "it took too long"
         now = envelope.now
         if type(failed.id) is int:
-            entry = self._running.get(failed.id)
+            entry = self._runs.under_way.get(failed.id)
             if entry is None:
                 return NOTHING
             errors = [reason] * len(entry[1].works)

@@ -36,6 +36,11 @@ class EdfQueue:
         self.items += work.items
         heapq.heappush(self._heap, (work.route.deadline, self._order, work))
 
+    @property
+    def most_urgent(self) -> float:
+        """Deadline of the first, Unix seconds; infinity when there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
     def oldest(self) -> float | None:
         """Arrival of the query that waits longest, Unix seconds."""
         return min((work.route.arrived for _, _, work in self._heap), default=None)

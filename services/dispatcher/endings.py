@@ -1,0 +1,62 @@
+"""How queries end: what the client is told, and the outcome that is recorded."""
+
+from collections.abc import Callable
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.flow import DoneBatch, Route
+from bus.messages.public import Error, Refusal
+from services.core.actor import Effect, Envelope, Publish
+from services.core.outcome import answered, refused
+from services.dispatcher.history import History
+from services.dispatcher.query import Query
+
+
+class Endings:
+    """Every end of a query passes here, and is counted in `history`."""
+
+    def __init__(self, dispatcher: str, policy: str, new_uid: Callable[[], bytes]) -> None:
+        self.history = History()
+        self._dispatcher = dispatcher
+        self._policy = policy
+        self._new_uid = new_uid
+
+    def refused(self, query: Query, error: Error, now: float) -> list[Effect]:
+        """It ends here, without an answer."""
+        route = query.route(self._dispatcher, "", self._policy)
+        return [
+            Publish(query.reply, Refusal(id=query.head.id, error=error)),
+            self.history.record(refused(route, error.code, now)),
+        ]
+
+    def turned_away(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
+        """Refuse what never became a query of ours; it is counted all the same. label: the client's id for it."""
+        now = envelope.now
+        route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self._dispatcher, "", app[:64], 1, label)
+        return [
+            Publish(envelope.reply, Refusal(id=label, error=error)),
+            self.history.record(refused(route, error.code, now)),
+        ]
+
+    def done(
+        self, batch: DoneBatch, record: VariantRecord | None, land: Callable[[bytes], Query | None]
+    ) -> list[Effect]:
+        """An executor ended these, and told their clients: record how. land: takes a query out of the air."""
+        effects: list[Effect] = []
+        codes = batch.codes
+        for i, uid in enumerate(batch.uids):
+            query = land(uid)
+            if query is None or record is None:
+                continue
+            assert query.sent is not None  # it was in the air
+            event = answered(
+                query.sent,
+                record,
+                worker=batch.worker,
+                finished=batch.finished,
+                batch=batch.batch,
+                cost_per_item=batch.cost,
+                code=codes[i] if codes is not None else "",
+            )
+            effects.append(self.history.record(event))
+        self.history.covers(batch)
+        return effects
