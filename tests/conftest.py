@@ -1,5 +1,9 @@
 """Fixtures that every test may ask for."""
 
+import os
+
+from hypothesis import settings
+
 from tests.database import database_dsn, empty_dsn, postgres, reader_dsn, superuser_dsn
 from tests.servers import nats_server, nats_url, prefix
 from tests.system import system
@@ -15,3 +19,8 @@ __all__ = [
     "superuser_dsn",
     "system",
 ]
+
+# The same examples every time, so that a red test means a changed system; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
