@@ -41,5 +41,9 @@ def explain(error: Exception) -> str:
     """A decoding error in words for the sender: which field, and what was expected there."""
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
+        if text.endswith("at `key` in `$`"):
+            return f"the names of fields must be texts: {text.partition(' - at')[0]}"
+        if text.startswith("Expected") and " - at " not in text:
+            return f"the body must be a map of fields: {text}"
         return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
     return f"not valid MessagePack: {text}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.ask import Ask
-from services.core.cost import LatencyTable, cost_per_1000
+from services.core.cost import LatencyTable, cost_per_1000, load_seconds
 
 if TYPE_CHECKING:
     from services.core.cluster import Instance
@@ -29,7 +29,7 @@ class Group:
     def __init__(self, record: VariantRecord) -> None:
         self.record = record
         self.table = LatencyTable(record)
-        self.seconds_to_load = record.profile.load_ms / 1000.0
+        self.seconds_to_load = load_seconds(record)
         self.active: list[Instance] = []
         self.loading: list[Instance] = []
         self.troubled: list[Instance] = []

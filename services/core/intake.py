@@ -16,7 +16,12 @@ ITEM_BYTES = {
     "BOOL": 1, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
     "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0,
 }  # fmt: skip
+_FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
+_INTEGERS = frozenset(name for name in ITEM_BYTES if "INT" in name)
+# What a model may be given instead of its own datatype: numbers, where nothing but floating-point precision is lost.
+_FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BOOL"} for name in _INTEGERS}
 MOST_ITEMS = 65_536
+MOST_AXES = 32
 _LARGEST = 2**31 - 1
 _BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
 
@@ -84,8 +89,10 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
     if size is None:
         raise BadRequest(f"{where}.datatype {tensor.datatype!r} is none of {', '.join(ITEM_BYTES)}")
     shape = tensor.shape
-    if not shape:
-        raise BadRequest(f"{where}.shape is empty: its first axis is the number of items")
+    if not 0 < len(shape) <= MOST_AXES:
+        raise BadRequest(
+            f"{where}.shape has {len(shape)} axes: give 1 to {MOST_AXES}, the first is the number of items"
+        )
     elements = 1
     for n in shape:
         if not 0 < n <= _LARGEST:
@@ -101,7 +108,7 @@ def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int
             )
     if spec is not None:
         _check_shape(shape[1:], spec, where)
-        if (tensor.datatype == "BYTES") != (spec.datatype == "BYTES"):
+        if tensor.datatype != spec.datatype and tensor.datatype not in _FITTING.get(spec.datatype, ()):
             raise BadRequest(f"{where}.datatype must be convertible to {spec.datatype}, not {tensor.datatype}")
     return shape[0]
 

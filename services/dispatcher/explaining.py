@@ -4,7 +4,7 @@ from bus.messages.public import Candidate, Error, Explanation, Refusal, Requirem
 from services.core.appview import AppView, Group
 from services.core.ask import INFINITE, Ask, Decision
 from services.core.cluster import ClusterView
-from services.core.intake import BadRequest, check_requirements
+from services.core.intake import BadRequest, check_name, check_requirements
 from services.core.selection import SelectionPolicy
 
 HORIZON = 30.0  # s; the deadline of a query that states none
@@ -14,13 +14,14 @@ def explain(
     app_name: str, wish: Requirements, now: float, view: ClusterView, policy: SelectionPolicy
 ) -> Explanation | Refusal:
     """The decision for one item with these requirements, and why every other variant was passed over."""
-    app = view.apps.get(app_name)
-    if app is None:
-        return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
     try:
+        check_name(app_name, "app")
         check_requirements(wish)
     except BadRequest as error:
         return Refusal(error=Error(code="bad_request", message=str(error)))
+    app = view.apps.get(app_name)
+    if app is None:
+        return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
     latency_ms = wish.latency_ms if wish.latency_ms is not None else app.app.latency_ms
     latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
     deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)

@@ -5,11 +5,17 @@ from typing import Any
 from bus.messages.public import Error, Listing, ListRequest, Refusal
 from services.core.catalog import Catalog
 from services.core.cluster import ClusterView
+from services.core.intake import BadRequest, check_name
 from services.dispatcher.explaining import state_of
 
 
 def listing(what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView) -> Listing | Refusal:
     """The items of one kind; unknown kinds are a bad_request that names the known ones."""
+    try:
+        check_name(ask.app, "app")
+        check_name(ask.model, "model")
+    except BadRequest as error:
+        return Refusal(error=Error(code="bad_request", message=str(error)))
     if what == "apps":
         return Listing(items=_apps(ask, catalog))
     if what == "models":

@@ -4,6 +4,7 @@ from collections import deque
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State
+from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING, Observed, Thresholds, judge
 
 WINDOW = 1.0  # s: loads and latencies are means over this long (the published code's period)
@@ -186,5 +187,5 @@ class Instance:
             mean_batch=self.mean_batch,
             factor=self.factor,
             app_states={app: state for app, state in self.apps.items() if app is not None and state != self.state},
-            ready_at=self.since + self.record.profile.load_ms / 1000.0 if loading else 0.0,
+            ready_at=self.since + load_seconds(self.record) if loading else 0.0,
         )

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.messages.public import AdminDone, AdminRequest, Code, Error, Refusal, Register, RegistrationAccepted
 from bus.messages.work import (
@@ -30,7 +31,9 @@ from services.core.actor import (
     Envelope,
     Failed,
     Inlet,
+    Malformed,
     Publish,
+    Record,
     Recorded,
     Started,
     Stopping,
@@ -40,7 +43,7 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.registrar.admin import change_for
-from services.registrar.checks import registration_error
+from services.registrar.checks import MOST_TEXT, registration_error
 from services.registrar.commands import ChangeApp, Claim, Claimed, Refused, Taken, TakeOver, Work
 from services.registrar.floor import COMMAND_S, Floor
 from services.registrar.policy import Rules, next_version
@@ -91,6 +94,7 @@ class Registrar:
         self._changes = 0
         self._takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             Register: self._on_register,
+            Malformed: self._on_malformed,
             AdminRequest: self._on_admin,
             bytes: self._on_status_request,
             RegistrarHeartbeat: self._on_registrar,
@@ -122,7 +126,7 @@ class Registrar:
             Inlet(subject=self._undelivered("*"), message=bytes),
             Inlet(subject=s.registration(), message=bytes, queue=REGISTRARS),
             Inlet(subject=s.admin(), message=AdminRequest, queue=REGISTRARS),
-            Inlet(subject=s.register(), message=Register, queue=REGISTRARS),
+            Inlet(subject=s.register(), message=Register, queue=REGISTRARS, malformed=True),
         )
 
     @property
@@ -181,14 +185,34 @@ class Registrar:
         registration = request.registration or self._new_id()
         error = registration_error(request, self._rules)
         if error is not None:
-            yield from self._refuse(envelope.reply, error.code, error.message)
+            yield from self._turn_away(envelope.reply, error, envelope.now, request)
         elif registration in self._claims or registration in self._works or self._statuses.last(registration):
-            yield from self._refuse(envelope.reply, "bad_request", _taken("registration", request))
+            yield from self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
         elif request.version is not None and self._catalog.model(request.model, request.version) is not None:
-            yield from self._refuse(envelope.reply, "bad_request", _taken("version", request))
+            yield from self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
         else:
             work = Work(registration=registration, request=request, registrar=self._name, created=envelope.now)
             yield self._claim(work, envelope.reply)
+
+    def _on_malformed(self, envelope: Envelope) -> Iterator[Effect]:
+        error = Error(code="bad_request", message=envelope.message.error)
+        return self._turn_away(envelope.reply, error, envelope.now)
+
+    def _turn_away(self, reply: str, error: Error, now: float, request: Register | None = None) -> Iterator[Effect]:
+        """Refuse a registration that has not begun; it is counted under an id of ours, which cannot be anybody else's."""
+        yield from self._answer(reply, Refusal(error=error))
+        yield Record(
+            RegistrationEvent(
+                time=now,
+                registration=self._new_id(),
+                app=request.app[:MOST_TEXT] if request is not None else "",
+                model=request.model[:MOST_TEXT] if request is not None else "",
+                version=request.version[:MOST_TEXT] if request is not None and request.version is not None else None,
+                state="refused",
+                reason=error.message,
+                progress=0.0,
+            )
+        )
 
     def _claim(self, work: Work, reply: str) -> Effect:
         self._claims[work.registration] = (work, reply)
@@ -204,7 +228,7 @@ class Registrar:
         if result.field == "version":
             self._closed.add(registration)
             self._works.pop(registration, None)
-        yield from self._refuse(reply, "bad_request", _taken(result.field, work.request))
+        yield from self._turn_away(reply, _taken(result.field, work.request), now, work.request)
 
     def _adopt(self, work: Work, now: float) -> Iterator[Effect]:
         """Go on with a registration that is kept as ours."""
@@ -319,8 +343,10 @@ class Registrar:
                 yield Do(("takeover", registration), command, COMMAND_S)
 
 
-def _taken(field: str, request: Register) -> str:
+def _taken(field: str, request: Register) -> Error:
     if field == "version":
         named = f"version {request.version} of model {request.model}"
-        return f"version: {named} is registered already, or being registered; give another one, or none to get the next"
-    return "registration: this id is in use already; give another one, or none"
+        text = f"version: {named} is registered already, or being registered; give another one, or none to get the next"
+    else:
+        text = "registration: this id is in use already; give another one, or none"
+    return Error(code="bad_request", message=text)

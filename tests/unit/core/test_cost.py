@@ -102,8 +102,20 @@ def test_what_cannot_be_predicted_says_why(rows: list[ProfileRow], batch: int, w
 
 def test_cost_of_a_thousand_items_falls_with_the_batch() -> None:
     record = Variant().record()
-    assert cost.cost_per_1000(record, 0.01, 1) == pytest.approx(0.01 * 0.002 * 1000)
-    assert cost.cost_per_1000(record, 0.01, 8) == pytest.approx(0.01 * 0.009 * 1000 / 8)
+    handling = cost.HANDLING_MS / 1000
+    assert cost.cost_per_1000(record, 0.01, 1) == pytest.approx(0.01 * (0.002 + handling) * 1000)
+    assert cost.cost_per_1000(record, 0.01, 8) == pytest.approx(0.01 * (0.009 + handling) * 1000 / 8)
+
+
+def test_a_batch_of_the_smallest_model_is_not_free() -> None:
+    """What its queries will owe includes what the executor does around the model."""
+    record = Variant(rows=[row(1, 0.005), row(64, 0.1)], max_batch=64).record()
+    assert cost.cost_per_1000(record, 0.01, 1) > 10 * 0.01 * 0.005
+    assert cost.cost_per_1000(record, 0.01, 64) < cost.cost_per_1000(record, 0.01, 1) / 20
+
+
+def test_a_load_takes_longer_than_the_session_alone() -> None:
+    assert cost.load_seconds(Variant().record()) == pytest.approx(0.05 + cost.LOADING_S)
 
 
 rows_of_a_profile = st.lists(

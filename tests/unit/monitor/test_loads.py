@@ -14,7 +14,7 @@ from bus.messages.fleet import (
     Release,
     UnloadInstance,
 )
-from services.core.cost import instance_price_per_s
+from services.core.cost import LOADING_S, instance_price_per_s
 from tests.unit.monitor.world import CPU, PRICES, S, World, variant
 
 
@@ -26,7 +26,7 @@ def test_a_load_is_ordered_followed_and_told() -> None:
     price = instance_price_per_s(variant(), PRICES, CPU.cores, CPU.memory_mb)
     assert order == LoadInstance(instance="v.w1-1", variant=variant(), price_per_s=pytest.approx(price))
     assert world.states() == {"v.w1-1": "Loading"}
-    assert world.told()["v.w1-1"].ready_at == pytest.approx(world.now + 0.2)
+    assert world.told()["v.w1-1"].ready_at == pytest.approx(world.now + 0.2 + LOADING_S)
     world.obey()
     assert world.states() == {"v.w1-1": "Active"}
     assert [(e.app, e.from_state, e.to_state, e.reason) for e in world.of(StateEvent)] == [

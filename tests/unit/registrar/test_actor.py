@@ -9,7 +9,7 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecord
 from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationAccepted
 from bus.messages.work import InspectModel, WorkProgress
-from services.core.actor import Done, Failed, Synced, TimedOut
+from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
 from services.registrar.commands import Finish, Taken
 from services.registrar.policy import Rules
 from tests.unit.registrar.given import (
@@ -95,6 +95,18 @@ def test_the_worst_request_is_refused_at_once() -> None:
     assert "app: " in reply.error.message
     assert "metric: " in reply.error.message
     assert stage.statuses() == []
+    (refused,) = [record.event for record in stage.records]
+    assert (refused.state, refused.app, refused.registration) == ("refused", "../x", "made-0")
+    assert refused.reason == reply.error.message
+
+
+def test_what_is_no_registration_is_refused_and_counted() -> None:
+    stage = Stage()
+    stage.tell(Malformed("Object missing required field `model`"), SUBJECTS.register(), "_INBOX.1")
+    subject, reply = stage.sent[-1]
+    assert (subject, reply.error.code) == ("_INBOX.1", "bad_request")
+    assert "`model`" in reply.error.message
+    assert [(record.event.state, record.event.app) for record in stage.records] == [("refused", "")]
 
 
 def test_an_id_and_a_version_are_taken_once() -> None:
@@ -108,8 +120,8 @@ def test_an_id_and_a_version_are_taken_once() -> None:
     assert isinstance(taken, Refusal)
     assert taken.error.message.startswith("version: version 7 of model mlp")
     free = stage.register(replace(REQUEST, registration=None))
-    assert free == RegistrationAccepted(registration="made-0")
-    assert stage.last("made-0").version == "8"
+    assert isinstance(free, RegistrationAccepted)
+    assert stage.last(free.registration).version == "8"
 
 
 @pytest.mark.parametrize("field", ["registration", "version"])

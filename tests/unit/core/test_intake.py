@@ -1,0 +1,143 @@
+"""A query's head against the contract and the app's signature: every refusal names its field."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.codec import decode
+from bus.messages.catalog import AppRecord, Signature, TensorSpec
+from bus.messages.public import QueryHead, Requirements
+from bus.tensors import NUMPY_NAMES, BadTensor, fit
+from services.core.intake import ITEM_BYTES, MOST_AXES, MOST_ITEMS, BadRequest, check_requirements, count_items
+
+NUMBERS = sorted(NUMPY_NAMES)
+
+
+def app(*inputs: TensorSpec) -> AppRecord:
+    taken = inputs or (TensorSpec(name="x", datatype="FP32", shape=[4]),)
+    return AppRecord(app="a", links={}, signature=Signature(inputs=list(taken), outputs=[]))
+
+
+def head(**fields: object) -> QueryHead:
+    return decode(QueryHead, msgspec.msgpack.encode(fields))
+
+
+def tensor(shape: list[int], datatype: str = "FP32", data: object = None) -> dict[str, object]:
+    size = math.prod(shape) * ITEM_BYTES[datatype]
+    return {"datatype": datatype, "shape": shape, "data": bytes(size) if data is None else data}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "items"),
+    [
+        (tensor([3, 4]), 3),
+        ({"x": tensor([3, 4])}, 3),
+        ([[1, 2, 3, 4], [0.5, 0, 0, 0]], 2),
+        ({"x": [[1, 2, 3, 4]]}, 1),
+        (tensor([2, 4], "INT64"), 2),
+        (tensor([2, 4], "BF16"), 2),
+    ],
+)
+def test_items_are_counted_without_decoding_the_data(inputs: object, items: int) -> None:
+    assert count_items(head(inputs=inputs), app()) == items
+
+
+@pytest.mark.parametrize(
+    ("inputs", "names"),
+    [
+        (tensor([0, 4], data=b""), "inputs.shape"),
+        (tensor([2**31, 4], data=b""), "inputs.shape"),
+        (tensor([], data=b""), "inputs.shape"),
+        (tensor([1] * (MOST_AXES + 1)), "inputs.shape has 33 axes"),
+        (tensor([MOST_ITEMS + 1, 4], data=b""), "inputs.shape"),
+        (tensor([1, 5]), "inputs.shape must be [n, 4]"),
+        (tensor([1, 4], data=bytes(15)), "inputs.data holds 15 bytes"),
+        (tensor([1, 4], data="0" * 16), "inputs.data must be bytes"),
+        (tensor([1, 4], "BOOL"), "inputs.datatype must be convertible to FP32, not BOOL"),
+        ({**tensor([1, 4]), "datatype": "FP31"}, "inputs.datatype"),
+        ({"y": tensor([1, 4])}, "inputs lacks 'x'"),
+        ({"x": tensor([1, 4]), "y": tensor([1, 4])}, "unknown tensor 'y'"),
+        ({"x": [[1, 2, 3]]}, "inputs.x.shape"),
+        ([[1, 2, 3, 4], [1]], "ragged"),
+        ([["a", "b", "c", "d"]], "numbers only"),
+        ([], "no items"),
+        ([[]], "empty list"),
+        (7, "inputs must be"),
+    ],
+)
+def test_what_does_not_fit_is_named(inputs: object, names: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        count_items(head(inputs=inputs), app())
+    assert names in str(refused.value)
+
+
+def test_missing_inputs_are_named() -> None:
+    with pytest.raises(BadRequest, match="`inputs` is missing"):
+        count_items(head(), app())
+
+
+def test_named_inputs_hold_the_same_number_of_items() -> None:
+    two = app(TensorSpec(name="a", datatype="FP32", shape=[1]), TensorSpec(name="b", datatype="INT64", shape=[2]))
+    assert count_items(head(inputs={"a": tensor([3, 1]), "b": tensor([3, 2], "INT64")}), two) == 3
+    with pytest.raises(BadRequest, match=r"inputs\.b holds 2 items"):
+        count_items(head(inputs={"a": tensor([3, 1]), "b": tensor([2, 2], "INT64")}), two)
+    with pytest.raises(BadRequest, match="a, b"):
+        count_items(head(inputs=tensor([3, 1])), two)
+
+
+@pytest.mark.parametrize("wanted", NUMBERS)
+@pytest.mark.parametrize("given_", NUMBERS)
+def test_what_is_taken_here_is_what_the_executor_can_convert(given_: str, wanted: str) -> None:
+    spec = TensorSpec(name="x", datatype=wanted, shape=[2])
+    try:
+        fit(np.zeros((1, 2), NUMPY_NAMES[given_]), spec, "inputs")
+        convertible = True
+    except BadTensor:
+        convertible = False
+    try:
+        count_items(head(inputs=tensor([1, 2], given_)), app(spec))
+        taken = True
+    except BadRequest:
+        taken = False
+    assert taken == convertible
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("latency_ms", value) for value in (0.0, -1.0, math.nan, math.inf)),
+        *(("accuracy", value) for value in (-0.1, 1.1, math.nan)),
+        *(("cost", value) for value in (-1.0, math.nan, math.inf)),
+        *(("deadline", value) for value in (-1.0, math.nan, math.inf)),
+        *(("priority", value) for value in (0, 10)),
+        *((name, value) for name in ("model", "version", "variant") for value in ("", "../x", "a b", ">", "*", "\0", "a" * 65, "é")),
+    ],
+)  # fmt: skip
+def test_requirements_out_of_range_name_their_field(field: str, value: object) -> None:
+    with pytest.raises(BadRequest) as refused:
+        check_requirements(Requirements(**{field: value}))  # type: ignore[arg-type]
+    assert str(refused.value).startswith(field)
+
+
+def test_requirements_within_range_pass() -> None:
+    check_requirements(Requirements())
+    check_requirements(Requirements(latency_ms=1e-3, accuracy=1.0, cost=0.0, deadline=1.0, priority=9, model="m-1_a"))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["x", "datatype", "shape", "data"]), inner),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(anything)
+def test_whatever_comes_is_counted_or_refused(inputs: object) -> None:
+    try:
+        assert count_items(head(inputs=inputs), app()) >= 1
+    except BadRequest as refused:
+        assert "inputs" in str(refused)
