@@ -106,13 +106,17 @@ class Runtime:
         self._outbox.start()
         self._actor = self._make()
         self._handle = self._actor.handle
-        self._live = True
+        self._live = self._busy = True  # what comes in meanwhile waits behind Started
+        try:
+            for watch in self._actor.watches:
+                bucket = await self._bus.key_value(watch.bucket)
+                self._open.append(await bucket.watch(self._watcher(watch.bucket)))
+            for inlet in self._actor.inlets:
+                self._open.append(await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue))
+        finally:
+            self._busy = False
+        # Only now, so that no reply to the actor's first words is lost.
         self._deliver(Envelope(self._clock(), Started()))
-        for watch in self._actor.watches:
-            bucket = await self._bus.key_value(watch.bucket)
-            self._open.append(await bucket.watch(self._watcher(watch.bucket)))
-        for inlet in self._actor.inlets:
-            self._open.append(await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue))
 
     async def stop(self, grace: float = 5.0) -> None:
         """Take nothing new, let the actor say goodbye and its work finish, send what is left."""

@@ -15,8 +15,14 @@ from services.shell.process import POLITE, ServerError, Steps
 
 log = logging.getLogger(__name__)
 
-PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # s before the first, second, ... restart in a row
-SETTLED = 30.0  # s of life after which a death counts as the first again
+PAUSES = (
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+)  # s before the first, second, ... restart in a row; a worker is back within 5 s of any
+SETTLED = 5.0  # s of life after which a death counts as the first again
 
 
 class Backoff:
