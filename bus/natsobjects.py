@@ -51,7 +51,10 @@ class NatsObjectStore:
 
     async def open(self, *, max_age_s: float, create: bool) -> None:
         if not create:
-            await self._jet.stream_info(self._stream)
+            try:
+                await self._jet.stream_info(self._stream)
+            except NotFound:
+                raise NotFound(f"no bucket {self._bucket}") from None
             return
         window = min(120.0, max_age_s) if max_age_s else 120.0
         config = {

@@ -6,13 +6,16 @@ from functools import lru_cache
 
 from bus.port import BusError
 
+MOST_SUBJECT = 1000  # bytes; a server closes connections whose control lines (subject, reply subject, sizes) pass 4096
 _KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*\Z")
 
 
 def check_subject(subject: str) -> None:
     """What could end a protocol line and begin another must never get into it. Raises BusError."""
     if not subject or " " in subject or not subject.isprintable():
-        raise BusError(f"{subject!r} is not a subject: it is empty, or has spaces or control characters")
+        raise BusError(f"{subject[:80]!r} is not a subject: it is empty, or has spaces or control characters")
+    if len(subject) > MOST_SUBJECT or (not subject.isascii() and len(subject.encode()) > MOST_SUBJECT):
+        raise BusError(f"{subject[:80]!r}... is longer than the {MOST_SUBJECT} bytes that a subject may have")
 
 
 def check_pattern(pattern: str) -> None:

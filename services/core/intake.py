@@ -4,12 +4,13 @@ Only heads are looked at: the tensors' bytes stay undecoded, their length is rea
 """
 
 import math
+import re
 from typing import Any
 
 import msgspec
 
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
-from bus.messages.public import QueryHead, Requirements, TensorHead
+from bus.messages.public import ObjectRef, QueryHead, Requirements, TensorHead
 from bus.subjects import valid_name
 
 ITEM_BYTES = {
@@ -22,6 +23,8 @@ _INTEGERS = frozenset(name for name in ITEM_BYTES if "INT" in name)
 _FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BOOL"} for name in _INTEGERS}
 MOST_ITEMS = 65_536
 MOST_AXES = 32
+MOST_KEY = 1000  # characters of an object's name
+_BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # it becomes part of subjects
 _LARGEST = 2**31 - 1
 _BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
 
@@ -65,6 +68,7 @@ def check_name(name: str | None, field: str) -> None:
 def count_items(head: QueryHead, app: AppRecord) -> int:
     """How many items the query's inputs hold, after checking them against the app's signature; raises BadRequest."""
     if head.inputs_ref is not None:
+        check_ref(head.inputs_ref)
         return 1  # the executor counts when it has fetched them
     raw = head.inputs
     if not len(raw):
@@ -81,6 +85,14 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
             raise BadRequest(f"inputs must be a map with the tensors {names}")
         spec = signature.inputs[0]
     return check_tensor(tensor, spec, "inputs")
+
+
+def check_ref(ref: ObjectRef) -> None:
+    """A reference that can name an object at all. Raises BadRequest."""
+    if not _BUCKET.match(ref.bucket):
+        raise BadRequest(f"inputs_ref.bucket {ref.bucket[:80]!r} is no name of a bucket: letters, digits, - and _")
+    if not 0 < len(ref.key) <= MOST_KEY:
+        raise BadRequest(f"inputs_ref.key must have 1 to {MOST_KEY} characters, not {len(ref.key)}")
 
 
 def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:

@@ -30,6 +30,14 @@ def test_a_well_formed_pattern_passes(pattern: str) -> None:
     check_pattern(pattern)
 
 
+@pytest.mark.parametrize("subject", ["a" * 1001, "é" * 501, "a." * 4000 + "a"])
+def test_a_subject_that_would_cost_the_connection_is_refused(subject: str) -> None:
+    """Servers end a connection whose control line is longer than 4096 bytes."""
+    with pytest.raises(BusError, match="longer than"):
+        check_subject(subject)
+    check_subject(subject[:500])
+
+
 @given(st.text(max_size=20))
 def test_what_passes_as_a_subject_stays_on_its_line(text: str) -> None:
     try:

@@ -75,6 +75,18 @@ def test_what_does_not_fit_is_named(inputs: object, names: str) -> None:
     assert names in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("bucket", "key", "names"),
+    [(name, "k", "inputs_ref.bucket") for name in ("", "a.b", "a b", ">", "*", "a\r\nPUB x 0\r\n", "é", "a" * 129)]
+    + [("b", "", "inputs_ref.key"), ("b", "k" * 1001, "inputs_ref.key")],
+)
+def test_references_that_can_name_nothing(bucket: str, key: str, names: str) -> None:
+    """A bucket's name becomes part of subjects: nobody writes protocol, or over-long lines, by it."""
+    with pytest.raises(BadRequest, match=names):
+        count_items(head(inputs_ref={"bucket": bucket, "key": key}), app())
+    assert count_items(head(inputs_ref={"bucket": "infaas-inputs", "key": "../any name > *"}), app()) == 1
+
+
 def test_missing_inputs_are_named() -> None:
     with pytest.raises(BadRequest, match="`inputs` is missing"):
         count_items(head(), app())
