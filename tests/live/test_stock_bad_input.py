@@ -1,0 +1,290 @@
+"""Bad input from a foreign program: each gets the typed refusal that names the field, is counted, and harms nobody else."""
+
+import asyncio
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.stock import GOOD, ask, talk, tensor
+from tests.system import APP, Whole
+
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
+
+# What is sent, the code of the refusal, and what its message must name.
+BAD: dict[str, tuple[Any, str, str]] = {
+    "no inputs": ({}, "bad_request", "inputs"),
+    "inputs null": ({"inputs": None}, "bad_request", "inputs"),
+    "inputs a text": ({"inputs": "digits"}, "bad_request", "inputs"),
+    "inputs a number": ({"inputs": 7}, "bad_request", "inputs"),
+    "inputs empty": ({"inputs": []}, "bad_request", "inputs"),
+    "inputs ragged": ({"inputs": [[1.0], [1.0, 2.0]]}, "bad_request", "inputs"),
+    "inputs of texts": ({"inputs": [["a"] * 784]}, "bad_request", "inputs"),
+    "wrong name": ({"inputs": {"nobody": GOOD}}, "bad_request", "inputs lacks"),
+    "extra input": ({"inputs": {"x": GOOD, "more": GOOD}}, "bad_request", "more"),
+    "datatype unknown": ({"inputs": {**GOOD, "datatype": "FP31"}}, "bad_request", "datatype"),
+    "datatype a number": ({"inputs": {**GOOD, "datatype": 32}}, "bad_request", "datatype"),
+    "shape a text": ({"inputs": {**GOOD, "shape": "1,784"}}, "bad_request", "shape"),
+    "shape too short": ({"inputs": {**GOOD, "shape": []}}, "bad_request", "shape"),
+    "shape of 33 axes": ({"inputs": {**GOOD, "shape": [1] * 32 + [784]}}, "bad_request", "shape"),
+    "datatype that is no number": ({"inputs": {"datatype": "BOOL", "shape": [1, 784], "data": bytes(784)}}, "bad_request", "inputs.datatype"),
+    "shape of another model": ({"inputs": tensor(np.zeros((1, 64), np.float32))}, "bad_request", "shape"),
+    "shape zero": ({"inputs": {**GOOD, "shape": [0, 784], "data": b""}}, "bad_request", "shape"),
+    "shape negative": ({"inputs": {**GOOD, "shape": [-1, 784]}}, "bad_request", "shape"),
+    "shape 2^31": ({"inputs": {**GOOD, "shape": [2**31, 784]}}, "bad_request", "shape"),
+    "shape of 2^62 bytes": ({"inputs": {**GOOD, "shape": [2**30, 784, 2**30]}}, "bad_request", "inputs"),
+    "data too short": ({"inputs": {**GOOD, "data": b"1234"}}, "bad_request", "data"),
+    "data too long": ({"inputs": {**GOOD, "data": bytes(4 * 784 + 1)}}, "bad_request", "data"),
+    "data a text": ({"inputs": {**GOOD, "data": "zeros"}}, "bad_request", "data"),
+    "data missing": ({"inputs": {"datatype": "FP32", "shape": [1, 784]}}, "bad_request", "data"),
+    "latency a text": ({"inputs": GOOD, "latency_ms": "soon"}, "bad_request", "latency_ms"),
+    "latency negative": ({"inputs": GOOD, "latency_ms": -1}, "bad_request", "latency_ms"),
+    "latency zero": ({"inputs": GOOD, "latency_ms": 0}, "bad_request", "latency_ms"),
+    "latency NaN": ({"inputs": GOOD, "latency_ms": float("nan")}, "bad_request", "latency_ms"),
+    "accuracy above 1": ({"inputs": GOOD, "accuracy": 1.1}, "bad_request", "accuracy"),
+    "accuracy negative": ({"inputs": GOOD, "accuracy": -0.1}, "bad_request", "accuracy"),
+    "accuracy NaN": ({"inputs": GOOD, "accuracy": float("nan")}, "bad_request", "accuracy"),
+    "cost negative": ({"inputs": GOOD, "cost": -1}, "bad_request", "cost"),
+    "cost NaN": ({"inputs": GOOD, "cost": float("nan")}, "bad_request", "cost"),
+    "priority out of range": ({"inputs": GOOD, "priority": 10}, "bad_request", "priority"),
+    "priority a float": ({"inputs": GOOD, "priority": 1.5}, "bad_request", "priority"),
+    "deadline a text": ({"inputs": GOOD, "deadline": "tomorrow"}, "bad_request", "deadline"),
+    "deadline NaN": ({"inputs": GOOD, "deadline": float("nan")}, "bad_request", "deadline"),
+    "deadline past": ({"inputs": GOOD, "deadline": 1.0}, "deadline", ""),
+    "id a number": ({"inputs": GOOD, "id": 7}, "bad_request", "id"),
+    "retry key too short": ({"inputs": GOOD, "retry_key": b"short"}, "bad_request", "retry_key"),
+    "retry key a text": ({"inputs": GOOD, "retry_key": "0123456789abcdef"}, "bad_request", "retry_key"),
+    "model unknown": ({"inputs": GOOD, "model": "nobody"}, "unknown_model", "nobody"),
+    "model a path": ({"inputs": GOOD, "model": "../etc/passwd"}, "bad_request", "model"),
+    "model with a space": ({"inputs": GOOD, "model": "a b"}, "bad_request", "model"),
+    "model a wildcard": ({"inputs": GOOD, "model": ">"}, "bad_request", "model"),
+    "variant a wildcard": ({"inputs": GOOD, "variant": "*"}, "bad_request", "variant"),
+    "version with a NUL": ({"inputs": GOOD, "version": "1\0"}, "bad_request", "version"),
+    "model a number": ({"inputs": GOOD, "model": 3}, "bad_request", "model"),
+    "reference to nowhere": ({"inputs_ref": {"bucket": "infaas-inputs", "key": "nobody"}}, "bad_request", "inputs_ref"),
+    "reference without a key": ({"inputs_ref": {"bucket": "infaas-inputs"}}, "bad_request", "key"),
+    "reference with an empty key": ({"inputs_ref": {"bucket": "infaas-inputs", "key": ""}}, "bad_request", "inputs_ref.key"),
+    "reference to a wildcard": ({"inputs_ref": {"bucket": ">", "key": "x"}}, "bad_request", "inputs_ref.bucket"),
+    "reference that writes protocol": ({"inputs_ref": {"bucket": "x 0\r\n\r\nPUB evil 0\r\n\r\nPUB y", "key": "x"}}, "bad_request", "inputs_ref.bucket"),
+    "reference longer than a line": ({"inputs_ref": {"bucket": "x" * 5000, "key": "x"}}, "bad_request", "inputs_ref.bucket"),
+    "reference to another bucket": ({"inputs_ref": {"bucket": "infaas-artifacts", "key": "x"}}, "bad_request", "inputs_ref"),
+    "reference a text": ({"inputs_ref": "here"}, "bad_request", "inputs_ref"),
+    "body a list": ([1, 2, 3], "bad_request", ""),
+    "body a text": ("hello", "bad_request", ""),
+    "2 MB inline": ({"inputs": tensor(np.zeros((700, 784), np.float32))}, "too_large", "inputs_ref"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_a_typed_refusal_that_names_the_field(system, case):
+    body, code, names = BAD[case]
+
+    async def work(nc):
+        body_ = {"id": "bad", **body} if isinstance(body, dict) else body
+        reply = await ask(nc, f"infaas.query.{APP}", body_)
+        assert "error" in reply, reply
+        assert reply["error"]["code"] == code
+        assert names in reply["error"]["message"]
+        if isinstance(body, dict):
+            assert reply["id"] == (None if "id" in body else "bad")
+
+    talk(system, work)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x81\xa6inputs", b"\x93\x01", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000, b"{}", bytes(1000)]
+)
+def test_bytes_that_are_no_query_are_refused(system, body):
+    async def work(nc):
+        for subject in (f"infaas.query.{APP}", f"infaas.explain.{APP}", "infaas.register"):
+            reply = await ask(nc, subject, body, raw=True)
+            if body or not subject.startswith("infaas.explain"):
+                assert reply["error"]["code"] == "bad_request", subject
+
+    talk(system, work)
+
+
+@pytest.mark.parametrize("app", ["nobody", "UPPER", "a" * 64])
+def test_an_app_that_is_not_there(system, app):
+    async def work(nc):
+        reply = await ask(nc, f"infaas.query.{app}", {"inputs": GOOD, "id": "q"})
+        assert (reply["id"], reply["error"]["code"]) == ("q", "unknown_app")
+
+    talk(system, work)
+
+
+@pytest.mark.parametrize("app", ["-a", "a" * 65, "é", "a%20b"])
+def test_an_apps_name_that_is_none(system, app):
+    async def work(nc):
+        reply = await ask(nc, f"infaas.query.{app}", {"inputs": GOOD})
+        assert reply["error"]["code"] == "bad_request"
+
+    talk(system, work)
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", ">", "*", "a\0", ""])
+def test_lists_and_explanations_take_only_names(system, name):
+    async def work(nc):
+        for subject, body in (
+            ("infaas.list.variants", {"app": name}),
+            ("infaas.list.models", {"model": name}),
+            (f"infaas.explain.{APP}", {"model": name}),
+        ):
+            reply = await ask(nc, subject, body)
+            assert reply["error"]["code"] == "bad_request", subject
+            assert next(iter(body)) in reply["error"]["message"]
+        assert (await ask(nc, "infaas.explain.-x", {}))["error"]["code"] == "bad_request"
+
+    talk(system, work)
+
+
+@pytest.mark.parametrize("field", ["app", "model", "version", "object", "validation"])
+@pytest.mark.parametrize("value", ["../x", "a b", ">", "*", "a\0", "", 7])
+def test_a_registration_with_a_bad_name_is_refused(system, field, value):
+    good = {"app": "other", "model": "m", "format": "onnx", "object": "nothing", "validation": "nothing"}
+
+    async def work(nc):
+        reply = await ask(nc, "infaas.register", {**good, field: value})
+        assert reply["error"]["code"] == "bad_request"
+        assert field in reply["error"]["message"]
+
+    talk(system, work)
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+UPLOADS: dict[str, tuple[Callable[[Whole], tuple[bytes, bytes]], str]] = {
+    "a picture called onnx": (lambda s: (b"\x89PNG\r\n\x1a\n" + bytes(500), npz(x=s.x, y=s.y)), "not an ONNX model"),
+    "a pickle called onnx": (lambda s: (b"\x80\x04cos\nsystem\n(S'true'\ntR.", npz(x=s.x, y=s.y)), "not an ONNX model"),
+    "half a model": (lambda s: (model()[:2000], npz(x=s.x, y=s.y)), "not an ONNX model"),
+    "classes that the model does not have": (lambda s: (model(), npz(x=s.x, y=s.y + 5)), "label 14"),
+    "labels that are objects": (lambda s: (model(), npz(x=s.x, y=s.y.astype(object))), "Python objects"),
+    "labels of another length": (lambda s: (model(), npz(x=s.x, y=s.y[:9])), "9 labels"),
+    "inputs of another shape": (lambda s: (model(), npz(x=s.x[:, :64], y=s.y)), "shape"),
+    "no validation set at all": (lambda s: (model(), b"junk"), "validation"),
+}
+
+
+def model() -> bytes:
+    from infaas.demo import data
+
+    return data.models()["logreg"].read_bytes()
+
+
+@pytest.mark.parametrize("case", UPLOADS)
+def test_an_upload_that_is_not_what_it_says_fails_with_the_reason(system, case):
+    files, says = UPLOADS[case]
+
+    async def work(nc):
+        name = f"upload-{list(UPLOADS).index(case)}"
+        store = await nc.jetstream().object_store("infaas-uploads")
+        for key, data in zip((f"{name}.model", f"{name}.validation"), files(system), strict=True):
+            await store.put(key, data)
+        body = {
+            "app": "hostile",
+            "model": name,
+            "format": "onnx",
+            "object": f"{name}.model",
+            "validation": f"{name}.validation",
+        }
+        accepted = await ask(nc, "infaas.register", {**body, "registration": name})
+        assert accepted == {"registration": name}
+        give_up = time.monotonic() + 60
+        while (status := await ask(nc, f"infaas.registration.{name}", {}))["state"] not in ("done", "failed"):
+            assert time.monotonic() < give_up, status
+            await asyncio.sleep(0.1)
+        assert status["state"] == "failed"
+        assert says in status["reason"]
+        assert (await ask(nc, "infaas.list.apps", {"app": "hostile"}))["items"] == []
+
+    talk(system, work)
+
+
+def test_refused_registrations_are_counted(system):
+    import psycopg
+
+    async def work(nc):
+        for body in (
+            {"app": "../counted"},
+            {"app": "../counted", "model": "m", "format": "onnx", "object": "o", "validation": "v"},
+        ):
+            reply = await ask(nc, "infaas.register", body)
+            assert reply["error"]["code"] == "bad_request"
+
+    with psycopg.connect(system.sql, autocommit=True) as connection:
+
+        def refused() -> int:
+            (count,) = connection.execute(
+                "SELECT count(*) FROM infaas.registrations WHERE state = 'refused'"
+            ).fetchone()
+            return count
+
+        before = refused()
+        talk(system, work)
+        give_up = time.monotonic() + 20
+        while refused() < before + 2 and time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert refused() >= before + 2
+        named = "SELECT reason FROM infaas.registrations WHERE app = '../counted'"
+        assert "app" in connection.execute(named).fetchone()[0]
+
+
+def test_refusals_and_answers_are_in_the_record(system):
+    """Every query of this file is one row: counted by what became of it, at most 5 s later."""
+    import psycopg
+
+    marks = {
+        "recorded-ok": {"inputs": GOOD},
+        "recorded-hard": {"inputs": GOOD, "accuracy": 0.9999},
+        "recorded-bad": {"inputs": GOOD, "latency_ms": -1},
+        "recorded-type": {"inputs": GOOD, "latency_ms": "soon"},
+        "recorded-nul": {"inputs": GOOD, "context": "a\0b"},
+    }
+
+    async def work(nc):
+        for mark, body in marks.items():
+            await ask(nc, f"infaas.query.{APP}", {**body, "id": mark})
+
+    talk(system, work)
+    give_up = time.monotonic() + 20
+    while True:
+        with psycopg.connect(system.sql) as connection:
+            found = connection.execute(
+                "SELECT id, outcome, code FROM infaas.query_outcomes WHERE id LIKE 'recorded-%'"
+            ).fetchall()
+        if len(found) >= len(marks) or time.monotonic() > give_up:
+            break
+        time.sleep(0.1)
+    assert sorted(found) == [
+        ("recorded-bad", "refused", "bad_request"),
+        ("recorded-hard", "refused", "unsatisfiable"),
+        ("recorded-nul", "ok", None),
+        ("recorded-ok", "ok", None),
+        ("recorded-type", "refused", "bad_request"),
+    ]
+
+
+def test_bytes_that_are_no_query_are_in_the_record(system):
+    import psycopg
+
+    async def work(nc):
+        for body in (b"\xc1", b"\x93\x01", b"\x80\x04pickle"):
+            await ask(nc, "infaas.query.nobody-at-all", body, raw=True)
+
+    talk(system, work)
+    give_up = time.monotonic() + 20
+    found: list[Any] = []
+    while len(found) < 3 and time.monotonic() < give_up:
+        time.sleep(0.1)
+        with psycopg.connect(system.sql) as connection:
+            found = connection.execute(
+                "SELECT outcome, code FROM infaas.query_outcomes WHERE app = 'nobody-at-all'"
+            ).fetchall()
+    assert found == [("refused", "bad_request")] * 3
