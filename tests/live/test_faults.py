@@ -1,0 +1,345 @@
+"""A whole system under load whose processes are killed and whose models misbehave: no query is lost, doubled or wrong."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import infaas
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests import models, poison
+from tests.processes import alive, environ, eventually, living_of, read_line
+from tests.processes import infaas as command
+from tests.responders import until
+from tests.servers import run
+from tests.steady import APP, LibraryLoad, StockLoad, is_right, outcomes, samples, wrong
+
+pytestmark = pytest.mark.timeout(180)  # the first test of a system waits for its start and registrations
+
+TIGHT = 500.0  # ms, what every third stock query allows; the others allow the default 30 s
+BACK = 15.0  # s within which a killed part serves again: generous, it takes about 1
+QUICK = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
+
+
+class System:
+    """A running `infaas up`."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
+        self.directory = directory
+        self.process = process
+        urls = json.loads(read_line(process))
+        self.nats, self.sql = urls["nats"], urls["sql"]
+        assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
+
+    def register(self, model: str, file: bytes) -> None:
+        """As app and model of this name, with the validation set of `tests.models.mlp`."""
+        path = self.directory.parent / f"{model}.onnx"
+        path.write_bytes(file)
+        validation = self.directory.parent / "validation.npz"
+        x, y = models.digits()
+        validation.write_bytes(models.npz(x=x, y=y))
+        done = command(
+            *("register", str(path), "--app", model, "--model", model),
+            *("--validation", str(validation), "--data-dir", str(self.directory)),
+        )
+        assert done.returncode == 0, done.stderr
+
+    def pids(self, service: str, worker: str = "") -> list[int]:
+        """Processes that run this service; the one of a worker."""
+        return [
+            pid
+            for pid in living_of(self.directory)
+            if f"infaas.cli.run\0{service}" in _read(pid, "cmdline")
+            and (not worker or f"INFAAS_WORKER__NAME={worker}\0" in _read(pid, "environ"))
+        ]
+
+    def kill(self, service: str, worker: str = "") -> int:
+        """SIGKILL the first of them; returns its pid."""
+        pid = self.pids(service, worker)[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+
+def _read(pid: int, what: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_text() + "\0"
+    except OSError:
+        return ""
+
+
+@contextmanager
+def up(directory: Path, *options: str) -> Iterator[System]:
+    """Run `infaas up`; nothing of it is left at the end."""
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    config = directory.parent / "infaas.toml"
+    config.write_text(QUICK)
+    with ExitStack() as closing:
+        errors = closing.enter_context((directory.parent / "up.err").open("a"))
+        process = closing.enter_context(
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-dashboard", "--no-gateway"),
+                    *("--data-dir", str(directory), "--config", str(config), "--dispatchers", "2", *options),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environ(),
+            )
+        )
+        try:
+            yield System(directory, process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Two dispatchers, two workers, the honest model."""
+    with up(tmp_path_factory.mktemp("pair") / "data", "--workers", "2") as system:
+        system.register(APP, models.mlp())
+        yield system
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Two dispatchers and one worker that everybody has to share, with the honest model."""
+    with up(tmp_path_factory.mktemp("single") / "data") as system:
+        system.register(APP, models.mlp())
+        yield system
+
+
+class Suffered(LibraryLoad):
+    """What a fault did to queries sent by the client library, and to those of stock nats-py beside it."""
+
+    stock: StockLoad
+    struck: float  # Unix seconds of the fault
+    victim: str  # the worker that served then
+
+
+async def suffer(system: System, tag: str, fault: Callable[[str], None], after: float = 2.5) -> Suffered:
+    """Load before, during and `after` seconds after the fault, which is told the worker that serves."""
+    load = Suffered(system.nats, f"library-{tag}", 150)
+    load.stock = StockLoad(system.nats, f"stock-{tag}", 100, latency_ms=TIGHT, every=3)
+    async with load, load.stock:
+        await until(lambda: load.answers and load.stock.answers, 60)
+        await asyncio.sleep(1)
+        load.victim = list(load.answers.values())[-1].worker
+        load.struck = time.time()
+        fault(load.victim)
+        await asyncio.sleep(after)
+    return load
+
+
+def all_answered_once(load: Suffered) -> None:
+    """Every query of the library; of the stock client all that allowed the time, and none twice."""
+    assert wrong(load) == {}
+    assert load.others == {}
+    assert load.answers.keys() == load.queries.keys()
+    stock = load.stock
+    assert wrong(stock) == {}
+    assert stock.repeated == {}
+    for name, (at, code) in stock.refusals.items():
+        query = stock.queries[name]
+        assert code == "deadline", (name, code)
+        assert query.deadline - query.sent < 1.0, name  # those with 30 s are answered
+        assert at < query.deadline + 5.0, name
+
+
+def unheard(load: Suffered) -> set[str]:
+    """Stock queries without a reply."""
+    return load.stock.queries.keys() - load.stock.replies.keys()
+
+
+def lost_in_a_mailbox(load: Suffered) -> bool:
+    """Whether the unheard ones are those few that a dispatcher died with (a stock client sends nothing again)."""
+    lost = [load.stock.queries[name].sent for name in unheard(load)]
+    return len(lost) < 20 and all(load.struck - 1.0 < sent < load.struck + 0.5 for sent in lost)
+
+
+def unrecorded(system: System, load: LibraryLoad | StockLoad, heard: set[str]) -> set[str]:
+    """Queries that were answered and are not in SQL in the end, where none may be twice."""
+
+    def missing() -> set[str]:
+        rows = outcomes(system.sql, load.tag)
+        assert {name: kinds for name, kinds in rows.items() if kinds.total() != 1} == {}
+        return heard - rows.keys()
+
+    eventually(lambda: not missing(), 10.0)
+    return missing()
+
+
+def all_recorded_once(system: System, load: Suffered) -> None:
+    assert unrecorded(system, load, set(load.queries)) == set()
+    assert unrecorded(system, load.stock, set(load.stock.replies)) == set()
+
+
+def seconds_until_active(system: System, load: Suffered) -> float:
+    """From the fault until an instance was Active again on the worker that suffered it; the events say when."""
+    struck = datetime.fromtimestamp(load.struck, UTC)
+    query = (
+        "SELECT min(time) FROM infaas.state_events WHERE worker = %s AND to_state = 'Active' AND reason LIKE 'loaded%%' "
+        "AND time > %s"
+    )
+    found: list[datetime] = []
+
+    def look() -> bool:
+        with psycopg.connect(system.sql) as connection:
+            row = connection.execute(query, (load.victim, struck)).fetchone()
+        found[:] = [row[0]] if row is not None and row[0] is not None else []
+        return bool(found)
+
+    assert eventually(look)
+    return (found[0] - struck).total_seconds()
+
+
+def test_a_dispatcher_is_killed(pair: System) -> None:
+    load = run(suffer(pair, "dispatcher", lambda worker: pair.kill("dispatcher") and None))
+    all_answered_once(load)
+    assert lost_in_a_mailbox(load)
+    all_recorded_once(pair, load)
+    assert eventually(lambda: len(pair.pids("dispatcher")) == 2)
+
+
+def test_an_executor_is_killed(pair: System, record_property: Callable[[str, object], None]) -> None:
+    load = run(suffer(pair, "executor", lambda worker: pair.kill("executor", worker) and None))
+    all_answered_once(load)
+    assert unheard(load) == set()
+    all_recorded_once(pair, load)
+    seconds = seconds_until_active(pair, load)
+    record_property("seconds_until_the_worker_serves_again", seconds)
+    assert seconds < BACK
+
+
+def test_both_executors_are_killed(pair: System) -> None:
+    def fault(worker: str) -> None:
+        for pid in pair.pids("executor"):
+            os.kill(pid, signal.SIGKILL)
+
+    load = run(suffer(pair, "executors", fault))
+    all_answered_once(load)
+    assert unheard(load) == set()
+    all_recorded_once(pair, load)
+    assert seconds_until_active(pair, load) < BACK
+
+
+def test_a_monitor_is_killed(pair: System) -> None:
+    load = run(suffer(pair, "monitor", lambda worker: pair.kill("monitor", worker) and None))
+    all_answered_once(load)
+    assert unheard(load) == set()
+    assert load.stock.refusals == {}  # its executor served on
+    all_recorded_once(pair, load)
+
+
+def test_the_recorder_is_killed(pair: System) -> None:
+    load = run(suffer(pair, "recorder", lambda worker: pair.kill("registrar") and None))
+    all_answered_once(load)
+    assert unheard(load) == set()
+    assert load.stock.refusals == {}
+    all_recorded_once(pair, load)
+
+
+def test_dispatcher_executor_and_monitor_are_killed_at_once(pair: System) -> None:
+    def fault(worker: str) -> None:
+        pair.kill("dispatcher")
+        pair.kill("executor", worker)
+        pair.kill("monitor", worker)
+
+    load = run(suffer(pair, "all", fault))
+    all_answered_once(load)
+    assert lost_in_a_mailbox(load)
+    # What an executor answered in its last moment only its dispatcher knows, and the other way round.
+    for part, heard in ((load, set(load.queries)), (load.stock, set(load.stock.replies))):
+        for name in unrecorded(pair, part, heard):
+            answer = part.answers[name]
+            assert (answer.worker if isinstance(answer, infaas.Answer) else answer["worker"]) == load.victim
+            assert load.struck - 1.0 < part.queries[name].sent < load.struck + 0.5
+    assert eventually(lambda: len(pair.pids("dispatcher")) == len(pair.pids("monitor")) == 2)
+
+
+def test_a_registration_beside_the_load(pair: System) -> None:
+    async def main() -> Suffered:
+        beside = asyncio.create_task(suffer(pair, "registering", lambda worker: None, after=4.0))
+        await asyncio.sleep(1.5)
+        await asyncio.to_thread(pair.register, "second", models.mlp(seed=5))
+        return await beside
+
+    load = run(main())
+    all_answered_once(load)
+    assert unheard(load) == set()
+    all_recorded_once(pair, load)
+
+
+# -- models that spoil a run, on the only worker
+
+
+async def spoil(system: System, app: str, tag: str) -> tuple[str, dict[str, Counter[str]]]:
+    """Ask a poisonous query amid loads on the same model and on the honest one; both must go on as if nothing were.
+
+    Returns the code that the poisonous query got, and what SQL says of it.
+    """
+    bad = samples()[0].x.copy()
+    bad[0, 0] = poison.POISON
+    same, other = LibraryLoad(system.nats, f"same-{tag}", 60, app=app), LibraryLoad(system.nats, f"other-{tag}", 60)
+    async with infaas.connect(system.nats) as client, same, other:
+        await until(lambda: same.answers and other.answers, 60)
+        await asyncio.sleep(0.5)
+        end = await client.query(app, bad, id=f"poison-{tag}-0", raise_refused=False)
+        await asyncio.sleep(0.5)
+    for load in (same, other):
+        assert wrong(load) == {}
+        assert load.others == {}
+        assert load.answers.keys() == load.queries.keys()
+        assert unrecorded(system, load, set(load.queries)) == set()
+    assert isinstance(end, infaas.Refused), end
+    return end.code, outcomes(system.sql, f"poison-{tag}")
+
+
+@pytest.mark.parametrize("kind", ["not_a_number", "hanging"])
+def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, kind: str) -> None:
+    single.register(kind, getattr(poison, kind)())
+    code, rows = run(spoil(single, kind, kind))
+    assert code == "model_error"
+    assert rows == {f"poison-{kind}-0": Counter({"error/model_error": 1})}
+
+
+def test_a_killed_system_starts_again_with_all_it_knew(single: System) -> None:
+    async def answers(url: str) -> tuple[dict[str, list[str]], list[dict[str, object]]]:
+        sample = samples()[1]
+        async with infaas.connect(url) as client:
+            answer = await client.query(APP, sample.x)
+            assert is_right(answer.output, sample)
+            apps = {item["app"]: item["models"] for item in await client.apps()}
+            return apps, sorted(await client.variants(), key=lambda item: str(item["variant"]))
+
+    before = run(answers(single.nats))
+    pids = [*living_of(single.directory), single.process.pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not any(alive(pid) for pid in pids))
+    with up(single.directory) as again:
+        after = run(answers(again.nats))
+    assert after[0] == before[0]
+    fixed = ("app", "model", "version", "variant", "accuracy", "load_ms", "latency_ms", "saturation_qps")
+    assert [[item[name] for name in fixed] for item in after[1]] == [
+        [item[name] for name in fixed] for item in before[1]
+    ]
