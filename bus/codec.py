@@ -9,6 +9,14 @@ T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 encode: Callable[[Any], bytes] = _encoder.encode
+NIL = b"\xc0"
+
+
+def in_two(message: Any) -> tuple[bytes, memoryview]:
+    """The encoding of an array-like struct whose last field is a Raw, with that field left where it is: (beginning, rest)."""
+    name = message.__struct_fields__[-1]
+    beginning = encode(msgspec.structs.replace(message, **{name: msgspec.Raw(NIL)}))
+    return beginning[: -len(NIL)], memoryview(getattr(message, name))
 
 
 class BadMessage(ValueError):

@@ -154,8 +154,16 @@ class MemoryBus:
     def max_payload(self) -> int:
         return self._broker.max_payload
 
-    def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        tail: bytes | memoryview = b"",
+    ) -> None:
         self._usable()
+        data = b"".join((data, tail))
         check_subject(subject)
         if reply:
             check_subject(reply)
@@ -163,7 +171,7 @@ class MemoryBus:
             check_headers(headers)
         if len(data) > self.max_payload:
             raise PayloadTooLarge(f"{len(data)} bytes for {subject}; the bus takes {self.max_payload}")
-        self._broker.send(_Published(self, Delivery(subject, bytes(data), reply, dict(headers) if headers else None)))
+        self._broker.send(_Published(self, Delivery(subject, data, reply, dict(headers) if headers else None)))
 
     async def request(
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None

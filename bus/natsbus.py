@@ -124,8 +124,15 @@ class NatsBus:
 
     # ---- core
 
-    def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
-        self._client.post(subject, data, reply, headers)
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        tail: bytes | memoryview = b"",
+    ) -> None:
+        self._client.post(subject, data, reply, headers, tail)
 
     async def request(
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None

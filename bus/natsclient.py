@@ -33,7 +33,7 @@ class DirectClient(Client):  # type: ignore[misc]
     on_fault(subject, error): a handler raised. on_trouble(error): the server complained (a permission, a protocol error).
     """
 
-    _pending: list[bytes]
+    _pending: list[bytes | memoryview]
     _pending_data_size: int
     _max_payload: int
 
@@ -142,10 +142,17 @@ class DirectClient(Client):  # type: ignore[misc]
 
     # ---- publishing
 
-    def post(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def post(
+        self,
+        subject: str,
+        data: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        tail: bytes | memoryview = b"",
+    ) -> None:
         """Publish without waiting. Raises PayloadTooLarge, BusClosed, BusError (a bad subject; the buffer is full)."""
         check_subject(subject)
-        size = len(data)
+        size = len(data) + len(tail)
         if headers is None:
             if reply:
                 check_subject(reply)
@@ -170,6 +177,8 @@ class DirectClient(Client):  # type: ignore[misc]
         pending = self._pending
         pending.append(head)
         pending.append(data)
+        if tail:
+            pending.append(tail)
         pending.append(b"\r\n")
         self._pending_data_size = waiting + 2
         if waiting > WRITE_AT:

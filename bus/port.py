@@ -145,8 +145,18 @@ class Bus(Protocol):
     def max_payload(self) -> int:
         """Bytes; larger bodies raise PayloadTooLarge."""
 
-    def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
-        """Send and forget: buffered, written at the end of this turn of the loop; kept through a reconnect up to a bound."""
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        tail: bytes | memoryview = b"",
+    ) -> None:
+        """Send and forget: buffered, written at the end of this turn of the loop; kept through a reconnect up to a bound.
+
+        tail: the rest of the body, sent behind `data` without being copied to it.
+        """
 
     async def request(
         self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bus.codec import DECODE_ERRORS, decoder, encode, explain
+from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
+from bus.messages.flow import Execute
 from bus.messages.public import Error, Refusal
 from bus.port import Bus, BusError, Delivery, Entry, PayloadTooLarge, Subscription
 from bus.subjects import Subjects
@@ -47,6 +48,7 @@ FAULT_WINDOW = 10.0
 RESTARTS = 5  # restarts within RESTART_WINDOW seconds that end the process
 RESTART_WINDOW = 60.0
 EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
+LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once more
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -243,11 +245,20 @@ class Runtime:
 
     def _publish(self, effect: Publish) -> None:
         message = effect.message
-        body = message if type(message) is bytes else encode(message)
+        tail: bytes | memoryview = b""
+        if type(message) is bytes:
+            body = message
+        elif type(message) is Execute and len(message.body) > LARGE:
+            body, tail = in_two(message)
+        else:
+            body = encode(message)
         try:
-            self._bus.publish(effect.subject, body, effect.reply, effect.headers)
+            self._bus.publish(effect.subject, body, effect.reply, effect.headers, tail)
         except PayloadTooLarge:
-            log.error("a message is larger than the bus takes", extra={"subject": effect.subject, "bytes": len(body)})
+            log.error(
+                "a message is larger than the bus takes",
+                extra={"subject": effect.subject, "bytes": len(body) + len(tail)},
+            )
         except BusError as error:
             log.warning("a message was not sent: %s", error, extra={"subject": effect.subject})
 

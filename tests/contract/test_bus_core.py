@@ -25,6 +25,23 @@ def test_messages_of_one_publisher_arrive_once_and_in_order(buses: Buses) -> Non
     buses.run(body)
 
 
+@pytest.mark.parametrize("size", [0, 1, 70_000, 600_000])
+def test_a_body_may_come_in_two_parts(buses: Buses, size: int) -> None:
+    async def body(connect: Connects) -> None:
+        bus = await connect()
+        got: list[bytes] = []
+        await bus.subscribe(f"{buses.prefix}.n", lambda d: got.append(d.data))
+        rest = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        bus.publish(f"{buses.prefix}.n", b"beginning", tail=memoryview(rest))
+        bus.publish(f"{buses.prefix}.n", b"next", headers={"A": "b"}, tail=rest[:5])
+        await until(lambda: len(got) == 2)
+        assert got == [b"beginning" + rest, b"next" + rest[:5]]
+        with pytest.raises(PayloadTooLarge):
+            bus.publish(f"{buses.prefix}.n", b"x", tail=bytes(bus.max_payload))
+
+    buses.run(body)
+
+
 def test_a_delivery_carries_subject_body_reply_and_headers(buses: Buses) -> None:
     async def body(connect: Connects) -> None:
         bus = await connect()

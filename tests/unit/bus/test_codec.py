@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 import bus.messages
-from bus.codec import BadMessage, decode, encode
+from bus.codec import BadMessage, decode, encode, in_two
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import Answer, ObjectRef, QueryHead, QueryInputs, Refusal, Tensor, TensorHead, TensorView
 
@@ -200,3 +200,10 @@ def test_an_error_names_the_field(wire: bytes, says: str) -> None:
 
 def test_references_round_trip() -> None:
     assert decode(ObjectRef, msgpack.packb({"bucket": "b", "key": "k"})) == ObjectRef("b", "k")
+
+
+@given(st.binary(max_size=300))
+def test_in_two_is_what_one_would_be(body: bytes) -> None:
+    message = Execute(Route(b"u", 0, 0, "r", 1.0, 2.0, "d", "i", "a", 1, None), Raw(encode(body)))
+    beginning, rest = in_two(message)
+    assert beginning + rest == encode(message)
