@@ -33,7 +33,8 @@ _TYPES = {
 }
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users write or programs make up: PostgreSQL takes no NUL, and nobody's row may get lost for having one.
-_FREE = ("id", "context", "input_digest", "reason")
+_FREE = ("app", "id", "context", "input_digest", "reason")
+MOST_TEXT = 1000  # characters of these that are kept
 
 
 class Batch(Struct, Generic[E], frozen=True):
@@ -80,8 +81,11 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Seque
             if lengths - {16}:
                 raise ValueError(f"{columns[i]} has {max(lengths - {16})} bytes, not 16")
         for i in free:
-            if "\0" in "".join([row[i] for row in rows if row[i]]):
-                rows = [(*row[:i], row[i] and row[i].replace("\0", "\ufffd"), *row[i + 1 :]) for row in rows]
+            texts = [row[i] for row in rows if row[i]]
+            if "\0" in "".join(texts) or max(map(len, texts), default=0) > MOST_TEXT:
+                rows = [
+                    (*row[:i], row[i] and row[i][:MOST_TEXT].replace("\0", "\ufffd"), *row[i + 1 :]) for row in rows
+                ]
         return rows
 
     return values

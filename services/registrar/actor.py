@@ -205,9 +205,9 @@ class Registrar:
             RegistrationEvent(
                 time=now,
                 registration=self._new_id(),
-                app=request.app[:MOST_TEXT] if request is not None else "",
-                model=request.model[:MOST_TEXT] if request is not None else "",
-                version=request.version[:MOST_TEXT] if request is not None and request.version is not None else None,
+                app=_printable(request.app) if request is not None else "",
+                model=_printable(request.model) if request is not None else "",
+                version=_printable(request.version) if request is not None and request.version is not None else None,
                 state="refused",
                 reason=error.message,
                 progress=0.0,
@@ -341,6 +341,11 @@ class Registrar:
                 self._taking.add(registration)
                 command = TakeOver(registration=registration, registrar=self._name, previous=work.registrar)
                 yield Do(("takeover", registration), command, COMMAND_S)
+
+
+def _printable(name: str) -> str:
+    """A name that may be none, as history can keep it."""
+    return name[:MOST_TEXT].replace("\0", "\ufffd")
 
 
 def _taken(field: str, request: Register) -> Error:

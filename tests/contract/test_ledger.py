@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_set_aside_with_the_reason(
         {"time": 1e18},
         {"time": -1e12},
         {"items": 2**64 - 1},
-        {"app": "nul\0"},
+        {"variant": "nul\0"},
     ],
     ids=str,
 )

@@ -116,7 +116,7 @@ def test_an_app_that_is_not_there(system, app):
     talk(system, work)
 
 
-@pytest.mark.parametrize("app", ["-a", "a" * 65, "é", "a%20b"])
+@pytest.mark.parametrize("app", ["-a", "a" * 65, "é", "a%20b", "a\0b", "a" * 3000])
 def test_an_apps_name_that_is_none(system, app):
     async def work(nc):
         reply = await ask(nc, f"infaas.query.{app}", {"inputs": GOOD})

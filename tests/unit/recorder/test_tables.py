@@ -35,6 +35,14 @@ def test_times_are_sent_as_microseconds_since_2000_and_nul_goes() -> None:
     assert (row["parent"], row["id"], row["context"]) == (None, "a\ufffd", "fine")
 
 
+def test_of_texts_that_senders_make_up_a_thousand_characters_are_kept() -> None:
+    rows = TABLES["outcome"].values([outcome(id="i" * 500_000, app="a\0" * 600), outcome(id="short")])
+    first, second = (dict(zip(OutcomeEvent.__struct_fields__, row, strict=True)) for row in rows)
+    assert first["id"] == "i" * 1000
+    assert first["app"] == "a\ufffd" * 500
+    assert second["id"] == "short"
+
+
 @pytest.mark.parametrize(
     "bad", [{"uid": b"short"}, {"time": float("nan")}, {"time": float("inf")}, {"parent": b""}], ids=str
 )

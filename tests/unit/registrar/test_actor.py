@@ -89,14 +89,14 @@ def test_progress_and_states_only_go_forward() -> None:
 
 def test_the_worst_request_is_refused_at_once() -> None:
     stage = Stage()
-    reply = stage.register(replace(REQUEST, app="../x", metric="f1"))
+    reply = stage.register(replace(REQUEST, app="../x\0", metric="f1"))
     assert isinstance(reply, Refusal)
     assert reply.error.code == "bad_request"
     assert "app: " in reply.error.message
     assert "metric: " in reply.error.message
     assert stage.statuses() == []
     (refused,) = [record.event for record in stage.records]
-    assert (refused.state, refused.app, refused.registration) == ("refused", "../x", "made-0")
+    assert (refused.state, refused.app, refused.registration) == ("refused", "../x\ufffd", "made-0")
     assert refused.reason == reply.error.message
 
 
