@@ -23,15 +23,8 @@ from infaas.queries import head as query_head
 HERE = Path(__file__).parent
 MODEL, VALIDATION = HERE / "models" / "mlp64.onnx", HERE / "models" / "mlp64.npz"
 TICKS = os.sysconf("SC_CLK_TCK")
-SERVING = (
-    "dispatcher",
-    "executor",
-    "nats-server",
-    "registrar+recorder",
-    "monitor",
-    "up",
-)  # what a query's way and its outcome cost
-BESIDE = ("postgres",)
+SERVING = ("dispatcher", "executor", "monitor", "nats-server")  # what a query's way costs
+BESIDE = ("registrar+recorder", "postgres", "up")
 
 
 @contextmanager
