@@ -57,9 +57,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.ready

@@ -29,6 +29,10 @@ SELECT coalesce(variant, '-') AS variant, outcome, count(*) AS queries, sum(item
        round((percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms))::numeric, 2)::float8 AS p50_ms
 FROM infaas.query_outcomes WHERE app = 'digits' GROUP BY 1, 2 ORDER BY queries DESC LIMIT 12
 """
+STATES = """
+SELECT variant, from_state || ' -> ' || to_state AS change, count(*) AS times, min(reason) AS reason
+FROM infaas.state_events WHERE app = 'digits' GROUP BY 1, 2 ORDER BY min(time) LIMIT 12
+"""
 COST = """
 SELECT coalesce(app, 'nobody (idle)') AS app, round(sum(busy_seconds)::numeric, 2)::float8 AS busy_s, sum(cost) AS usd
 FROM infaas.cost_events GROUP BY 1 ORDER BY usd DESC
@@ -60,6 +64,7 @@ async def run(*, keep: bool, seconds: float, tell: Tell) -> tuple[dict[str, Any]
             "queries": load.sent,
             "sql": {
                 "infaas sql: outcomes by variant": await system.sql(OUTCOMES),
+                "infaas sql: states of instances": await system.sql(STATES),
                 "infaas sql: cost by app": await system.sql(COST),
             },
             "problems": problems,

@@ -28,12 +28,12 @@ def variants_table(registered: Sequence[Mapping[str, Any]]) -> Table:
 
 def asks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """For each set of requirements: what answered, and how well."""
-    table = Table(title="What was asked, and what became of it", show_lines=True)
+    table = Table(title="What was asked, and what became of it (digits that no model has seen)", show_lines=True)
     table.add_column("asked for", overflow="fold")
     table.add_column("sent", justify="right")
     table.add_column("answered by", overflow="fold", min_width=28)
     table.add_column("refused", overflow="fold")
-    for name in ("accuracy", "p50", "p99", "needs met", "US$/1,000"):
+    for name in ("accuracy", "p50", "p99", "SLO met", "US$/1,000"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
