@@ -56,6 +56,10 @@ class Subjects:
         """Reply subject of a forwarded query: NATS answers there with 503 when the execute subject is dead."""
         return f"{self.prefix}.done.{dispatcher}.{uid}"
 
+    def trying(self, dispatcher: str) -> str:
+        """Where executors name the suspect that they begin alone."""
+        return f"{self.prefix}.trying.{dispatcher}"
+
     def resubmit(self, dispatcher: str = "") -> str:
         """Where executors hand queries back: to their living dispatcher, else to the dispatchers' queue group."""
         return f"{self.prefix}.resubmit.{dispatcher}" if dispatcher else f"{self.prefix}.resubmit"

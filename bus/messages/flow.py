@@ -57,6 +57,16 @@ class HandBack(Struct, frozen=True, array_like=True, gc=False):
     body: Raw
 
 
+class Trying(Struct, frozen=True, array_like=True, gc=False):
+    """`infaas.trying.<dispatcher>`: this query was aboard when an executor died, and is now begun alone.
+
+    When the executor dies again it was this query, and none of those that wait there.
+    """
+
+    uid: bytes
+    attempt: int
+
+
 class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.done.<dispatcher>`: one batch has been answered, straight to the clients.
 

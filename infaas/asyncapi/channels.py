@@ -95,6 +95,7 @@ def inner_channels() -> list[Channel]:
     return [
         _inner("execute", NAMES.execute("{worker}", "{device}"), flow.Execute, "dispatcher -> executor"),
         _inner("done", NAMES.done("{dispatcher}"), flow.DoneBatch, "executor -> dispatcher"),
+        _inner("trying", NAMES.trying("{dispatcher}"), flow.Trying, "executor -> dispatcher"),
         _inner("resubmit", NAMES.resubmit(), flow.HandBack, "executor -> any dispatcher"),
         _inner("resubmit-to", NAMES.resubmit("{dispatcher}"), flow.HandBack, "executor -> its dispatcher"),
         _inner("heartbeat-worker", NAMES.worker_heartbeat("{worker}"), fleet.WorkerHeartbeat, "monitor -> all"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from bus.messages.fleet import DispatcherHeartbeat, ExecutorExited, LoadReply, WorkerHeartbeat
-from bus.messages.flow import DoneBatch, Execute, HandBack
+from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
@@ -97,6 +97,7 @@ class Dispatcher:
             Recorded: self._recorded,
             HandBack: self._handed_back,
             Undelivered: self._not_delivered,
+            Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
             Changed: self._changed,
@@ -117,6 +118,7 @@ class Dispatcher:
             Inlet(subject=s.exited(), message=ExecutorExited),
             Inlet(subject=s.done(name), message=DoneBatch),
             Inlet(subject=s.undelivered(name), message=DoneBatch),
+            Inlet(subject=s.trying(name), message=Trying),
             Inlet(subject=s.loads(name), message=LoadReply),
             Inlet(subject=s.resubmit(name), message=HandBack),
             Inlet(subject=s.resubmit(), message=HandBack, queue=DISPATCHERS),
@@ -218,19 +220,26 @@ class Dispatcher:
             return NOTHING  # it has been dispatched elsewhere since
         instance = query.instance
         self.flights.land(query.uid)
-        effects = list(self._lost(self.view.lose_device(instance.worker.name, instance.device), envelope.now))
+        effects = self._lost_device(instance.worker.name, instance.device, envelope.now)
         effects.extend(self._decide(query, envelope.now))
         return effects
 
     def _exited(self, envelope: Envelope) -> Iterable[Effect]:
         gone: ExecutorExited = envelope.message
-        return self._lost(self.view.lose_device(gone.worker, gone.device), envelope.now)
+        return self._lost_device(gone.worker, gone.device, envelope.now)
 
-    def _lost(self, instances: list[Instance], now: float) -> list[Effect]:
-        """Instances died with queries aboard: retry those one by one, so that a poisonous one harms nobody else."""
+    def _trying(self, envelope: Envelope) -> Iterable[Effect]:
+        self.flights.tried[envelope.message.uid] = envelope.message.attempt
+        return NOTHING
+
+    def _lost_device(self, worker: str, device: str, now: float) -> list[Effect]:
+        return self._lost(self.flights.aboard(self.view.lose_device(worker, device), worker, device), now)
+
+    def _lost(self, queries: list[Query], now: float) -> list[Effect]:
+        """Instances died with these aboard: retry them one by one, so that a poisonous one harms nobody else."""
         effects: list[Effect] = []
-        for query in self.flights.aboard(instances):
-            query.crashes += 1
+        for query in queries:
+            query.crashes += self.flights.guilty(query)
             if query.crashes > self._max_attempts:
                 text = "the model's process ended each time this query was in its batch"
                 effects.extend(self._endings.refused(query, Error(code="model_error", message=text), now))
@@ -321,7 +330,7 @@ class Dispatcher:
         if not changed:
             return NOTHING
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
-        effects = self._lost(lost, envelope.now) if lost else []
+        effects = self._lost(self.flights.aboard(lost), envelope.now) if lost else []
         for instance in self.view.workers[beat.worker].instances.values():
             self._orders.settled(instance.record.variant)
         effects.extend(self._serve_waiting(envelope.now))
@@ -378,7 +387,7 @@ class Dispatcher:
         now = envelope.now
         effects: list[Effect] = []
         for worker in [w for w in self.view.workers.values() if now - w.seen > self._failure_timeout]:
-            effects.extend(self._lost(self.view.lose_worker(worker.name), now))
+            effects.extend(self._lost(self.flights.aboard(self.view.lose_worker(worker.name)), now))
         for query in self.flights.expired(now, LOST_AFTER):
             text = "no worker could answer this query before its deadline"
             effects.extend(

@@ -14,6 +14,7 @@ class Flights:
         self.waiting: dict[bytes, Query] = {}
         self.retries: deque[Query] = deque()
         self.retrying: bytes | None = None
+        self.tried: dict[bytes, int] = {}  # suspects that an executor has begun alone, and their attempt
 
     def __contains__(self, uid: bytes) -> bool:
         if uid in self.flying or uid in self.waiting:
@@ -39,13 +40,28 @@ class Flights:
             self.retrying = None
         return query
 
-    def aboard(self, lost: list[Instance]) -> list[Query]:
-        """Take out, in order of arrival, everything that was dispatched to these instances."""
-        gone = {id(instance) for instance in lost}
-        found = [q for q in self.flying.values() if id(q.instance) in gone]
+    def aboard(self, lost: list[Instance], worker: str = "", device: str = "") -> list[Query]:
+        """Take out, in order of arrival, what was dispatched to these instances, or to a device that is gone as a whole.
+
+        Instances count by name: the view may have dropped one and met it again since.
+        """
+        gone = {instance.id for instance in lost}
+        found = [
+            query
+            for query in self.flying.values()
+            if (on := query.instance) is not None
+            and (on.id in gone or (on.worker.name == worker and on.device == device))
+        ]
         for query in found:
             self.land(query.uid)
         return found
+
+    def guilty(self, query: Query) -> bool:
+        """Whether the death of the executor that it was aboard counts against it.
+
+        The first one does, whoever was in the batch. Then it travels alone, and only a death while it ran does.
+        """
+        return self.tried.pop(query.uid, None) == query.attempt or not query.crashes
 
     def expired(self, now: float, grace: float) -> list[Query]:
         """Take out what waits beyond its deadline, and what should have landed `grace` seconds after it."""
@@ -56,6 +72,8 @@ class Flights:
         if len(kept) < len(self.retries):
             late += [q for q in self.retries if q.ask.deadline <= now]
             self.retries = deque(kept)
+        if self.tried:
+            self.tried = {uid: attempt for uid, attempt in self.tried.items() if uid in self.flying}
         lost = [q for q in self.flying.values() if q.ask.deadline + grace <= now]
         for query in lost:
             self.land(query.uid)

@@ -15,7 +15,7 @@ from bus.messages.fleet import (
     LoadInstance,
     UnloadInstance,
 )
-from bus.messages.flow import Execute, HandBack, Route
+from bus.messages.flow import Execute, HandBack, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
 from services.core.actor import (
@@ -192,8 +192,15 @@ class Executor:
             for work in late:
                 effects.extend(self._too_late(loaded, work, now))
             if batch:
+                if batch[0].route.alone:
+                    effects.extend(self._trying(batch[0]))
                 effects.append(self._runs.begin(loaded, batch))
         return effects
+
+    def _trying(self, suspect: Work) -> list[Effect]:
+        """Say what is begun, in case that it ends this process."""
+        routes = (suspect.route, *suspect.also)
+        return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in routes]
 
     def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
         self._pending.pop((work.route.uid, work.route.part), None)

@@ -6,6 +6,7 @@ if it does not obey, by ending this process, which the supervisor starts again.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -19,7 +20,7 @@ import psutil
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import ObjectRef
-from bus.port import Bus, ObjectStore
+from bus.port import Bus, BusError, ObjectStore
 from bus.subjects import Subjects
 from bus.tensors import BadTensor
 from services.executor.assemble import NotANumber, most_bytes, several, single, split
@@ -152,6 +153,9 @@ class ExecutorEdge:
         held = self._models.get(command.instance)
         if held is None:
             return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.works))
+        if command.works[0].route.alone:
+            with contextlib.suppress(BusError):
+                await self._bus.flush(1.0)  # a suspect: what was said of it must be out before it may end this process
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._threads, self._compute, held, command)
         limit = max(self._least, self._watchdog * command.predicted)

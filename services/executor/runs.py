@@ -40,7 +40,7 @@ class Runs:
         items = sum(work.items for work in batch)
         predicted = loaded.table.seconds(items) * loaded.queue.factor
         self._number += 1
-        run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below)
+        run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below and not batch[0].route.alone)
         loaded.running = True
         loaded.running_items = items
         self._busy += self._needed(loaded)

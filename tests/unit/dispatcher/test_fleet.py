@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -77,11 +78,13 @@ def test_executor_killed_in_mid_batch_on_one_of_two_workers() -> None:
     assert len(uids) == len(set(uids)) == 21
 
 
-def test_a_poisonous_query_costs_only_itself() -> None:
-    fleet = Fleet()
+@pytest.mark.parametrize("dispatchers", [1, 2, 3])
+def test_a_poisonous_query_costs_only_itself(dispatchers: int) -> None:
+    """Also when another dispatcher tries its innocent ones again on the executor that the poison is about to end."""
+    fleet = Fleet(dispatchers=dispatchers)
     fleet.ask()
     fleet.stage.run(1.0)
-    labels = [fleet.ask(id="poison" if n == 3 else f"good{n}") for n in range(8)]
+    labels = [fleet.ask(id="poison" if n == 0 else f"good{n}") for n in range(12)]
     for _ in range(200):
         device = fleet.devices["w0"]
         device.poison = {"poison"}
