@@ -16,6 +16,9 @@ from services.shell.runtime import Runtime
 from services.shell.settings import Settings, SettingsError
 
 
+ACQUAINT = 1.0  # s; executors report every 0.5 s
+
+
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One monitor; raises SettingsError when the worker's name or the price of a device cannot be used."""
     subjects = Subjects(settings.prefix)
@@ -53,6 +56,7 @@ def knobs_of(settings: Settings) -> Knobs:
         cost_s=ours.cost_s,
         memory_share=ours.memory_share,
         idle_s=ours.idle_s,
+        acquaint_s=ACQUAINT,
         failure_timeout_s=settings.dispatcher.failure_timeout_s,
         thresholds=Thresholds(
             overloaded_backlog_s=ours.overloaded_backlog_s,

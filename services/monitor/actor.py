@@ -80,6 +80,8 @@ class MonitorActor:
         self._synced = False
         self._sampling = False
         self._leaving = False
+        self._heard: set[str] = set()  # devices whose executor has listed its instances since we know the catalogue
+        self._started = 0.0
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -131,13 +133,19 @@ class MonitorActor:
                 self._start()
             case Stopping():
                 self._stop()
-        if not journal.told:
+        if not journal.told and self._is_acquainted():
             journal.heartbeat(self._devices.values(), self._loads.instances.values(), leaving=self._leaving)
         return journal.effects()
 
     # -- life
 
+    def _is_acquainted(self) -> bool:
+        """Whether it knows what is loaded: a heartbeat before that would tell everybody that its executors are gone."""
+        known = len(self._heard) == len(self._devices)
+        return known or self._leaving or self._journal.now - self._started >= self._knobs.acquaint_s
+
     def _start(self) -> None:
+        self._started = self._journal.now
         for device in self._devices.values():
             device.open(self._journal.now)
         self._journal.worker_state("Booting", "the monitor started")
@@ -273,6 +281,8 @@ class MonitorActor:
                 instance = self._loads.adopt(device, sample, synced=self._synced)
             if instance is not None:
                 self._take(device, instance, sample, report.seconds)
+        if self._synced:
+            self._heard.add(report.device)
         self._miss(device, {sample.instance for sample in report.samples})
 
     def _miss(self, device: DeviceState, listed: set[str]) -> None:

@@ -18,6 +18,7 @@ class Knobs(Struct, frozen=True, kw_only=True):
 
     idle_s: an instance that served nothing for so long may make room for another. load_timeout_s: an executor that has
     not answered a load order for this, plus ten times the profiled load latency, is not waited for any longer.
+    acquaint_s: a monitor that starts says nothing for so long, or until all its executors have told what they have loaded.
     """
 
     heartbeat_s: float = 0.5
@@ -27,6 +28,7 @@ class Knobs(Struct, frozen=True, kw_only=True):
     failure_timeout_s: float = 2.0
     idle_s: float = 1.0
     load_timeout_s: float = 30.0
+    acquaint_s: float = 0.0
     thresholds: Thresholds = Thresholds()
 
 

@@ -6,6 +6,7 @@ from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, Work
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
 from services.core.placement import Device
 from services.monitor.machine import MachineSample
+from services.monitor.policy import Knobs
 from tests.unit.monitor.world import CPU, S, World, variant
 
 
@@ -139,6 +140,30 @@ def test_a_new_monitor_adopts_what_the_executor_has() -> None:
     assert moves(world, "v.w1-3") == [(None, "Inactive", "Active"), ("faces", "Inactive", "Active")]
     assert world.ensure(variant(), at_least=2).instances == ["v.w1-3", "v.w1-4"]
     assert world.beat.devices[0].memory_used_mb == 200.0
+
+
+def test_a_new_monitor_says_nothing_before_it_knows_what_is_loaded() -> None:
+    """Its first heartbeat must not tell dispatchers that a living executor is gone, with their queries aboard."""
+    world = World(executor=None, knobs=Knobs(acquaint_s=1.0))
+    world.executor, world.loaded = 5, {"v.w1-3": "v"}
+    world.report()
+    world.advance(0.4)
+    assert beats(world) == 0
+    world.catalogue(variant())
+    assert beats(world) == 0
+    world.report()
+    assert beats(world) == 1
+    assert world.beat.devices[0].alive
+    assert world.states() == {"v.w1-3": "Active"}
+
+
+def test_a_new_monitor_speaks_soon_though_no_executor_runs() -> None:
+    world = World(executor=None, knobs=Knobs(acquaint_s=1.0))
+    world.advance(0.9)
+    assert beats(world) == 0
+    world.advance(0.7)
+    assert beats(world) > 0
+    assert not world.beat.devices[0].alive
 
 
 def test_an_instance_its_executor_has_lost_is_loaded_again() -> None:
