@@ -11,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
+import rig  # noqa: F401  (makes the packages importable)
+
 from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.ask import Ask

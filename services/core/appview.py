@@ -1,7 +1,7 @@
 """One app's variants as arrays, and which of their instances can serve it now: the index that selection reads.
 
 Static facts (accuracy, latency, load, memory) are numpy columns built when the catalogue changes; what changes with every
-heartbeat is kept in small lists. The plan for one set of needs is computed once and kept until a state changes.
+heartbeat is kept in small lists. The plan for one set of needs is made once and kept until a state changes.
 """
 
 from collections.abc import Callable
@@ -12,46 +12,17 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.ask import Ask
-from services.core.cost import LatencyTable, cost_per_1000, load_seconds
+from services.core.cost import cost_per_1000
+from services.core.plans import Group, Kind, Plan, Ranked
 
 if TYPE_CHECKING:
     from services.core.cluster import Instance
 
-RESOLUTION = 0.05  # s
 PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
-
-
-class Group:
-    """One variant of the app, with its instances by what they are good for."""
-
-    __slots__ = ("active", "loading", "record", "seconds_to_load", "table", "troubled")
-
-    def __init__(self, record: VariantRecord) -> None:
-        self.record = record
-        self.table = LatencyTable(record)
-        self.seconds_to_load = load_seconds(record)
-        self.active: list[Instance] = []
-        self.loading: list[Instance] = []
-        self.troubled: list[Instance] = []
-
-
-class Plan:
-    """For one set of needs: who may serve, cheapest first. loadable: no instance yet, soonest ready first (the best few)."""
-
-    __slots__ = ("active", "any", "loadable", "loading", "troubled")
-
-    def __init__(self) -> None:
-        self.any = False
-        self.active: list[Group] = []
-        self.loading: list[Group] = []
-        self.troubled: list[Group] = []
-        self.loadable: list[Group] = []
 
 
 class AppView:
     """The index of one app."""
-
-    LOADABLE = 4  # alternatives kept, should a worker refuse the best
 
     def __init__(
         self, app: AppRecord, records: tuple[VariantRecord, ...], price: Callable[[VariantRecord], float]
@@ -75,6 +46,7 @@ class AppView:
         self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._ranked: dict[Kind, Ranked] = {}
         self.ordered_at = float("-inf")
         self.asked = 0
         self._price = [0.0] * count
@@ -85,7 +57,7 @@ class AppView:
         for i, record in enumerate(self.records):
             self._price[i] = price(record)
             self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
-        self._plans.clear()
+        self._changed()
 
     def latency(self, items: int) -> NDArray[np.float64]:
         """Inference latency in s of a batch of so many items, by variant."""
@@ -132,7 +104,19 @@ class AppView:
         self.has_active[i] = bool(group.active)
         self.has_loading[i] = bool(group.loading)
         self.has_troubled[i] = bool(group.troubled)
+        self._changed()
+
+    def _changed(self) -> None:
         self._plans.clear()
+        self._ranked.clear()
+
+    def ranked(self, state: Kind) -> Ranked:
+        """The variants with an instance in this state."""
+        ranked = self._ranked.get(state)
+        if ranked is None:
+            mask = {"active": self.has_active, "loading": self.has_loading, "troubled": self.has_troubled}[state]
+            ranked = self._ranked[state] = Ranked(self, mask)
+        return ranked
 
     # -- plans
 
@@ -141,7 +125,7 @@ class AppView:
         key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._make_plan(ask)
+            plan = Plan(self, ask)
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             self._plans[key] = plan
@@ -172,27 +156,3 @@ class AppView:
         else:
             mask &= np.array([ask.version == r.version for r in self.records], dtype=np.bool_)
         return mask
-
-    def _make_plan(self, ask: Ask) -> Plan:
-        plan = Plan()
-        mask = self.eligible(ask)
-        plan.any = bool(mask.any())
-        if not plan.any:
-            return plan
-        plan.active = self._cheapest_first(mask & self.has_active)
-        plan.loading = self._cheapest_first(mask & self.has_loading)
-        plan.troubled = self._cheapest_first(mask & self.has_troubled)
-        idle = np.flatnonzero(mask & ~(self.has_active | self.has_loading | self.has_troubled))
-        if idle.size:
-            # Load times are measured to some hundredths of a second: what is closer than that is as soon, and the cheaper
-            # one, then the one with more throughput, is meant.
-            ready = np.round((self.load_s[idle] + self.latency(ask.items)[idle]) / RESOLUTION)
-            best = np.lexsort((-self.saturation[idle], self.cost[idle], ready))[: self.LOADABLE]
-            plan.loadable = [self.groups[i] for i in idle[best]]
-        return plan
-
-    def _cheapest_first(self, mask: NDArray[np.bool_]) -> list[Group]:
-        found = np.flatnonzero(mask)
-        if found.size > 1:
-            found = found[np.argsort(self.cost[found], kind="stable")]
-        return [self.groups[i] for i in found]

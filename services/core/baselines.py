@@ -1,9 +1,9 @@
 """Baselines beside the paper's policy: round-robin over what meets the needs, and brute force over every variant."""
 
-from services.core.appview import Group
 from services.core.ask import INFINITE, Ask, Decision
 from services.core.cluster import ClusterView, Instance
 from services.core.cost import cost_per_1000
+from services.core.plans import Group
 from services.core.selection import OVERHEAD, order_for, refuse
 
 

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from bus.messages.public import Closest, Error
-from services.core.appview import AppView, Group, Plan
+from services.core.appview import AppView
 from services.core.ask import INFINITE, Ask, Decision, LoadOrder
 from services.core.cluster import ClusterView, Instance
+from services.core.plans import Group, Plan
 
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
 REORDER = 1.0  # s between two on-demand loads for an app that has Active instances already
@@ -47,7 +48,9 @@ class InfaasPolicy:
             instance = self._within(plan.troubled, ask.items, slack, troubled=True)
             if instance is not None:
                 return Decision((instance.id,), reason="probe")
-        instance = self._within(plan.active, ask.items, slack)
+        instance = self._within(plan.first, ask.items, slack)
+        if instance is None and len(plan.active) > len(plan.first):
+            instance = self._within(plan.active, ask.items, slack)
         if instance is not None:
             return Decision((instance.id,), reason="active")
         return self._beyond_active(ask, now, slack, view, app, plan)

@@ -1,10 +1,11 @@
 """Why this variant: the decision that a query would get now, with a reason for every candidate. Changes nothing."""
 
 from bus.messages.public import Candidate, Error, Explanation, Refusal, Requirements
-from services.core.appview import AppView, Group
+from services.core.appview import AppView
 from services.core.ask import INFINITE, Ask, Decision
 from services.core.cluster import ClusterView
 from services.core.intake import BadRequest, check_name, check_requirements
+from services.core.plans import Group
 from services.core.selection import SelectionPolicy
 
 HORIZON = 30.0  # s; the deadline of a query that states none

@@ -1,0 +1,152 @@
+"""getVariant against a plain restatement of its rule: the cheapest Active variant in time, else the next step of the order."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.messages.catalog import AppRecord
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.ask import Ask
+from services.core.baselines import BruteForce, RoundRobin
+from services.core.cluster import ClusterView
+from services.core.selection import OVERHEAD, InfaasPolicy
+from tests.fleet import PRICES, variant
+
+NOW = 1000.0
+STATES = ("Active", "Loading", "Overloaded", "Interfered", None)  # None: no instance
+
+
+def view_of(states: list[tuple[Any, dict[str, Any]]], queued: list[int] | None = None) -> ClusterView:
+    """One app with a variant per entry, each with one instance in that state."""
+    records = [variant(f"v{i}", **({"model": f"m{i}", "accuracy": 0.5} | facts)) for i, (_, facts) in enumerate(states)]
+    view = ClusterView(PRICES)
+    view.set_app(AppRecord(app="app", links={record.model: "1" for record in records}), records)
+    instances = [
+        InstanceStatus(
+            instance=f"i{i}", variant=f"v{i}", device="cpu", state=state, since=0.0,
+            queued=queued[i] if queued else 0, ready_at=NOW + 0.1 if state == "Loading" else 0.0,
+        )
+        for i, (state, _) in enumerate(states)
+        if state is not None
+    ]  # fmt: skip
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=8, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
+        price_per_hour=0.4,
+    )  # fmt: skip
+    beat = WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
+    view.heartbeat(beat, NOW)
+    return view
+
+
+def ask(latency: float = 1.0, **needs: Any) -> Ask:
+    return Ask(app="app", items=1, deadline=NOW + latency, latency_s=latency, **needs)
+
+
+facts = st.fixed_dictionaries(
+    {
+        "accuracy": st.sampled_from([0.5, 0.7, 0.9, 0.95]),
+        "base_ms": st.sampled_from([0.5, 2.0, 9.0, 40.0]),
+        "threads": st.sampled_from([1, 2, 4]),
+    }
+)
+fleets = st.lists(st.tuples(st.sampled_from(STATES), facts), min_size=1, max_size=24)
+asks = st.builds(
+    ask,
+    latency=st.sampled_from([0.001, 0.004, 0.02, 0.2]),
+    accuracy=st.sampled_from([0.0, 0.6, 0.9, 0.99]),
+    cost=st.sampled_from([float("inf"), 1e-4, 2e-5]),
+    model=st.sampled_from([None, None, "m0", "m3", "other"]),
+)
+
+
+@settings(max_examples=300)
+@given(fleets, st.lists(st.integers(0, 12), min_size=24, max_size=24), st.lists(asks, min_size=1, max_size=4))
+def test_the_cheapest_active_variant_in_time_answers(
+    states: list[tuple[Any, dict[str, Any]]], queued: list[int], wishes: list[Ask]
+) -> None:
+    view = view_of(states, queued)
+    app = view.apps["app"]
+    policy = InfaasPolicy(probe_share=0.0)
+    for wish in [*wishes, *wishes]:  # the second time from plans that were kept
+        slack = wish.deadline - NOW - OVERHEAD
+        fitting = {
+            record.variant: float(app.cost[i])
+            for i, record in enumerate(app.records)
+            if (record.accuracy or 0.0) >= wish.accuracy
+            and app.groups[i].table.seconds(1) <= wish.latency_s
+            and app.cost[i] <= wish.cost
+            and wish.model in (None, record.model)
+        }
+        active = {
+            i.id: fitting[i.record.variant]
+            for i in view.instances.values()
+            if i.state == "Active" and i.record.variant in fitting and i.predict(1) <= slack
+        }
+        decision = policy.select(wish, NOW, view)
+        if active:
+            assert len(decision.assignments) == 1
+            assert active[decision.assignments[0]] == min(active.values())
+            assert BruteForce().select(wish, NOW, view).reason == "cheapest of all"
+            continue
+        for name in decision.assignments:
+            instance = view.instances[name]
+            assert instance.record.variant in fitting
+            assert instance.state in ("Loading", "Overloaded", "Interfered")
+        assert decision.assignments or decision.wait or decision.stranded or decision.refusal is not None
+        if decision.load is not None:
+            assert decision.load.record.variant in fitting
+        if not fitting:
+            assert decision.refusal is not None
+            assert decision.refusal.code in ("unsatisfiable", "unknown_model")
+
+
+def test_more_active_variants_than_are_looked_at_first() -> None:
+    busy = [("Active", {"base_ms": 2.0})] * 20
+    view = view_of([*busy, ("Active", {"base_ms": 3.0})], [50] * 20 + [0])
+    assert InfaasPolicy().select(ask(0.01), NOW, view).assignments == ("i20",)
+
+
+def test_what_is_loading_is_waited_for_when_it_is_in_time() -> None:
+    view = view_of([("Loading", {})])
+    assert InfaasPolicy().select(ask(1.0), NOW, view).assignments == ("i0",)
+    late = InfaasPolicy().select(ask(0.05), NOW, view)
+    assert late.refusal is not None
+    assert late.refusal.code == "deadline"
+    assert late.refusal.retry_after_ms == pytest.approx(102.5, abs=1.0)
+
+
+def test_a_cold_variant_is_loaded_even_if_this_query_cannot_wait() -> None:
+    view = view_of([(None, {"load_ms": 500.0})])
+    patient = InfaasPolicy().select(ask(2.0), NOW, view)
+    assert patient.load is not None
+    assert patient.wait
+    view = view_of([(None, {"load_ms": 500.0})])
+    hasty = InfaasPolicy().select(ask(0.05), NOW, view)
+    assert hasty.load is not None
+    assert hasty.refusal is not None
+    assert hasty.refusal.code == "deadline"
+
+
+def test_trouble_is_avoided_until_nothing_else_is_there() -> None:
+    view = view_of([("Overloaded", {"threads": 1}), ("Active", {"threads": 4})])
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).assignments == ("i1",)
+    assert InfaasPolicy(probe_share=1.0).select(ask(), NOW, view).assignments == ("i0",)
+    alone = view_of([("Interfered", {})])
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, alone).assignments == ("i0",)
+
+
+def test_the_closest_offer_is_named() -> None:
+    view = view_of([("Active", {"accuracy": 0.9, "base_ms": 1.0}), ("Active", {"accuracy": 0.7, "base_ms": 1.0})])
+    refusal = InfaasPolicy().select(ask(accuracy=0.95), NOW, view).refusal
+    assert refusal is not None
+    assert refusal.code == "unsatisfiable"
+    assert refusal.closest is not None
+    assert (refusal.closest.variant, refusal.closest.accuracy) == ("v0", 0.9)
+
+
+def test_round_robin_takes_turns() -> None:
+    view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
+    policy = RoundRobin()
+    assert {policy.select(ask(), NOW, view).assignments for _ in range(4)} == {("i0",), ("i1",)}
