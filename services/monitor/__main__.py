@@ -15,7 +15,6 @@ from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings, SettingsError
 
-
 ACQUAINT = 1.0  # s; executors report every 0.5 s
 
 
