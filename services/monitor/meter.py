@@ -99,7 +99,8 @@ class Meter:
         total = fsum(account.busy.values())
         if total <= 0:
             return [self._row(account.record, account.owner, account.seconds, 0.0, cost)]
-        parts = {app: busy / total for app, busy in account.busy.items()}  # first: tiny times lose nothing in a quotient
+        # The quotient first: tiny times lose nothing in it.
+        parts = {app: busy / total for app, busy in account.busy.items()}
         return [
             self._row(account.record, app, account.seconds * part, account.busy[app], cost * part)
             for app, part in parts.items()
