@@ -80,7 +80,6 @@ def test_nobody_else_ships_our_names(name: str) -> None:
     assert set(packages_distributions().get(name, ())) <= {"infaas"}
 
 
-
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_small(path: Path) -> None:
     lines = len(path.read_text().splitlines())
