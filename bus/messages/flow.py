@@ -8,7 +8,8 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
 
     uid (16 bytes) and part name the work; attempt counts its dispatches from 0; deadline and arrived are Unix seconds.
     alone: it was aboard when an executor died and shares no batch again. resendable: the client may ask again by retry key.
-    missed: requirements that the chosen variant is already known to miss. parent/stage: for ensembles and pipelines.
+    missed: requirements that the chosen variant is already known to miss. length: of the axis that varies, rounded up to one
+    that was profiled, where it is known. parent/stage: for ensembles and pipelines.
     """
 
     uid: bytes
@@ -35,6 +36,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     variant: str | None = None
     resendable: bool = False
     alone: bool = False
+    length: int | None = None
     parent: bytes | None = None
     stage: str | None = None
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.ask import Ask
-from services.core.cost import cost_per_1000
+from services.core.cost import cost_per_1000, open_axis
 from services.core.plans import Group, Kind, Plan, Ranked
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class AppView:
         self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
         self.groups = [Group(record) for record in records]
         self.index = {record.variant: i for i, record in enumerate(records)}
+        self.open_axis = open_axis(app.signature)
+        self.lengths = sorted({row.length for r in records for row in r.profile.rows if row.length is not None})
         count = len(records)
         self.accuracy: NDArray[np.float64] = np.array(
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
@@ -41,7 +43,7 @@ class AppView:
         self.saturation: NDArray[np.float64] = np.array([r.profile.saturation_qps for r in records], dtype=np.float64)
         self.cost: NDArray[np.float64] = np.zeros(count)
         self.batch: list[int] = [1] * count
-        self._latency: dict[int, NDArray[np.float64]] = {}
+        self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
         self.has_active: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
@@ -59,13 +61,13 @@ class AppView:
             self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
         self._changed()
 
-    def latency(self, items: int) -> NDArray[np.float64]:
+    def latency(self, items: int, length: int | None = None) -> NDArray[np.float64]:
         """Inference latency in s of a batch of so many items, by variant."""
-        column = self._latency.get(items)
+        column = self._latency.get((items, length))
         if column is None:
-            column = np.array([g.table.seconds(items) for g in self.groups], dtype=np.float64)
-            if len(self._latency) < 64:
-                self._latency[items] = column
+            column = np.array([g.table.at(length).seconds(items) for g in self.groups], dtype=np.float64)
+            if len(self._latency) < 256:
+                self._latency[items, length] = column
         return column
 
     # -- instances
@@ -122,7 +124,7 @@ class AppView:
 
     def plan(self, ask: Ask) -> Plan:
         """Who may serve these needs, by the static facts; kept until something changes."""
-        key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant)
+        key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant, ask.length)
         plan = self._plans.get(key)
         if plan is None:
             plan = Plan(self, ask)
@@ -133,7 +135,7 @@ class AppView:
 
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet accuracy, latency (inference alone), cost and what was pinned."""
-        latency = self.latency(ask.items)
+        latency = self.latency(ask.items, ask.length)
         mask: NDArray[np.bool_] = (self.accuracy >= ask.accuracy) & (latency <= ask.latency_s)
         mask &= self.cost <= ask.cost
         if ask.variant is not None or ask.model is not None or ask.version is not None:

@@ -11,7 +11,10 @@ INFINITE = float("inf")
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """A query's needs in SI units. deadline: Unix s, the earlier of latency and absolute deadline; cost: US$ per 1,000 items."""
+    """A query's needs in SI units. deadline: Unix s, the earlier of latency and absolute deadline; cost: US$ per 1,000 items.
+
+    length: of the axis that varies, for models that have one, rounded up to what was measured.
+    """
 
     app: str
     items: int
@@ -22,6 +25,7 @@ class Ask(Struct, frozen=True, gc=False):
     model: str | None = None
     version: str | None = None
     variant: str | None = None
+    length: int | None = None
 
 
 class LoadOrder(Struct, frozen=True, gc=False):

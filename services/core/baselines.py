@@ -46,7 +46,7 @@ class BruteForce:
             record = group.record
             if not self._allowed(ask, group, current=bool(app.current[i])):
                 continue
-            alone = group.table.seconds(ask.items)
+            alone = group.table.at(ask.length).seconds(ask.items)
             price = next((x.price_per_s for x in group.active), view.nominal_price_per_s(record))
             cost = cost_per_1000(record, price, app.batch[i])
             if (
@@ -57,7 +57,7 @@ class BruteForce:
                 continue
             possible = True
             for instance in group.active:
-                if instance.predict(ask.items) <= slack and (best is None or cost < best[0]):
+                if instance.predict(ask.items, ask.length) <= slack and (best is None or cost < best[0]):
                     best = (cost, instance)
             if not (group.active or group.loading or group.troubled):
                 ready = group.seconds_to_load + alone

@@ -38,9 +38,10 @@ class Instance:
         self.state = "Inactive"
         self.status = status
 
-    def predict(self, items: int) -> float:
+    def predict(self, items: int, length: int | None = None) -> float:
         """Seconds until these items would be answered: the queue ahead at the best rate, then their own batch."""
-        return ((self.own + self.others) * self.per_item + self.table.seconds(items)) * self.factor
+        table = self.table if length is None else self.table.at(length)
+        return ((self.own + self.others) * self.per_item + table.seconds(items)) * self.factor
 
     def state_for(self, app: str) -> str:
         return self.status.app_states.get(app, self.status.state)

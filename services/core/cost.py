@@ -4,11 +4,11 @@ Money is US$. `prices` is a mapping of device kind to US$ per hour (services/cor
 per core for the kinds in PER_CORE, per whole device for all others.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from bus.messages.catalog import ProfileRow, VariantRecord
+from bus.messages.catalog import ProfileRow, Signature, VariantRecord
 
 PER_CORE = frozenset({"cpu", "inferentia"})
 # What a batch and a load take beside what the profile measured of the model alone, in a process that does nothing else.
@@ -16,6 +16,7 @@ PER_CORE = frozenset({"cpu", "inferentia"})
 # caches gone cold); 30 to 45 ms a load (orders, fetching the file, the framework's first session).
 HANDLING_MS = 0.05
 LOADING_S = 0.05
+LENGTHS = 64  # tables of other lengths kept by each table
 
 
 class UnknownPrice(ValueError):
@@ -80,13 +81,18 @@ def query_cost(price_per_s: float, busy_seconds: float, items_in_batch: int, ite
 
 
 class LatencyTable:
-    """`latency_ms` of one variant in seconds, precomputed for every batch size up to its largest (hot paths)."""
+    """`latency_ms` of one variant in seconds, precomputed for every batch size up to its largest (hot paths).
 
-    __slots__ = ("_seconds", "max_batch")
+    length: of the varying axis, None for the longest that was measured; `at` leads from there to the others.
+    """
+
+    __slots__ = ("_at", "_record", "_seconds", "max_batch")
 
     def __init__(self, record: VariantRecord, length: int | None = None) -> None:
         """Raises ValueError when nothing was measured."""
         points, scale = _points(record.profile.rows, length)
+        self._record = record
+        self._at: dict[int, LatencyTable] = {}
         self.max_batch = max(1, record.max_batch)
         seconds = (_interpolate(points, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
         self._seconds = [0.0, *accumulate(seconds, max)]  # max: rounding must not break the order that bisect needs
@@ -97,9 +103,38 @@ class LatencyTable:
             return self._seconds[n]
         return self._seconds[-1] * n / self.max_batch
 
+    def at(self, length: int | None) -> "LatencyTable":
+        """The table for inputs of this length; itself for models whose lengths are fixed."""
+        if length is None:
+            return self
+        table = self._at.get(length)
+        if table is None:
+            table = self if self._record.profile.rows[0].length is None else LatencyTable(self._record, length)
+            if len(self._at) >= LENGTHS:
+                self._at.clear()
+            self._at[length] = table
+        return table
+
     def largest_batch_within(self, seconds: float) -> int:
         """The largest batch size, up to max_batch, that is predicted to take no longer; 0 when not even one item fits."""
         return max(0, bisect_right(self._seconds, seconds) - 1)
+
+
+def bucket_of(length: int, measured: Sequence[int]) -> int:
+    """A length rounded up to one that was measured; beyond the longest, to the next quarter of it."""
+    found = bisect_left(measured, length)
+    if found < len(measured):
+        return measured[found]
+    step = max(1, measured[-1] // 4)
+    return -(-length // step) * step
+
+
+def open_axis(signature: Signature | None) -> tuple[str, int] | None:
+    """The axis by whose length the profile is bucketed: the first input's first open one, the batch axis counted."""
+    for spec in signature.inputs if signature is not None else ():
+        if -1 in spec.shape:
+            return spec.name, spec.shape.index(-1) + 1
+    return None
 
 
 def _points(rows: list[ProfileRow], length: int | None) -> tuple[list[tuple[int, float]], float]:

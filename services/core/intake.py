@@ -95,6 +95,24 @@ def check_ref(ref: ObjectRef) -> None:
         raise BadRequest(f"inputs_ref.key must have 1 to {MOST_KEY} characters, not {len(ref.key)}")
 
 
+def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
+    """Length of a checked query's inputs along one input's axis (name, place); None when that is not known here."""
+    if head.inputs_ref is not None:
+        return None
+    name, place = axis
+    try:
+        return _tensor(head.inputs).shape[place]
+    except msgspec.ValidationError:
+        value = _any(head.inputs)
+    if isinstance(value, dict):
+        value = value[name]
+        if isinstance(value, dict):
+            return int(value["shape"][place])
+    for _ in range(place):
+        value = value[0]
+    return len(value)
+
+
 def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:
     """One tensor's datatype, shape and byte count; its number of items. Raises BadRequest."""
     size = ITEM_BYTES.get(tensor.datatype)

@@ -50,7 +50,7 @@ class Ranked:
         self._accuracy = app.accuracy[found]
         self._cost = app.cost[found]
         self._current = app.current[found]
-        self._latency: dict[int, NDArray[np.float64]] = {}
+        self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
 
     def eligible(self, ask: Ask) -> NDArray[np.intp]:
         """Places in `groups` of those that meet accuracy, latency (inference alone), cost and what was pinned."""
@@ -61,9 +61,10 @@ class Ranked:
         if ask.accuracy > 0.0:
             mask = mask & (self._accuracy >= ask.accuracy)
         if ask.latency_s < INFINITE:
-            latency = self._latency.get(ask.items)
+            key = (ask.items, ask.length)
+            latency = self._latency.get(key)
             if latency is None:
-                latency = self._latency[ask.items] = self._app.latency(ask.items)[self._found]
+                latency = self._latency[key] = self._app.latency(*key)[self._found]
             mask = mask & (latency <= ask.latency_s)
         if ask.cost < INFINITE:
             mask = mask & (self._cost <= ask.cost)
@@ -131,6 +132,6 @@ class Plan:
             return []
         # Load times are measured to some hundredths of a second: what is closer than that is as soon, and the cheaper
         # one, then the one with more throughput, is meant.
-        ready = np.round((app.load_s[idle] + app.latency(self._ask.items)[idle]) / RESOLUTION)
+        ready = np.round((app.load_s[idle] + app.latency(self._ask.items, self._ask.length)[idle]) / RESOLUTION)
         best = np.lexsort((-app.saturation[idle], app.cost[idle], ready))[:LOADABLE]
         return [app.groups[i] for i in idle[best].tolist()]

@@ -45,37 +45,38 @@ class InfaasPolicy:
         slack = ask.deadline - now - OVERHEAD
         app.asked += 1
         if plan.troubled and self._probe_every and app.asked % self._probe_every == 0:
-            instance = self._within(plan.troubled, ask.items, slack, troubled=True)
+            instance = self._within(plan.troubled, ask, slack, troubled=True)
             if instance is not None:
                 return Decision((instance.id,), reason="probe")
-        instance = self._within(plan.first, ask.items, slack)
+        instance = self._within(plan.first, ask, slack)
         if instance is None and len(plan.active) > len(plan.first):
-            instance = self._within(plan.active, ask.items, slack)
+            instance = self._within(plan.active, ask, slack)
         if instance is not None:
             return Decision((instance.id,), reason="active")
         return self._beyond_active(ask, now, slack, view, app, plan)
 
-    def _within(self, groups: list[Group], items: int, slack: float, *, troubled: bool = False) -> Instance | None:
+    def _within(self, groups: list[Group], ask: Ask, slack: float, *, troubled: bool = False) -> Instance | None:
         """The first group, cheapest first, with an instance that would answer within `slack`."""
+        items, length = ask.items, ask.length
         for group in groups:
             best: Instance | None = None
             least = slack
             for instance in group.troubled if troubled else group.active:
-                seconds = instance.predict(items)
+                seconds = instance.predict(items, length)
                 if seconds <= least:
                     best, least = instance, seconds
             if best is not None:
-                return self._packed(group, items, slack) or best if self._pack and not troubled else best
+                return self._packed(group, ask, slack) or best if self._pack and not troubled else best
         return None
 
     @staticmethod
-    def _packed(group: Group, items: int, slack: float) -> Instance | None:
+    def _packed(group: Group, ask: Ask, slack: float) -> Instance | None:
         """The instance in time on the fullest worker that is not yet full."""
         best: Instance | None = None
         fullest = -1.0
         for instance in group.active:
             used = instance.worker.utilisation(group.record.hardware) or 0.0
-            if fullest < used < PACK_BELOW and instance.predict(items) <= slack:
+            if fullest < used < PACK_BELOW and instance.predict(ask.items, ask.length) <= slack:
                 best, fullest = instance, used
         return best
 
@@ -85,7 +86,7 @@ class InfaasPolicy:
         soonest = INFINITE
         for group in plan.loading:
             for instance in group.loading:
-                seconds = max(0.0, instance.ready_at - now) + instance.predict(ask.items)
+                seconds = max(0.0, instance.ready_at - now) + instance.predict(ask.items, ask.length)
                 if seconds <= slack:
                     return Decision((instance.id,), reason="loading")
                 soonest = min(soonest, seconds)
@@ -97,7 +98,7 @@ class InfaasPolicy:
                 if load.seconds <= slack:
                     return Decision(load=load, wait=True, reason="load on demand")
                 soonest = min(soonest, load.seconds)
-        late = self._within(plan.troubled, ask.items, slack, troubled=True)
+        late = self._within(plan.troubled, ask, slack, troubled=True)
         if late is not None:
             return Decision((late.id,), load=load, reason="troubled but in time")
         return refuse(ask, slack, app, plan, soonest, load)
@@ -110,7 +111,9 @@ def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView) -> LoadOrder 
             continue
         worker = view.least_utilised(group.record.hardware)
         if worker is not None:
-            return LoadOrder(group.record, worker, group.seconds_to_load + group.table.seconds(ask.items))
+            return LoadOrder(
+                group.record, worker, group.seconds_to_load + group.table.at(ask.length).seconds(ask.items)
+            )
     return None
 
 
@@ -122,7 +125,9 @@ def refuse(ask: Ask, slack: float, app: AppView, plan: Plan, soonest: float, loa
         text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
         error = Error(code="deadline", message=text, retry_after_ms=round(soonest * 1000.0, 3))
         return Decision(refusal=error, load=load, reason="loading, too late for this one")
-    waiting = [i.predict(ask.items) for g in (*plan.active, *plan.troubled) for i in (*g.active, *g.troubled)]
+    waiting = [
+        i.predict(ask.items, ask.length) for g in (*plan.active, *plan.troubled) for i in (*g.active, *g.troubled)
+    ]
     if not waiting:
         return Decision(stranded=True, reason="no worker is there to serve it")
     excess = max(0.0, min(waiting) - max(slack, 0.0))
@@ -142,7 +147,7 @@ def unsatisfiable(ask: Ask, app: AppView) -> Error:
         return Error(
             code="unknown_model", message=f"app {ask.app!r} has no model or variant {what!r}: see infaas variants"
         )
-    latency = app.latency(ask.items)
+    latency = app.latency(ask.items, ask.length)
     with np.errstate(divide="ignore", invalid="ignore"):
         miss = np.maximum(0.0, ask.accuracy - app.accuracy) / max(ask.accuracy, 1e-9)
         if ask.latency_s < INFINITE:

@@ -64,12 +64,12 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, why_not: str) -> Cand
     group = app.groups[i]
     record = group.record
     instances = (*group.active, *group.loading, *group.troubled)
-    seconds = group.table.seconds(ask.items)
+    seconds = group.table.at(ask.length).seconds(ask.items)
     load_ms = record.profile.load_ms
     worker = None
     if instances:
-        best = min(instances, key=lambda instance: instance.predict(ask.items))
-        seconds = best.predict(ask.items)
+        best = min(instances, key=lambda instance: instance.predict(ask.items, ask.length))
+        seconds = best.predict(ask.items, ask.length)
         worker = best.worker.name
         load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
     return Candidate(
@@ -97,13 +97,13 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, decision: Decision) -> 
         return "the query names another model, version or variant"
     if app.accuracy[i] < ask.accuracy:
         return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
-    alone = float(app.latency(ask.items)[i])
+    alone = float(app.latency(ask.items, ask.length)[i])
     if alone > ask.latency_s:
         return f"inference alone takes {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
     if app.cost[i] > ask.cost:
         return f"costs US$ {app.cost[i]:.3g} per 1,000, more than {ask.cost:g}"
     slack = ask.deadline - now
-    waits = [instance.predict(ask.items) for instance in (*group.active, *group.troubled)]
+    waits = [instance.predict(ask.items, ask.length) for instance in (*group.active, *group.troubled)]
     if waits and min(waits) > slack:
         return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
     if group.active:

@@ -60,6 +60,7 @@ class Query:
             head.variant,
             head.retry_key is not None,
             self.crashes > 0,
+            self.ask.length,
         )
 
     @property

@@ -9,7 +9,8 @@ from bus.messages.flow import Route
 from bus.messages.public import Error, QueryHead
 from services.core.actor import Envelope
 from services.core.ask import INFINITE, Ask
-from services.core.intake import BadRequest, check_name, check_requirements, count_items
+from services.core.cost import bucket_of
+from services.core.intake import BadRequest, check_name, check_requirements, count_items, length_of
 from services.dispatcher.apps import WITHOUT_APP, Apps
 from services.dispatcher.query import Query
 
@@ -58,6 +59,10 @@ class Intake:
         try:
             check_requirements(head)
             items = count_items(head, view.app)
+            length = None
+            if view.open_axis is not None and view.lengths:
+                length = length_of(head, view.open_axis)
+                length = None if length is None else bucket_of(length, view.lengths)
             uid = self._uid(app_name, head, envelope.reply)
         except BadRequest as error:
             return Error(code="bad_request", message=str(error))
@@ -80,6 +85,7 @@ class Intake:
             head.model,
             head.version,
             head.variant,
+            length,
         )
         return Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
 
@@ -139,6 +145,7 @@ class Intake:
             route.model,
             route.version,
             route.variant,
+            route.length,
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.attempt = route.attempt

@@ -239,7 +239,7 @@ class Executor:
             return self._one_by_one(loaded, run)
         items = sum(work.items for work in works)
         seconds = result.finished - result.started
-        loaded.measured(items, seconds)
+        loaded.measured(items, seconds, works[0].route.length)
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
         told: dict[str, list[Route]] = {}

@@ -39,9 +39,9 @@ class Loaded:
         """Items waiting or running."""
         return self.queue.items + self.running_items
 
-    def measured(self, items: int, seconds: float) -> None:
+    def measured(self, items: int, seconds: float, length: int | None = None) -> None:
         """One batch was computed; the live factor follows slowly (it also corrects this queue's own predictions)."""
-        predicted = self.table.seconds(items)
+        predicted = self.table.at(length).seconds(items)
         self._items += items
         self._batches += 1
         self._busy += seconds

@@ -58,13 +58,14 @@ class EdfQueue:
             heapq.heappop(heap)
             self.items -= first.items
             slack = (deadline - now) / self.factor
-            if self.table.seconds(first.items) > slack:
+            table = self.table.at(first.route.length)
+            if table.seconds(first.items) > slack:
                 late.append(first)
                 continue
             batch = [first]
             if first.alone or first.items >= self.max_batch or not heap:
                 return batch, late
-            room = min(self.max_batch, self.table.largest_batch_within(slack)) - first.items
+            room = min(self.max_batch, table.largest_batch_within(slack)) - first.items
             aside: Heap = []
             while heap and room > 0:
                 entry = heapq.heappop(heap)

@@ -38,7 +38,7 @@ class Runs:
 
     def begin(self, loaded: Loaded, batch: list[Work]) -> Do:
         items = sum(work.items for work in batch)
-        predicted = loaded.table.seconds(items) * loaded.queue.factor
+        predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
         self._number += 1
         run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below and not batch[0].route.alone)
         loaded.running = True

@@ -161,3 +161,8 @@ def test_the_price_list_ships_and_settings_override_it() -> None:
     assert load_prices(PriceSettings(per_hour={"cpu": 0.1, "tpu": 1.0}))["cpu"] == 0.1
     with pytest.raises(SettingsError, match=r"prices\.per_hour\.cpu"):
         load_prices(PriceSettings(per_hour={"cpu": -1.0}))
+
+
+@pytest.mark.parametrize(("length", "bucket"), [(1, 16), (16, 16), (17, 64), (64, 64), (65, 80), (80, 80), (200, 208)])
+def test_lengths_are_rounded_up_to_what_was_measured(length: int, bucket: int) -> None:
+    assert cost.bucket_of(length, [16, 64]) == bucket

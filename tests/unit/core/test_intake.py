@@ -12,7 +12,16 @@ from bus.codec import decode
 from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import QueryHead, Requirements
 from bus.tensors import NUMPY_NAMES, BadTensor, fit
-from services.core.intake import ITEM_BYTES, MOST_AXES, MOST_ITEMS, BadRequest, check_requirements, count_items
+from services.core.cost import open_axis
+from services.core.intake import (
+    ITEM_BYTES,
+    MOST_AXES,
+    MOST_ITEMS,
+    BadRequest,
+    check_requirements,
+    count_items,
+    length_of,
+)
 
 NUMBERS = sorted(NUMPY_NAMES)
 
@@ -153,3 +162,18 @@ def test_whatever_comes_is_counted_or_refused(inputs: object) -> None:
         assert count_items(head(inputs=inputs), app()) >= 1
     except BadRequest as refused:
         assert "inputs" in str(refused)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [tensor([3, 7]), {"x": tensor([3, 7])}, [[0] * 7] * 3, {"x": [[0] * 7]}],
+    ids=["one", "named", "list", "map"],
+)
+def test_the_length_of_an_open_axis(inputs: object) -> None:
+    taken = app(TensorSpec(name="x", datatype="FP32", shape=[-1]))
+    axis = open_axis(taken.signature)
+    assert axis == ("x", 1)
+    assert count_items(head(inputs=inputs), taken)
+    assert length_of(head(inputs=inputs), axis) == 7
+    assert length_of(head(inputs_ref={"bucket": "infaas-inputs", "key": "k"}), axis) is None
+    assert open_axis(app().signature) is None

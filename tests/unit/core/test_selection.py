@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, Profile, ProfileRow
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.ask import Ask
 from services.core.baselines import BruteForce, RoundRobin
@@ -150,3 +150,20 @@ def test_round_robin_takes_turns() -> None:
     view = view_of([("Active", {}), ("Active", {"base_ms": 9.0})])
     policy = RoundRobin()
     assert {policy.select(ask(), NOW, view).assignments for _ in range(4)} == {("i0",), ("i1",)}
+
+
+def test_short_inputs_meet_what_long_ones_cannot() -> None:
+    rows = [
+        ProfileRow(batch=b, p50_ms=ms * b, p99_ms=ms * b, cpu_ms=ms, wall_over_cpu=1.0, length=n)
+        for n, ms in ((16, 1.0), (64, 9.0))
+        for b in (1, 8)
+    ]
+    profile = Profile(rows=rows, load_ms=1.0, memory_mb=1.0, saturation_qps=100.0)
+    view = view_of([("Active", {"profile": profile})])
+    policy = InfaasPolicy()
+    assert policy.select(ask(0.005, length=16), NOW, view).assignments == ("i0",)
+    for length in (64, None):
+        refusal = policy.select(ask(0.005, length=length), NOW, view).refusal
+        assert refusal is not None
+        assert refusal.code == "unsatisfiable"
+    assert view.apps["app"].lengths == [16, 64]
