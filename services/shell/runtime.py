@@ -129,7 +129,7 @@ class Runtime:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         self._live = False
-        self._drop_timers_and_tasks()
+        await self._drop_timers_and_tasks()
         await self._outbox.close(grace)
 
     async def _close_inlets(self) -> None:
@@ -140,12 +140,15 @@ class Runtime:
                 log.warning("could not drain an inlet of %s: %s", self.name, error)
         self._open.clear()
 
-    def _drop_timers_and_tasks(self) -> None:
+    async def _drop_timers_and_tasks(self) -> None:
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
-        for task in self._tasks - {asyncio.current_task()}:  # a restart must not end itself
+        left = self._tasks - {asyncio.current_task()}  # a restart must not end itself
+        for task in left:
             task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
 
     async def _restart(self, reason: str) -> None:
         now = self._clock()
@@ -154,7 +157,7 @@ class Runtime:
             if not self.failed.done():
                 self.failed.set_exception(ActorFailed(f"{self.name} keeps failing: {reason}"))
             return
-        self._drop_timers_and_tasks()
+        await self._drop_timers_and_tasks()
         await self._close_inlets()
         await self._outbox.close(1.0)
         await asyncio.sleep(PAUSES[min(len(self._restarts), len(PAUSES)) - 1])
@@ -305,7 +308,9 @@ class Runtime:
         except TimeoutError:
             message = TimedOut(effect.id)
         except Exception as error:
-            log.warning("%s: %s failed: %s", self.name, type(effect.command).__name__, error, exc_info=error)
+            # What the outside refuses or cannot do is told in a line; a traceback is for what should not have happened.
+            trace = None if isinstance(error, BusError | OSError) else error
+            log.warning("%s: %s failed: %s", self.name, type(effect.command).__name__, error, exc_info=trace)
             message = Failed(effect.id, str(error) or repr(error))
         self._deliver(Envelope(self._clock(), message))
 
