@@ -1,0 +1,1 @@
+"""Which variants should run, and how many of each: the planning problem and its solvers, all pure."""

@@ -1,0 +1,177 @@
+"""A plan while the greedy solver builds it: counts, who gives how much to which group, and what room is left."""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Self
+
+from services.core.planning.cover import Offer, Search
+from services.core.planning.program import Program, Supply
+
+_EPS = 1e-9
+
+
+class Packing:
+    """counts: instances by candidate. room: what is left of each row, 0..1, negative when overdrawn.
+
+    A group is *placed* when what it was given covers its need. Starts with the held instances only.
+    """
+
+    __slots__ = ("_given", "_given_by", "_homes", "_program", "counts", "placed", "room")
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.counts = [0] * len(program.home)
+        self.room = [1.0] * len(program.rows)
+        self._given: list[dict[int, float]] = [{} for _ in program.groups]  # group: candidate: items/s
+        self._given_by = [0.0] * len(program.home)
+        self.placed = [False] * len(program.groups)
+        for c, (running, fresh) in enumerate(zip(program.running, program.fresh, strict=True)):
+            self._change(c, running.low + fresh.low)
+
+    def copy(self) -> Self:
+        twin = object.__new__(type(self))
+        twin._program = self._program
+        twin.counts, twin.room, twin.placed = self.counts[:], self.room[:], self.placed[:]
+        twin._given, twin._given_by = [given.copy() for given in self._given], self._given_by[:]
+        return twin
+
+    def become(self, other: Self) -> None:
+        """Take over another's state, which must not be used any more."""
+        self.counts, self.room, self.placed = other.counts, other.room, other.placed
+        self._given, self._given_by = other._given, other._given_by
+
+    def overdrawn(self, g: int) -> float:
+        """How much of the rows that are overdrawn group g takes."""
+        total = 0.0
+        for c in self._given[g]:
+            for row, weight in self._program.fresh[c].weights:
+                if self.room[row] < -_EPS:
+                    total += weight * self.counts[c]
+        return total
+
+    def cost(self) -> float:
+        """What the instances count in the objective, up to a constant."""
+        total = 0.0
+        for c, n in enumerate(self.counts):
+            if n:
+                kept = min(n, self._program.running[c].high)
+                total += kept * self._program.running[c].price + (n - kept) * self._program.fresh[c].price
+        return total
+
+    def fits(self) -> bool:
+        return all(free >= -_EPS for free in self.room)
+
+    def complete(self) -> bool:
+        return all(self.placed) and self.fits()
+
+    def place(self, g: int, *, duals: Sequence[float], bounded: bool, steps: int) -> bool:
+        """Give group g what it needs, at least cost with `duals` as prices of the rows; whether that worked.
+
+        What shared or held instances have to spare is used first: it costs nothing. bounded: within the room.
+        """
+        group = self._program.groups[g]
+        room = self.room if bounded else ()
+        need = group.need - sum(self._spare(c) for c in group.candidates if self.counts[c])
+        if need > _EPS * group.need:
+            found = Search(need, self._offers(g, duals, bounded=bounded), room, steps).run()
+            if found is None:
+                return False
+            for c, n in found.items():
+                self._change(c, n)
+        if not self._top_up(g, duals, bounded=bounded):
+            return False
+        self._give(g)
+        self.placed[g] = True
+        return True
+
+    def fill(self, g: int, duals: Sequence[float]) -> None:
+        """Give group g as much as there is room for, cheapest throughput first."""
+        group = self._program.groups[g]
+        for offer in sorted(self._offers(g, duals), key=lambda one: one.price / one.rate):
+            spare = sum(self._spare(c) for c in group.candidates)
+            wanted = max(0, ceil((group.need - spare) / offer.rate - _EPS))
+            for row, weight in offer.weights:
+                wanted = min(wanted, int((max(0.0, self.room[row]) + _EPS) / weight))
+            self._change(offer.candidate, min(wanted, offer.most))
+        self._top_up(g, duals, bounded=True)
+        self._give(g)
+
+    def take_back(self, g: int) -> None:
+        """Undo what group g was given, and unload what nobody else needs."""
+        for c, amount in self._given[g].items():
+            self._given_by[c] -= amount
+        given, self._given[g] = self._given[g], {}
+        self.placed[g] = False
+        for c in {*given, *(self._program.groups[g].candidates if self._program.groups[g].least else ())}:
+            fewest = self._program.running[c].low + self._program.fresh[c].low
+            needed = max(fewest, ceil(self._given_by[c] / self._program.fresh[c].rate - 1e-6))
+            for h in self._program.home[c]:
+                least = self._program.groups[h].least
+                if self.placed[h] and least:
+                    needed = max(needed, self.counts[c] - (self._able(h) - least))
+            self._change(c, min(0, needed - self.counts[c]))
+
+    def missing(self, g: int) -> tuple[float, int]:
+        """Items/s and instances that group g is short of."""
+        group = self._program.groups[g]
+        short = group.need - sum(self._given[g].values())
+        return max(0.0, short) if short > 1e-6 * group.need else 0.0, max(0, group.least - self._able(g))
+
+    def _able(self, g: int) -> int:
+        return sum(self.counts[c] for c in self._program.groups[g].candidates)
+
+    def _spare(self, c: int) -> float:
+        return max(0.0, self.counts[c] * self._program.fresh[c].rate - self._given_by[c])
+
+    def _give(self, g: int) -> None:
+        """From instances of its own first, so that shared ones keep something to spare."""
+        group = self._program.groups[g]
+        need = group.need
+        for c in sorted(group.candidates, key=lambda c: len(self._program.home[c])):
+            amount = min(need, self._spare(c))
+            if amount > 0:
+                self._given[g][c] = amount
+                self._given_by[c] += amount
+                need -= amount
+
+    def _offers(self, g: int, duals: Sequence[float], *, bounded: bool = True) -> list[Offer]:
+        offers = []
+        for c in self._program.groups[g].candidates:
+            n, running, fresh = self.counts[c], self._program.running[c], self._program.fresh[c]
+            for supply, most in (
+                (running, running.high - min(n, running.high)),
+                (fresh, fresh.high - max(0, n - running.high)),
+            ):
+                if most > 0:
+                    weights = supply.weights if bounded else ()
+                    offers.append(Offer(c, _priced(supply, duals), supply.rate, most, weights))
+        return offers
+
+    def _top_up(self, g: int, duals: Sequence[float], *, bounded: bool) -> bool:
+        lacking = self._program.groups[g].least - self._able(g)
+        while lacking > 0:
+            fitting = [
+                offer
+                for offer in self._offers(g, duals, bounded=bounded)
+                if all(self.room[row] >= weight - _EPS for row, weight in offer.weights)
+            ]
+            if not fitting:
+                return False
+            self._change(min(fitting, key=lambda one: one.price).candidate, 1)
+            lacking -= 1
+        return True
+
+    def _change(self, c: int, delta: int) -> None:
+        if not delta:
+            return
+        n, running, fresh = self.counts[c], self._program.running[c], self._program.fresh[c]
+        kept = min(n + delta, running.high) - min(n, running.high)
+        self.counts[c] = n + delta
+        for row, weight in running.weights:
+            self.room[row] -= kept * weight
+        for row, weight in fresh.weights:
+            self.room[row] -= (delta - kept) * weight
+
+
+def _priced(supply: Supply, duals: Sequence[float]) -> float:
+    return supply.price + sum(duals[row] * weight for row, weight in supply.weights)

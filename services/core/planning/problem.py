@@ -1,0 +1,203 @@
+"""The planning problem of the model-autoscaler (INFaaS, Romero et al., section 4.2.1), as data.
+
+Candidates carry demands. A demand is one class of an app's queries (latency, accuracy, cost band), so that one app may
+have several; a candidate may serve several apps and classes at once, and its throughput is shared among them.
+"""
+
+from math import inf, isfinite
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+Objective = Literal["multiplicative", "additive"]
+
+
+class Candidate(Struct, frozen=True, kw_only=True, gc=False):
+    """A variant that may run.
+
+    latency_ms: of one batch. saturation_qps: items/s that one instance serves at most. cost_per_s: US$ per second of one
+    instance. load_s: seconds until an instance can answer. accuracy: 0..1; None = not measured, which no floor excludes
+    (as in selection). uses: amount of each resource that one instance takes. running: instances now, Loading ones
+    included. least, most: bounds on the instances after the plan (held ones, quarantined ones). cost_per_1000: US$ for
+    1,000 items at the batch expected, for cost ceilings; None = at saturation.
+    """
+
+    name: str
+    apps: tuple[str, ...]
+    model: str
+    hardware: str
+    latency_ms: float
+    saturation_qps: float
+    cost_per_s: float
+    load_s: float = 0.0
+    accuracy: float | None = None
+    uses: dict[str, float] = {}
+    running: int = 0
+    least: int = 0
+    most: int | None = None
+    cost_per_1000: float | None = None
+
+    @property
+    def item_cost(self) -> float:
+        """US$ per 1,000 items, as cost ceilings count."""
+        if self.cost_per_1000 is not None:
+            return self.cost_per_1000
+        return 1000.0 * self.cost_per_s / self.saturation_qps
+
+
+class Demand(Struct, frozen=True, kw_only=True, gc=False):
+    """A requirement class of one app.
+
+    load: items/s. latency_ms: objective. accuracy: at least. cost: US$ per 1,000 items, at most. model, variant: what its
+    queries name, if they do. least: instances that can serve it, whatever the load.
+    """
+
+    app: str
+    load: float
+    latency_ms: float = inf
+    accuracy: float = 0.0
+    cost: float = inf
+    model: str | None = None
+    variant: str | None = None
+    least: int = 0
+
+    def accepts(self, candidate: Candidate) -> bool:
+        """Whether this candidate may answer these queries: constraint (2), and what else they ask for."""
+        return (
+            self.app in candidate.apps
+            and candidate.latency_ms <= self.latency_ms
+            and (candidate.accuracy is None or candidate.accuracy >= self.accuracy)
+            and candidate.item_cost <= self.cost
+            and self.model in (None, candidate.model)
+            and self.variant in (None, candidate.name)
+        )
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """What to plan for.
+
+    resources: totals by name; what is not named is unlimited. slack: throughput wanted over load, a ratio. loading_weight:
+    the paper's lambda, 1/s (multiplicative) or US$/s² (additive). objective: cost of an action that adds d instances,
+    `C d (1 + lambda T)`, or `C d + lambda T d` (the paper's print leaves both readings open; they agree at lambda 0).
+    budget_per_s: US$ per second that all instances together may cost. make_before_break: what is unloaded keeps its
+    resources until its replacement runs, so that there must be room for both.
+    """
+
+    candidates: tuple[Candidate, ...]
+    demands: tuple[Demand, ...]
+    resources: dict[str, float] = {}
+    slack: float = 1.05
+    loading_weight: float = 0.1
+    objective: Objective = "multiplicative"
+    budget_per_s: float = inf
+    make_before_break: bool = False
+
+
+class Flaw(NamedTuple):
+    """What is wrong with a problem. part: "candidates", "demands", "resources", or empty; index: in that list; key: field."""
+
+    part: str
+    index: int | None
+    key: str
+    reason: str
+
+
+class InvalidProblem(ValueError):
+    """A problem that means nothing; `flaw` says where."""
+
+    def __init__(self, flaw: Flaw) -> None:
+        place = flaw.part if flaw.index is None else f"{flaw.part}[{flaw.index}]"
+        super().__init__(f"{place}{'.' * bool(place)}{flaw.key}: {flaw.reason}")
+        self.flaw = flaw
+
+
+MOST = 1_000_000  # instances of one candidate; more than any cluster has, few enough for exact integers in a solver
+_POSITIVE, _AMOUNT, _SHARE, _COUNT = "above 0", "0 or more", "from 0 to 1", f"from 0 to {MOST}"
+
+
+def check(problem: Problem) -> None:
+    """Refuse a problem whose numbers mean nothing: raises InvalidProblem for the first flaw.
+
+    For problems from outside; solvers do not repeat it.
+    """
+    for key, value, rule in (
+        ("slack", problem.slack, _POSITIVE),
+        ("loading_weight", problem.loading_weight, _AMOUNT),
+    ):
+        _number("", None, key, value, rule)
+    if not problem.budget_per_s >= 0:
+        _refuse("", None, "budget_per_s", f"must be {_AMOUNT}, not {problem.budget_per_s}")
+    for name, total in problem.resources.items():
+        _number("resources", None, name, total, _AMOUNT)
+    seen: set[str] = set()
+    for i, one in enumerate(problem.candidates):
+        _candidate(i, one)
+        if one.name in seen:
+            _refuse("candidates", i, "name", f"{one.name!r} is there twice")
+        seen.add(one.name)
+    asked: set[Demand] = set()
+    for i, demand in enumerate(problem.demands):
+        _demand(i, demand)
+        requirements = replace(demand, load=0.0, least=0)
+        if requirements in asked:
+            _refuse("demands", i, "app", f"{demand.app!r} is there twice with the same requirements")
+        asked.add(requirements)
+    _sizes(problem)
+
+
+def _candidate(i: int, one: Candidate) -> None:
+    for key, value, rule in (
+        ("latency_ms", one.latency_ms, _POSITIVE),
+        ("saturation_qps", one.saturation_qps, _POSITIVE),
+        ("cost_per_s", one.cost_per_s, _AMOUNT),
+        ("load_s", one.load_s, _AMOUNT),
+        ("accuracy", one.accuracy, _SHARE),
+        ("running", one.running, _COUNT),
+        ("least", one.least, _COUNT),
+        ("most", one.most, _COUNT),
+        ("cost_per_1000", one.cost_per_1000, _AMOUNT),
+    ):
+        if value is not None:
+            _number("candidates", i, key, value, rule)
+    for name, amount in one.uses.items():
+        _number("candidates", i, f"uses.{name}", amount, _AMOUNT)
+    if one.most is not None and one.most < one.least:
+        _refuse("candidates", i, "most", f"is {one.most}, below least ({one.least})")
+
+
+def _demand(i: int, demand: Demand) -> None:
+    for key, value, rule in (
+        ("load", demand.load, _AMOUNT),
+        ("accuracy", demand.accuracy, _SHARE),
+        ("least", demand.least, _COUNT),
+    ):
+        _number("demands", i, key, value, rule)
+    if not demand.latency_ms > 0:
+        _refuse("demands", i, "latency_ms", f"must be {_POSITIVE}, not {demand.latency_ms}")
+    if not demand.cost >= 0:
+        _refuse("demands", i, "cost", f"must be {_AMOUNT}, not {demand.cost}")
+
+
+def _sizes(problem: Problem) -> None:
+    for i, demand in enumerate(problem.demands):
+        rates = [one.saturation_qps for one in problem.candidates if demand.accepts(one)]
+        if rates and problem.slack * demand.load / max(rates) > MOST:
+            _refuse("demands", i, "load", f"needs more than {MOST} instances of any variant")
+
+
+def _number(part: str, index: int | None, key: str, value: float, rule: str) -> None:
+    fits = {
+        _POSITIVE: value > 0,
+        _AMOUNT: value >= 0,
+        _SHARE: 0 <= value <= 1,
+        _COUNT: 0 <= value <= MOST,
+    }[rule]
+    if not isfinite(value):
+        _refuse(part, index, key, f"must be a number, not {value}")
+    if not fits:
+        _refuse(part, index, key, f"must be {rule}, not {value}")
+
+
+def _refuse(part: str, index: int | None, key: str, reason: str) -> None:
+    raise InvalidProblem(Flaw(part, index, key, reason))

@@ -1,0 +1,146 @@
+"""The integer programme of a problem, in the form that all solvers work on.
+
+    minimise   Σ_v C_v (δ_v + λ T_v max(δ_v, 0))                               (or the additive form)
+    subject to Σ_v x_vk ≥ slack · load_k,  x_vk = 0 unless v may answer k       (1), (2): carries each class, in time
+               Σ_k x_vk ≤ Q_v (N_v + δ_v)                                      what a variant serves is shared
+               Σ_v R_vr (N_v + δ_v) ≤ R_r for every resource r                 (3), the budget being one of them
+               N_v + δ_v ≥ 0                                                   (4)
+
+after INFaaS (Romero et al., section 4.2.1). Instances of a variant fall into two *supplies*, since their prices differ: those
+that run already (at most N_v, at C_v each) and fresh ones (at C_v (1 + λ T_v)); a solver says how many of each. Demands
+that the same variants may answer are one *group*.
+"""
+
+from math import ceil, inf, isfinite
+from typing import NamedTuple
+
+from services.core.planning.problem import Candidate, Problem
+
+BUDGET = "budget, US$/s"  # as a row beside the resources
+ROUNDING = 1e-9  # relative: 1.05 × 100 must not need more than 105
+
+
+class Supply(NamedTuple):
+    """Instances that cost the same. candidate: index. low, high: how many. weights: (row, share of its total) of each."""
+
+    candidate: int
+    price: float
+    rate: float
+    low: int
+    high: int
+    weights: tuple[tuple[int, float], ...]
+
+
+class Group(NamedTuple):
+    """Demands (indices) that the same candidates (indices) may answer. need: items/s; least: instances."""
+
+    demands: tuple[int, ...]
+    candidates: tuple[int, ...]
+    need: float
+    least: int
+
+
+class Program(NamedTuple):
+    """rows: names of the resources that bind; a plan's weights must add up to at most 1 in each.
+
+    running, fresh: the supplies of each candidate, by its index. home: the groups (indices) of each candidate.
+    """
+
+    problem: Problem
+    running: tuple[Supply, ...]
+    fresh: tuple[Supply, ...]
+    groups: tuple[Group, ...]
+    home: tuple[tuple[int, ...], ...]
+    rows: tuple[str, ...]
+
+    def shared(self, candidate: int) -> bool:
+        return len(self.home[candidate]) > 1
+
+
+def compile_program(problem: Problem) -> Program:
+    """The programme of a problem."""
+    groups = _groups(problem)
+    home: list[list[int]] = [[] for _ in problem.candidates]
+    for g, group in enumerate(groups):
+        for c in group.candidates:
+            home[c].append(g)
+    amounts = [_amounts(problem, one) for one in problem.candidates]
+    rows, limits = _limits(problem, amounts)
+    running, fresh = [], []
+    for c, one in enumerate(problem.candidates):
+        weights, fits = [], True
+        for row, name in enumerate(rows):
+            amount = amounts[c].get(name, 0.0)
+            if amount > limits[row] * (1 + ROUNDING):
+                fits = False
+            elif amount > 0:
+                weights.append((row, amount / limits[row]))
+        needed = max((groups[g].least for g in home[c]), default=0)
+        needed = max(needed, ceil(sum(groups[g].need for g in home[c]) / one.saturation_qps), one.least)
+        most = inf if one.most is None else one.most
+        low = min(one.least, one.running)
+        high = int(min(one.running, needed, most)) if fits or problem.make_before_break else low
+        at_no_cost = () if problem.make_before_break else tuple(weights)
+        running.append(Supply(c, one.cost_per_s, one.saturation_qps, low, high, at_no_cost))
+        low = max(0, one.least - one.running)
+        high = int(max(low, min(needed, most - one.running))) if fits else low
+        fresh.append(Supply(c, fresh_price(problem, one), one.saturation_qps, low, high, tuple(weights)))
+    return Program(problem, tuple(running), tuple(fresh), groups, tuple(map(tuple, home)), rows)
+
+
+def fresh_price(problem: Problem, one: Candidate) -> float:
+    """What adding an instance counts in the objective."""
+    if problem.objective == "additive":
+        return one.cost_per_s + problem.loading_weight * one.load_s
+    return one.cost_per_s * (1 + problem.loading_weight * one.load_s)
+
+
+def _groups(problem: Problem) -> tuple[Group, ...]:
+    members: dict[tuple[int, ...], list[int]] = {}
+    by_app: dict[str, list[int]] = {}
+    for c, one in enumerate(problem.candidates):
+        for app in one.apps:
+            by_app.setdefault(app, []).append(c)
+    for k, demand in enumerate(problem.demands):
+        if demand.load > 0 or demand.least > 0:
+            able = [c for c in by_app.get(demand.app, ()) if demand.accepts(problem.candidates[c])]
+            members.setdefault(tuple(able), []).append(k)
+    demands = problem.demands
+    return tuple(
+        Group(
+            tuple(of),
+            able,
+            problem.slack * sum(demands[k].load for k in of) * (1 - ROUNDING),
+            max(demands[k].least for k in of),
+        )
+        for able, of in members.items()
+    )
+
+
+def _amounts(problem: Problem, one: Candidate) -> dict[str, float]:
+    """What one instance takes of everything that is limited."""
+    amounts = {name: amount for name, amount in one.uses.items() if name in problem.resources}
+    if isfinite(problem.budget_per_s):
+        amounts[BUDGET] = one.cost_per_s
+    return amounts
+
+
+def _limits(problem: Problem, amounts: list[dict[str, float]]) -> tuple[tuple[str, ...], list[float]]:
+    """Names and what there is. Held instances are there, whatever the total.
+
+    With make-before-break everything that runs keeps what it takes, and the limit is on what is added.
+    """
+    totals = problem.resources | ({BUDGET: problem.budget_per_s} if isfinite(problem.budget_per_s) else {})
+    names, limits = [], []
+    for name, total in totals.items():
+        pairs = [(of[name], one) for of, one in zip(amounts, problem.candidates, strict=True) if name in of]
+        if not pairs:
+            continue
+        if problem.make_before_break:
+            free = total - sum(amount * one.running for amount, one in pairs)
+            held = sum(amount * max(0, one.least - one.running) for amount, one in pairs)
+        else:
+            free, held = total, sum(amount * one.least for amount, one in pairs)
+        names.append(name)
+        limits.append(max(free, held, 0.0))
+    return tuple(names), limits
