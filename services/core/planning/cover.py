@@ -35,6 +35,7 @@ class Search:
         self._taken = [0] * len(offers)
         self.cost = inf
         self.counts: dict[int, int] | None = None
+        self.finished = True  # what was found is the cheapest
 
     def run(self) -> dict[int, int] | None:
         """Instances to add by candidate, or None when nothing was found that carries the load in the room."""
@@ -45,8 +46,11 @@ class Search:
         if need <= _EPS * self._need:
             self._keep(cost)
             return
+        if self._left[i] < need * (1 - _EPS) or cost + need * self._ratio[i] >= self.cost * (1 - _EPS):
+            return
         self._steps -= 1
-        if self._steps < 0 or self._left[i] < need * (1 - _EPS) or cost + need * self._ratio[i] >= self.cost - _EPS:
+        if self._steps < 0:
+            self.finished = False
             return
         offer, room, beyond = self._offers[i], self._room, self._ratio[i + 1]
         most = offer.most
@@ -56,7 +60,7 @@ class Search:
         while n >= 0:
             rest = need - n * offer.rate
             spent = cost + n * offer.price
-            if rest > 0 and spent + rest * beyond >= self.cost - _EPS:
+            if rest > 0 and spent + rest * beyond >= self.cost * (1 - _EPS):
                 return
             self._taken[i] = n
             for row, weight in offer.weights:
@@ -68,7 +72,7 @@ class Search:
             n -= 1
 
     def _keep(self, cost: float) -> None:
-        if cost < self.cost - _EPS:
+        if cost < self.cost:
             self.cost = cost
             self.counts = {}
             for offer, n in zip(self._offers, self._taken, strict=True):

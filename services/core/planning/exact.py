@@ -4,16 +4,12 @@ INFaaS (Romero et al., section 4.2.1) gave it to Gurobi, which took 50 s for 100
 supplies that can be of use, and flows only for variants that several groups share.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from services.core.planning.conclude import conclude
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.program import Group, Program, Supply, compile_program
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _SCALE = 1000.0  # rows are scaled to this, so that HiGHS's absolute tolerance of 1e-6 is a relative one of 1e-9
 _SOLVED, _LIMIT, _INFEASIBLE = 0, 1, 2
@@ -31,9 +27,8 @@ class ExactSolver:
 
     name = "ilp"
 
-    def __init__(
-        self, *, time_limit_s: float | None = 0.4, gap: float = 1e-4, node_limit: int | None = None
-    ) -> None:
+    def __init__(self, *, time_limit_s: float | None = 0.4, gap: float = 1e-4, node_limit: int | None = None) -> None:
+        self.gap = gap
         self._options: dict[str, Any] = {"mip_rel_gap": gap}
         if time_limit_s is not None:
             self._options["time_limit"] = time_limit_s
@@ -85,7 +80,9 @@ class _Model:
         self._at: list[tuple[int, int, float]] = []  # row, column, coefficient
         self._from: list[float] = []
         self._to: list[float] = []
-        self._short: dict[int, tuple[int | None, int | None]] = {}  # group: columns of its missing items/s and instances
+        self._short: dict[
+            int, tuple[int | None, int | None]
+        ] = {}  # group: columns of its missing items/s and instances
         self._carry()
         self._fit()
 
@@ -118,7 +115,7 @@ class _Model:
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
         from scipy.sparse import csr_array  # noqa: PLC0415
 
-        cost: NDArray[np.float64] = np.array(self._cost)
+        cost = np.array(self._cost)
         integrality = np.zeros(len(cost))
         integrality[: self._integers] = 1
         for _, instances in self._short.values():

@@ -13,10 +13,10 @@ _EPS = 1e-9
 class Packing:
     """counts: instances by candidate. room: what is left of each row, 0..1, negative when overdrawn.
 
-    A group is *placed* when what it was given covers its need. Starts with the held instances only.
+    cheapest: no placement so far had to guess. A group is *placed* when what it was given covers its need. Starts with the held instances only.
     """
 
-    __slots__ = ("_given", "_given_by", "_homes", "_program", "counts", "placed", "room")
+    __slots__ = ("_given", "_given_by", "_homes", "_program", "cheapest", "counts", "placed", "room")
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -25,6 +25,7 @@ class Packing:
         self._given: list[dict[int, float]] = [{} for _ in program.groups]  # group: candidate: items/s
         self._given_by = [0.0] * len(program.home)
         self.placed = [False] * len(program.groups)
+        self.cheapest = True
         for c, (running, fresh) in enumerate(zip(program.running, program.fresh, strict=True)):
             self._change(c, running.low + fresh.low)
 
@@ -32,6 +33,7 @@ class Packing:
         twin = object.__new__(type(self))
         twin._program = self._program
         twin.counts, twin.room, twin.placed = self.counts[:], self.room[:], self.placed[:]
+        twin.cheapest = self.cheapest
         twin._given, twin._given_by = [given.copy() for given in self._given], self._given_by[:]
         return twin
 
@@ -49,23 +51,34 @@ class Packing:
                     total += weight * self.counts[c]
         return total
 
+    def improvable(self, g: int) -> bool:
+        """Whether what group g was given costs more than its cheapest throughput would."""
+        program, group = self._program, self._program.groups[g]
+        first = [
+            running if running.high else fresh
+            for running, fresh in ((program.running[c], program.fresh[c]) for c in group.candidates)
+        ]
+        least = group.need * min(one.price / one.rate for one in first)
+        return sum(self._cost(c) for c in self._given[g]) > (1 + 1e-6) * least
+
     def cost(self) -> float:
         """What the instances count in the objective, up to a constant."""
-        total = 0.0
-        for c, n in enumerate(self.counts):
-            if n:
-                kept = min(n, self._program.running[c].high)
-                total += kept * self._program.running[c].price + (n - kept) * self._program.fresh[c].price
-        return total
+        return sum(self._cost(c) for c, n in enumerate(self.counts) if n)
+
+    def _cost(self, c: int) -> float:
+        n, running = self.counts[c], self._program.running[c]
+        kept = min(n, running.high)
+        return kept * running.price + (n - kept) * self._program.fresh[c].price
 
     def fits(self) -> bool:
         return all(free >= -_EPS for free in self.room)
 
-    def complete(self) -> bool:
-        return all(self.placed) and self.fits()
+    def placed_all(self, groups: Sequence[int]) -> bool:
+        """Whether these groups have what they need, within the room."""
+        return self.fits() and all(self.placed[g] for g in groups)
 
-    def place(self, g: int, *, duals: Sequence[float], bounded: bool, steps: int) -> bool:
-        """Give group g what it needs, at least cost with `duals` as prices of the rows; whether that worked.
+    def place(self, g: int, *, prices: Sequence[float], bounded: bool, steps: int) -> bool:
+        """Give group g what it needs, at least cost with `prices` as prices of the rows; whether that worked.
 
         What shared or held instances have to spare is used first: it costs nothing. bounded: within the room.
         """
@@ -73,27 +86,29 @@ class Packing:
         room = self.room if bounded else ()
         need = group.need - sum(self._spare(c) for c in group.candidates if self.counts[c])
         if need > _EPS * group.need:
-            found = Search(need, self._offers(g, duals, bounded=bounded), room, steps).run()
+            search = Search(need, self._offers(g, prices, bounded=bounded), room, steps)
+            found = search.run()
+            self.cheapest &= search.finished
             if found is None:
                 return False
             for c, n in found.items():
                 self._change(c, n)
-        if not self._top_up(g, duals, bounded=bounded):
+        if not self._top_up(g, prices, bounded=bounded):
             return False
         self._give(g)
         self.placed[g] = True
         return True
 
-    def fill(self, g: int, duals: Sequence[float]) -> None:
+    def fill(self, g: int, prices: Sequence[float]) -> None:
         """Give group g as much as there is room for, cheapest throughput first."""
         group = self._program.groups[g]
-        for offer in sorted(self._offers(g, duals), key=lambda one: one.price / one.rate):
+        for offer in sorted(self._offers(g, prices), key=lambda one: one.price / one.rate):
             spare = sum(self._spare(c) for c in group.candidates)
             wanted = max(0, ceil((group.need - spare) / offer.rate - _EPS))
             for row, weight in offer.weights:
                 wanted = min(wanted, int((max(0.0, self.room[row]) + _EPS) / weight))
             self._change(offer.candidate, min(wanted, offer.most))
-        self._top_up(g, duals, bounded=True)
+        self._top_up(g, prices, bounded=True)
         self._give(g)
 
     def take_back(self, g: int) -> None:
@@ -134,7 +149,7 @@ class Packing:
                 self._given_by[c] += amount
                 need -= amount
 
-    def _offers(self, g: int, duals: Sequence[float], *, bounded: bool = True) -> list[Offer]:
+    def _offers(self, g: int, prices: Sequence[float], *, bounded: bool = True) -> list[Offer]:
         offers = []
         for c in self._program.groups[g].candidates:
             n, running, fresh = self.counts[c], self._program.running[c], self._program.fresh[c]
@@ -144,20 +159,21 @@ class Packing:
             ):
                 if most > 0:
                     weights = supply.weights if bounded else ()
-                    offers.append(Offer(c, _priced(supply, duals), supply.rate, most, weights))
+                    offers.append(Offer(c, _priced(supply, prices), supply.rate, most, weights))
         return offers
 
-    def _top_up(self, g: int, duals: Sequence[float], *, bounded: bool) -> bool:
+    def _top_up(self, g: int, prices: Sequence[float], *, bounded: bool) -> bool:
         lacking = self._program.groups[g].least - self._able(g)
         while lacking > 0:
             fitting = [
                 offer
-                for offer in self._offers(g, duals, bounded=bounded)
+                for offer in self._offers(g, prices, bounded=bounded)
                 if all(self.room[row] >= weight - _EPS for row, weight in offer.weights)
             ]
             if not fitting:
                 return False
             self._change(min(fitting, key=lambda one: one.price).candidate, 1)
+            self.cheapest = False
             lacking -= 1
         return True
 
@@ -173,5 +189,5 @@ class Packing:
             self.room[row] -= (delta - kept) * weight
 
 
-def _priced(supply: Supply, duals: Sequence[float]) -> float:
-    return supply.price + sum(duals[row] * weight for row, weight in supply.weights)
+def _priced(supply: Supply, prices: Sequence[float]) -> float:
+    return supply.price + sum(prices[row] * weight for row, weight in supply.weights)

@@ -95,10 +95,10 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Flaw(NamedTuple):
-    """What is wrong with a problem. part: "candidates", "demands", "resources", or empty; index: in that list; key: field."""
+    """What is wrong with a problem. part: "candidates", "demands", "resources", or empty; number: in that list, from 0."""
 
     part: str
-    index: int | None
+    number: int | None
     key: str
     reason: str
 
@@ -107,7 +107,7 @@ class InvalidProblem(ValueError):
     """A problem that means nothing; `flaw` says where."""
 
     def __init__(self, flaw: Flaw) -> None:
-        place = flaw.part if flaw.index is None else f"{flaw.part}[{flaw.index}]"
+        place = flaw.part if flaw.number is None else f"{flaw.part}[{flaw.number}]"
         super().__init__(f"{place}{'.' * bool(place)}{flaw.key}: {flaw.reason}")
         self.flaw = flaw
 
