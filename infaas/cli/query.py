@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from infaas.cli.needs import NO_NEEDS, NeedOptions, told
 from infaas.cli.options import DataDir, Json
@@ -31,7 +32,7 @@ def query(
     json_input: str | None = None,
     needs: NeedOptions = NO_NEEDS,
     id: str | None = None,
-    timeout: Annotated[float | None, Parameter(help="Seconds to wait; default 30.")] = None,
+    timeout: Annotated[float | None, Parameter(validator=Number(gt=0), help="Seconds to wait; default 30.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
