@@ -29,6 +29,7 @@ def up(
     port_base: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65000))] = None,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
     dispatchers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=64))] = None,
+    simulate: str | None = None,
     config: Path | None = None,
     dashboard: bool = True,
     gateway: bool = True,
@@ -48,6 +49,8 @@ def up(
         How many workers.
     dispatchers
         How many dispatchers; default: the setting dispatcher.count.
+    simulate
+        Devices that each worker simulates, as gpu=1,inferentia=2: they sleep by profile, and say so.
     config
         Settings (TOML). With bus.url or store.dsn in it, these servers are used instead of our own.
     dashboard
@@ -62,15 +65,24 @@ def up(
     from services.shell import telemetry  # noqa: PLC0415
 
     telemetry.set_up("WARNING")
-    plan = _plan(data_dir, port_base, workers, dispatchers, config)
+    plan = _plan(data_dir, port_base, workers, dispatchers, simulate, config)
     return asyncio.run(_up(plan, json))
 
 
-def _plan(data_dir: Path, port_base: int | None, workers: int, dispatchers: int | None, config: Path | None) -> "Plan":
+def _plan(
+    data_dir: Path,
+    port_base: int | None,
+    workers: int,
+    dispatchers: int | None,
+    simulate: str | None,
+    config: Path | None,
+) -> "Plan":
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
     from services.shell.stack import Plan  # noqa: PLC0415
 
     environ = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
+    if simulate is not None:
+        environ["INFAAS_WORKER__SIMULATE"] = simulate  # the services read it there, too
     try:
         settings = load(config, environ)
     except SettingsError as error:

@@ -62,9 +62,9 @@ class Worker:
         self.devices: dict[str, DeviceStatus] = {}
         self.instances: dict[str, Instance] = {}
 
-    def utilisation(self, kind: str) -> float | None:
-        """Of the worker's least used living device of this kind; None when it has none."""
-        used = [d.utilisation for d in self.devices.values() if d.kind == kind and d.alive]
+    def utilisation(self, kind: str, *, simulated: bool = False) -> float | None:
+        """Of the worker's least used living device of this kind, real or simulated; None when it has none."""
+        used = [d.utilisation for d in self.devices.values() if d.kind == kind and d.simulated == simulated and d.alive]
         return min(used) if used else None
 
 
@@ -101,7 +101,7 @@ class ClusterView:
         """Price of one instance on the first living device of its kind, or on a device of its own size when there is none."""
         for worker in self.workers.values():
             for device in worker.devices.values():
-                if device.kind == record.hardware:
+                if device.kind == record.hardware and device.simulated == record.simulated:
                     return instance_price_per_s(record, self.prices, device.cores, device.memory_mb)
         return instance_price_per_s(record, self.prices, max(record.threads, 1), max(record.profile.memory_mb, 1.0))
 
@@ -210,13 +210,18 @@ class ClusterView:
         self._unknown.pop(name, None)
         return lost
 
-    def least_utilised(self, kind: str, exclude: frozenset[str] = frozenset()) -> str | None:
-        """The living worker whose device of this kind is used least, by name among equals; None when there is none."""
+    def least_utilised(
+        self, kind: str, exclude: frozenset[str] = frozenset(), *, simulated: bool = False
+    ) -> str | None:
+        """The living worker whose device of this kind, real or simulated, is used least; by name among equals.
+
+        None when there is none.
+        """
         best: tuple[float, str] | None = None
         for worker in self.workers.values():
             if worker.draining or worker.name in exclude:
                 continue
-            used = worker.utilisation(kind)
+            used = worker.utilisation(kind, simulated=simulated)
             if used is not None and (best is None or (used, worker.name) < best):
                 best = (used, worker.name)
         return best[1] if best else None

@@ -75,7 +75,7 @@ class InfaasPolicy:
         best: Instance | None = None
         fullest = -1.0
         for instance in group.active:
-            used = instance.worker.utilisation(group.record.hardware) or 0.0
+            used = instance.worker.utilisation(group.record.hardware, simulated=group.record.simulated) or 0.0
             if fullest < used < PACK_BELOW and instance.predict(ask.items, ask.length) <= slack:
                 best, fullest = instance, used
         return best
@@ -109,7 +109,7 @@ def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView) -> LoadOrder 
     for group in plan.loadable:
         if view.not_before.get(group.record.variant, 0.0) > now:
             continue
-        worker = view.least_utilised(group.record.hardware)
+        worker = view.least_utilised(group.record.hardware, simulated=group.record.simulated)
         if worker is not None:
             return LoadOrder(
                 group.record, worker, group.seconds_to_load + group.table.at(ask.length).seconds(ask.items)

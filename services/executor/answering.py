@@ -1,5 +1,7 @@
 """From a computed batch to each query's answer."""
 
+from msgspec.structs import replace
+
 from bus.messages.flow import Route
 from bus.messages.public import Answer, Error, Refusal
 from services.executor.instances import Loaded
@@ -17,7 +19,7 @@ def answer_of(loaded: Loaded, worker: str, work: Work, result: BatchResult, i: i
     if route.cost is not None and cost * 1000.0 > route.cost:
         missed = [*missed, "cost"]  # dearer than its profile promised: a small batch, or a disturbed one
     # One for every query: by position it costs a tenth of what keywords cost.
-    return Answer(
+    answer = Answer(
         route.id,
         result.outputs[i],
         record.model,
@@ -35,6 +37,7 @@ def answer_of(loaded: Loaded, worker: str, work: Work, result: BatchResult, i: i
         cost * work.items,
         missed,
     )
+    return replace(answer, reason=result.note) if result.note else answer
 
 
 def model_error(route: Route, reason: str) -> Refusal:

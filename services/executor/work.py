@@ -61,7 +61,7 @@ class RunBatch(Struct, frozen=True, gc=False):
 class BatchResult(Struct, frozen=True, gc=False):
     """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong.
 
-    bytes: of all outputs together, at most.
+    bytes: of all outputs together, at most. note: what clients must know of the outputs; it becomes the answers' `reason`.
     """
 
     started: float
@@ -69,6 +69,7 @@ class BatchResult(Struct, frozen=True, gc=False):
     outputs: list[dict[str, Tensor]]
     errors: list[str] | None = None
     bytes: int = 0
+    note: str = ""
 
 
 class FetchInputs(Struct, frozen=True):

@@ -6,11 +6,10 @@ from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.lifecycle import Thresholds
-from services.core.placement import Device
 from services.monitor.actor import MonitorActor
 from services.monitor.edge import MachineEdge
 from services.monitor.policy import Knobs
-from services.shell.machine import cores_of, memory_mb_of, worker_name
+from services.shell.machine import devices_of, worker_name
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings, SettingsError
@@ -24,7 +23,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     worker = worker_name(settings.worker)
     if not valid_name(worker):
         raise SettingsError(f"worker.name {worker!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
-    devices = devices_of(settings)
+    devices = devices_of(settings.worker)
     prices = load_prices(settings.prices)
     try:
         for device in devices:
@@ -38,12 +37,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return MonitorActor(worker, settings.worker.hardware, devices, prices, subjects, incarnation, knobs)
 
     return [Runtime(f"monitor-{worker}", make, bus, subjects, MachineEdge())]
-
-
-def devices_of(settings: Settings) -> list[Device]:
-    """The worker's devices: its CPU."""
-    ours = settings.worker
-    return [Device(name="cpu", kind="cpu", cores=cores_of(ours), memory_mb=memory_mb_of(ours))]
 
 
 def knobs_of(settings: Settings) -> Knobs:

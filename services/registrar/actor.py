@@ -47,6 +47,8 @@ from services.registrar.checks import MOST_TEXT, registration_error
 from services.registrar.commands import ChangeApp, Claim, Claimed, Refused, Taken, TakeOver, Work
 from services.registrar.floor import COMMAND_S, Floor
 from services.registrar.policy import Rules, next_version
+from services.registrar.simulating import ID as SIMULATED
+from services.registrar.simulating import Simulating
 from services.registrar.statuses import PREFIX as STATUS
 from services.registrar.statuses import Statuses
 
@@ -80,6 +82,7 @@ class Registrar:
         self._catalog = Catalog()
         self._statuses = Statuses(subjects)
         self._floor = Floor(subjects, rules, self._catalog, self._statuses, self._undelivered)
+        self._simulating = Simulating(self._catalog, rules, self._floor.simulated_kinds)
         self._unsynced = {subjects.catalog_bucket, subjects.status_bucket}
         self._synced_at = 0.0
         self._held: list[Envelope] = []  # requests that came before the catalogue was known
@@ -265,7 +268,9 @@ class Registrar:
     def _on_done(self, envelope: Envelope) -> Iterator[Effect]:
         done: Done = envelope.message
         kind, which = done.id
-        if kind == "claim":
+        if done.id == SIMULATED:
+            self._simulating.ended()
+        elif kind == "claim":
             yield from self._on_claimed(which, done.result, envelope.now)
         elif kind == "takeover":
             self._taking.discard(which)
@@ -292,7 +297,9 @@ class Registrar:
     def _on_not_done(self, envelope: Envelope) -> Iterator[Effect]:
         message: Failed | TimedOut = envelope.message
         kind, which = message.id
-        if kind == "takeover":
+        if message.id == SIMULATED:
+            self._simulating.ended()
+        elif kind == "takeover":
             self._taking.discard(which)
         elif kind in ("claim", "admin"):
             reply = self._claims.pop(which)[1] if kind == "claim" else self._asked.pop(which)
@@ -329,6 +336,7 @@ class Registrar:
         yield from self._floor.sweep(envelope.now)
         if not self._unsynced:
             yield from self._look_for_orphans(envelope.now)
+            yield from self._simulating.sweep(envelope.now)
 
     def _look_for_orphans(self, now: float) -> Iterator[Effect]:
         """Unfinished registrations that nobody works on: ours from an earlier life, and those of registrars that are gone."""

@@ -114,6 +114,13 @@ class PutRecords(Struct, frozen=True, kw_only=True):
     link: LinkModel | None
 
 
+class ChangeSimulated(Struct, frozen=True, kw_only=True):
+    """Write these simulated variants unless they are there, and delete those with the names in drop."""
+
+    add: tuple[VariantRecord, ...]
+    drop: tuple[str, ...]
+
+
 class Refused(Struct, frozen=True):
     """The catalogue does not allow it."""
 

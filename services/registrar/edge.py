@@ -8,11 +8,12 @@ from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
-from services.core.catalog import app_key, key_of, model_key
+from services.core.catalog import app_key, key_of, model_key, variant_key
 from services.registrar.changes import amend
 from services.registrar.commands import (
     Change,
     ChangeApp,
+    ChangeSimulated,
     Claim,
     Claimed,
     Finish,
@@ -42,6 +43,7 @@ class RegistrarEdge:
             PutStatus: self._put_status,
             ChangeApp: self._change_app,
             PutRecords: self._put_records,
+            ChangeSimulated: self._change_simulated,
             Finish: self._finish,
         }
 
@@ -192,6 +194,14 @@ class RegistrarEdge:
             for record in reversed(records):
                 await self._catalog.delete(key_of(record))
         return refusal
+
+    async def _change_simulated(self, command: ChangeSimulated) -> None:
+        for record in command.add:
+            with suppress(WrongRevision):  # another registrar was faster, with the same
+                await self._catalog.create(key_of(record), encode(record))
+        for variant in command.drop:
+            with suppress(NotFound):
+                await self._catalog.delete(variant_key(variant))
 
 
 def _held(model: str, version: str) -> str:

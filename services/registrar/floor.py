@@ -41,6 +41,7 @@ class Floor:
         self._statuses = statuses
         self._undelivered = undelivered
         self._workers = Workers(rules.worker_timeout_s)
+        self.simulated_kinds = self._workers.simulated_kinds
         self._queue: list[str] = []  # waiting for a worker, first come first served
         self._commands: dict[Any, Command] = {}  # under way; repeated until they succeed
         self.takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
@@ -113,6 +114,8 @@ class Floor:
 
     def _on_exit(self, envelope: Envelope) -> Iterator[Effect]:
         exited: ExecutorExited = envelope.message
+        if self._workers.simulates(exited.worker, exited.device):
+            return  # told of each device of one process; the workshop goes by the real one
         for job in [job for job in self.jobs.values() if job.worker == exited.worker]:
             yield from self._lost(job, f"the executor of worker {exited.worker} stopped: {exited.reason}", envelope.now)
 
@@ -213,6 +216,7 @@ class Floor:
             yield from self._end(job, now, job.no_variant())
             return
         job.phase, job.worker = "write", None
+        job.simulate(self.simulated_kinds(now, self._rules.worker_timeout_s))
         yield self._persistently(("records", job.id), job.records(now, newest=self._newest(job)))
         yield from self._assign(now)
 

@@ -19,6 +19,7 @@ from bus.messages.work import (
 from services.core.dominance import mark
 from services.registrar.commands import LinkModel, PutRecords, Work
 from services.registrar.policy import Rules, why_not
+from services.registrar.simulating import simulated_variants
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
@@ -46,6 +47,7 @@ class Job:
         self.built: dict[str, VariantBuilt] = {}
         self.failures: dict[str, str] = {}
         self.plans: dict[str, VariantPlan] = {}
+        self.simulated: tuple[VariantRecord, ...] = ()
         self.recorded = ""  # the last state that went into history
         self.status = RegistrationStatus(
             registration=work.registration,
@@ -175,7 +177,7 @@ class Job:
     def _results(self) -> RegistrationStatus:
         return replace(
             self.status,
-            variants=list(self.built),
+            variants=[*self.built, *(record.variant for record in self.simulated)],
             failures=[VariantFailure(variant=name, reason=reason) for name, reason in self.failures.items()],
         )
 
@@ -187,11 +189,14 @@ class Job:
         more = f" (and {len(reasons) - 3} more reasons)" if len(reasons) > 3 else ""
         return f"no variant works: {'; '.join(reasons[:3])}{more}"
 
-    def records(self, now: float, newest: bool) -> PutRecords:
-        """What goes into the catalogue. newest: no later version of the model serves the app already."""
+    def simulate(self, kinds: set[str]) -> None:
+        """All variants are measured: those for simulated devices of these kinds follow from them."""
+        self.simulated = simulated_variants(self._measured(), kinds)
+
+    def _measured(self) -> tuple[VariantRecord, ...]:
         inspected, request = self.inspected, self.work.request
         assert inspected is not None, "records are written after the build"
-        variants = mark(
+        return mark(
             VariantRecord(
                 variant=name,
                 model=request.model,
@@ -210,6 +215,11 @@ class Job:
             )
             for name, built in self.built.items()
         )
+
+    def records(self, now: float, newest: bool) -> PutRecords:
+        """What goes into the catalogue. newest: no later version of the model serves the app already."""
+        inspected, request = self.inspected, self.work.request
+        assert inspected is not None, "records are written after the build"
         model = ModelRecord(
             model=request.model,
             version=self.version,
@@ -222,6 +232,7 @@ class Job:
             created=self.work.created,
             registration=self.id,
         )
+        variants = (*self._measured(), *self.simulated)
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)
 
     def link(self, signature: Signature, now: float) -> LinkModel:

@@ -47,6 +47,16 @@ class Workers:
         beat = self._beats.get(worker)
         return max((device.cores for device in beat.devices if device.kind == hardware), default=1) if beat else 1
 
+    def simulated_kinds(self, now: float, within: float) -> set[str]:
+        """Device kinds that workers heard in the last so many seconds simulate."""
+        heard = [beat for worker, beat in self._beats.items() if now - self._heard[worker] <= within]
+        return {device.kind for beat in heard for device in beat.devices if device.simulated}
+
+    def simulates(self, worker: str, device: str) -> bool:
+        """Whether this is a simulated device; one that is not known counts as real."""
+        beat = self._beats.get(worker)
+        return any(one.simulated for one in beat.devices if one.device == device) if beat else False
+
     def _takes_orders(self, worker: str, now: float) -> bool:
         return self.silent_for(worker, now) <= self._timeout and not self._beats[worker].draining
 

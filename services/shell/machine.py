@@ -5,7 +5,11 @@ import re
 import socket
 from pathlib import Path
 
+from services.core.emulation import simulated_devices
+from services.core.placement import Device
 from services.shell.settings import WorkerSettings
+
+CPU = "cpu"  # the device that every worker has
 
 
 def worker_name(settings: WorkerSettings) -> str:
@@ -41,3 +45,9 @@ def memory_mb_of(settings: WorkerSettings) -> float:
     except OSError:
         limit = "max"
     return min(total, int(limit)) / 2**20 if limit.isdigit() else total / 2**20
+
+
+def devices_of(settings: WorkerSettings) -> list[Device]:
+    """A worker's devices: its CPU, then the simulated ones that settings ask for."""
+    cpu = Device(name=CPU, kind=CPU, cores=cores_of(settings), memory_mb=memory_mb_of(settings))
+    return [cpu, *simulated_devices(settings.simulate)]

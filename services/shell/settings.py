@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from services.core.emulation import simulated_devices
+
 
 class SettingsError(Exception):
     """A setting is unknown or has the wrong type; the text names it."""
@@ -90,7 +92,7 @@ class RegistrarSettings(Section, frozen=True, kw_only=True):
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):
-    """name: empty = made from the host's. cores, memory_mb: 0 = what the machine has. simulate: kind to count."""
+    """name: empty = made from the host's. cores, memory_mb: 0 = what the machine has. simulate: devices to simulate, kind to count."""
 
     name: str = ""
     hardware: str = "cpu"
@@ -129,6 +131,7 @@ _SHORT = {
     "INFAAS_PREFIX": "prefix",
     "INFAAS_LOG_LEVEL": "log_level",
 }
+_MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -148,9 +151,14 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
             continue
         _put(tree, where.split("."), value)
     try:
-        return msgspec.convert(tree, Settings, strict=False)
+        settings = msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(str(error).replace("`$.", "`")) from error
+    try:
+        simulated_devices(settings.worker.simulate)
+    except ValueError as error:
+        raise SettingsError(f"worker.simulate: {error}") from error
+    return settings
 
 
 def _path(name: str) -> str | None:
@@ -171,4 +179,12 @@ def _put(tree: dict[str, Any], keys: list[str], value: str) -> None:
         except OSError as error:
             raise SettingsError(f"cannot read the file of {'.'.join(keys)}: {error.strerror}") from error
     else:
-        tree[last] = value
+        tree[last] = _pairs(value, keys) if ".".join(keys) in _MAPS else value
+
+
+def _pairs(value: str, keys: list[str]) -> dict[str, str]:
+    """A map from text like gpu=1,inferentia=2; its numbers are checked with everything else."""
+    pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+    if not all(key.strip() and sign for key, sign, _ in pairs):
+        raise SettingsError(f"{'.'.join(keys)} must be written kind=number,kind=number, not {value!r}")
+    return {key.strip(): number.strip() for key, _, number in pairs}

@@ -22,6 +22,7 @@ from services.shell.embedded_nats import EmbeddedNats
 from services.shell.embedded_postgres import STEPS as POSTGRES_STEPS
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.endpoints import Endpoints
+from services.shell.machine import devices_of
 from services.shell.process import ServerError
 from services.shell.readiness import Readiness
 from services.shell.settings import Settings
@@ -33,7 +34,6 @@ NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downward
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
 HOPELESS = 5  # restarts of one service before the first `ready` that end the attempt
-DEVICE = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,11 +217,13 @@ class Stack:
         self._supervisor.start(Child(name, launch, SERVICES, SERVICE_STEPS, exited if worker else None))
 
     def _publish_exit(self, worker: str, reason: str) -> None:
-        """Tell monitors and dispatchers at once that a worker's executor is gone."""
-        if self._bus is not None:
-            fact = ExecutorExited(worker=worker, device=DEVICE, at=now(), reason=reason)
+        """Tell monitors and dispatchers at once that a worker's executor is gone, with all devices that it drove."""
+        if self._bus is None:
+            return
+        for device in devices_of(self._plan.settings.worker):
+            fact = ExecutorExited(worker=worker, device=device.name, at=now(), reason=reason)
             try:
-                self._bus.publish(self._subjects.exited(worker, DEVICE), encode(fact))
+                self._bus.publish(self._subjects.exited(worker, device.name), encode(fact))
             except BusError as error:
                 log.warning("cannot tell that an executor ended: %s", error)
 

@@ -1,0 +1,127 @@
+"""Simulated devices: which kinds there are, and what a variant's measured CPU profile becomes on one of them. Pure.
+
+A device kind is a straight line, latency of a batch = fixed_ms + what the CPU took for that batch / speedup, so that small models
+gain nothing and large batches gain most, as on real accelerators. The lines go through published figures of a ResNet50
+family whose one-thread CPU instance takes 200 ms an item (INFaaS, Romero et al., ATC 2021, Table 2, section 6 and figure 6):
+
+    gpu (one V100 with TensorRT): 300 to 350 items/s one at a time, 750 items/s in batches of 8: 2.0 ms + 1.08 ms an item
+    inferentia (one core):        20 ms one at a time, 100 items/s at most:                     10 ms + 10 ms an item
+
+Load times are the middle of what fits the paper's range of 0.59 to 11 s (TensorRT 5 to 10 s, Neuron 3 to 5 s). A TensorRT instance
+took 1.34 GB, 98 MB of it the model: the rest comes on top of the model's own memory. For Neuron nothing is published: its
+instances are taken to be as large as the CPU's, 1 GB. What comes out is an estimate, named `synthetic`, never a measurement.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bus.messages.catalog import Profile, ProfileRow, VariantRecord
+from services.core.placement import Device
+
+MOST = 16  # devices of one kind on a worker
+PROVENANCE = "synthetic"
+SINGLE_MS = "cpu_single_ms"  # attribute: what one item took on the CPU, where outputs can be computed
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """One kind of accelerator. The last three figures are those of a whole device; see the module for the others."""
+
+    fixed_ms: float
+    speedup: float
+    load_ms: float
+    memory_mb: float
+    largest_batch: int
+    cores: int
+    device_memory_mb: float
+
+
+KINDS: Mapping[str, Kind] = {
+    # A V100 has 16 GB and runs one batch at a time.
+    "gpu": Kind(
+        fixed_ms=2.0,
+        speedup=185.0,
+        load_ms=7500.0,
+        memory_mb=1240.0,
+        largest_batch=64,
+        cores=1,
+        device_memory_mb=16384.0,
+    ),
+    # One chip: four cores with 8 GB together; its compiled models are for small batches.
+    "inferentia": Kind(
+        fixed_ms=10.0,
+        speedup=20.0,
+        load_ms=4000.0,
+        memory_mb=1000.0,
+        largest_batch=8,
+        cores=4,
+        device_memory_mb=8192.0,
+    ),
+}
+
+
+def simulated_devices(counts: Mapping[str, int]) -> list[Device]:
+    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind; raises ValueError that names kind and remedy."""
+    for kind, count in counts.items():
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} cannot be simulated; the kinds are {', '.join(KINDS)}")
+        if not 0 <= count <= MOST:
+            raise ValueError(f"{kind} must be a count from 0 to {MOST}, not {count}")
+    return [
+        Device(name=f"{kind}-{number}", kind=kind, cores=made.cores, memory_mb=made.device_memory_mb, simulated=True)
+        for kind, made in KINDS.items()
+        for number in range(counts.get(kind, 0))
+    ]
+
+
+def originals(variants: Iterable[VariantRecord], kind: str) -> list[VariantRecord]:
+    """The measured variants of one model that get a simulated one of this kind, at most one for each largest batch.
+
+    fp32 on the fewest CPU threads, since that is what the published ratios compare with; onnxruntime before others.
+    """
+    best: dict[int, VariantRecord] = {}
+    limit = KINDS[kind].largest_batch
+    for record in sorted(variants, key=lambda r: (r.threads, r.framework != "ort", -r.max_batch, r.variant)):
+        if record.hardware == "cpu" and not record.simulated and record.precision == "fp32" and record.profile.rows:
+            best.setdefault(min(record.max_batch, limit), record)
+    fewest = min((record.threads for record in best.values()), default=0)
+    return [replace(r, max_batch=batch) for batch, r in sorted(best.items()) if r.threads == fewest]
+
+
+def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
+    """What this measured variant would be on a simulated device of this kind, under the name `variant`.
+
+    The same artifact, so the same accuracy; latencies, load time, memory and throughput by the kind's line.
+    """
+    made = KINDS[kind]
+    profile = original.profile
+    rows = [_row(row, made) for row in profile.rows if row.batch <= original.max_batch] or [_row(profile.rows[0], made)]
+    longest = max((row.length for row in rows if row.length is not None), default=None)
+    single = max(profile.rows, key=lambda row: (-row.batch, row.length or 0)).p50_ms
+    return replace(
+        original,
+        variant=variant,
+        hardware=kind,
+        simulated=True,
+        dominated=False,
+        profile=Profile(
+            rows=rows,
+            load_ms=made.load_ms,
+            memory_mb=made.memory_mb + profile.memory_mb,
+            saturation_qps=max(row.batch * 1000.0 / row.p50_ms for row in rows if row.length == longest),
+            provenance=f"{PROVENANCE}: the CPU profile of {original.variant} scaled to a simulated {kind}",
+        ),
+        attributes={**original.attributes, "original": original.variant, SINGLE_MS: f"{single:.6g}"},
+    )
+
+
+def computable(record: VariantRecord, items: int, seconds: float) -> bool:
+    """Whether the CPU can give a simulated variant's real outputs for so many items within `seconds`."""
+    return items * float(record.attributes.get(SINGLE_MS, "inf")) <= seconds * 1000.0
+
+
+def _row(row: ProfileRow, made: Kind) -> ProfileRow:
+    """A sleep has no spread worth naming and takes no CPU."""
+    ms = made.fixed_ms + row.p50_ms / made.speedup
+    return ProfileRow(batch=row.batch, p50_ms=ms, p99_ms=ms, cpu_ms=0.0, wall_over_cpu=1.0, length=row.length)
