@@ -20,6 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "register": ("infaas.cli.register:register", "Register a trained model: generate, measure and list its variants."),
     "query": ("infaas.cli.query:query", "Send one query and print its answer."),
     "explain": ("infaas.cli.explain:explain", "Show the decision that a query would get now, and why."),
+    "plan": (
+        "infaas.cli.plan:plan",
+        "Plan instances and cost for loads and objectives in a file; nothing needs to run.",
+    ),
     "apps": ("infaas.cli.lists:apps", "List the apps."),
     "models": ("infaas.cli.lists:models", "List the registered models."),
     "variants": ("infaas.cli.lists:variants", "List the variants with what was measured of them."),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from services.core.planning.plan import Action, Kind, Plan, Status, Unmet
 from services.core.planning.problem import Candidate, Problem
-from services.core.planning.program import BUDGET, Program, fresh_price
+from services.core.planning.program import BUDGET, ROUNDING, Program, fresh_price
 
 Short = Mapping[int, tuple[float, int]]  # group: items/s and instances that are missing
 
@@ -75,7 +75,7 @@ def _unmet(program: Program, counts: Sequence[int], short: Short) -> tuple[Unmet
         load = sum(program.problem.demands[k].load for k in group.demands)
         for k in group.demands:
             demand = program.problem.demands[k]
-            share = missing * demand.load / load if load > 0 else 0.0
+            share = missing / (1 - ROUNDING) * demand.load / load if load > 0 else 0.0
             lacking = min(instances, demand.least)
             if share > 0 or lacking:
                 why = _why(program, counts, g, k, share, lacking)
@@ -125,7 +125,7 @@ def _binds(program: Program, counts: Sequence[int], candidates: Sequence[int], r
     for one, n in zip(of, counts, strict=True):
         there = max(n, one.running) if program.problem.make_before_break else n
         taken += there * _amount(one, name)
-    return any(_amount(of[c], name) > 0 and taken + _amount(of[c], name) > total * (1 + 1e-9) for c in candidates)
+    return any(_amount(of[c], name) > 0 and taken + _amount(of[c], name) > total * (1 + ROUNDING) for c in candidates)
 
 
 def _total(problem: Problem, name: str) -> float:
@@ -138,5 +138,5 @@ def _amount(one: Candidate, name: str) -> float:
 
 def _told(problem: Problem, name: str) -> str:
     if name == BUDGET:
-        return f"the budget of {problem.budget_per_s:.4g} US$/s"
+        return f"the budget of {3600 * problem.budget_per_s:,.6g} US$/h"
     return f"{name} ({problem.resources[name]:g})"

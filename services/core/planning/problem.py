@@ -127,7 +127,7 @@ def check(problem: Problem) -> None:
     ):
         _number("", None, key, value, rule)
     if not problem.budget_per_s >= 0:
-        _refuse("", None, "budget_per_s", f"must be {_AMOUNT}, not {problem.budget_per_s}")
+        _refuse("", None, "budget_per_s", f"must be {_AMOUNT}")
     for name, total in problem.resources.items():
         _number("resources", None, name, total, _AMOUNT)
     seen: set[str] = set()
@@ -174,9 +174,9 @@ def _demand(i: int, demand: Demand) -> None:
     ):
         _number("demands", i, key, value, rule)
     if not demand.latency_ms > 0:
-        _refuse("demands", i, "latency_ms", f"must be {_POSITIVE}, not {demand.latency_ms}")
+        _refuse("demands", i, "latency_ms", f"must be {_POSITIVE}, not {demand.latency_ms:g}")
     if not demand.cost >= 0:
-        _refuse("demands", i, "cost", f"must be {_AMOUNT}, not {demand.cost}")
+        _refuse("demands", i, "cost", f"must be {_AMOUNT}, not {demand.cost:g}")
 
 
 def _sizes(problem: Problem) -> None:
@@ -194,9 +194,9 @@ def _number(part: str, index: int | None, key: str, value: float, rule: str) -> 
         _COUNT: 0 <= value <= MOST,
     }[rule]
     if not isfinite(value):
-        _refuse(part, index, key, f"must be a number, not {value}")
+        _refuse(part, index, key, f"must be a number, not {value:g}")
     if not fits:
-        _refuse(part, index, key, f"must be {rule}, not {value}")
+        _refuse(part, index, key, f"must be {rule}, not {value:g}")
 
 
 def _refuse(part: str, index: int | None, key: str, reason: str) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from services.core.planning.problem import Candidate, Problem
 
 BUDGET = "budget, US$/s"  # as a row beside the resources
+_CHURN = 1e-7  # of two plans that cost the same, the one that changes less
 ROUNDING = 1e-9  # relative: 1.05 × 100 must not need more than 105
 
 
@@ -84,7 +85,8 @@ def compile_program(problem: Problem) -> Program:
         running.append(Supply(c, one.cost_per_s, one.saturation_qps, low, high, at_no_cost))
         low = max(0, one.least - one.running)
         high = int(max(low, min(needed, most - one.running))) if fits else low
-        fresh.append(Supply(c, fresh_price(problem, one), one.saturation_qps, low, high, tuple(weights)))
+        price = fresh_price(problem, one) * (1 + _CHURN)
+        fresh.append(Supply(c, price, one.saturation_qps, low, high, tuple(weights)))
     return Program(problem, tuple(running), tuple(fresh), groups, tuple(map(tuple, home)), rows)
 
 

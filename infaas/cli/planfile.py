@@ -1,0 +1,156 @@
+"""Reading a planning file (docs/contract.md, section 4); every refusal names file, key and reason."""
+
+import re
+import tomllib
+from math import inf
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from infaas.cli.output import usage
+from services.core.planning.problem import Candidate, Demand, InvalidProblem, Objective, Problem, check
+
+
+class _Block(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An unknown key is an error, not a typo that passes."""
+
+
+class VariantBlock(_Block, frozen=True, kw_only=True):
+    """`[[variant]]`. app: one name, or several when the variant answers several apps."""
+
+    app: str | list[str]
+    name: str
+    latency_ms: float
+    saturation_qps: float
+    cost_per_s: float
+    model: str = ""
+    hardware: str = ""
+    load_s: float = 0.0
+    accuracy: float | None = None
+    running: int = 0
+    uses: dict[str, float] = {}
+
+
+class AppBlock(_Block, frozen=True, kw_only=True):
+    """`[[app]]`: one requirement class; several may have the same name. cost: US$ per 1,000 queries, at most."""
+
+    name: str
+    qps: float
+    latency_ms: float | None = None
+    accuracy: float = 0.0
+    cost: float | None = None
+    model: str | None = None
+
+
+class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
+    """The whole file. weight: written `lambda`. budget_per_hour: US$ that all instances together may cost."""
+
+    variant: list[VariantBlock]
+    app: list[AppBlock]
+    resources: dict[str, float] = {}
+    slack: float = 1.05
+    weight: float = 0.1
+    objective: Objective = "multiplicative"
+    budget_per_hour: float | None = None
+
+
+# What the problem calls its fields, and what they are called in the file.
+_PARTS = {"candidates": "variant", "demands": "app"}
+_KEYS = {"loading_weight": "lambda", "load": "qps", "budget_per_s": "budget_per_hour"}
+_WORDS = {
+    "`float`": "a number",
+    "`int`": "a whole number",
+    "`str`": "text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    " | null": "",
+}
+
+
+def read_plan_file(path: Path) -> Problem:
+    """The problem that the file states; ends the command (bad usage) when it states none."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        usage(f"cannot read {path}: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        usage(f"{path} is not valid TOML: {error}")
+    try:
+        file = msgspec.convert(raw, PlanFile)
+    except msgspec.ValidationError as error:
+        _refuse(path, raw, str(error))
+    for part, blocks in (("variant", file.variant), ("app", file.app)):
+        if not blocks:
+            usage(f"{path}: {part}: there must be at least one [[{part}]]")
+    problem = _problem(file)
+    try:
+        check(problem)
+    except InvalidProblem as error:
+        flaw = error.flaw
+        part, key = _PARTS.get(flaw.part, flaw.part), _KEYS.get(flaw.key, flaw.key)
+        usage(f"{path}: {_place(part, flaw.number, key, raw)}: {flaw.reason}")
+    return problem
+
+
+def _problem(file: PlanFile) -> Problem:
+    return Problem(
+        candidates=tuple(
+            Candidate(
+                name=one.name,
+                apps=(one.app,) if isinstance(one.app, str) else tuple(one.app),
+                model=one.model,
+                hardware=one.hardware,
+                latency_ms=one.latency_ms,
+                saturation_qps=one.saturation_qps,
+                cost_per_s=one.cost_per_s,
+                load_s=one.load_s,
+                accuracy=one.accuracy,
+                uses=one.uses,
+                running=one.running,
+            )
+            for one in file.variant
+        ),
+        demands=tuple(
+            Demand(
+                app=one.name,
+                load=one.qps,
+                latency_ms=inf if one.latency_ms is None else one.latency_ms,
+                accuracy=one.accuracy,
+                cost=inf if one.cost is None else one.cost,
+                model=one.model,
+            )
+            for one in file.app
+        ),
+        resources=file.resources,
+        slack=file.slack,
+        loading_weight=file.weight,
+        objective=file.objective,
+        budget_per_s=inf if file.budget_per_hour is None else file.budget_per_hour / 3600.0,
+    )
+
+
+def _refuse(path: Path, raw: Any, message: str) -> NoReturn:
+    """In the words of the file: msgspec says "Expected `float`, got `str` - at `$.variant[0].latency_ms`"."""
+    reason, _, at = message.partition(" - at ")
+    found = re.fullmatch(r"`\$\.?(?:(variant|app)\[(\d+)\])?\.?(.*)`", at)
+    part, at_number, key = found.groups() if found else ("", None, at.strip("`$."))
+    number = None if at_number is None else int(at_number)
+    missing = re.search(r"(?:missing required|contains unknown) field `(.*)`", reason)
+    if missing:
+        key = missing.group(1)
+        reason = "is missing" if "missing" in reason else "there is no such key"
+    for theirs, ours in _WORDS.items():
+        reason = reason.replace(theirs, ours)
+    usage(f"{path}: {_place(part or '', number, key, raw)}: {reason[:1].lower()}{reason[1:]}")
+
+
+def _place(part: str, number: int | None, key: str, raw: dict[str, Any]) -> str:
+    """Where in the file: the block by its name and number from 1, then the key."""
+    if not part or number is None:
+        return f"{part}.{key}" if part else key
+    block = raw[part][number]
+    name = block.get("name") if isinstance(block, dict) else None
+    return f"[[{part}]] {number + 1}{f' ({name})' * bool(name)}{f': {key}' * bool(key)}"

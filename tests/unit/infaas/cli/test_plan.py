@@ -1,0 +1,182 @@
+"""`infaas plan`: the paper's example, what is refused and how, and what it prints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infaas.cli import main
+from tests.processes import ROOT, infaas
+
+EXAMPLE = ROOT / "docs" / "examples" / "plan.toml"
+FEW, TIGHT = ("qps = 1000", "qps = 10"), ("latency_ms = 300", "latency_ms = 50")
+
+
+@pytest.fixture
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The example with texts replaced, as a file."""
+
+    def write(*changes: tuple[str, str]) -> str:
+        text = EXAMPLE.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path_factory.mktemp("plan") / "plan.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "instances", "cost"),
+    [
+        ([FEW], {"A": 2, "B": 0, "C": 0}, 2.0),
+        ([FEW, TIGHT], {"A": 0, "B": 1, "C": 0}, 3.0),
+        ([], {"A": 0, "B": 2, "C": 1}, 22.0),
+    ],
+)
+def test_tables_2_and_3_of_the_paper(
+    changes: list[tuple[str, str]],
+    instances: dict[str, int],
+    cost: float,
+    changed: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", changed(*changes), "--json"]) == 0
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert said.err == ""
+    assert (document["status"], document["solver"]) == ("optimal", "ilp")
+    assert document["instances"] == instances
+    assert document["cost_per_s"] == cost
+    assert document["actions"] == [{"variant": v, "delta": n, "kind": "load"} for v, n in instances.items() if n]
+    assert document["solve_ms"] > 0
+    assert "reason" not in document
+
+
+def test_the_example_as_a_process_for_people() -> None:
+    done = infaas("plan", str(EXAMPLE))
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:2] == ["variant", "hardware"]
+    assert lines[2].split() == ["B", "inferentia", "0", "2", "load", "+2", "200", "6"]
+    assert lines[-1].startswith("optimal, by ilp in ")
+    assert lines[-1].endswith(" ms: 22 US$/s")
+
+
+def test_greedy_by_name(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", changed(), "--policy", "greedy", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["status"], document["solver"], document["cost_per_s"]) == ("feasible", "greedy", 22.0)
+
+
+def test_a_plan_that_takes_searching_prints_json_and_nothing_else(changed: Any) -> None:
+    """HiGHS prints by itself at times; stdout is for the document."""
+    scarce = ("slack = 1.0 ", "resources = { inferentia_cores = 1.5, cpu_cores = 100, gpus = 1 }\nslack = 1.0 ")
+    done = infaas("plan", changed(scarce), "--json")
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert (document["status"], document["solver"]) == ("optimal", "ilp")
+    assert document["instances"] == {"A": 20, "B": 1, "C": 1}
+    assert document["cost_per_s"] == 39.0
+
+
+@pytest.mark.parametrize("policy", ["ilp", "greedy"])
+def test_infeasible_is_printed_and_exits_1(policy: str, changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(("latency_ms = 300", "latency_ms = 10"))
+    assert main(["plan", path, "--json", "--policy", policy]) == 1
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document["status"] == "infeasible"
+    assert document["instances"] == {"A": 0, "B": 0, "C": 0}
+    assert document["actions"] == []
+    assert document["reason"] == "app classify: no variant answers within 10 ms: C takes 15 ms"
+    assert document["unmet"][0]["missing_qps"] == pytest.approx(1000)
+    assert said.err == f"infaas: infeasible: {document['reason']}\n"
+    assert main(["plan", path, "--policy", policy]) == 1
+    assert "infeasible, by" in capsys.readouterr().out
+
+
+def test_defaults_of_the_contract(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slack 1.05: 1,000 queries/s need 1,050; lambda 0.1; running 0; accuracies optional; nothing scarce."""
+    path = changed(("slack = 1.0 ", "# "), ("lambda = 0.0 ", "# "))
+    assert main(["plan", path, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["instances"] == {"A": 0, "B": 3, "C": 1}
+    assert document["objective"] == pytest.approx(3 * 3 * 1.4 + 16 * 1.8)
+
+
+def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several apps a variant, several classes an app, a budget, a cost ceiling."""
+    path = changed(
+        ("slack = 1.0 ", 'objective = "additive"\nbudget_per_hour = 3600\nslack = 1.0 '),
+        (
+            'app = "classify"\nmodel = "resnet50"\nname = "C"',
+            'app = ["classify", "other"]\nmodel = "resnet50"\nname = "C"',
+        ),
+        ("qps = 1000", 'qps = 10\ncost = 25.0\n[[app]]\nname = "other"\nqps = 10\n[[app]]\nname = "classify"\nqps = 0'),
+    )
+    assert main(["plan", path, "--json"]) == 1
+    assert "the budget of 3,600 US$/h" in json.loads(capsys.readouterr().out)["reason"]
+    Path(path).write_text(Path(path).read_text().replace("= 3600\n", "= 57600\n"))
+    assert main(["plan", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["instances"] == {"A": 0, "B": 0, "C": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("saturation_qps = 100", "saturation_qps = 0"), "[[variant]] 2 (B): saturation_qps: must be above 0, not 0"),
+        (("cost_per_s = 3.0", "cost_per_s = -3"), "[[variant]] 2 (B): cost_per_s: must be 0 or more, not -3"),
+        (("cost_per_s = 3.0", 'cost_per_s = "3"'), "[[variant]] 2 (B): cost_per_s: expected a number, got text"),
+        (("cost_per_s = 3.0", ""), "[[variant]] 2 (B): cost_per_s: is missing"),
+        (("load_s = 4.0", "running = 1.5"), "[[variant]] 2 (B): running: expected a whole number, got a number"),
+        (("load_s = 4.0", "load_s = nan"), "[[variant]] 2 (B): load_s: must be a number, not nan"),
+        (("load_s = 4.0", "accuracy = 75"), "[[variant]] 2 (B): accuracy: must be from 0 to 1, not 75"),
+        (("{ gpus = 1 }", "{ gpus = -1 }"), "[[variant]] 3 (C): uses.gpus: must be 0 or more, not -1"),
+        (('name = "B"', 'name = "A"'), "[[variant]] 2 (A): name: 'A' is there twice"),
+        (("qps = 1000", "qps = inf"), "[[app]] 1 (classify): qps: must be a number, not inf"),
+        (("qps = 1000", "qsp = 1000"), "[[app]] 1 (classify): qsp: there is no such key"),
+        (("latency_ms = 300", "latency_ms = -1"), "[[app]] 1 (classify): latency_ms: must be above 0, not -1"),
+        (("[[app]]", "[app]"), "app: expected a list, got a table"),
+        (("[[app]]", "[[application]]"), "application: there is no such key"),
+        (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0, not -1"),
+        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key"),
+        (("lambda = 0.0 ", "lambda = -0.5 "), "lambda: must be 0 or more, not -0.5"),
+        (("slack = 1.0 ", "budget_per_hour = -7 "), "budget_per_hour: must be 0 or more"),
+        (("slack = 1.0 ", "resources = { gpus = -2 } "), "resources.gpus: must be 0 or more, not -2"),
+        (("slack = 1.0 ", "objective = 'least' "), "objective: invalid enum value 'least'"),
+    ],
+)
+def test_bad_files_are_refused_with_file_key_and_reason(
+    change: tuple[str, str], said: str, changed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = changed(change)
+    assert main(["plan", path, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"infaas: {path}: {said}\n"
+
+
+def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path_factory.mktemp("plan")
+    for name, body, reason in (
+        ("absent.toml", None, "No such file or directory"),
+        ("broken.toml", b"slack = \n", "not valid TOML"),
+        ("binary.toml", b"\xff\xfe\x00", "not valid TOML"),
+        ("empty.toml", b"", "variant: is missing"),
+        ("idle.toml", b"variant = []\napp = []\n", "variant: there must be at least one [[variant]]"),
+    ):
+        if body is not None:
+            (place / name).write_bytes(body)
+        assert main(["plan", str(place / name)]) == 2
+        err = capsys.readouterr().err
+        assert name in err
+        assert reason in err
+        assert err.count("\n") == 1
+    assert main(["plan", str(place)]) == 2
+    assert main(["plan"]) == 2
+    assert main(["plan", str(EXAMPLE), "--policy", "gurobi"]) == 2
+    assert main(["plan", str(EXAMPLE), "--time-limit", "0"]) == 2
