@@ -17,6 +17,7 @@ from services.registrar.actor import Registrar, Sweep
 from services.registrar.changes import amend
 from services.registrar.commands import (
     ChangeApp,
+    ChangeSimulated,
     Claim,
     Claimed,
     Finish,
@@ -212,6 +213,11 @@ class Stage:
                 for record in (*command.variants, command.model):
                     self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
                 return self.change(command.link) if command.link is not None else None
+            case ChangeSimulated():
+                for record in command.add:
+                    self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
+                for name in command.drop:
+                    self.put(SUBJECTS.catalog_bucket, f"variant.{name}", None)
             case ChangeApp(change=change):
                 return self.change(change)
             case Finish():
