@@ -92,7 +92,7 @@ class Executor:
         self._reported = 0.0
         self._memory_mb = 0.0
         self._pending: dict[tuple[bytes, int], Work] = {}  # taken, not yet ended
-        self._fetching: dict[bytes, tuple[Loaded, Route, msgspec.Raw]] = {}
+        self._fetching: dict[bytes, tuple[Loaded, Work]] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             Execute: self._execute,
             Pump: self._pump,
@@ -149,11 +149,13 @@ class Executor:
         try:
             taken = inputs_of(execute.body)
             if taken.inputs_ref is not None:
-                self._fetching[route.uid] = (loaded, route, execute.body)
+                asked = self._pending[key] = Work(route, execute.body, None, route.items, None)
+                self._fetching[route.uid] = (loaded, asked)
                 return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
             work = work_of(route, execute.body, taken.inputs)
         except msgspec.DecodeError as error:
-            return self._refuse(loaded, route, "bad_request", f"inputs: {error}", envelope.now)
+            unread = Work(route, execute.body, None, route.items, None)
+            return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
         return self._take(loaded, work)
 
     def _take(self, loaded: Loaded, work: Work) -> Iterable[Effect]:
@@ -199,20 +201,14 @@ class Executor:
 
     def _trying(self, suspect: Work) -> list[Effect]:
         """Say what is begun, in case that it ends this process."""
-        routes = (suspect.route, *suspect.also)
-        return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in routes]
+        return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in suspect.routes]
 
     def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
         self._pending.pop((work.route.uid, work.route.part), None)
         if work.route.deadline <= now or not self.owners.alive(work.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
-            effects = self._refuse(loaded, work.route, "deadline", text, now)
-            for other in work.also:
-                effects.extend(
-                    self.owners.tell(other.dispatcher, loaded, [other], 1, (now, now), 0.0, ["deadline"], now)
-                )
-            return effects
-        return (self._hand_back(work.route, "deadline", work.body),)
+            return self._refuse(loaded, work, "deadline", text, now)
+        return self._back([work], "deadline")
 
     def _did(self, envelope: Envelope) -> Iterable[Effect]:
         done: Done = envelope.message
@@ -248,11 +244,7 @@ class Executor:
             route = work.route
             loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
             del self._pending[route.uid, route.part]
-            routes = told.get(route.dispatcher)
-            if routes is None:
-                told[route.dispatcher] = [route]
-            else:
-                routes.append(route)
+            told.setdefault(route.dispatcher, []).append(route)
             for other in work.also:
                 told.setdefault(other.dispatcher, []).append(other)
             if result.errors is not None:
@@ -286,27 +278,38 @@ class Executor:
 
     # -- refusing and handing back
 
-    def _refuse(self, loaded: Loaded, route: Route, code: Any, text: str, now: float) -> list[Effect]:
+    def _refuse(self, loaded: Loaded, work: Work, code: Any, text: str, now: float) -> list[Effect]:
+        route, span = work.route, (now, now)
         loaded.served(route, route.items, now - route.arrived, error=True)
-        refusal = Refusal(id=route.id, error=Error(code=code, message=text))
-        return [
-            self._reply(route, refusal),
-            *self.owners.tell(route.dispatcher, loaded, [route], route.items, (now, now), 0.0, [code], now),
-        ]
+        effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)))]
+        for each in work.routes:
+            effects.extend(self.owners.tell(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now))
+        return effects
 
     def _hand_back(self, route: Route, reason: str, body: msgspec.Raw) -> Publish:
         owner = route.dispatcher if self.owners.alive(route.dispatcher) else ""
         return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body))
 
+    def _back(self, works: list[Work], reason: str) -> list[Effect]:
+        return [self._hand_back(route, reason, work.body) for work in works for route in work.routes]
+
     # -- large bodies
 
     def _fetched(self, uid: bytes, data: bytes, now: float) -> Iterable[Effect]:
-        loaded, route, body = self._fetching.pop(uid)
+        loaded, asked = self._arrived(uid)
+        if self.instances.get(loaded.id) is not loaded:
+            return self._back([asked], "gone")  # unloaded meanwhile
         try:
-            work = work_of(route, body, data)
+            work = work_of(asked.route, asked.body, data)
         except (msgspec.DecodeError, IndexError) as error:
-            return self._refuse(loaded, route, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
+            return self._refuse(loaded, asked, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
+        work.also = asked.also
         return self._take(loaded, work)
+
+    def _arrived(self, uid: bytes) -> tuple[Loaded, Work]:
+        loaded, asked = self._fetching.pop(uid)
+        del self._pending[uid, asked.route.part]
+        return loaded, asked
 
     def _stored(self, key: tuple[Route, Answer], ref: Any) -> Iterable[Effect]:
         route, answer = key
@@ -328,8 +331,8 @@ class Executor:
         if kind == "load":
             return self._load_failed(key, reason)
         if kind == "fetch":
-            loaded, route, _ = self._fetching.pop(key)
-            return self._refuse(loaded, route, "bad_request", f"inputs_ref cannot be read: {reason}", now)
+            loaded, asked = self._arrived(key)
+            return self._refuse(loaded, asked, "bad_request", f"inputs_ref cannot be read: {reason}", now)
         if kind == "store":
             route, answer = key
             error = Error(code="internal", message=f"the outputs could not be stored: {reason}")
@@ -341,7 +344,7 @@ class Executor:
         if found is None:
             return NOTHING
         loaded, fact = found
-        return (fact, *[self._hand_back(work.route, "load_failed", work.body) for work in self._drop(loaded)])
+        return (fact, *self._back(self._drop(loaded), "load_failed"))
 
     # -- dispatchers and time
 
@@ -393,8 +396,4 @@ class Executor:
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         """What has not begun goes back to the dispatchers; what runs is answered within the grace."""
         del envelope
-        return [
-            self._hand_back(work.route, "gone", work.body)
-            for loaded in self.instances.values()
-            for work in self._drop(loaded)
-        ]
+        return [effect for loaded in self.instances.values() for effect in self._back(self._drop(loaded), "gone")]

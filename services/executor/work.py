@@ -23,9 +23,13 @@ class Work:
         self.items = items
         self.shape = shape
         self.alone = route.alone
-        self.also: tuple[
-            Route, ...
-        ] = ()  # the same query, sent again while this one waits: one answer, all senders are told
+        # The same query, sent again while this one waits: one answer, all senders are told.
+        self.also: tuple[Route, ...] = ()
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Everybody's who waits for it."""
+        return (self.route, *self.also)
 
 
 class LoadModel(Struct, frozen=True):
