@@ -56,7 +56,7 @@ class GreedySolver:
             chosen = Packing(program)
             for g in order:
                 chosen.place(g, prices=prices.values, bounded=False, steps=self._steps)
-            cost, room = chosen.cost(), chosen.room
+            cost, room = chosen.cost(), chosen.room[:]  # as chosen: fitting may change it
             provable &= chosen.cheapest
             if provable and left == self._rounds and chosen.placed_all(order):
                 return chosen, cost
