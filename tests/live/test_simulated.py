@@ -1,0 +1,123 @@
+"""`infaas up --simulate`: real CPU variants and simulated ones in one selection, and the mark on everything simulated."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import psycopg
+import pytest
+
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests import models
+from tests.live.test_up import up
+from tests.processes import eventually, infaas, read_line
+
+CONFIG = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
+SOON_MS = 60  # for 64 items: several times what the GPU is said to take, a fraction of what any CPU variant takes
+
+
+class World:
+    """A running system, and a model that is work for a CPU."""
+
+    def __init__(self, directory: Path, sql: str) -> None:
+        self.directory = directory
+        self.sql = sql
+
+    def say(self, *arguments: str) -> Any:
+        """What a command prints as JSON."""
+        done = infaas(*arguments, "--json", "--data-dir", str(self.directory))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.sql) as connection:
+            return connection.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    root = tmp_path_factory.mktemp("simulated")
+    (root / "infaas.toml").write_text(CONFIG)
+    (root / "convnet.onnx").write_bytes(models.convnet())
+    x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
+    scores = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    np.savez(root / "validation.npz", x=x, y=scores.argmax(axis=1))
+    np.save(root / "batch.npy", x)
+    np.save(root / "one.npy", x[:1])
+    options = ("--simulate", "gpu=1,inferentia=1", "--config", str(root / "infaas.toml"), "--json")
+    with up(root / "data", *options) as process:
+        world = World(root / "data", json.loads(read_line(process))["sql"])
+        assert read_line(process).startswith("ready")
+        yield world
+
+
+@pytest.fixture(scope="module")
+def registered(world: World) -> list[dict[str, Any]]:
+    """What `infaas register` says of the variants."""
+    root = world.directory.parent
+    command = ("register", str(root / "convnet.onnx"), "--app", "pictures", "--model", "convnet")
+    variants: list[dict[str, Any]] = world.say(*command, "--validation", str(root / "validation.npz"))["variants"]
+    return variants
+
+
+def query(world: World, file: str, *needs: str) -> dict[str, Any] | None:
+    """The answer; None when it was refused."""
+    path = str(world.directory.parent / file)
+    done = infaas("query", "--app", "pictures", "--input", path, *needs, "--json", "--data-dir", str(world.directory))
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def test_workers_and_variants_say_what_is_simulated(world: World, registered: list[dict[str, Any]]) -> None:
+    (worker,) = world.say("workers")["items"]
+    devices = {device["device"]: (device["kind"], device["simulated"], device["alive"]) for device in worker["devices"]}
+    assert devices == {
+        "cpu": ("cpu", False, True),
+        "gpu-0": ("gpu", True, True),
+        "inferentia-0": ("inferentia", True, True),
+    }
+    for variants in (registered, world.say("variants", "--app", "pictures")["items"]):
+        marks = {variant["variant"]: (variant["hardware"], variant["simulated"]) for variant in variants}
+        assert marks["convnet-v1-ort-fp32-t1-b64"] == ("cpu", False)
+        assert marks["convnet-v1-simgpu-fp32-t1-b64"] == ("gpu", True)
+        assert marks["convnet-v1-siminferentia-fp32-t1-b8"] == ("inferentia", True)
+
+
+def test_what_no_cpu_can_do_in_time_goes_to_the_simulated_gpu(world: World, registered: list[dict[str, Any]]) -> None:
+    gpu = next(variant["variant"] for variant in registered if variant["hardware"] == "gpu")
+    assert all(variant["latency_ms"] * 64 > SOON_MS for variant in registered if variant["precision"] == "fp32" and not variant["simulated"])  # fmt: skip
+    first = query(world, "one.npy", "--variant", gpu)  # waits for the load
+    assert first is not None
+    assert (first["hardware"], first["simulated"]) == ("gpu", True)
+
+    answers: list[dict[str, Any]] = []
+
+    def in_time() -> bool:
+        answer = query(world, "batch.npy", "--latency-ms", str(SOON_MS))
+        if answer is not None:
+            answers.append(answer)
+        return bool(answers)
+
+    assert eventually(in_time)
+    assert (answers[0]["variant"], answers[0]["simulated"]) == (gpu, True)
+    assert "zeros" in answers[0]["reason"]
+
+    plain = query(world, "one.npy", "--variant", "convnet-v1-ort-fp32-t1-b64")
+    assert plain is not None
+    assert (plain["hardware"], plain["simulated"], plain.get("reason")) == ("cpu", False, None)
+    candidates = world.say("explain", "--app", "pictures")["candidates"]
+    assert {(one["hardware"], one["simulated"]) for one in candidates} == {("cpu", False), ("gpu", True), ("inferentia", True)}  # fmt: skip
+
+    outcomes = (
+        "SELECT hardware, simulated, count(*) > 0 FROM infaas.query_outcomes WHERE outcome <> 'refused' GROUP BY 1, 2"
+    )
+    assert eventually(lambda: set(world.rows(outcomes)) == {("cpu", False, True), ("gpu", True, True)})
+    kinds = "SELECT DISTINCT hardware, simulated, split_part(provenance, ':', 1) FROM infaas.variants"
+    assert set(world.rows(kinds)) == {("cpu", False, "measured"), ("gpu", True, "synthetic"), ("inferentia", True, "synthetic")}  # fmt: skip
