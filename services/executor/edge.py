@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 
 HUNG = 71  # exit code: a run could not be ended
 OBEY = 2.0  # s a framework has to end a run that was cancelled
-INLINE_LIMIT = 1.0  # s; a run on the loop that takes longer is cancelled: heartbeats depend on the loop
+INLINE_LIMIT = 0.25  # s; a run on the loop that takes longer is cancelled, and done again in a thread: all else waits for it
+LOOK = 0.05  # s between looks at the run on the loop
 MOST_LARGE = 256 * 2**20  # bytes of inputs fetched by reference
 
 
@@ -92,9 +93,12 @@ class ExecutorEdge:
         self._inline_handle = held.handle
         self._inline_since = time.monotonic()
         result = self._compute(held, command)
-        if time.monotonic() - self._inline_since > INLINE_LIMIT:
-            self._slow.add(command.instance)
+        taken = time.monotonic() - self._inline_since
         self._inline_since = 0.0
+        if taken > INLINE_LIMIT:
+            self._slow.add(command.instance)
+            if result.errors is not None:
+                return NotImplemented  # cancelled, most likely: a thread has the time to find out
         return result
 
     async def perform(self, command: Any) -> Any:
@@ -172,7 +176,7 @@ class ExecutorEdge:
     def _watch(self) -> None:
         """A run on the loop blocks everything else: end it from here."""
         while True:
-            time.sleep(0.25)
+            time.sleep(LOOK)
             since = self._inline_since
             if not since or self._inline_handle is None:
                 continue
