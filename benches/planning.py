@@ -14,8 +14,9 @@ from math import inf
 import rig  # noqa: F401  (makes the packages importable)
 import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 
-from services.core.planning.exact import ExactSolver, Unsolved
+from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
+from services.core.planning.model import Unsolved
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.solvers import make_solver

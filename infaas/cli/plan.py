@@ -36,7 +36,7 @@ def plan(
     /,
     *,
     policy: Literal["ilp", "greedy"] = "ilp",
-    time_limit: Annotated[float, Parameter(validator=Number(gt=0))] = 10.0,
+    time_limit: Annotated[float, Parameter(validator=Number(gt=0))] = 0.4,
     json: Json = False,
 ) -> int:
     """Plan which variants should run, and how many of each, for the loads and objectives in a file.
@@ -51,7 +51,7 @@ def plan(
     policy
         ilp: the cheapest plan, by integer programming; greedy: a good one in milliseconds.
     time_limit
-        Seconds that ilp may search; then the best plan so far counts.
+        Seconds that ilp may search; then the best plan so far counts. The default is the autoscaler's.
 
     """
     problem = read_plan_file(file)

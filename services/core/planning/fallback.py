@@ -1,19 +1,26 @@
-"""The default: exact within its limits, greedy where they are not enough."""
+"""The default: exact within its limits, with what the greedy solver knows; greedy where that is not enough."""
 
 from msgspec.structs import replace
 
-from services.core.planning.exact import ExactSolver, Unsolved
-from services.core.planning.greedy import GreedySolver
+from services.core.planning.exact import ExactSolver
+from services.core.planning.greedy import GreedySolver, Packed
+from services.core.planning.model import Unsolved
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
+from services.core.planning.program import Program, compile_program, cost
+from services.core.planning.trim import trimmed
+
+_NARROW = 0.25  # of what a group costs on average: optimal plans are mostly nearer to the bound than that
+_FIRST = 0.3  # share of the limits for looking there
 
 
 class ExactOrGreedy:
     """Greedy first, since that takes milliseconds.
 
     Where its own bound proves that its plan is optimal, within the exact solver's gap, nothing needs to be searched: that
-    plan counts as the exact solver's. Otherwise the exact solver's plan is taken, unless its limits left it without one,
-    or with one that costs more than the greedy solver's.
+    plan counts as the exact solver's. Otherwise HiGHS searches among the instances that a plan near the bound can have,
+    and, unless that proves enough, among those that a plan no dearer than the best known can have. The greedy plan is
+    taken when that ends without a plan, or with a dearer one.
     """
 
     name = "ilp"
@@ -23,13 +30,33 @@ class ExactOrGreedy:
 
     def solve(self, problem: Problem) -> Plan:
         """Never raises Unsolved; `solver` in the plan says whose it is."""
-        rough = self._greedy.solve(problem)
+        program = compile_program(problem)
+        packed = self._greedy.pack(program)
+        rough = self._greedy.concluded(program, packed)
         if rough.gap is not None and rough.gap <= self._exact.gap:
             return replace(rough, status="optimal", solver=self.name)
         try:
-            plan = self._exact.solve(problem)
+            if rough.status == "infeasible" or packed.bound is None:
+                plan = self._exact.solve_program(program)
+            else:
+                plan = self._near(program, packed, packed.bound)
         except Unsolved as unsolved:
             return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
         if plan.status == rough.status == "feasible" and rough.objective < plan.objective:
             return replace(rough, reason="the exact solver stopped at its limit with a dearer plan")
         return plan
+
+    def _near(self, program: Program, packed: Packed, bound: float) -> Plan:
+        """Of a programme with a plan, whose cost `bound` says to be at least so much."""
+        best = packed.packing.cost()
+        narrow = min(best, bound * (1 + _NARROW / len(program.groups)))
+        try:
+            found = self._exact.search(trimmed(program, packed.prices, narrow - bound), _FIRST)
+        except Unsolved:
+            found = None
+        if found is not None:
+            reached = cost(program, found.counts)
+            if found.proven and reached <= narrow * (1 + max(found.gap, self._exact.gap)):
+                return self._exact.concluded(program, found, short={})
+            best = min(best, reached)
+        return self._exact.solve_program(trimmed(program, packed.prices, best - bound), 1 - _FIRST)

@@ -7,6 +7,7 @@ demand, mixtures included (`cover.py`). Where resources do not suffice for every
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from services.core.planning.conclude import conclude
 from services.core.planning.packing import Packing
@@ -20,6 +21,14 @@ _NEAR = -0.1  # overdrawn by no more than this, choices are worth moving until t
 _TURNS = 6  # of packing from nothing, with those that found no room going first
 
 
+class Packed(NamedTuple):
+    """bound: what any plan costs at least, None when unknown. prices: of the rows, from which that follows."""
+
+    packing: Packing
+    bound: float | None
+    prices: Sequence[float]
+
+
 class GreedySolver:
     """rounds: how often prices of resources change at most. steps: of the search for one group."""
 
@@ -31,7 +40,11 @@ class GreedySolver:
     def solve(self, problem: Problem) -> Plan:
         """A plan that keeps every constraint, usually near the cheapest. Its "infeasible" is no proof: none was found."""
         program = compile_program(problem)
-        packing, bound = self._pack(program)
+        return self.concluded(program, self.pack(program))
+
+    def concluded(self, program: Program, packed: Packed) -> Plan:
+        """The plan that a packing is."""
+        packing, bound = packed.packing, packed.bound
         cost = packing.cost()
         short = {g: packing.missing(g) for g in range(len(program.groups))}
         return conclude(
@@ -43,8 +56,8 @@ class GreedySolver:
             gap=None if bound is None else max(0.0, 1.0 - bound / cost) if cost > 0 else 0.0,
         )
 
-    def _pack(self, program: Program) -> tuple[Packing, float | None]:
-        """The best packing found, and what any costs at least, if that is known."""
+    def pack(self, program: Program) -> Packed:
+        """The best packing found."""
         order = sorted(
             (g for g, group in enumerate(program.groups) if group.candidates),
             key=lambda g: (len(program.groups[g].candidates), -program.groups[g].need),
@@ -59,7 +72,7 @@ class GreedySolver:
             cost, room = chosen.cost(), chosen.room[:]  # as chosen: fitting may change it
             provable &= chosen.cheapest
             if provable and left == self._rounds and chosen.placed_all(order):
-                return chosen, cost
+                return Packed(chosen, cost, prices.at_bound)
             if not left or min(room, default=0.0) > _NEAR:
                 trial = self._fitted(chosen, order, prices.values)
                 if trial.placed_all(order):
@@ -72,7 +85,7 @@ class GreedySolver:
         if best is None:
             prices.rise(cost, room)
             best = self._squeezed(program, order, prices.values)
-        return best, prices.bound if provable else None
+        return Packed(best, prices.bound if provable else None, prices.at_bound)
 
     def _fitted(self, chosen: Packing, order: Sequence[int], prices: Sequence[float]) -> Packing:
         """The same with groups moved, one after the other, to what there is room for."""

@@ -5,7 +5,7 @@ from math import ceil
 from typing import Self
 
 from services.core.planning.cover import Offer, Search
-from services.core.planning.program import Program, Supply
+from services.core.planning.program import Program, cost, cost_of, priced
 
 _EPS = 1e-9
 
@@ -59,16 +59,11 @@ class Packing:
             for running, fresh in ((program.running[c], program.fresh[c]) for c in group.candidates)
         ]
         least = group.need * min(one.price / one.rate for one in first)
-        return sum(self._cost(c) for c in self._given[g]) > (1 + 1e-6) * least
+        return sum(cost_of(self._program, c, self.counts[c]) for c in self._given[g]) > (1 + 1e-6) * least
 
     def cost(self) -> float:
-        """What the instances count in the objective, up to a constant."""
-        return sum(self._cost(c) for c, n in enumerate(self.counts) if n)
-
-    def _cost(self, c: int) -> float:
-        n, running = self.counts[c], self._program.running[c]
-        kept = min(n, running.high)
-        return kept * running.price + (n - kept) * self._program.fresh[c].price
+        """What the instances count in the objective, but for a constant."""
+        return cost(self._program, self.counts)
 
     def fits(self) -> bool:
         return all(free >= -_EPS for free in self.room)
@@ -159,7 +154,7 @@ class Packing:
             ):
                 if most > 0:
                     weights = supply.weights if bounded else ()
-                    offers.append(Offer(c, _priced(supply, prices), supply.rate, most, weights))
+                    offers.append(Offer(c, priced(supply, prices), supply.rate, most, weights))
         return offers
 
     def _top_up(self, g: int, prices: Sequence[float], *, bounded: bool) -> bool:
@@ -187,7 +182,3 @@ class Packing:
             self.room[row] -= kept * weight
         for row, weight in fresh.weights:
             self.room[row] -= (delta - kept) * weight
-
-
-def _priced(supply: Supply, prices: Sequence[float]) -> float:
-    return supply.price + sum(prices[row] * weight for row, weight in supply.weights)

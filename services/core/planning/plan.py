@@ -31,7 +31,7 @@ class Unmet(Struct, frozen=True, kw_only=True, gc=False):
 class Plan(Struct, frozen=True, kw_only=True):
     """The answer to a problem.
 
-    status: optimal (proven, within the solver's gap), feasible (meets every constraint), infeasible (no plan meets every
+    status: optimal (proven, within the solver's gap or 10⁻⁴), feasible (meets every constraint), infeasible (no plan meets every
     demand; this one carries as much as it found room for, and `unmet` says what is missing and why). instances: of every
     candidate, after the plan. cost_per_s: US$ per second of all of them. objective: cost of the actions, as the problem
     defines it. solver: who found it. reason: for people, empty when there is nothing to say. gap: how far from optimal it

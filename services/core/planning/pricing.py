@@ -10,16 +10,22 @@ _STEEP = 10.0  # total costs: beside prices like these nothing else counts
 
 
 class Prices:
-    """values: what the whole of each row costs, in units of the objective. bound: no plan can cost less than this."""
+    """values: what the whole of each row costs, in units of the objective. bound: no plan can cost less than this.
+
+    at_bound: the prices that say so.
+    """
 
     def __init__(self, rows: int) -> None:
         self.values = [0.0] * rows
         self.bound = 0.0
+        self.at_bound: Sequence[float] = tuple(self.values)
         self._low, self._high = [0.0] * rows, [inf] * rows
 
     def settle(self, cost: float, room: Sequence[float]) -> None:
         """Learn from the best choices at these prices: their cost without them, and the room they leave in each row."""
-        self.bound = max(self.bound, cost - sum(map(mul, self.values, room)))
+        bound = cost - sum(map(mul, self.values, room))
+        if bound > self.bound:
+            self.bound, self.at_bound = bound, tuple(self.values)
         for row, free in enumerate(room):
             price = self.values[row]
             if free < _OVERDRAWN:

@@ -11,6 +11,7 @@ that run already (at most N_v, at C_v each) and fresh ones (at C_v (1 + λ T_v))
 that the same variants may answer are one *group*.
 """
 
+from collections.abc import Sequence
 from math import ceil, inf, isfinite
 from typing import NamedTuple
 
@@ -95,6 +96,23 @@ def fresh_price(problem: Problem, one: Candidate) -> float:
     if problem.objective == "additive":
         return one.cost_per_s + problem.loading_weight * one.load_s
     return one.cost_per_s * (1 + problem.loading_weight * one.load_s)
+
+
+def cost(program: Program, counts: Sequence[int]) -> float:
+    """What so many instances of each candidate count in the objective, but for a constant."""
+    return sum(cost_of(program, c, n) for c, n in enumerate(counts) if n)
+
+
+def cost_of(program: Program, c: int, n: int) -> float:
+    """The part of candidate c."""
+    running = program.running[c]
+    kept = min(n, running.high)
+    return kept * running.price + (n - kept) * program.fresh[c].price
+
+
+def priced(supply: Supply, prices: Sequence[float]) -> float:
+    """The price of one instance where the rows have prices too, each for the whole of it."""
+    return supply.price + sum(prices[row] * weight for row, weight in supply.weights)
 
 
 def _groups(problem: Problem) -> tuple[Group, ...]:

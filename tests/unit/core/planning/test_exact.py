@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from services.core.planning.conclude import objective
-from services.core.planning.exact import ExactSolver, Unsolved
+from services.core.planning.exact import ExactSolver
+from services.core.planning.model import Unsolved
 from services.core.planning.problem import Demand, Problem
 from tests.planning import TABLE_2, broken, carried, entangled_problem, random_problem, scarce, table_3
 
