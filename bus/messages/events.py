@@ -61,7 +61,7 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
 
 
 class CostEvent(Event, frozen=True, kw_only=True, gc=False):
-    """One instance and period; the part of a worker that nobody used has app None."""
+    """One instance and period; the part of a worker that nobody used has app None. simulated: of a simulated device."""
 
     kind: ClassVar[str] = "cost"
     seconds: float
@@ -72,6 +72,7 @@ class CostEvent(Event, frozen=True, kw_only=True, gc=False):
     variant: str | None
     busy_seconds: float
     cost: float
+    simulated: bool = False
 
 
 class ScalingEvent(Event, frozen=True, kw_only=True, gc=False):

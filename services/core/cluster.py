@@ -122,9 +122,10 @@ class ClusterView:
             before = worker.devices.get(device.device)
             if not device.alive or (before is not None and before.incarnation != device.incarnation):
                 self.lose_device(beat.worker, device.device)  # its executor is not the one that took our queries
+        known = worker.devices.keys() == {device.device for device in beat.devices}
         worker.devices = {device.device: device for device in beat.devices}
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
-        if first:
+        if not known:
             self._reprice()
         listed = set()
         unknown = False

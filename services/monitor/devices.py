@@ -20,7 +20,7 @@ class DeviceState:
     def __init__(self, worker: str, spec: Device, prices: Mapping[str, float]) -> None:
         self.spec = spec
         self.price_per_hour = price_per_hour(spec.kind, prices, spec.cores)
-        self.meter = Meter(worker, spec.kind, self.price_per_hour / 3600.0)
+        self.meter = Meter(worker, spec.kind, self.price_per_hour / 3600.0, simulated=spec.simulated)
         self.is_machine = spec.kind == "cpu" and not spec.simulated
         self.incarnation: int | None = None
         self.dead: int | None = None

@@ -26,9 +26,12 @@ class Account:
 
 
 class Meter:
-    """Integrates over every change of what is loaded. price_per_s: US$ of the whole device."""
+    """Integrates over every change of what is loaded. price_per_s: US$ of the whole device; simulated: nobody's money."""
 
-    def __init__(self, worker: str, kind: str, price_per_s: float, now: float = 0.0) -> None:
+    def __init__(
+        self, worker: str, kind: str, price_per_s: float, now: float = 0.0, *, simulated: bool = False
+    ) -> None:
+        self._simulated = simulated
         self.price_per_s = price_per_s
         self._worker = worker
         self._kind = kind
@@ -119,4 +122,5 @@ class Meter:
             variant=record.variant if record else None,
             busy_seconds=busy,
             cost=cost,
+            simulated=self._simulated,
         )

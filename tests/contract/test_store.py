@@ -19,7 +19,7 @@ RELATIONS = {
     "state_events": "time app model variant worker device from_state to_state reason",
     "query_outcomes": "time uid id app model variant worker hardware outcome code latency_ms slo_ms accuracy"
     " accuracy_required cost_limit priority items batch cached simulated cost version policy context input_digest parent stage",
-    "cost_events": "time seconds worker hardware app model variant busy_seconds cost",
+    "cost_events": "time seconds worker hardware app model variant busy_seconds cost simulated",
     "scaling_events": "time scaler worker app model variant action count reason solver solve_ms objective",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",

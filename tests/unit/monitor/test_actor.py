@@ -287,3 +287,10 @@ def test_a_simulated_device_is_measured_by_its_own_work() -> None:
     assert [d.simulated for d in world.beat.devices] == [False, True]
     assert [d.utilisation for d in world.beat.devices] == [0.3, 0.0]
     assert sum(d.price_per_hour for d in world.beat.devices) == pytest.approx(0.096 + 3.06)
+
+
+def test_what_a_simulated_device_costs_is_told_apart() -> None:
+    gpu = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, simulated=True)
+    world = World([CPU, gpu])
+    world.advance(10.0)
+    assert {(row.hardware, row.simulated) for row in world.of(CostEvent)} == {("cpu", False), ("gpu", True)}
