@@ -15,7 +15,9 @@ _COLUMNS = (
     Column("", lambda item: " " if item.get("why_not") else "->"),
     Column("variant", "variant"),
     Column("state", "state"),
-    Column("on", lambda item: item.get("worker") or item.get("hardware")),
+    Column(
+        "on", lambda item: f"{item.get('worker') or item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}"
+    ),
     Column("accuracy", "accuracy"),
     Column("latency ms", "latency_ms"),
     Column("load ms", "load_ms"),

@@ -21,7 +21,9 @@ LISTED_S = 3.0  # until a dispatcher lists what was registered a moment ago
 
 COLUMNS = (
     Column("variant", "variant"),
-    Column("hardware", "hardware"),
+    Column(
+        "hardware", lambda item: f"{item['hardware']} (simulated)" if item.get("simulated") else item.get("hardware")
+    ),
     Column("accuracy", "accuracy"),
     Column("agrees", "agreement"),
     Column("load ms", "load_ms"),
