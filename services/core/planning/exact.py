@@ -48,11 +48,12 @@ class ExactSolver:
         options = self._options(share)
         groups = _hopeful(program)
         short = Model(program, groups, elastic=True).shortage(options)
+        told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
         carried = {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}
         answer = Model(program, carried).run(options)
         if answer is None:
             raise Unsolved("the solver contradicts itself about what can be carried")
-        return self.concluded(program, Found(*answer), short=hopeless | short)
+        return self.concluded(program, Found(*answer), short=hopeless | told)
 
     def search(self, program: Program, share: float = 1.0) -> Found | None:
         """What carries every group that anybody can carry; None when there is no such plan. Raises Unsolved."""
@@ -88,4 +89,6 @@ def _hopeful(program: Program) -> dict[int, Group]:
 
 
 def _less(group: Group, missing: float, instances: int) -> Group:
-    return group._replace(need=max(0.0, group.need - missing) * (1 - 1e-7), least=group.least - instances)
+    """What is left to carry; nothing, where that is only the solver's tolerance."""
+    left = group.need - missing
+    return group._replace(need=left * (1 - 1e-7) if left > 1e-6 * group.need else 0.0, least=group.least - instances)

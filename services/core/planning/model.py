@@ -53,7 +53,7 @@ class Model:
         for g, (items, instances) in self._short.items():
             missing = float(result.x[items]) if items is not None else 0.0
             lacking = round(result.x[instances]) if instances is not None else 0
-            if missing > 1e-6 * self._groups[g].need or lacking:
+            if missing > 0 or lacking:
                 found[g] = (max(0.0, missing), lacking)
         return found
 

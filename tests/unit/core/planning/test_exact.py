@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from services.core.planning.conclude import objective
 from services.core.planning.exact import ExactSolver
+from services.core.planning.greedy import GreedySolver
 from services.core.planning.model import Unsolved
 from services.core.planning.problem import Demand, Problem
 from tests.planning import TABLE_2, broken, carried, entangled_problem, random_problem, scarce, table_3
@@ -171,6 +172,14 @@ def test_constraints_hold(seed: int) -> None:
     plan = ExactSolver(time_limit_s=5.0, gap=1e-3).solve(problem)
     assert broken(problem, plan) == []
     assert (plan.status == "infeasible") == bool(plan.unmet)
+
+
+def test_what_cannot_be_carried_at_all_leaves_nothing_to_scale() -> None:
+    """Two apps go without; HiGHS says so up to its tolerance."""
+    loose = random_problem(390)
+    plan = ExactSolver(gap=1e-3).solve(scarce(loose, GreedySolver().solve(loose), 390, 0.6, 1.2))
+    assert plan.status == "infeasible"
+    assert [(one.app, round(one.missing, 1)) for one in plan.unmet] == [("a3", 873.6), ("a7", 550.0)]
 
 
 def test_limits_end_the_search() -> None:

@@ -44,9 +44,10 @@ def test_held_instances_and_shared_variants_stay() -> None:
             assert less.running[c].high + less.fresh[c].high >= one.least
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", [*range(10), 42, 83, 111, 123, 178])
 def test_the_default_is_as_cheap_as_the_whole_programme(seed: int) -> None:
-    loose = random_problem(seed + 100)
+    """For 6 and those from 42 on the first, narrow search finds a plan that is not the cheapest."""
+    loose = random_problem(seed)
     problem = scarce(loose, GREEDY.solve(loose), seed, 0.7, 1.3)
     whole, default = EXACT.solve(problem), make_solver("ilp", time_limit_s=None, gap=1e-6).solve(problem)
     assert default.status == whole.status
