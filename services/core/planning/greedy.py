@@ -17,7 +17,7 @@ from services.core.planning.problem import Problem
 from services.core.planning.program import Program, compile_program
 
 _CLOSE = 1.02  # to the bound: further rounds are not worth their time
-_NEAR = -0.1  # overdrawn by no more than this, choices are worth moving until they fit
+_NEAR = -0.25  # overdrawn by no more than this, choices are worth moving until they fit
 _TURNS = 6  # of packing from nothing, with those that found no room going first
 
 
