@@ -41,7 +41,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python benches/payload.py
 	$(BIN)/python benches/startup.py
 
-# After changing versions on purpose, in an environment that holds every extra: pip install -e '.[dev,torch,train]'
+# After changing versions on purpose, in an environment that holds every extra: pip install -e '.[dev,torch,train,photos]'
 constraints: $(VENV)/.ready-dev
 	$(BIN)/python -m pip freeze --exclude-editable --exclude pip --exclude setuptools \
 	  | sed 's/+[a-z0-9.]*$$//' > constraints.new

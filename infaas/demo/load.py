@@ -1,4 +1,4 @@
-"""The demo's load: open loop, real digits with random requirements, a rate that changes."""
+"""The demo's load: open loop, real pictures with random requirements, a rate that changes."""
 
 import asyncio
 import time
@@ -11,31 +11,29 @@ from numpy.typing import NDArray
 from infaas.arrivals import renewal
 from infaas.client import Client
 from infaas.demo.asks import Ask
-from infaas.demo.data import Digits
+from infaas.demo.family import Family, Labelled
 from infaas.demo.judge import wrong_answer, wrong_refusal
 from infaas.demo.tally import Tally
 from infaas.errors import InfaasError, Refused
 from infaas.queries import Needs
 
-RATES = (50.0, 300.0, 100.0)  # queries a second, one after the other
-MOST_ITEMS = 8
 ALONE = 0.8  # share of queries with a single picture
 PATIENCE = 20.0  # s until what is possible must be answered once, variants being loaded
 PAUSE = 0.2  # s between tries where the system does not say when
 
 
-class Digitsource:
+class Picturesource:
     """Hands out pictures in random order, every one before any comes again."""
 
-    def __init__(self, digits: Digits, rng: np.random.Generator) -> None:
-        self.digits = digits
+    def __init__(self, pictures: Labelled, rng: np.random.Generator) -> None:
+        self.pictures = pictures
         self._rng = rng
         self._left: NDArray[np.int64] = np.empty(0, np.int64)
 
     def draw(self, items: int) -> NDArray[np.int64]:
         """Numbers of so many pictures."""
         if len(self._left) < items:
-            self._left = np.concatenate([self._left, self._rng.permutation(len(self.digits))])
+            self._left = np.concatenate([self._left, self._rng.permutation(len(self.pictures))])
         drawn, self._left = self._left[:items], self._left[items:]
         return drawn
 
@@ -46,20 +44,19 @@ class Load:
     def __init__(
         self,
         client: Client,
-        app: str,
+        family: Family,
         asks: Sequence[Ask],
-        digits: Digits,
         variants: Mapping[str, Mapping[str, Any]],
         seed: int = 0,
     ) -> None:
         self._client = client
-        self._app = app
+        self._family = family
         self._asks = asks
-        self._digits = digits
+        self._pictures = family.unseen
         self._variants = variants
         self._rng = np.random.default_rng(seed)
-        self._sources = [Digitsource(digits, self._rng) for _ in asks]
-        self.tallies = [Tally(ask) for ask in asks]
+        self._sources = [Picturesource(family.unseen, self._rng) for _ in asks]
+        self.tallies = [Tally(ask, validated=family.validated, views=family.views) for ask in asks]
         self.sent = 0
         self.first_ms: dict[str, float] = {}
 
@@ -72,8 +69,9 @@ class Load:
 
     async def run(self, seconds: float, told: Callable[[float], None]) -> None:
         """Send for so many seconds at the changing rate, then wait for all that is still under way."""
-        phase = seconds / len(RATES)
-        parts = [number * phase + renewal("poisson", rate, phase, self._rng) for number, rate in enumerate(RATES)]
+        rates = self._family.rates
+        phase = seconds / len(rates)
+        parts = [number * phase + renewal("poisson", rate, phase, self._rng) for number, rate in enumerate(rates)]
         times = np.concatenate(parts).tolist()
         weights = np.array([ask.weight for ask in self._asks])
         picks = self._rng.choice(len(self._asks), len(times), p=weights / weights.sum()).tolist()
@@ -89,19 +87,19 @@ class Load:
 
     async def _one(self, pick: int, intended: float) -> None:
         ask, tally = self._asks[pick], self.tallies[pick]
-        items = 1 if self._rng.random() < ALONE else int(self._rng.integers(2, MOST_ITEMS + 1))
+        items = 1 if self._rng.random() < ALONE else int(self._rng.integers(2, self._family.most_items + 1))
         pictures = self._sources[pick].draw(items)
         label = f"demo-{self.sent}"
         self.sent += 1
         tally.sent += 1
         try:
             needs: Needs = {**ask.needs, "id": label}
-            reply = await self._client.query(self._app, self._digits.x[pictures], raise_refused=False, **needs)
+            reply = await self._client.query(self._family.app, self._pictures.x[pictures], raise_refused=False, **needs)
             took_ms = 1000 * (time.monotonic() - intended)
             problem = (
                 wrong_refusal(ask, reply)
                 if isinstance(reply, Refused)
-                else wrong_answer(ask, items, label, reply, self._variants)
+                else wrong_answer(ask, items, label, reply, self._variants, self._family.classes)
             )
         except InfaasError as error:
             tally.failed(f"neither answered nor refused: {error}")
@@ -111,14 +109,14 @@ class Load:
         elif isinstance(reply, Refused):
             tally.refused(reply)
         else:
-            tally.answered(reply, self._digits.y[pictures], pictures, took_ms)
+            tally.answered(reply, self._pictures.y[pictures], pictures, took_ms)
 
     async def _until_answered(self, ask: Ask) -> float:
         """Milliseconds from the first try to the first answer; raises InfaasError after PATIENCE."""
         began = time.monotonic()
         while True:
             self.sent += 1
-            reply = await self._client.query(self._app, self._digits.x[:1], raise_refused=False, **ask.needs)
+            reply = await self._client.query(self._family.app, self._pictures.x[:1], raise_refused=False, **ask.needs)
             waited = time.monotonic() - began
             if not isinstance(reply, Refused):
                 return 1000 * waited

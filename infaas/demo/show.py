@@ -26,9 +26,11 @@ def variants_table(registered: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def asks_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def asks_table(rows: Sequence[Mapping[str, Any]], things: str) -> Table:
     """For each set of requirements: what answered, and how well."""
-    table = Table(title="What was asked, and what became of it (digits that no model has seen)", show_lines=True)
+    table = Table(
+        title=f"What was asked, and what became of it ({things} that the system has not seen)", show_lines=True
+    )
     table.add_column("asked for", overflow="fold")
     table.add_column("sent", justify="right")
     table.add_column("answered by", overflow="fold", min_width=28)
@@ -68,7 +70,7 @@ def sql_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Everything that the demo found, for people."""
     console.print(variants_table(found["registered"]))
-    console.print(asks_table(found["asks"]))
+    console.print(asks_table(found["asks"], found["things"]))
     console.print("Why queries were refused (one example of each kind):")
     for reason in reasons(found["asks"]):
         console.print(f"  {reason}", highlight=False, soft_wrap=True, markup=False)

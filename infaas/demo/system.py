@@ -37,12 +37,13 @@ def command(*arguments: str) -> list[str]:
 
 
 class System:
-    """One `infaas up`. keep: it goes on when we end; otherwise it ends with us, whatever ends us."""
+    """One `infaas up`. keep: it goes on when we end; otherwise it ends with us, whatever ends us. settings: TOML."""
 
-    def __init__(self, data_dir: Path, *, keep: bool = False) -> None:
+    def __init__(self, data_dir: Path, *, keep: bool = False, settings: str = "") -> None:
         self.data_dir = data_dir
         self.urls: dict[str, Any] = {}
         self._keep = keep
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -55,10 +56,14 @@ class System:
         """Start it and return after how many seconds it was ready; raises InfaasError with what it said."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         said, complained = self.data_dir / "up.out", self.data_dir / "up.err"
+        options: list[str] = []
+        if self._settings:
+            (self.data_dir / "settings.toml").write_text(self._settings)
+            options = ["--config", str(self.data_dir / "settings.toml")]
         began = time.monotonic()
         with said.open("wb") as out, complained.open("wb") as err:
             self._process = subprocess.Popen(  # noqa: ASYNC220  (it returns at once)
-                command("up", "--data-dir", str(self.data_dir), "--json"),
+                command("up", "--data-dir", str(self.data_dir), "--json", *options),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -44,7 +44,7 @@ def answer(items: int = 2, **changes: Any) -> Answer:
 
 
 def judge(ask: Ask, **changes: Any) -> str:
-    return wrong_answer(ask, 2, "q", answer(**changes), CATALOGUE)
+    return wrong_answer(ask, 2, "q", answer(**changes), CATALOGUE, 10)
 
 
 def test_right_answers_pass() -> None:
@@ -144,7 +144,7 @@ def test_asks_follow_the_catalogue() -> None:
 
 
 def test_tally_counts_and_concludes() -> None:
-    tally = Tally(ANYTHING)
+    tally = Tally(ANYTHING, validated=750)
     labels = np.array([0, 5])
     for took in (1.0, 3.0):
         tally.sent += 1
@@ -162,21 +162,21 @@ def test_tally_counts_and_concludes() -> None:
 
 
 def test_tally_notices_what_never_came_back() -> None:
-    tally = Tally(ANYTHING)
+    tally = Tally(ANYTHING, validated=750)
     tally.sent = 2
     tally.answered(answer(), np.array([0, 1]), np.array([0, 1]), 1.0)
     assert any("2 sent, 1 came back" in problem for problem in tally.conclude())
 
 
 def test_tally_wants_an_answer_to_what_is_possible() -> None:
-    tally = Tally(STRICT)
+    tally = Tally(STRICT, validated=750)
     tally.sent = 1
     tally.refused(Refused("deadline", "later"))
     assert any("not one" in problem for problem in tally.conclude())
 
 
 def test_tally_shows_a_few_problems_and_counts_the_rest() -> None:
-    tally = Tally(IMPOSSIBLE)
+    tally = Tally(IMPOSSIBLE, validated=750)
     tally.sent = 9
     for number in range(9):
         tally.failed(f"problem {number}")
@@ -186,7 +186,7 @@ def test_tally_shows_a_few_problems_and_counts_the_rest() -> None:
 
 
 def test_needs_are_met_only_when_nothing_is_missed() -> None:
-    tally = Tally(STRICT)
+    tally = Tally(STRICT, validated=750)
     for took, missed in ((1.0, []), (9.0, []), (1.0, ["cost"]), (1.0, ["latency"])):
         tally.sent += 1
         tally.answered(answer(missed=missed), np.array([0, 1]), np.array([0, 1]), took)

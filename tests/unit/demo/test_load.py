@@ -3,12 +3,12 @@
 import numpy as np
 
 from infaas.demo.data import Digits
-from infaas.demo.load import Digitsource
+from infaas.demo.load import Picturesource
 
 
 def test_every_picture_once_before_any_twice() -> None:
     digits = Digits(np.zeros((20, 784), np.float32), np.zeros(20, np.int64))
-    source = Digitsource(digits, np.random.default_rng(3))
+    source = Picturesource(digits, np.random.default_rng(3))
     drawn = np.concatenate([source.draw(items) for items in (1, 7, 8, 3, 1)])
     assert sorted(drawn.tolist()) == list(range(20))
     assert len(source.draw(8)) == 8

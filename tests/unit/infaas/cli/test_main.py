@@ -37,6 +37,7 @@ def test_every_command_that_is_there_can_be_loaded() -> None:
         ["up", "--nosuchoption"],
         ["up", "--workers", "many"],
         ["up", "--workers", "0"],
+        ["demo", "--family", "birds"],
         ["up", "--port-base", "99999"],
         ["up", "--simulate", "tpu=1"],
         ["up", "--simulate", "gpu"],
