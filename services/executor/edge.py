@@ -43,9 +43,7 @@ log = logging.getLogger(__name__)
 
 HUNG = 71  # exit code: a run could not be ended
 OBEY = 2.0  # s a framework has to end a run that was cancelled
-INLINE_LIMIT = (
-    0.25  # s; a run on the loop that takes longer is cancelled, and done again in a thread: all else waits for it
-)
+INLINE_LIMIT = 0.25  # s; a run on the loop that takes longer is cancelled and done again in a thread
 LOOK = 0.05  # s between looks at the run on the loop
 MOST_LARGE = 256 * 2**20  # bytes of inputs fetched by reference
 
