@@ -39,14 +39,20 @@ def found(root: Path = Path("/")) -> Path | None:
     return directory if all((directory / name).is_file() for name in labels()) else None
 
 
-def fetch(directory: Path) -> Path:
-    """Download the Debian package without installing it, and unpack it there; raises InfaasError with a remedy."""
+def fetch(directory: Path, search: str | None = None) -> Path:
+    """Download the Debian package without installing it, and unpack it there; raises InfaasError with a remedy.
+
+    search: where the programs are looked for, as in PATH; None: PATH itself.
+    """
+    tools = {}
     for program in ("apt-get", "dpkg-deb"):
-        if shutil.which(program) is None:
+        found_at = shutil.which(program, path=search)
+        if found_at is None:
             raise InfaasError(f"the photographs are not here, and without {program} they cannot be fetched: {REMEDY}")
-    _call(directory, "apt-get", "download", PACKAGE)
+        tools[program] = found_at
+    _call(directory, tools["apt-get"], "download", PACKAGE)
     for package in directory.glob(f"{PACKAGE}_*.deb"):
-        _call(directory, "dpkg-deb", "-x", package.name, ".")
+        _call(directory, tools["dpkg-deb"], "-x", package.name, ".")
         package.unlink()
     unpacked = found(directory)
     if unpacked is None:
@@ -56,14 +62,17 @@ def fetch(directory: Path) -> Path:
     return unpacked
 
 
-def _call(directory: Path, *command: str) -> None:
+def _call(directory: Path, program: str, *arguments: str) -> None:
+    what = " ".join((Path(program).name, *arguments))
     try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=FETCHING)
+        done = subprocess.run(
+            (program, *arguments), cwd=directory, capture_output=True, text=True, check=False, timeout=FETCHING
+        )
     except subprocess.TimeoutExpired as error:
-        raise InfaasError(f"{' '.join(command)} took more than {FETCHING:.0f} s: {REMEDY}") from error
+        raise InfaasError(f"{what} took more than {FETCHING:.0f} s: {REMEDY}") from error
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise InfaasError(f"{' '.join(command)} failed: {said}: {REMEDY}")
+        raise InfaasError(f"{what} failed: {said}: {REMEDY}")
 
 
 def read(directory: Path) -> dict[str, NDArray[Any]]:

@@ -39,22 +39,20 @@ def test_one_missing_picture_is_noticed(tmp_path: Path) -> None:
     assert stamps.found(tmp_path) is None
 
 
-def test_without_the_tools_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_without_the_tools_the_remedy_is_named(tmp_path: Path) -> None:
     with pytest.raises(InfaasError, match=r"without apt-get .*--stamps DIRECTORY"):
-        stamps.fetch(tmp_path)
+        stamps.fetch(tmp_path, str(tmp_path))
 
 
-def test_a_failing_tool_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_tool_is_quoted(tmp_path: Path) -> None:
     for name, text in (("apt-get", "echo E: no such package >&2; exit 100"), ("dpkg-deb", "exit 0")):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(
         InfaasError, match=r"apt-get download tuxpaint-stamps-default failed: E: no such package.*apt-get install"
     ):
-        stamps.fetch(tmp_path)
+        stamps.fetch(tmp_path, str(tmp_path))
 
 
 def test_missing_packages_are_named() -> None:
