@@ -75,16 +75,28 @@ class Subjects:
     def dispatcher_heartbeat(self, dispatcher: str = "*") -> str:
         return f"{self.prefix}.heartbeat.dispatcher.{dispatcher}"
 
+    def demand(self, dispatcher: str = "*") -> str:
+        """What dispatchers were asked for, by requirement class."""
+        return f"{self.prefix}.demand.{dispatcher}"
+
+    def controller(self, what: str) -> str:
+        """what: ask. Heard by the one that leads."""
+        return f"{self.prefix}.controller.{what}"
+
+    def machines(self, order: str) -> str:
+        """order: start | stop"""
+        return f"{self.prefix}.machines.{order}"
+
     def worker(self, worker: str, order: str) -> str:
-        """order: load | release"""
+        """order: load | release | drain"""
         return f"{self.prefix}.worker.{worker}.{order}"
 
     def executor(self, worker: str, device: str, order: str) -> str:
-        """order: load | unload"""
+        """order: load | unload | move"""
         return f"{self.prefix}.executor.{worker}.{device}.{order}"
 
     def monitor(self, worker: str, fact: str) -> str:
-        """fact: loaded | failed | unloaded | report"""
+        """fact: loaded | failed | unloaded | moved | report"""
         return f"{self.prefix}.monitor.{worker}.{fact}"
 
     def exited(self, worker: str = "*", device: str = "*") -> str:
@@ -99,6 +111,16 @@ class Subjects:
         """fact: inspected | built | variant-failed | progress | finished"""
         return f"{self.prefix}.registrar.{fact}"
 
+    # offline jobs
+    def job(self, app: str = "*") -> str:
+        return f"{self.prefix}.job.{app}"
+
+    def job_status(self, job: str = "*") -> str:
+        return f"{self.prefix}.job-status.{job}"
+
+    def job_cancel(self, job: str = "*") -> str:
+        return f"{self.prefix}.job-cancel.{job}"
+
     # streams and buckets
     @property
     def outcome_stream(self) -> str:
@@ -111,6 +133,11 @@ class Subjects:
     @property
     def catalog_bucket(self) -> str:
         return f"{self.prefix}-catalog"
+
+    @property
+    def control_bucket(self) -> str:
+        """Who leads: one key, changed by compare-and-set."""
+        return f"{self.prefix}-control"
 
     @property
     def status_bucket(self) -> str:

@@ -47,7 +47,10 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.heartbeat.worker.<worker>`, every 0.5 s and at every change of state. incarnation grows at each restart."""
+    """`infaas.heartbeat.worker.<worker>`, every 0.5 s and at every change of state. incarnation grows at each restart.
+
+    kind: of machine, as the VM-autoscaler counts them; empty = as `hardware` says.
+    """
 
     worker: str
     hardware: str
@@ -57,6 +60,7 @@ class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     instances: list[InstanceStatus]
     draining: bool = False
     leaving: bool = False
+    kind: str = ""
 
 
 class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -119,17 +123,40 @@ class LoadReply(Struct, frozen=True, kw_only=True):
 
 
 class LoadInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.load`: monitor -> executor. price_per_s: US$ per second of this instance."""
+    """`infaas.executor.<worker>.<device>.load`: monitor -> executor. price_per_s: US$ per second of this instance.
+
+    cores: of the machine that it may run on; empty = any.
+    """
 
     instance: str
     variant: VariantRecord
     price_per_s: float = 0.0
+    cores: list[int] = []
 
 
 class UnloadInstance(Struct, frozen=True, kw_only=True):
     """`infaas.executor.<worker>.<device>.unload`: finish what is queued, then let go."""
 
     instance: str
+
+
+class MoveInstance(Struct, frozen=True, kw_only=True):
+    """`infaas.executor.<worker>.<device>.move`: run this instance on these cores of the machine from now on; it serves meanwhile."""
+
+    instance: str
+    cores: list[int]
+
+
+class InstanceMoved(Struct, frozen=True, kw_only=True):
+    """`infaas.monitor.<worker>.moved`. proof: where its threads run now; error: why it could not, empty when it did."""
+
+    instance: str
+    variant: str
+    device: str
+    incarnation: int
+    cores: list[int]
+    proof: str = ""
+    error: str = ""
 
 
 class InstanceLoaded(Struct, frozen=True, kw_only=True):

@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from services.shell.settings import Settings
 
 
+_NESTED = {
+    "model-autoscaler": "autoscaler.models",
+    "vm-autoscaler": "autoscaler.vms",
+}  # others are named as their folder
+
+
 def known() -> list[str]:
     """The services that exist, by the names that `infaas run` takes."""
-    packages = [found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg]
-    return sorted(name.replace("_", "-") for name in packages if find_spec(f"services.{name}.__main__") is not None)
+    names = {found.name: found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg} | _NESTED
+    return sorted(name for name, package in names.items() if find_spec(f"services.{package}.__main__") is not None)
 
 
 def run(*service: str, config: Path | None = None, data_dir: Path | None = None) -> int:
@@ -54,7 +60,7 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
 
 
 def _wire_of(name: str) -> "Wire":
-    module = import_module(f"services.{name.replace('-', '_')}.__main__")
+    module = import_module(f"services.{_NESTED.get(name, name)}.__main__")
     wire: Wire = module.wire
     return wire
 

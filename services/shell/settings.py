@@ -92,13 +92,75 @@ class RegistrarSettings(Section, frozen=True, kw_only=True):
 
 
 class WorkerSettings(Section, frozen=True, kw_only=True):
-    """name: empty = made from the host's. cores, memory_mb: 0 = what the machine has. simulate: devices to simulate, kind to count."""
+    """name: empty = made from the host's. kind: of machine, one of machines.kinds; empty = the hardware's name.
+
+    cores, memory_mb: 0 = what the machine has. simulate: devices to simulate, kind to count.
+    """
 
     name: str = ""
+    kind: str = ""
     hardware: str = "cpu"
     cores: int = 0
     memory_mb: int = 0
     simulate: dict[str, int] = {}
+
+
+class Choice(Section, frozen=True, kw_only=True):
+    """What a static system serves an app with: a variant, and how many instances of it in the whole cluster."""
+
+    variant: str
+    instances: int = 1
+
+
+class AutoscalerSettings(Section, frozen=True, kw_only=True):
+    """The model-autoscaler of every worker (services/autoscaler/models). Formulas: services/core/planning.
+
+    policy: "infaas", "replicate" (one variant an app, more or fewer of it), "static" (`choice`, never changed), or "off".
+    solver: "ilp" or "greedy". slack: throughput wanted over load. loading_weight: the paper's lambda, 1/s. objective:
+    "multiplicative" or "additive". hold_s: the least time for which a reason to remove something must have held.
+    budget_per_hour: US$ that all workers together may cost; 0 = no limit. choice: app to what "static" and "replicate" use.
+    """
+
+    policy: str = "infaas"
+    solver: str = "ilp"
+    period_s: float = 1.0
+    slack: float = 1.05
+    loading_weight: float = 0.1
+    objective: str = "multiplicative"
+    time_limit_s: float = 0.4
+    hold_s: float = 5.0
+    budget_per_hour: float = 0.0
+    choice: dict[str, Choice] = {}
+
+
+class MachineKind(Section, frozen=True, kw_only=True):
+    """A kind of worker that may be started. cores, memory_mb: 0 = what the machine has. simulate: devices to simulate.
+
+    boot_s: how long a simulated provider takes to start one.
+    """
+
+    minimum: int = 0
+    maximum: int = 0
+    boot_s: float = 0.0
+    cores: int = 0
+    memory_mb: int = 0
+    simulate: dict[str, int] = {}
+
+
+class MachineSettings(Section, frozen=True, kw_only=True):
+    """The VM-autoscaler (services/autoscaler/vms). provider: "local", "simulated" or "off".
+
+    utilisation_above: of a kind of device, on every worker that has one. overloaded_share: of the workers. idle_s: a worker
+    that serves nothing for so long may go. lease_s: a leader that is silent for so long is replaced. kinds: by name.
+    """
+
+    provider: str = "local"
+    period_s: float = 2.0
+    utilisation_above: float = 0.8
+    overloaded_share: float = 0.8
+    idle_s: float = 30.0
+    lease_s: float = 3.0
+    kinds: dict[str, MachineKind] = {}
 
 
 class PriceSettings(Section, frozen=True, kw_only=True):
@@ -120,6 +182,8 @@ class Settings(Section, frozen=True, kw_only=True):
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     registrar: RegistrarSettings = field(default_factory=RegistrarSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    autoscaler: AutoscalerSettings = field(default_factory=AutoscalerSettings)
+    machines: MachineSettings = field(default_factory=MachineSettings)
     prices: PriceSettings = field(default_factory=PriceSettings)
 
 
