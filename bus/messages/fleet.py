@@ -76,7 +76,8 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
 class EnsureLoaded(Struct, frozen=True, kw_only=True):
     """`infaas.worker.<worker>.load`: at least so many instances of this variant, please. Idempotent; the monitor alone admits.
 
-    epoch and orderer say who asked (dispatcher id or controller), reason why. app: on whose behalf, for the events.
+    epoch and orderer say who asked (dispatcher id or controller), reason why. app: on whose behalf, for the events, which
+    also show action (empty = "load", or "replicate" where one is there), solver, solve_ms, objective of who planned it.
     """
 
     variant: VariantRecord
@@ -85,6 +86,10 @@ class EnsureLoaded(Struct, frozen=True, kw_only=True):
     orderer: str = ""
     reason: str = ""
     epoch: int = 0
+    action: str = ""
+    solver: str | None = None
+    solve_ms: float | None = None
+    objective: float | None = None
 
 
 class Release(Struct, frozen=True, kw_only=True):
@@ -95,6 +100,9 @@ class Release(Struct, frozen=True, kw_only=True):
     orderer: str = ""
     reason: str = ""
     epoch: int = 0
+    solver: str | None = None
+    solve_ms: float | None = None
+    objective: float | None = None
 
 
 class LoadRefused(Struct, frozen=True, kw_only=True):

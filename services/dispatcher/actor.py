@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from bus.messages.fleet import DispatcherHeartbeat, ExecutorExited, LoadReply, WorkerHeartbeat
+from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
@@ -32,6 +32,7 @@ from services.core.ask import LoadOrder
 from services.core.cluster import ClusterView, Instance
 from services.core.selection import SelectionPolicy
 from services.dispatcher.apps import Apps
+from services.dispatcher.demand import Demand
 from services.dispatcher.endings import Endings
 from services.dispatcher.explaining import explain
 from services.dispatcher.flights import Flights
@@ -85,6 +86,7 @@ class Dispatcher:
         self._max_queue = max_queue
         self._orders = Orders(name, subjects)
         self._endings = Endings(name, policy.name, new_uid)
+        self._demand = Demand(name, subjects)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._own_space = subjects.prefix + "."
@@ -102,8 +104,8 @@ class Dispatcher:
             LoadReply: self._load_reply,
             Changed: self._changed,
             Synced: self._catalog_synced,
-            Requirements: self._explain,
-            ListRequest: self._list,
+            Requirements: self._question,
+            ListRequest: self._question,
             Started: self._started,
             Stopping: self._stopping,
             Beat: self._beat,
@@ -146,7 +148,9 @@ class Dispatcher:
             return self._endings.turned_away(app_name, envelope, envelope.message.id, query)
         if query.head.retry_key is not None and query.uid in self.flights:
             return NOTHING  # the client asks again for what is under way here: it will be answered
-        return self._decide(query, envelope.now)
+        effects = self._decide(query, envelope.now)
+        self._demand.came(query)
+        return effects
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
         """What is no query at all is refused, and recorded, like any other that cannot be taken."""
@@ -347,17 +351,13 @@ class Dispatcher:
 
     # -- questions
 
-    def _explain(self, envelope: Envelope) -> Iterable[Effect]:
+    def _question(self, envelope: Envelope) -> Iterable[Effect]:
         if not envelope.reply:
             return NOTHING
-        app = envelope.subject.rpartition(".")[2]
-        return (Publish(envelope.reply, explain(app, envelope.message, envelope.now, self.view, self._policy)),)
-
-    def _list(self, envelope: Envelope) -> Iterable[Effect]:
-        if not envelope.reply:
-            return NOTHING
-        what = envelope.subject.rpartition(".")[2]
-        return (Publish(envelope.reply, listing(what, envelope.message, envelope.now, self.apps.catalog, self.view)),)
+        about, asked, now = envelope.subject.rpartition(".")[2], envelope.message, envelope.now
+        if isinstance(asked, ListRequest):
+            return (Publish(envelope.reply, listing(about, asked, now, self.apps.catalog, self.view)),)
+        return (Publish(envelope.reply, explain(about, asked, now, self.view, self._policy)),)
 
     # -- time
 
@@ -366,13 +366,12 @@ class Dispatcher:
         return (After("beat", 0.0, Beat()), After("sweep", SWEEP, Sweep()))
 
     def _beat(self, envelope: Envelope) -> Iterable[Effect]:
-        return (Publish(*self._goodbye(envelope.now, leaving=False)), After("beat", HEARTBEAT, envelope.message))
+        now = envelope.now
+        return (self._alive(now), *self._demand.report(now), After("beat", HEARTBEAT, envelope.message))
 
-    def _goodbye(self, now: float, *, leaving: bool) -> tuple[str, DispatcherHeartbeat]:
-        beat = DispatcherHeartbeat(
-            dispatcher=self.name, incarnation=0, at=now, flushed=dict(self._endings.history.flushed), leaving=leaving
-        )
-        return self._subjects.dispatcher_heartbeat(self.name), beat
+    def _alive(self, now: float, *, leaving: bool = False) -> Publish:
+        beat = self._endings.history.heartbeat(self.name, now, leaving=leaving)
+        return Publish(self._subjects.dispatcher_heartbeat(self.name), beat)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         """What is forwarded the executors answer; what waits here goes to the other dispatchers."""
@@ -380,7 +379,7 @@ class Dispatcher:
         for query in (*self.flights.waiting.values(), *self.flights.retries):
             route = query.route(self.name, "", self._policy.name)
             effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw)))
-        effects.append(Publish(*self._goodbye(envelope.now, leaving=True)))
+        effects.append(self._alive(envelope.now, leaving=True))
         return effects
 
     def _sweep(self, envelope: Envelope) -> Iterable[Effect]:

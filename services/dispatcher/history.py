@@ -3,6 +3,7 @@
 from collections import deque
 
 from bus.messages.events import Event
+from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch
 from services.core.actor import Record
 
@@ -32,3 +33,8 @@ class History:
         while self._open and self._open[0][0] <= through:
             _, queue, seq = self._open.popleft()
             self.flushed[queue] = seq
+
+    def heartbeat(self, dispatcher: str, now: float, *, leaving: bool) -> DispatcherHeartbeat:
+        return DispatcherHeartbeat(
+            dispatcher=dispatcher, incarnation=0, at=now, flushed=dict(self.flushed), leaving=leaving
+        )
