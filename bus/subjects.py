@@ -121,6 +121,18 @@ class Subjects:
     def job_cancel(self, job: str = "*") -> str:
         return f"{self.prefix}.job-cancel.{job}"
 
+    def job_chunks(self, job: str = "*") -> str:
+        """Chunks of a job's input, in the work queue `job_stream`."""
+        return f"{self.prefix}.offline.chunks.{job}"
+
+    def offline(self, fact: str) -> str:
+        """fact: part | note | alive"""
+        return f"{self.prefix}.offline.{fact}"
+
+    def offline_answer(self, worker: str, uid: str = "*") -> str:
+        """Where a worker's runner hears what became of its queries."""
+        return f"{self.prefix}.offline.answer.{worker}.{uid}"
+
     # streams and buckets
     @property
     def outcome_stream(self) -> str:
@@ -129,6 +141,20 @@ class Subjects:
     @property
     def event_stream(self) -> str:
         return f"{self._upper}_EVENTS"
+
+    @property
+    def job_stream(self) -> str:
+        return f"{self._upper}_JOBS"
+
+    @property
+    def jobs_bucket(self) -> str:
+        """Offline jobs: what each is, how far it is, and its last status."""
+        return f"{self.prefix}-jobs"
+
+    @property
+    def parts_bucket(self) -> str:
+        """Outputs of chunks until they are written into the job's output, and chunks too large for a message; they expire."""
+        return f"{self.prefix}-job-parts"
 
     @property
     def catalog_bucket(self) -> str:
@@ -141,7 +167,7 @@ class Subjects:
 
     @property
     def status_bucket(self) -> str:
-        """Last status of registrations and jobs."""
+        """Last status of registrations."""
         return f"{self.prefix}-status"
 
     @property

@@ -11,6 +11,7 @@ from bus.messages.events import (
     CostEvent,
     Event,
     InstanceEventSample,
+    JobEvent,
     OutcomeEvent,
     RegistrationEvent,
     ScalingEvent,
@@ -51,7 +52,13 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
         "registration": "r1", "app": "digits", "model": "mlp", "version": None, "state": "accepted", "reason": None,
         "progress": 0.0,
     },
+    JobEvent: {
+        "job": "j1", "app": "digits", "model": None, "variant": None, "accuracy": 0.9, "input": "file:///in.npy",
+        "output": "file:///out.npy", "state": "running", "total": 500, "done": 32, "failed": 0, "reason": None, "cost": 1e-6,
+        "created": 1.7e9, "started": 1.7e9, "finished": None,
+    },
 }  # fmt: skip
+FOLDED = {"registration": "infaas.registrations", "job": "infaas.jobs"}  # of these only the last one is kept
 _numbers = itertools.count(1)
 
 

@@ -138,6 +138,28 @@ class RegistrationEvent(Event, frozen=True, kw_only=True, gc=False):
     progress: float
 
 
+class JobEvent(Event, frozen=True, kw_only=True, gc=False):
+    """An offline job as it is now. total, done, failed: items. created, started, finished: Unix seconds."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+    app: str
+    model: str | None
+    variant: str | None
+    accuracy: float | None
+    input: str
+    output: str
+    state: str
+    total: int | None
+    done: int
+    failed: int
+    reason: str | None
+    cost: float
+    created: float
+    started: float | None
+    finished: float | None
+
+
 EVENTS: tuple[type[Event], ...] = (
     StateEvent,
     OutcomeEvent,
@@ -147,4 +169,5 @@ EVENTS: tuple[type[Event], ...] = (
     WorkerSample,
     InstanceEventSample,
     RegistrationEvent,
+    JobEvent,
 )

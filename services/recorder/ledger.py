@@ -14,7 +14,7 @@ import msgspec
 import psycopg
 
 from bus.codec import DECODE_ERRORS, explain
-from bus.messages.events import Event, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
+from bus.messages.events import Event, JobEvent, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
 from services.recorder.policy import latest
 from services.recorder.tables import TABLES, Batch, Table, moment
 from services.shell.store import Store, copy, uuid_array
@@ -238,9 +238,34 @@ def _fold_registrations(connection: psycopg.Connection[Any], events: list[Regist
     )
 
 
+def _fold_jobs(connection: psycopg.Connection[Any], events: list[JobEvent]) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO infaas.jobs AS known (job, app, model, variant, accuracy, input, output, state, total, done, failed,"
+        " reason, cost, created, started, finished, updated)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        " ON CONFLICT (job) DO UPDATE SET state = excluded.state, total = excluded.total, done = excluded.done,"
+        " failed = excluded.failed, reason = excluded.reason, cost = excluded.cost, started = excluded.started,"
+        " finished = excluded.finished, updated = excluded.updated WHERE excluded.updated >= known.updated",
+        [
+            (
+                *(e.job, e.app, e.model, e.variant, e.accuracy, e.input, e.output, e.state, e.total, e.done, e.failed),
+                *(_printable_text(e.reason), e.cost, moment(e.created)),
+                *(None if at is None else moment(at) for at in (e.started, e.finished)),
+                moment(e.time),
+            )
+            for e in latest(events, lambda e: e.job)
+        ],
+    )
+
+
+def _printable_text(text: str | None) -> str | None:
+    return None if text is None else text.replace("\0", "\ufffd")
+
+
 _FOLDS: dict[str, Any] = {
     "state": _fold_states,
     "worker": _fold_workers,
     "worker-sample": _fold_samples,
     "registration": _fold_registrations,
+    "job": _fold_jobs,
 }

@@ -20,6 +20,7 @@ NAMES = {
     "worker-sample": "infaas.worker_samples",
     "instance-sample": "infaas.instance_samples",
     "registration": None,  # only the last status is kept
+    "job": None,  # the same
 }
 # By field type: the column's type, and the type whose binary form is sent. Binary COPY checks no types, so that a timestamptz
 # may come as its microseconds since 2000 and a uuid as its 16 bytes, without a datetime and a UUID in between (-2 us a row).
@@ -33,7 +34,7 @@ _TYPES = {
 }
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users write or programs make up: PostgreSQL takes no NUL, and nobody's row may get lost for having one.
-_FREE = ("app", "id", "context", "input_digest", "reason")
+_FREE = ("app", "id", "context", "input_digest", "reason", "input", "output")
 MOST_TEXT = 1000  # characters of these that are kept
 
 

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
-from bus.messages.events import EVENTS, Event, OutcomeEvent, RegistrationEvent
+from bus.messages.events import EVENTS, Event, JobEvent, OutcomeEvent, RegistrationEvent
 from services.recorder.ledger import Ledger, Message
 from services.recorder.tables import TABLES
 from services.shell.store import Store
-from tests.events import event, message, outcome
+from tests.events import FOLDED, event, message, outcome
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def ask(superuser_dsn: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.kind)
 def test_a_batch_that_is_delivered_again_is_written_once(ledger: Ledger, ask: Any, kind: type[Event]) -> None:
-    table = TABLES[kind.kind].name or "infaas.registrations"
+    table = TABLES[kind.kind].name or FOLDED[kind.kind]
     once = message(event(kind), id="b1")
     ledger.write([once, once])
     ledger.write([once])
     assert ask(f"SELECT count(*) FROM {table}") == [(1,)]
-    if kind is not RegistrationEvent:
+    if kind.kind not in FOLDED:
         ledger.write([message(event(kind), id="b2")])
         assert ask(f"SELECT count(*) FROM {table}") == [(2,)]
 
@@ -218,6 +218,20 @@ def test_a_registration_shows_its_latest_status(ledger: Ledger, ask: Any) -> Non
     assert ask("SELECT registration, version, state, progress, reason FROM infaas.registrations ORDER BY 1") == [
         ("r1", "1", "done", 1.0, None),
         ("r2", None, "failed", 0.0, "not a model"),
+    ]
+
+
+def test_a_job_shows_its_latest_status(ledger: Ledger, ask: Any) -> None:
+    now = time.time()
+    ledger.write(
+        [message(event(JobEvent, time=now + 2, state="failed", done=217, failed=1, reason="item\0 217", finished=now))]
+    )
+    ledger.write([message(event(JobEvent, time=now, done=100), event(JobEvent, job="j2", time=now, total=None))])
+    assert ask(
+        "SELECT job, state, total, done, failed, reason, cost, finished IS NULL FROM infaas.jobs ORDER BY 1"
+    ) == [
+        ("j1", "failed", 500, 217, 1, "item\ufffd 217", 1e-6, False),
+        ("j2", "running", None, 32, 0, None, 1e-6, True),
     ]
 
 

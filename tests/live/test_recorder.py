@@ -21,7 +21,7 @@ from services.recorder.tables import TABLES
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.outbox import Outbox
 from services.shell.store import READER, WRITER, prepare, role_dsn
-from tests.events import VARIANT, app_record, event, model_record, outcome, variant_record
+from tests.events import FOLDED, VARIANT, app_record, event, model_record, outcome, variant_record
 from tests.processes import environ
 from tests.servers import NatsServer, run
 
@@ -128,7 +128,7 @@ def test_every_kind_of_event_is_in_sql_and_done_with(
                 await bus.publish_durable(f"{prefix}.event.outcome", b"\xc1 nonsense", "nonsense")
                 await _until(reader_dsn, COUNT, 3)
                 for table in TABLES.values():
-                    name = table.name or "infaas.registrations"
+                    name = table.name or FOLDED[table.kind]
                     await _until(reader_dsn, f"SELECT count(*) > 0 FROM {name}", True)
                 await _until(reader_dsn, "SELECT count(*) FROM infaas.rejected_events", 1)
                 for _ in range(int(LONG / 0.1)):
