@@ -45,7 +45,7 @@ class ExactSolver:
         found = self.search(program, share)
         if found is not None:
             return self.concluded(program, found, short=hopeless)
-        options = self._options(share)
+        options = self.options(share)
         groups = _hopeful(program)
         short = Model(program, groups, elastic=True).shortage(options)
         told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
@@ -57,7 +57,7 @@ class ExactSolver:
 
     def search(self, program: Program, share: float = 1.0) -> Found | None:
         """What carries every group that anybody can carry; None when there is no such plan. Raises Unsolved."""
-        answer = Model(program, _hopeful(program)).run(self._options(share))
+        answer = Model(program, _hopeful(program)).run(self.options(share))
         if answer is None:
             return None
         counts, gap, closed = answer
@@ -75,7 +75,8 @@ class ExactSolver:
             gap=found.gap,
         )
 
-    def _options(self, share: float) -> dict[str, Any]:
+    def options(self, share: float = 1.0) -> dict[str, Any]:
+        """Limits of one run of HiGHS, as scipy names them."""
         options: dict[str, Any] = {"mip_rel_gap": self.gap}
         if self._time_limit is not None:
             options["time_limit"] = self._time_limit * share

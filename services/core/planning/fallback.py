@@ -1,10 +1,13 @@
 """The default: exact within its limits, with what the greedy solver knows; greedy where that is not enough."""
 
+from math import inf
+
 from msgspec.structs import replace
 
-from services.core.planning.exact import ExactSolver
+from services.core.planning.exact import ExactSolver, Found
 from services.core.planning.greedy import GreedySolver, Packed
 from services.core.planning.model import Unsolved
+from services.core.planning.patterns import PatternSearch
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.program import Program, compile_program, cost
@@ -36,15 +39,29 @@ class ExactOrGreedy:
         if rough.gap is not None and rough.gap <= self._exact.gap:
             return replace(rough, status="optimal", solver=self.name)
         try:
-            if rough.status == "infeasible" or packed.bound is None:
-                plan = self._exact.solve_program(program)
-            else:
-                plan = self._near(program, packed, packed.bound)
+            plan = self._by_patterns(program, packed, rough) or self._by_instances(program, packed, rough)
         except Unsolved as unsolved:
             return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
         if plan.status == rough.status == "feasible" and rough.objective < plan.objective:
             return replace(rough, reason="the exact solver stopped at its limit with a dearer plan")
         return plan
+
+    def _by_patterns(self, program: Program, packed: Packed, rough: Plan) -> Plan | None:
+        """The cheapest plan; None where it cannot be found like this."""
+        best = inf if rough.status == "infeasible" else packed.packing.cost()
+        if any(not group.candidates for group in program.groups):
+            return None
+        try:
+            cheapest = PatternSearch(program, packed.prices, best, self._exact.gap).run(self._exact.options())
+        except Unsolved:
+            return None
+        counts = packed.packing.counts if cheapest is None else cheapest.counts
+        return self._exact.concluded(program, Found(list(counts), self._exact.gap, proven=True), short={})
+
+    def _by_instances(self, program: Program, packed: Packed, rough: Plan) -> Plan:
+        if rough.status == "infeasible" or packed.bound is None:
+            return self._exact.solve_program(program)
+        return self._near(program, packed, packed.bound)
 
     def _near(self, program: Program, packed: Packed, bound: float) -> Plan:
         """Of a programme with a plan, whose cost `bound` says to be at least so much."""
