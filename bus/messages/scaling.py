@@ -95,3 +95,19 @@ class LeaderRecord(Struct, frozen=True, kw_only=True):
     holder: str
     epoch: int
     until: float
+
+
+class MachineRecord(Struct, frozen=True, kw_only=True):
+    """Key `machine.<worker>` of the control bucket, written by the leader before it acts: what its successor goes on with.
+
+    state: "Booting" (ordered), "Ready", "Draining" (an order to stop follows when it has nothing left to do). at: since when.
+    place: variants, and for which app, that this machine was added for.
+    """
+
+    worker: str
+    kind: str
+    epoch: int
+    state: str
+    at: float
+    reason: str = ""
+    place: list[tuple[str, str]] = []

@@ -229,21 +229,23 @@ def _path(name: str) -> str | None:
     """INFAAS_DISPATCHER__COUNT -> dispatcher.count; other variables are not ours."""
     if not name.startswith("INFAAS_") or "__" not in name:
         return None
-    section, _, key = name.removeprefix("INFAAS_").lower().partition("__")
-    return f"{section}.{key}"
+    return name.removeprefix("INFAAS_").lower().replace("__", ".")
 
 
 def _put(tree: dict[str, Any], keys: list[str], value: str) -> None:
     *sections, last = keys
     for section in sections:
         tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise SettingsError(f"{'.'.join(keys)}: {section} is a value, not a section")
     if last.endswith("_file"):
         try:
             tree[last.removesuffix("_file")] = Path(value).read_text().strip()
         except OSError as error:
             raise SettingsError(f"cannot read the file of {'.'.join(keys)}: {error.strerror}") from error
     else:
-        tree[last] = _pairs(value, keys) if ".".join(keys) in _MAPS else value
+        is_map = ".".join(keys) in _MAPS or (keys[:2] == ["machines", "kinds"] and last == "simulate")
+        tree[last] = _pairs(value, keys) if is_map else value
 
 
 def _pairs(value: str, keys: list[str]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from msgspec.structs import replace
+
 from bus.codec import encode
 from bus.messages.fleet import ExecutorExited
 from bus.port import Bus, BusError
@@ -22,10 +24,12 @@ from services.shell.embedded_nats import EmbeddedNats
 from services.shell.embedded_postgres import STEPS as POSTGRES_STEPS
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.endpoints import Endpoints
+from services.shell.hosting import Hosting
 from services.shell.machine import devices_of
+from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
 from services.shell.process import ServerError
 from services.shell.readiness import Readiness
-from services.shell.settings import Settings
+from services.shell.settings import Settings, WorkerSettings
 from services.shell.supervise import Child, Supervisor, ended
 
 log = logging.getLogger(__name__)
@@ -52,9 +56,9 @@ class Plan:
     environ: Mapping[str, str]
 
     @property
-    def worker_names(self) -> list[str]:
-        """The same at every start."""
-        return [f"w{number}" for number in range(self.workers)]
+    def initial(self) -> dict[str, str]:
+        """The workers it starts with, name to kind; the same at every start."""
+        return initial(self.workers, self.settings.machines)
 
 
 class Stack:
@@ -70,6 +74,9 @@ class Stack:
         self._bus: Bus | None = None
         self._readiness: Readiness | None = None
         self._starting: subprocess.Popen[bytes] | None = None
+        self._environ: dict[str, str] = {}
+        self._workers: dict[str, list[Child]] = {}
+        self._hosting: Hosting | None = None
 
     async def start(self) -> Endpoints:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
@@ -93,7 +100,7 @@ class Stack:
     async def ready(self, timeout: float = 120.0) -> None:
         """Return once a query can be answered; raises ServerError when a service keeps failing, or after `timeout` s."""
         assert self._bus is not None, "start first"
-        self._readiness = Readiness(self._bus, self._subjects, self._plan.worker_names)
+        self._readiness = Readiness(self._bus, self._subjects, self._plan.initial)
         waiting = asyncio.create_task(self._readiness.wait())
         give_up = asyncio.get_running_loop().time() + timeout
         try:
@@ -119,6 +126,8 @@ class Stack:
         if self._lock is None:
             return  # the directory is another system's
         endpoints.mark_stopped(self._plan.data_dir)
+        if self._hosting is not None:
+            await self._hosting.close()
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.close()
@@ -136,7 +145,7 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 storing = group.create_task(self._start_store(chosen.get("postgres", 0)))
                 nats_url = await self._start_nats(chosen.get("nats", 0))
-                environ = self._service_environ({"INFAAS_BUS__URL": nats_url})
+                environ = self._environ = self._service_environ({"INFAAS_BUS__URL": nats_url})
                 self._start_serving(environ)
                 group.create_task(self._connect(nats_url))
         except BaseExceptionGroup as group:
@@ -193,15 +202,27 @@ class Stack:
     # -- services
 
     def _start_serving(self, environ: dict[str, str]) -> None:
-        plan = self._plan
-        for worker in plan.worker_names:
-            own = environ | {"INFAAS_WORKER__NAME": worker}
-            self._service(f"executor-{worker}", ["executor"], own, worker)
-            self._service(f"monitor-{worker}", ["monitor"], own)
-        for number in range(plan.dispatchers):
+        for worker, kind in self._plan.initial.items():
+            self._start_worker(worker, kind)
+        for number in range(self._plan.dispatchers):
             self._service(f"dispatcher-{number}", ["dispatcher"], environ)
 
-    def _service(self, name: str, services: list[str], environ: dict[str, str], worker: str = "") -> None:
+    def _start_worker(self, worker: str, kind: str) -> None:
+        """Start the processes of one worker; raises ServerError."""
+        plan = self._plan
+        settings = replace(worker_of(kind, plan.settings.machines.kinds, plan.settings.worker), name=worker)
+        environ = self._environ | environ_of(settings)
+        children = self._workers[worker] = []
+        children.append(self._service(f"executor-{worker}", ["executor"], environ, settings))
+        children.append(self._service(f"monitor-{worker}", ["monitor"], environ))
+
+    async def _stop_worker(self, worker: str) -> None:
+        """Stop the processes of one worker alone; nothing when there is no such worker."""
+        await self._supervisor.stop_only(self._workers.pop(worker, ()))
+
+    def _service(
+        self, name: str, services: list[str], environ: dict[str, str], worker: WorkerSettings | None = None
+    ) -> Child:
         """Keep one process with these services running; worker: whose executor it is."""
         file = self._logs / f"{name}.log"
         command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]
@@ -212,18 +233,21 @@ class Stack:
             return process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
 
         def exited(reason: str) -> None:
-            self._publish_exit(worker, reason)
+            if worker is not None:
+                self._publish_exit(worker, reason)
 
-        self._supervisor.start(Child(name, launch, SERVICES, SERVICE_STEPS, exited if worker else None))
+        child = Child(name, launch, SERVICES, SERVICE_STEPS, exited if worker else None)
+        self._supervisor.start(child)
+        return child
 
-    def _publish_exit(self, worker: str, reason: str) -> None:
+    def _publish_exit(self, worker: WorkerSettings, reason: str) -> None:
         """Tell monitors and dispatchers at once that a worker's executor is gone, with all devices that it drove."""
         if self._bus is None:
             return
-        for device in devices_of(self._plan.settings.worker):
-            fact = ExecutorExited(worker=worker, device=device.name, at=now(), reason=reason)
+        for device in devices_of(worker):
+            fact = ExecutorExited(worker=worker.name, device=device.name, at=now(), reason=reason)
             try:
-                self._bus.publish(self._subjects.exited(worker, device.name), encode(fact))
+                self._bus.publish(self._subjects.exited(worker.name, device.name), encode(fact))
             except BusError as error:
                 log.warning("cannot tell that an executor ended: %s", error)
 
@@ -239,6 +263,9 @@ class Stack:
 
         try:
             self._bus = await NatsBus.connect(url, name="supervisor")
+            kinds = {PLAIN, *self._plan.settings.machines.kinds}
+            self._hosting = Hosting(self._bus, self._subjects, kinds, self._start_worker, self._stop_worker)
+            await self._hosting.open(self._plan.initial)
         except (BusError, OSError) as error:
             raise ServerError(f"cannot reach NATS: {error}") from error
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -63,11 +63,14 @@ class Supervisor:
         self._keeping: dict[Child, asyncio.Task[None]] = {}
         self._running: dict[Child, subprocess.Popen[bytes]] = {}
         self._stopping: set[Child] = set()
+        self._over = False
         self._before = frozenset(orphans.children())
         orphans.adopt()
 
     def start(self, child: Child) -> None:
-        """Launch a child and keep it running; raises ServerError."""
+        """Launch a child and keep it running, also while others run; raises ServerError."""
+        if self._over:
+            raise ServerError(f"{child.name} is not started: everything is being stopped")
         self._running[child] = child.launch()
         self.restarts[child.name] = 0
         self._keeping[child] = asyncio.get_running_loop().create_task(self._keep(child))
@@ -77,8 +80,22 @@ class Supervisor:
         """Process ids of the children that run now."""
         return {child.name: process.pid for child, process in self._running.items()}
 
+    async def stop_only(self, children: Iterable[Child]) -> None:
+        """Stop these alone, side by side, with what is left in their process groups; returns when they have ended."""
+        going = [child for child in children if child in self._keeping]
+        self._stopping.update(going)
+        await asyncio.gather(*(self._stop(child) for child in going))
+        if self._over:
+            return  # whoever stops everything sees to the rest
+        for child in going:
+            self._keeping.pop(child, None)
+            self._running.pop(child, None)
+            self._stopping.discard(child)
+            self.restarts.pop(child.name, None)
+
     async def stop(self) -> None:
         """Stop all children, stage by stage, and whatever they have left behind; returns when nothing runs."""
+        self._over = True
         for stage in sorted({child.stage for child in self._keeping}, reverse=True):
             children = [child for child in self._keeping if child.stage == stage]
             self._stopping.update(children)
