@@ -49,7 +49,8 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     """`infaas.heartbeat.worker.<worker>`, every 0.5 s and at every change of state. incarnation grows at each restart.
 
-    kind: of machine, as the VM-autoscaler counts them; empty = as `hardware` says.
+    kind: of machine, as the VM-autoscaler counts them; empty = as `hardware` says. quarantined: variants that are not loaded
+    here again until they are released, and why.
     """
 
     worker: str
@@ -61,6 +62,7 @@ class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     draining: bool = False
     leaving: bool = False
     kind: str = ""
+    quarantined: dict[str, str] = {}
 
 
 class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -73,11 +75,19 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
     leaving: bool = False
 
 
+class PlannedBy(Struct, frozen=True):
+    """The solver behind an order, its time in ms, and the objective of its plan (services/core/planning)."""
+
+    solver: str
+    solve_ms: float
+    objective: float
+
+
 class EnsureLoaded(Struct, frozen=True, kw_only=True):
     """`infaas.worker.<worker>.load`: at least so many instances of this variant, please. Idempotent; the monitor alone admits.
 
     epoch and orderer say who asked (dispatcher id or controller), reason why. app: on whose behalf, for the events, which
-    also show action (empty = "load", or "replicate" where one is there), solver, solve_ms, objective of who planned it.
+    also show action (empty = "load", or "replicate" where one is there) and what it was planned by.
     """
 
     variant: VariantRecord
@@ -87,9 +97,7 @@ class EnsureLoaded(Struct, frozen=True, kw_only=True):
     reason: str = ""
     epoch: int = 0
     action: str = ""
-    solver: str | None = None
-    solve_ms: float | None = None
-    objective: float | None = None
+    planned: PlannedBy | None = None
 
 
 class Release(Struct, frozen=True, kw_only=True):
@@ -100,9 +108,7 @@ class Release(Struct, frozen=True, kw_only=True):
     orderer: str = ""
     reason: str = ""
     epoch: int = 0
-    solver: str | None = None
-    solve_ms: float | None = None
-    objective: float | None = None
+    planned: PlannedBy | None = None
 
 
 class LoadRefused(Struct, frozen=True, kw_only=True):

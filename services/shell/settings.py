@@ -4,10 +4,10 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from services.core.emulation import simulated_devices
 
@@ -94,7 +94,8 @@ class RegistrarSettings(Section, frozen=True, kw_only=True):
 class WorkerSettings(Section, frozen=True, kw_only=True):
     """name: empty = made from the host's. kind: of machine, one of machines.kinds; empty = the hardware's name.
 
-    cores, memory_mb: 0 = what the machine has. simulate: devices to simulate, kind to count.
+    cores, memory_mb: 0 = what the machine has. gpus: how many real GPUs to use; "auto" = all that the driver shows, 0 = no
+    accelerator at all. simulate: devices to simulate, kind to count.
     """
 
     name: str = ""
@@ -102,6 +103,7 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
     hardware: str = "cpu"
     cores: int = 0
     memory_mb: int = 0
+    gpus: Annotated[int, Meta(ge=0)] | Literal["auto"] = "auto"
     simulate: dict[str, int] = {}
 
 
@@ -121,12 +123,12 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     budget_per_hour: US$ that all workers together may cost; 0 = no limit. choice: app to what "static" and "replicate" use.
     """
 
-    policy: str = "infaas"
-    solver: str = "ilp"
+    policy: Literal["infaas", "replicate", "static", "off"] = "infaas"
+    solver: Literal["ilp", "greedy"] = "ilp"
     period_s: float = 1.0
     slack: float = 1.05
     loading_weight: float = 0.1
-    objective: str = "multiplicative"
+    objective: Literal["multiplicative", "additive"] = "multiplicative"
     time_limit_s: float = 0.4
     hold_s: float = 5.0
     budget_per_hour: float = 0.0
@@ -154,13 +156,34 @@ class MachineSettings(Section, frozen=True, kw_only=True):
     that serves nothing for so long may go. lease_s: a leader that is silent for so long is replaced. kinds: by name.
     """
 
-    provider: str = "local"
+    provider: Literal["local", "simulated", "off"] = "local"
     period_s: float = 2.0
     utilisation_above: float = 0.8
     overloaded_share: float = 0.8
     idle_s: float = 30.0
     lease_s: float = 3.0
     kinds: dict[str, MachineKind] = {}
+
+
+class JobsSettings(Section, frozen=True, kw_only=True):
+    """Offline jobs (services/jobs). roots: directories that file:// URLs may name beside the data directory's `jobs`.
+
+    utilisation_below: offline work is taken while a device is used less than this, its own use not counted (the paper's 40 %).
+    latency_ratio, latency_least_ms: an online variant is above its profiled latency when a batch takes more than so many
+    times its profile and so many ms longer. batch_ms, chunk_items, chunk_kb: a chunk is predicted to compute no longer, and
+    is no larger. window: chunks of one job that wait or are computed at a time. in_flight: of them, on one worker.
+    """
+
+    roots: tuple[str, ...] = ()
+    utilisation_below: float = 0.4
+    latency_ratio: float = 1.25
+    latency_least_ms: float = 2.0
+    batch_ms: float = 50.0
+    chunk_items: int = 64
+    chunk_kb: int = 512
+    window: int = 32
+    in_flight: int = 2
+    keep: int = 1000
 
 
 class PriceSettings(Section, frozen=True, kw_only=True):
@@ -185,6 +208,7 @@ class Settings(Section, frozen=True, kw_only=True):
     autoscaler: AutoscalerSettings = field(default_factory=AutoscalerSettings)
     machines: MachineSettings = field(default_factory=MachineSettings)
     prices: PriceSettings = field(default_factory=PriceSettings)
+    jobs: JobsSettings = field(default_factory=JobsSettings)
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.

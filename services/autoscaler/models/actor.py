@@ -1,0 +1,226 @@
+"""The model-autoscaler of one worker: every second it looks whether what runs here carries the load, and orders what should.
+
+It plans only the load that this worker serves; what does not fit here, or belongs on hardware that only others have, it asks
+of the controller. Loads and unloads are orders to this worker's monitor, so nothing here waits for them.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release, WorkerHeartbeat
+from bus.messages.scaling import AskForCapacity, DemandReport
+from bus.subjects import Subjects
+from services.autoscaler.models.baselines import Choices, Chosen, static_changes
+from services.autoscaler.models.loads import Loads
+from services.autoscaler.models.policy import Change, Decision, Elsewhere, InfaasScaling
+from services.autoscaler.models.situation import Knobs, Situation, situation
+from services.autoscaler.models.work import Solve, Solved
+from services.core.actor import (
+    After,
+    Changed,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Failed,
+    Inlet,
+    Publish,
+    Started,
+    Synced,
+    TimedOut,
+    Watch,
+)
+from services.core.catalog import Catalog
+
+Policy = Literal["infaas", "replicate", "static", "off"]
+
+GONE = 2.0  # s without a heartbeat after which a worker does not count
+BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
+BARRED_MOST = 60.0
+PATIENCE = 5.0  # s for a solver, whatever its own limit
+SAVING = 5  # periods between searches for savings while everything is carried
+JUMP = 1.3  # a load grown by this factor is not left to wait for the next look
+ASK_AGAIN = 5.0  # s before the controller is asked for the same again, beside the load time
+
+
+class Look(Struct, frozen=True):
+    """Timer: is the load carried?"""
+
+
+class ModelAutoscaler:
+    """Pure actor of one worker. choice: what the baselines serve each app with, where the operator has chosen."""
+
+    def __init__(
+        self,
+        worker: str,
+        subjects: Subjects,
+        prices: Mapping[str, float],
+        knobs: Knobs,
+        *,
+        policy: Policy = "infaas",
+        period_s: float = 1.0,
+        choice: Mapping[str, Chosen] | None = None,
+    ) -> None:
+        self._worker = worker
+        self._name = f"model-{worker}"
+        self._subjects = subjects
+        self._prices = prices
+        self._knobs = knobs
+        self._policy = policy
+        self._period = period_s
+        self._scaling = InfaasScaling(knobs.hold_s)
+        self._choices = Choices(choice or {})
+        self._catalog = Catalog()
+        self._synced = False
+        self._loads = Loads()
+        self._beats: dict[str, tuple[float, WorkerHeartbeat]] = {}
+        self._seen: Situation | None = None  # what is being solved
+        self._looks = 0
+        self._rate = 0.0  # at the last look
+        self._barred: dict[str, tuple[float, float]] = {}  # variant: until when, and for how long the next time
+        self._asked: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        s = self._subjects
+        return (
+            Inlet(subject=s.demand(), message=DemandReport),
+            Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
+            Inlet(subject=s.loads(self._name), message=LoadReply),
+        )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return (Watch(bucket=self._subjects.catalog_bucket),)
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        message, now = envelope.message, envelope.now
+        match message:
+            case WorkerHeartbeat():
+                self._beats[message.worker] = (now, message)
+            case DemandReport():
+                self._loads.take(message, now)
+                if self._jumped(now):
+                    return self._look(now)
+            case Look():
+                self._looks += 1
+                return [After("look", self._period, message), *self._look(now)]
+            case Done():
+                return self._solved(message.result, now)
+            case Failed() | TimedOut():
+                self._seen = None
+            case LoadReply():
+                self._answered(message, now)
+            case Changed():
+                self._catalog.apply(message.key, message.value)
+            case Synced():
+                self._synced = True
+            case Started():
+                return [] if self._policy == "off" else [After("look", self._period, Look())]
+        return []
+
+    # -- looking
+
+    def _jumped(self, now: float) -> bool:
+        return self._policy != "off" and self._own_rate(now) > JUMP * self._rate
+
+    def _own_rate(self, now: float) -> float:
+        mine = (self._worker, "")
+        return sum(rate for load in self._loads.classes(now) for name, rate in load.by_worker.items() if name in mine)
+
+    def _look(self, now: float) -> list[Effect]:
+        for name in [name for name, (at, _) in self._beats.items() if now - at > GONE]:
+            del self._beats[name]
+        self._rate = self._own_rate(now)
+        beats = {name: beat for name, (_, beat) in self._beats.items()}
+        mine = beats.get(self._worker)
+        if not self._synced or self._seen is not None or mine is None or mine.draining:
+            return []
+        seen = self._situation(beats, now)
+        if seen is not None and self._policy != "infaas":
+            self._choices.learn(seen)
+            seen = self._situation(beats, now)
+        if seen is None:
+            return []
+        if self._policy == "static":
+            workers = sorted(name for name, beat in beats.items() if not beat.draining)
+            return self._carry_out(seen, Decision(tuple(static_changes(self._worker, workers, seen, self._choices))))
+        if not (self._scaling.short(seen) or self._scaling.waiting or self._looks % SAVING == 0):
+            return []
+        self._seen = seen
+        return [Do("solve", Solve(seen.problem), PATIENCE)]
+
+    def _situation(self, beats: Mapping[str, WorkerHeartbeat], now: float) -> Situation | None:
+        barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
+        only = {} if self._policy == "infaas" else self._choices.variants
+        loads = self._loads.classes(now)
+        return situation(
+            self._worker, beats, self._catalog, loads, self._prices, self._knobs, now, barred=barred, only=only
+        )
+
+    def _solved(self, solved: Solved, now: float) -> list[Effect]:
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return []
+        return self._carry_out(seen, self._scaling.decide(seen, solved.plan, now), solved, now)
+
+    # -- orders
+
+    def _carry_out(
+        self, seen: Situation, decision: Decision, solved: Solved | None = None, now: float = 0.0
+    ) -> list[Effect]:
+        effects: list[Effect] = [self._order(seen, change, solved) for change in decision.changes]
+        for one in decision.elsewhere:
+            effects.extend(self._ask(seen, one, now))
+        return effects
+
+    def _order(self, seen: Situation, change: Change, solved: Solved | None) -> Effect:
+        by = PlannedBy(solved.plan.solver, solved.milliseconds, solved.plan.objective) if solved else None
+        if change.kind == "unload":
+            away = Release(
+                variant=change.variant, keep=change.instances, orderer=self._name, reason=change.reason, planned=by
+            )
+            return Publish(self._subjects.worker(self._worker, "release"), away)
+        order = EnsureLoaded(
+            variant=seen.records[change.variant],
+            at_least=change.instances,
+            app=seen.app_of(change.variant) or None,
+            orderer=self._name,
+            reason=change.reason,
+            action=change.kind,
+            planned=by,
+        )
+        return Publish(self._subjects.worker(self._worker, "load"), order, self._subjects.loads(self._name))
+
+    def _answered(self, reply: LoadReply, now: float) -> None:
+        """The monitor alone admits: what it refuses is planned without for a while."""
+        if not reply.reason:
+            self._barred.pop(reply.variant, None)
+            return
+        pause = self._barred.get(reply.variant, (0.0, BARRED))[1]
+        self._barred[reply.variant] = (now + pause, min(BARRED_MOST, 2 * pause))
+
+    def _ask(self, seen: Situation, one: Elsewhere, now: float) -> list[Effect]:
+        app = seen.apps[one.demand]
+        key = (app, one.variants)
+        if now < self._asked.get(key, 0.0):
+            return []
+        load_s = next(c.load_s for c in seen.problem.candidates if c.name == one.variants[0])
+        self._asked[key] = now + ASK_AGAIN + load_s
+        self._asked = {k: until for k, until in self._asked.items() if until > now}
+        load = seen.classes[one.demand]
+        ask = AskForCapacity(
+            worker=self._worker,
+            at=now,
+            app=app,
+            why=one.why,
+            variants=list(one.variants),
+            load=one.load,
+            instances=one.instances,
+            latency_ms=load.needs.latency_ms if load is not None else None,
+            accuracy=load.needs.accuracy if load is not None else 0.0,
+            reason=one.reason,
+        )
+        return [Publish(self._subjects.controller("ask"), ask)]

@@ -1,0 +1,81 @@
+"""Can so many instances carry the demands, each item going to a variant that may answer it? A maximum flow. Pure."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from services.core.planning.problem import Candidate, Demand
+
+TOLERANCE = 1e-9
+
+
+def missing(
+    candidates: Sequence[Candidate], demands: Sequence[Demand], counts: Mapping[str, int], slack: float
+) -> dict[int, float]:
+    """Items/s that the demands (by index) lack of slack × load with so many instances of each candidate.
+
+    Candidates share their throughput among the demands that they may answer (design: Σ_k x_vk <= Q_v N_v). Which of several
+    demands is short, where not all can be carried, is arbitrary; an instance short of `least` counts as lacking its load.
+    """
+    able = [[c for c, one in enumerate(candidates) if demand.accepts(one)] for demand in demands]
+    left = [one.saturation_qps * counts.get(one.name, 0) for one in candidates]
+    need = [slack * demand.load for demand in demands]
+    flow: list[dict[int, float]] = [{} for _ in demands]
+    for k in sorted(range(len(demands)), key=lambda k: len(able[k])):
+        while need[k] > TOLERANCE * slack * demands[k].load and _augment(k, able, left, need, flow):
+            pass
+    short = {k: lack for k, lack in enumerate(need) if lack > 1e-6 * slack * demands[k].load}
+    for k, demand in enumerate(demands):
+        if sum(counts.get(candidates[c].name, 0) for c in able[k]) < demand.least:
+            short[k] = max(short.get(k, 0.0), demand.load)
+    return short
+
+
+def _augment(
+    start: int, able: list[list[int]], left: list[float], need: list[float], flow: list[dict[int, float]]
+) -> bool:
+    """Find room for some of one demand, moving others aside (a shortest augmenting path); False when there is none."""
+    came: dict[
+        int, tuple[int, int | None]
+    ] = {}  # candidate: the demand that wants it, and the candidate that one leaves
+    queue: deque[tuple[int, int | None]] = deque([(start, None)])
+    seen = {start}
+    while queue:
+        k, leaving = queue.popleft()
+        for c in able[k]:
+            if c in came:
+                continue
+            came[c] = (k, leaving)
+            if left[c] > 0:
+                _push(c, came, left, need, flow, start)
+                return True
+            for other, given in enumerate(flow):
+                if other not in seen and given.get(c, 0.0) > 0:
+                    seen.add(other)
+                    queue.append((other, c))
+    return False
+
+
+def _push(
+    end: int,
+    came: dict[int, tuple[int, int | None]],
+    left: list[float],
+    need: list[float],
+    flow: list[dict[int, float]],
+    start: int,
+) -> None:
+    amount, c = min(left[end], need[start]), end
+    while True:
+        k, leaving = came[c]
+        if leaving is None:
+            break
+        amount, c = min(amount, flow[k][leaving]), leaving
+    left[end] -= amount
+    need[start] -= amount
+    c = end
+    while True:
+        k, leaving = came[c]
+        flow[k][c] = flow[k].get(c, 0.0) + amount
+        if leaving is None:
+            return
+        flow[k][leaving] -= amount
+        c = leaving

@@ -1,0 +1,151 @@
+"""When a plan is carried out: at once where load is not carried, after T_v where it would only save, never with a dip. Pure.
+
+INFaaS (Romero et al., section 4.2.2): scale up as soon as the headroom is below the slack; scale down, or to a cheaper variant,
+only after the condition has held for T_v = max(load latency, a minimum) without a break. Changes are made before others are
+broken: an instance goes only when those that can answer without it carry every class, whichever solver wants it gone.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bus.messages.scaling import ClassDemand
+from services.autoscaler.models.coverage import missing
+from services.autoscaler.models.situation import Situation
+from services.core.planning.plan import Plan
+from services.core.planning.problem import Candidate
+
+
+class Change(NamedTuple):
+    """This worker is to have so many instances of a variant. kind: as scaling events name actions."""
+
+    variant: str
+    instances: int
+    kind: str
+    reason: str
+
+
+class Elsewhere(NamedTuple):
+    """What another worker should load. demand: index; variants: those that would do, best first; load: items/s."""
+
+    demand: int
+    why: str
+    variants: tuple[str, ...]
+    load: float
+    instances: int
+    reason: str
+
+
+class Decision(NamedTuple):
+    changes: tuple[Change, ...] = ()
+    elsewhere: tuple[Elsewhere, ...] = ()
+
+
+class InfaasScaling:
+    """The paper's way. hold_s: the least T_v. Remembers since when each change has been wanted without a break."""
+
+    name = "infaas"
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold = hold_s
+        self._since: dict[tuple[str, str], float] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is wanted that has not been wanted for long enough."""
+        return bool(self._since)
+
+    @staticmethod
+    def short(now: Situation) -> dict[int, float]:
+        """Items/s that each demand lacks, what is being loaded counted as there."""
+        problem = now.problem
+        running = {one.name: one.running for one in problem.candidates}
+        return missing(problem.candidates, problem.demands, running, problem.slack)
+
+    def decide(self, seen: Situation, plan: Plan, now: float) -> Decision:
+        """What to do of this plan now."""
+        short = self.short(seen)
+        changes: list[Change] = []
+        elsewhere: list[Elsewhere] = []
+        wanted: set[tuple[str, str]] = set()
+        by_name = {one.name: one for one in seen.problem.candidates}
+        for action in plan.actions:
+            one = by_name[action.variant]
+            key = (action.variant, "more" if action.delta > 0 else "fewer")
+            wanted.add(key)
+            since = self._since.setdefault(key, now)
+            if action.delta > 0:
+                if not short and now - since < self._hold:
+                    continue
+                why = _why_more(seen, one, short) if short else f"cheaper than what runs, for {now - since:.0f} s"
+                if action.variant in seen.here:
+                    changes.append(Change(action.variant, one.running + action.delta, action.kind, why))
+                else:
+                    k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
+                    load = action.delta * one.saturation_qps
+                    elsewhere.append(Elsewhere(k, "hardware", (one.name,), load, action.delta, f"{action.kind}: {why}"))
+            elif action.variant in seen.here:
+                held = now - since
+                if held >= max(one.load_s, self._hold) and self._spared(seen, one):
+                    why = f"not needed for {held:.0f} s: the others carry {_load(seen, one):.4g} items/s"
+                    changes.append(Change(action.variant, one.running - 1, "unload", why))
+        self._since = {key: at for key, at in self._since.items() if key in wanted}
+        if short:
+            elsewhere.extend(_unmet(seen, plan))
+        for change in changes:  # the next change of the same variant waits its own time
+            self._since.pop((change.variant, "fewer"), None)
+        return Decision(tuple(changes), tuple(elsewhere))
+
+    @staticmethod
+    def _spared(seen: Situation, one: Candidate) -> bool:
+        """Whether those that can answer now carry every class without one instance of this variant."""
+        problem = seen.problem
+        left = dict(seen.serving)
+        left[one.name] = max(0, left[one.name] - 1)
+        return not missing(problem.candidates, problem.demands, left, problem.slack)
+
+
+def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:
+    problem = seen.problem
+    for k, lack in short.items():
+        demand = problem.demands[k]
+        if demand.accepts(one):
+            needs = seen.classes[k]
+            of = f"{seen.apps[k]}{told(needs.needs) if needs is not None else ''}"
+            if demand.load <= 0:
+                return f"{of} must have {demand.least} instances"
+            headroom = max(0.0, problem.slack * demand.load - lack) / demand.load
+            return f"headroom {headroom:.2f} < {problem.slack:g} for {demand.load:.4g} items/s of {of}"
+    return "other classes need what served this one"
+
+
+def told(needs: ClassDemand) -> str:
+    """A class in words, such as " (<= 50 ms, accuracy >= 0.9)"."""
+    return f" ({', '.join(parts)})" if (parts := list(_parts(needs))) else ""
+
+
+def _parts(needs: ClassDemand) -> Iterator[str]:
+    if needs.latency_ms is not None:
+        yield f"<= {needs.latency_ms:g} ms"
+    if needs.accuracy > 0:
+        yield f"accuracy >= {needs.accuracy:g}"
+    if needs.cost is not None:
+        yield f"<= {needs.cost:g} US$ per 1,000"
+    for name in (needs.model, needs.version, needs.variant):
+        if name is not None:
+            yield name
+
+
+def _load(seen: Situation, one: Candidate) -> float:
+    return sum(demand.load for demand in seen.problem.demands if demand.accepts(one))
+
+
+def _unmet(seen: Situation, plan: Plan) -> Iterator[Elsewhere]:
+    """What the plan could not carry: the worker is full, so the controller is asked."""
+    for one in plan.unmet:
+        demand = seen.problem.demands[one.demand]
+        able = [c for c in seen.problem.candidates if demand.accepts(c) and c.most is None]
+        able.sort(key=lambda c: c.cost_per_s / c.saturation_qps)
+        if able:
+            count = max(1, round(one.missing / able[0].saturation_qps + 0.499), one.instances)
+            names = tuple(c.name for c in able)
+            yield Elsewhere(one.demand, "full", names, one.missing, count, one.reason)

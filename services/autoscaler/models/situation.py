@@ -1,0 +1,113 @@
+"""From what is known to a planning problem: which variants could run where, what runs, which load this worker carries. Pure.
+
+Resources are pooled by device kind: cores and memory that instances may take. Cores are shared, since an instance without work
+takes none: what running instances leave idle counts as free, so that a plan never adds more than the cores can compute.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from msgspec import Struct
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import WorkerHeartbeat
+from services.autoscaler.models.loads import Load
+from services.autoscaler.models.supply import Supply
+from services.autoscaler.models.wanted import strictest, wanted_by
+from services.core.catalog import Catalog
+from services.core.planning.problem import Candidate, Demand, Objective, Problem
+
+
+class Knobs(Struct, frozen=True, kw_only=True):
+    """The settings that planning reads; meanings in services/shell/settings.py, AutoscalerSettings."""
+
+    slack: float = 1.05
+    loading_weight: float = 0.1
+    objective: Objective = "multiplicative"
+    hold_s: float = 5.0
+    budget_per_s: float = inf
+    memory_share: float = 0.8
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """records: of the problem's candidates. serving: of each, instances that can answer now. here: those that this worker can have.
+
+    classes: behind each demand, the load that it is made of; None for what an app must keep at least.
+    """
+
+    problem: Problem
+    records: dict[str, VariantRecord]
+    serving: dict[str, int]
+    here: frozenset[str]
+    classes: tuple[Load | None, ...]
+    apps: tuple[str, ...]
+
+    def app_of(self, variant: str) -> str:
+        """One app that this variant serves, for the record."""
+        for one in self.problem.candidates:
+            if one.name == variant:
+                return next((self.apps[k] for k, d in enumerate(self.problem.demands) if d.accepts(one)), self.apps[0])
+        return ""
+
+
+def situation(
+    worker: str,
+    beats: Mapping[str, WorkerHeartbeat],
+    catalog: Catalog,
+    loads: Iterable[Load],
+    prices: Mapping[str, float],
+    knobs: Knobs,
+    now: float,
+    *,
+    barred: frozenset[str] = frozenset(),
+    only: Mapping[str, str] | None = None,
+) -> Situation | None:
+    """What this worker has to plan; None while nothing concerns it. beats: of all living workers, its own among them.
+
+    barred: variants of which no more may be loaded for the moment. only: app to the one variant that may serve it.
+    """
+    wanted = wanted_by(worker, beats, catalog, list(loads), now, only or {})
+    if not wanted:
+        return None
+    records = {r.variant: r for one in wanted for r in one.scope}
+    supply = Supply(worker, beats, records, prices, knobs.memory_share, now)
+    limits = strictest(wanted)
+    scopes = {i: f"{one.app}/{i}" for i, one in enumerate(wanted)}
+    serves: dict[str, list[str]] = {}
+    for i, one in enumerate(wanted):
+        for record in one.scope:
+            serves.setdefault(record.variant, []).append(scopes[i])
+    candidates: list[Candidate] = []
+    for name, record in sorted(records.items()):
+        candidate = supply.candidate(record, tuple(serves[name]), limits.get(name, inf), barred=name in barred)
+        if candidate is not None:
+            candidates.append(candidate)
+    demands = tuple(
+        Demand(
+            app=scopes[i],
+            load=one.rate,
+            latency_ms=inf if one.load is None or one.load.needs.latency_ms is None else one.load.needs.latency_ms,
+            accuracy=0.0 if one.load is None else one.load.needs.accuracy,
+            cost=inf if one.load is None or one.load.needs.cost is None else one.load.needs.cost,
+            least=one.least,
+        )
+        for i, one in enumerate(wanted)
+    )
+    problem = Problem(
+        candidates=tuple(candidates),
+        demands=demands,
+        resources=supply.totals(candidates),
+        slack=knobs.slack,
+        loading_weight=knobs.loading_weight,
+        objective=knobs.objective,
+        budget_per_s=knobs.budget_per_s,
+        make_before_break=True,
+    )
+    return Situation(
+        problem=problem,
+        records=records,
+        serving={one.name: supply.serving.get(one.name, 0) for one in candidates},
+        here=frozenset(one.name for one in candidates if supply.is_here(records[one.name])),
+        classes=tuple(one.load for one in wanted),
+        apps=tuple(one.app for one in wanted),
+    )

@@ -1,0 +1,161 @@
+"""What there is to serve with: devices and instances as heartbeats tell them, and what an instance can carry. Pure."""
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, cost_per_1000, instance_price_per_s, load_seconds
+from services.core.lifecycle import COUNTED, SERVING
+from services.core.placement import Device, misfit
+from services.core.planning.problem import Candidate
+
+YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
+ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
+LEAST_RATE = (
+    0.3  # of the profile: an instance that is Overloaded below this says more about the machine than about itself
+)
+
+
+class Supply:
+    """Devices and instances as heartbeats tell them. Pools are named "cpu/cores", and "away/gpu/cores" on other workers."""
+
+    def __init__(
+        self,
+        worker: str,
+        beats: Mapping[str, WorkerHeartbeat],
+        records: Mapping[str, VariantRecord],
+        prices: Mapping[str, float],
+        memory_share: float,
+        now: float,
+    ) -> None:
+        self._prices, self._share, self._now = prices, memory_share, now
+        self._records = records
+        self._here = {(d.kind, d.simulated) for d in beats[worker].devices if d.alive}
+        self._devices: dict[tuple[str, bool], list[DeviceStatus]] = {}
+        self._spare: dict[str, float] = {}
+        self.running: dict[str, int] = {}
+        self.serving: dict[str, int] = {}
+        self._factors: dict[str, list[float]] = {}
+        self._proven: dict[str, float] = {}  # what an Overloaded instance serves is all it can
+        for name, beat in sorted(beats.items()):
+            if name == worker:
+                self._count(beat, self._here)
+            elif not beat.draining and not beat.leaving:
+                self._count(beat, None)
+
+    def is_here(self, record: VariantRecord) -> bool:
+        return (record.hardware, record.simulated) in self._here
+
+    def _count(self, beat: WorkerHeartbeat, here: set[tuple[str, bool]] | None) -> None:
+        devices = {d.device: d for d in beat.devices if d.alive and (here is not None or (d.kind, d.simulated) not in self._here)}  # fmt: skip
+        for device in devices.values():
+            self._devices.setdefault((device.kind, device.simulated), []).append(device)
+            pool = self._pool(device.kind, simulated=device.simulated)
+            free = self._share * device.memory_mb - device.memory_used_mb
+            self._add(f"{pool}/memory", free)
+            self._add(f"{pool}/cores", float(device.cores))
+        for status in beat.instances:
+            device_of = devices.get(status.device)
+            if device_of is None or status.state not in COUNTED:
+                continue
+            record = self._records.get(status.variant)
+            self._add(f"{self._pool(device_of.kind, simulated=device_of.simulated)}/cores", -self._busy(status, record))
+            if record is None:
+                continue
+            roomy = here is not None or status.load < ROOMY * record.profile.saturation_qps
+            if roomy:
+                self.running[record.variant] = self.running.get(record.variant, 0) + 1
+                self.serving[record.variant] = self.serving.get(record.variant, 0) + (status.state in SERVING)
+            if status.state in SERVING:
+                self._factors.setdefault(record.variant, []).append(status.factor)
+            if status.state == "Overloaded":
+                self._proven[record.variant] = max(self._proven.get(record.variant, 0.0), status.load)
+
+    def _pool(self, kind: str, *, simulated: bool) -> str:
+        away = "" if (kind, simulated) in self._here else "away/"
+        return f"{away}{'simulated ' * simulated}{kind}"
+
+    def _add(self, pool: str, amount: float) -> None:
+        self._spare[pool] = self._spare.get(pool, 0.0) + amount
+
+    def _busy(self, status: InstanceStatus, record: VariantRecord | None) -> float:
+        """Cores that this instance uses of those that it may."""
+        cores = _cores(record) if record is not None else 1.0
+        if status.state != "Active" or self._now - status.since < YOUNG:
+            return cores
+        saturation = record.profile.saturation_qps if record is not None else 0.0
+        return cores * min(1.0, status.load * status.factor / saturation) if saturation > 0 else 0.0
+
+    def candidate(
+        self, record: VariantRecord, serves: tuple[str, ...], limit_s: float, *, barred: bool
+    ) -> Candidate | None:
+        """The variant as planning sees it; None when no device could have it."""
+        devices = [
+            d
+            for d in self._devices.get((record.hardware, record.simulated), ())
+            if not misfit(record, Device(name=d.device, kind=d.kind, cores=d.cores, memory_mb=d.memory_mb, simulated=d.simulated), self._share)
+        ]  # fmt: skip
+        if not devices:
+            return None
+        device = devices[0]
+        table = LatencyTable(record)
+        factors = self._factors.get(record.variant, [1.0])
+        factor = max(1.0, sum(factors) / len(factors))
+        rate = throughput(table, limit_s) / factor
+        proven = self._proven.get(record.variant)
+        if proven is not None:
+            rate = max(min(rate, proven), LEAST_RATE * rate)
+        price = instance_price_per_s(record, self._prices, device.cores, device.memory_mb)
+        running = self.running.get(record.variant, 0)
+        pool = self._pool(record.hardware, simulated=record.simulated)
+        here = self.is_here(record)
+        return Candidate(
+            name=record.variant,
+            apps=serves,
+            model=record.model,
+            hardware=record.hardware,
+            latency_ms=table.seconds(1) * 1000.0,
+            saturation_qps=rate,
+            cost_per_s=price,
+            load_s=load_seconds(record),
+            accuracy=record.accuracy,
+            uses={f"{pool}/cores": _cores(record), f"{pool}/memory": record.profile.memory_mb},
+            running=running,
+            least=0 if here else running,
+            most=running if barred else None,
+            cost_per_1000=cost_per_1000(record, price),
+        )
+
+    def totals(self, candidates: Iterable[Candidate]) -> dict[str, float]:
+        """What the candidates may take together: what those that run have, and what is free."""
+        totals = {pool: max(0.0, spare) for pool, spare in self._spare.items()}
+        for one in candidates:
+            for pool, amount in one.uses.items():
+                totals[pool] = totals.get(pool, 0.0) + amount * one.running
+        return totals
+
+
+def _cores(record: VariantRecord) -> float:
+    """Of the device's cores, while it computes; a GPU runs one batch at a time, whoever's it is."""
+    return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
+
+
+def throughput(table: LatencyTable, limit_s: float) -> float:
+    """Items/s that one instance serves when each must be answered within `limit_s`.
+
+    At full load an item waits for the batch under way before its own begins, so both must fit: the largest such batch.
+    Where not even two single items fit, the instance must idle so much that waits stay within what is left (mean wait
+    of M/D/1).
+    """
+    handling = HANDLING_MS / 1000.0
+    batch = table.max_batch if limit_s == inf else table.largest_batch_within(limit_s / 2)
+    if batch >= 1:
+        return max(n / (table.seconds(n) + handling) for n in _sizes(batch))
+    alone = table.seconds(1)
+    wait = max(limit_s - alone, 0.01 * alone)
+    return (2 * wait / (2 * wait + alone)) / (alone + handling)
+
+
+def _sizes(most: int) -> list[int]:
+    return [most] + [1 << i for i in range(most.bit_length()) if 1 << i < most]
