@@ -28,6 +28,9 @@ class MemoryStored:
     async def nak(self, delay: float) -> None:
         self._consumer.nak(self._sequence, delay)
 
+    async def extend(self) -> None:
+        self._consumer.extend(self._sequence)
+
 
 class Record:
     """One message in a stream."""
@@ -121,6 +124,11 @@ class ConsumerState:
         if sequence in self._timers:
             self._stop_timer(sequence)
             self._timers[sequence] = asyncio.get_running_loop().call_later(delay, self._again, sequence)
+
+    def extend(self, sequence: int) -> None:
+        if sequence in self._timers:
+            self._stop_timer(sequence)
+            self._timers[sequence] = asyncio.get_running_loop().call_later(self._ack_wait, self._again, sequence)
 
     async def fetch(self, most: int, timeout: float) -> list[Stored]:
         loop = asyncio.get_running_loop()

@@ -47,6 +47,9 @@ class NatsStored:
     async def nak(self, delay: float) -> None:
         self._bus.publish(self._reply, b"-NAK " + msgspec.json.encode({"delay": int(delay * NANO)}))
 
+    async def extend(self) -> None:
+        self._bus.publish(self._reply, b"+WPI")
+
 
 class Puller:
     """Pull requests to one consumer; what comes is put into `arrived`, also when it comes late."""

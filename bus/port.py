@@ -111,6 +111,9 @@ class Stored(Protocol):
 
     async def ack(self) -> None: ...
     async def nak(self, delay: float) -> None: ...
+    async def extend(self) -> None:
+        """It is still being worked on: its ack wait begins anew."""
+
 
 
 class Consumer(Protocol):

@@ -216,7 +216,10 @@ class AppSample(Struct, frozen=True, array_like=True, gc=False):
 
 
 class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
-    """What an executor measured of one instance since its last report. busy: seconds computing; predicted: same by profile."""
+    """What an executor measured of one instance since its last report. busy: seconds computing; predicted: same by profile.
+
+    offline: how many of the items were offline work, which is no load to scale for.
+    """
 
     instance: str
     variant: str
@@ -227,6 +230,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     busy: float
     predicted: float
     apps: list[AppSample]
+    offline: int = 0
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):

@@ -3,6 +3,7 @@
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import AppSample, InstanceSample
 from bus.messages.flow import Route
+from bus.messages.jobs import OFFLINE
 from services.core.cost import LatencyTable
 from services.executor.policy import EdfQueue
 
@@ -11,7 +12,7 @@ class Loaded:
     """An instance. ready: its model is loaded; running: a batch is being computed; leaving: it unloads once empty."""
 
     __slots__ = (
-        "_apps", "_batches", "_busy", "_items", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
+        "_apps", "_batches", "_busy", "_items", "_offline", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
         "running", "running_items", "table",
     )  # fmt: skip
 
@@ -29,6 +30,7 @@ class Loaded:
 
     def _reset(self) -> None:
         self._items = 0
+        self._offline = 0
         self._batches = 0
         self._busy = 0.0
         self._predicted = 0.0
@@ -52,9 +54,14 @@ class Loaded:
 
     def served(self, route: Route, items: int, latency: float, *, error: bool) -> None:
         """One query ended after `latency` seconds."""
+        slo = route.deadline - route.arrived
+        if route.policy == OFFLINE:  # it has time, and says nothing of what the app's queries need
+            self._offline += items
+            slo = 0.0
         sample = self._apps.get(route.app)
         if sample is None:
-            sample = self._apps[route.app] = [0.0, 0.0, 0.0, 0.0, route.deadline - route.arrived]
+            sample = self._apps[route.app] = [0.0, 0.0, 0.0, 0.0, slo]
+        sample[4] = sample[4] or slo
         sample[0] += items
         sample[1] += latency * items
         if latency > sample[2]:
@@ -79,6 +86,7 @@ class Loaded:
             self._busy,
             self._predicted,
             apps,
+            self._offline,
         )
         self._reset()
         return sample

@@ -134,10 +134,10 @@ class Instance:
 
     @property
     def load(self) -> float:
-        """Items/s served lately."""
+        """Items/s served lately, offline work apart."""
         recent = self._recent()
         seconds = sum(s for s, _ in recent)
-        return sum(sample.items for _, sample in recent) / seconds if seconds > 0 else 0.0
+        return sum(sample.items - sample.offline for _, sample in recent) / seconds if seconds > 0 else 0.0
 
     @property
     def utilisation(self) -> float:

@@ -69,6 +69,23 @@ def test_work_is_gone_once_acknowledged_and_comes_back_otherwise(buses: Buses) -
     buses.run(body)
 
 
+def test_what_is_still_worked_on_does_not_come_back(buses: Buses) -> None:
+    async def body(connect: Connects) -> None:
+        bus = await connect()
+        await bus.ensure_stream(spec(buses))
+        await _fill(buses, bus, 1)
+        consumer = await bus.consumer(f"{buses.prefix}_S", "c", ack_wait_s=0.6)
+        (held,) = await consumer.fetch(1, 2.0)
+        for _ in range(5):
+            await held.extend()
+            assert await consumer.fetch(1, 0.25) == []
+        (again,) = await consumer.fetch(1, 3.0)  # once nobody says so any more
+        assert again.deliveries == 2
+        await again.ack()
+
+    buses.run(body)
+
+
 def test_fetch_returns_what_is_there_and_waits_for_what_is_not(buses: Buses) -> None:
     async def body(connect: Connects) -> None:
         bus, other = await connect(), await connect()
