@@ -115,7 +115,6 @@ class Stored(Protocol):
         """It is still being worked on: its ack wait begins anew."""
 
 
-
 class Consumer(Protocol):
     """A named position in a stream, shared by everyone who opens it under the same name."""
 
