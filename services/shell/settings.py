@@ -171,27 +171,6 @@ class JobsSettings(Section, frozen=True, kw_only=True):
     utilisation_below: offline work is taken while a device is used less than this, its own use not counted (the paper's 40 %).
     latency_ratio, latency_least_ms: an online variant is above its profiled latency when a batch takes more than so many
     times its profile and so many ms longer. batch_ms, chunk_items, chunk_kb: a chunk is predicted to compute no longer, and
-    is no larger. window: chunks of one job that wait or are computed at a time. in_flight: of them, on one worker.
-    """
-
-    roots: tuple[str, ...] = ()
-    utilisation_below: float = 0.4
-    latency_ratio: float = 1.25
-    latency_least_ms: float = 2.0
-    batch_ms: float = 50.0
-    chunk_items: int = 64
-    chunk_kb: int = 512
-    window: int = 32
-    in_flight: int = 2
-    keep: int = 1000
-
-
-class JobsSettings(Section, frozen=True, kw_only=True):
-    """Offline jobs (services/jobs). roots: directories that file:// URLs may name beside the data directory's `jobs`.
-
-    utilisation_below: offline work is taken while a device is used less than this, its own use not counted (the paper's 40 %).
-    latency_ratio, latency_least_ms: an online variant is above its profiled latency when a batch takes more than so many
-    times its profile and so many ms longer. batch_ms, chunk_items, chunk_kb: a chunk is predicted to compute no longer, and
     is no larger. window: chunks of one job that wait or are computed at a time. in_flight: of them, on one worker. keep:
     so many ended jobs are remembered.
     """
@@ -230,7 +209,6 @@ class Settings(Section, frozen=True, kw_only=True):
     autoscaler: AutoscalerSettings = field(default_factory=AutoscalerSettings)
     machines: MachineSettings = field(default_factory=MachineSettings)
     prices: PriceSettings = field(default_factory=PriceSettings)
-    jobs: JobsSettings = field(default_factory=JobsSettings)
     jobs: JobsSettings = field(default_factory=JobsSettings)
 
 
