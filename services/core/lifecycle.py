@@ -3,11 +3,12 @@
     Inactive -> Loading -> Active <-> Overloaded | Interfered -> Unloading -> Inactive
 
 Every state may fall back to Inactive (a failed load, a dead executor). The states are INFaaS's (Romero et al., section 4.1,
-Fig. 4), which gives no thresholds; the defaults are those of its published code (worker/query_executor.cc, qpsMonitor:
-CPU latency ratio 2.5, backlog 0.8 s of work, cleared at 1.5).
+Fig. 4), which gives no thresholds; the defaults are those of its published code (worker/query_executor.cc, qpsMonitor),
+which depend on the hardware: see `thresholds_for`.
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.fleet import State
 
@@ -29,7 +30,7 @@ def legal(old: State, new: State) -> bool:
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
-    """When an instance counts as troubled.
+    """When an instance counts as troubled; the defaults are those of one CPU instance among several (`thresholds_for`).
 
     overloaded_backlog_s, overloaded_slo_share: work waiting, in seconds, and as a share of the app's SLO; the smaller binds.
     overloaded_clear_share: load and backlog must fall below this share of their limits before Overloaded ends.
@@ -47,6 +48,46 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     interfered_load_share: float = 0.5
     clear_ratio: float = 1.5
     least_items: int = 8
+
+
+# Zeros stand for "by hardware": what a user sets instead holds for all of it.
+BY_HARDWARE = Thresholds(overloaded_backlog_s=0.0, interfered_ratio=0.0, interfered_load_share=0.0, clear_ratio=0.0)
+GPU_SHORT_S = 0.010  # a GPU's batches below this are judged by their absolute slowness
+GPU_SHORT_LATE_S = 0.015
+GPU_SHORT_MOST = 5.0
+
+
+def thresholds_for(hardware: str, profiled_s: float, instances: int, given: Thresholds = BY_HARDWARE) -> Thresholds:
+    """The thresholds of an instance on this kind of hardware; what `given` sets (not 0) goes before the defaults.
+
+    profiled_s: of a batch at the present mean batch. instances: of the variant on this worker, itself included. The defaults
+    are the table of the published code:
+
+        hardware                            latency ratio          load share   backlog   clears at
+        CPU, the variant's only instance    4.0                    1.0          1.1 s     1.5
+        CPU, one of several; Inferentia     2.5                    0.5          0.8 s     1.5
+        GPU, batch below 10 ms              min(5, 15 ms / batch)  0.3          0.8 s     1.25
+        GPU, 10 ms and more                 1.5                    0.3          0.8 s     1.25
+
+    There a single flag stands for both troubles, raised for latency only while arrivals exceed the load share. Here that share
+    tells the two apart: below it, a backlog beside inflated latency is the slowness's doing.
+    """
+    if hardware == "gpu":
+        short = 0.0 < profiled_s < GPU_SHORT_S
+        ratio, share, backlog, clear = 1.5, 0.3, 0.8, 1.25
+        if short:
+            ratio = min(GPU_SHORT_MOST, GPU_SHORT_LATE_S / profiled_s)
+    elif hardware == "cpu" and instances <= 1:
+        ratio, share, backlog, clear = 4.0, 1.0, 1.1, 1.5
+    else:
+        ratio, share, backlog, clear = 2.5, 0.5, 0.8, 1.5
+    return replace(
+        given,
+        interfered_ratio=given.interfered_ratio or ratio,
+        interfered_load_share=given.interfered_load_share or share,
+        overloaded_backlog_s=given.overloaded_backlog_s or backlog,
+        clear_ratio=min(given.clear_ratio or clear, given.interfered_ratio or ratio),
+    )
 
 
 class Observed(Struct, frozen=True, kw_only=True):

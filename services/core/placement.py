@@ -1,23 +1,56 @@
-"""Does a variant fit on a device: kind, cores, memory.
+"""Does a variant fit on a device: kind, cores, memory; and what is left of a device's totals.
 
-A device carries a whole number of instances whose memory, summed, stays within the part of it that is set aside for
-instances (INFaaS, section 4.2.1, constraint 3). Cores may be shared: one instance's threads must exist, the sum of all
-may exceed them, since an instance that has no work takes no time.
+What the instances of a device take together stays within its totals, of every resource (INFaaS, section 4.2.1, constraint 3):
+
+    memory       the part of the device's memory that is set aside for instances (`memory_share`)
+    CPU cores    threads may be promised several times over (`cores_overcommit`): an instance without work takes no time on any
+                 core, and most are idle most of the time. Who is busy is the state machine's and the autoscaler's concern.
+    accelerator cores (Inferentia)   one an instance, a hard limit: a core holds one compiled model
+    GPU          its cores are not counted: instances take turns, memory is what runs out
 """
+
+from math import inf
 
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 
+OVERCOMMIT = 16.0  # instances of one thread for each CPU core, by default
+
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One device of a worker. memory_mb: all it has; cores: 1 where a device has none of its own."""
+    """One device of a worker. memory_mb: all it has; cores: 1 where a device has none of its own.
+
+    address: what frameworks call it, "cpu", "cuda:0", "neuron:0".
+    """
 
     name: str
     kind: str
     cores: int
     memory_mb: float
     simulated: bool = False
+    address: str = "cpu"
+
+
+class Amount(Struct, frozen=True):
+    """So much of a device: MB of its memory, and cores. inf: not counted."""
+
+    memory_mb: float
+    cores: float
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(self.memory_mb + other.memory_mb, self.cores + other.cores)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(self.memory_mb - other.memory_mb, self.cores - other.cores)
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing is left to take: no component is above 0."""
+        return self.memory_mb <= 0 and self.cores <= 0
+
+
+NOTHING = Amount(0.0, 0.0)
 
 
 def misfit(record: VariantRecord, device: Device, memory_share: float) -> str:
@@ -35,6 +68,32 @@ def misfit(record: VariantRecord, device: Device, memory_share: float) -> str:
     return ""
 
 
-def free_mb(device: Device, memory_share: float, taken_mb: float) -> float:
-    """MB that another instance may still take; below zero when instances grew beyond what was set aside."""
-    return memory_share * device.memory_mb - taken_mb
+def cores_needed(record: VariantRecord) -> float:
+    """Cores of its device that one instance takes."""
+    if record.hardware == "cpu":
+        return float(max(1, record.threads))
+    return 0.0 if record.hardware == "gpu" else 1.0
+
+
+def total(device: Device, memory_share: float, cores_overcommit: float = OVERCOMMIT) -> Amount:
+    """What the instances of a device may take together."""
+    cores = {"cpu": device.cores * max(1.0, cores_overcommit), "gpu": inf}.get(device.kind, float(device.cores))
+    return Amount(memory_share * device.memory_mb, cores)
+
+
+def short_of(need: Amount, free: Amount) -> Amount:
+    """What is missing: above 0 where `free` (which may be negative) does not suffice."""
+    return Amount(max(0.0, need.memory_mb - free.memory_mb), max(0.0, need.cores - free.cores))
+
+
+def shortage(variant: str, need: Amount, taken: Amount, limit: Amount, device: str) -> str:
+    """In words: why it does not fit beside what is there."""
+    if need.memory_mb > limit.memory_mb - taken.memory_mb:
+        return (
+            f"{variant} needs {need.memory_mb:.0f} MB; instances in use take {taken.memory_mb:.0f} of the "
+            f"{limit.memory_mb:.0f} MB that {device} sets aside"
+        )
+    return (
+        f"{variant} needs {need.cores:.0f} core{'s' * (need.cores != 1)}; instances in use take {taken.cores:.0f} of the "
+        f"{limit.cores:.0f} that {device} may promise"
+    )

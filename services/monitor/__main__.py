@@ -34,9 +34,11 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 
     def make() -> MonitorActor:
         incarnation = time.time_ns() // 1000  # grows with every start, also when the actor alone is started again
-        return MonitorActor(worker, settings.worker.hardware, devices, prices, subjects, incarnation, knobs)
+        ours = settings.worker
+        return MonitorActor(worker, ours.hardware, devices, prices, subjects, incarnation, knobs, ours.kind)
 
-    return [Runtime(f"monitor-{worker}", make, bus, subjects, MachineEdge())]
+    edge = MachineEdge(bus=bus, bucket=subjects.control_bucket)
+    return [Runtime(f"monitor-{worker}", make, bus, subjects, edge)]
 
 
 def knobs_of(settings: Settings) -> Knobs:
@@ -49,6 +51,10 @@ def knobs_of(settings: Settings) -> Knobs:
         memory_share=ours.memory_share,
         idle_s=ours.idle_s,
         acquaint_s=ACQUAINT,
+        cores_overcommit=ours.cores_overcommit,
+        mitigate_after_s=ours.mitigate_after_s,
+        mitigate_again_s=ours.mitigate_again_s,
+        quarantine_after=ours.quarantine_after,
         failure_timeout_s=settings.dispatcher.failure_timeout_s,
         thresholds=Thresholds(
             overloaded_backlog_s=ours.overloaded_backlog_s,

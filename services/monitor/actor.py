@@ -1,10 +1,12 @@
 """The monitor of one worker: it alone admits loads here, follows instances and executors, and tells everybody by heartbeat.
 
-Decisions are in policy.py and services.core; loads.py remembers what is loaded, journal.py tells. A monitor that starts while
-its executors run adopts what they report; an executor that ends takes its instances along, and what served is loaded again.
+Decisions are in policy.py, mitigation.py and services.core; loads.py remembers what is loaded, orders.py obeys, facts.py listens to
+executors, moves.py brings slowed instances elsewhere, journal.py tells. A monitor that starts while its executors run adopts what
+they report; an executor that ends takes its instances along, and what served is loaded again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -14,12 +16,11 @@ from bus.messages.fleet import (
     ExecutorReport,
     InstanceFailed,
     InstanceLoaded,
-    InstanceSample,
+    InstanceMoved,
     InstanceUnloaded,
-    LoadAccepted,
-    LoadRefused,
     Release,
 )
+from bus.messages.scaling import Drain
 from bus.subjects import Subjects
 from services.core.actor import (
     After,
@@ -30,6 +31,7 @@ from services.core.actor import (
     Envelope,
     Failed,
     Inlet,
+    Recorded,
     Started,
     Stopping,
     Synced,
@@ -37,28 +39,30 @@ from services.core.actor import (
     Watch,
 )
 from services.core.placement import Device
+from services.core.quarantine import quarantined_at
 from services.monitor.devices import DeviceState
-from services.monitor.instances import Instance, busy_by_app
+from services.monitor.facts import Facts
 from services.monitor.journal import Journal
 from services.monitor.loads import Loads
 from services.monitor.machine import SampleMachine
-from services.monitor.policy import Knobs, scaler
+from services.monitor.moves import Moves
+from services.monitor.orders import Orders
+from services.monitor.policy import Knobs
 
-MOST = 256  # instances of one variant on one worker; an order for more is a mistake
-UNLISTED = 2  # reports in a row without an instance after which its executor has lost it
-REORDER = 4  # reports in a row without an instance that should be loading after which the order is repeated
+KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
 
 
 class Tick(Struct, frozen=True):
-    """A timer of ours: "heartbeat", "sample" or "cost"."""
+    """A timer of ours: "heartbeat", "sample", "cost", or ("quarantine", variant)."""
 
-    of: str
+    of: Any
 
 
 class MonitorActor:
     """One worker's monitor. incarnation must grow with each start. devices: what the worker has.
 
-    prices: US$ per hour by device kind. Raises UnknownPrice when a device's kind has none.
+    prices: US$ per hour by device kind. Raises UnknownPrice when a device's kind has none. kind: of machine, as heartbeats
+    name it; empty: the hardware.
     """
 
     def __init__(
@@ -70,18 +74,41 @@ class MonitorActor:
         subjects: Subjects,
         incarnation: int,
         knobs: Knobs | None = None,
+        kind: str = "",
     ) -> None:
         self._worker = worker
         self._subjects = subjects
-        self._knobs = knobs or Knobs()
-        self._journal = Journal(worker, hardware, subjects, incarnation)
+        self._knobs = knobs = knobs or Knobs()
+        self._journal = journal = Journal(worker, hardware, subjects, incarnation, kind)
         self._devices = {spec.name: DeviceState(worker, spec, prices) for spec in devices}
-        self._loads = Loads(worker, self._devices, self._journal, self._knobs)
-        self._synced = False
+        self._loads = Loads(worker, self._devices, journal, knobs)
+        self._moves = Moves(worker, self._devices, self._loads, journal, knobs)
+        self._orders = orders = Orders(worker, self._loads, journal)
+        self._facts = facts = Facts(self._devices, self._loads, self._moves, orders, journal, knobs)
         self._sampling = False
-        self._leaving = False
-        self._heard: set[str] = set()  # devices whose executor has listed its instances since we know the catalogue
         self._started = 0.0
+        self._takes: dict[type, Callable[[Any], None]] = {
+            InstanceLoaded: facts.loaded,
+            InstanceFailed: facts.failed,
+            InstanceUnloaded: facts.unloaded,
+            InstanceMoved: facts.moved,
+            ExecutorReport: facts.report,
+            ExecutorExited: facts.exited,
+            Tick: lambda tick: self._tick(tick.of),
+            Done: self._done,
+            Failed: self._not_done,
+            TimedOut: self._not_done,
+            Changed: self._changed,
+            Synced: self._synced,
+            Started: lambda _: self._start(),
+            Stopping: lambda _: self._stop(),
+            Recorded: lambda _: None,
+        }
+        self._obeys: dict[type, Callable[[Any], Any]] = {
+            EnsureLoaded: orders.ensure,
+            Release: orders.release,
+            Drain: orders.drain,
+        }
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -89,60 +116,46 @@ class MonitorActor:
         return (
             Inlet(subject=subjects.worker(worker, "load"), message=EnsureLoaded),
             Inlet(subject=subjects.worker(worker, "release"), message=Release),
+            Inlet(subject=subjects.worker(worker, "drain"), message=Drain),
             Inlet(subject=subjects.monitor(worker, "loaded"), message=InstanceLoaded),
             Inlet(subject=subjects.monitor(worker, "failed"), message=InstanceFailed),
             Inlet(subject=subjects.monitor(worker, "unloaded"), message=InstanceUnloaded),
+            Inlet(subject=subjects.monitor(worker, "moved"), message=InstanceMoved),
             Inlet(subject=subjects.monitor(worker, "report"), message=ExecutorReport),
             Inlet(subject=subjects.exited(worker), message=ExecutorExited),
         )
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        return (Watch(bucket=self._subjects.catalog_bucket),)
+        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         message, journal = envelope.message, self._journal
         journal.turn(envelope.now)
-        match message:
-            case ExecutorReport():
-                self._report(message)
-            case Tick():
-                self._tick(message.of)
-            case Done():
-                self._sampling = False
-                journal.machine = message.result
-            case Failed() | TimedOut():
-                self._sampling = False
-            case EnsureLoaded():
-                journal.reply(envelope.reply, self._ensure(message))
-            case Release():
-                journal.reply(envelope.reply, self._release(message))
-            case InstanceLoaded():
-                self._loaded(message)
-            case InstanceFailed():
-                self._failed(message)
-            case InstanceUnloaded():
-                self._unloaded(message)
-            case ExecutorExited():
-                self._exited(message)
-            case Changed():
-                self._catalogued(message)
-            case Synced():
-                self._synced = True
-            case Started():
-                self._start()
-            case Stopping():
-                self._stop()
+        obey = self._obeys.get(type(message))
+        if obey is not None:
+            journal.reply(envelope.reply, obey(message))
+        else:
+            self._takes[type(message)](message)
         if not journal.told and self._is_acquainted():
-            journal.heartbeat(self._devices.values(), self._loads.instances.values(), leaving=self._leaving)
+            self._beat()
         return journal.effects()
+
+    def _beat(self) -> None:
+        self._journal.heartbeat(
+            self._devices.values(),
+            self._loads.instances.values(),
+            self._loads.failures.quarantined,
+            draining=self._orders.draining,
+            leaving=self._orders.leaving,
+        )
 
     # -- life
 
     def _is_acquainted(self) -> bool:
         """Whether it knows what is loaded: a heartbeat before that would tell everybody that its executors are gone."""
-        known = len(self._heard) == len(self._devices)
-        return known or self._leaving or self._journal.now - self._started >= self._knobs.acquaint_s
+        known = len(self._facts.heard) == len(self._devices)
+        return known or self._orders.leaving or self._journal.now - self._started >= self._knobs.acquaint_s
 
     def _start(self) -> None:
         self._started = self._journal.now
@@ -156,14 +169,16 @@ class MonitorActor:
         self._charge()
         for instance in list(self._loads.instances.values()):
             self._loads.gone(instance, "the worker stopped")
-        self._leaving = True
+        self._orders.leaving = True
         self._journal.worker_state("Stopped", "asked to stop")
 
-    def _tick(self, of: str) -> None:
+    def _tick(self, of: Any) -> None:
         journal, knobs = self._journal, self._knobs
         if of == "heartbeat":
             journal.add(After(of, knobs.heartbeat_s, Tick(of)))
-            self._look_for_the_silent()
+            self._facts.look_for_the_silent()
+            if not self._orders.draining:
+                self._moves.look()
             journal.told = False
             if not self._sampling:
                 self._sampling = True
@@ -172,61 +187,43 @@ class MonitorActor:
             journal.add(After(of, knobs.sample_s, Tick(of)))
             for device in self._devices.values():
                 journal.samples(device, knobs.sample_s)
-        else:
+        elif of == "cost":
             journal.add(After(of, knobs.cost_s, Tick(of)))
             self._charge()
+        else:
+            self._keep(of[1])
 
     def _charge(self) -> None:
         for device in self._devices.values():
             self._journal.costs(device.meter.close(self._journal.now))
 
-    def _look_for_the_silent(self) -> None:
-        now = self._journal.now
-        for device in self._devices.values():
-            if device.alive and now - device.seen > self._knobs.failure_timeout_s:
-                device.fell_silent(now)
-                self._journal.worker_state("Failed", f"the executor of {device.spec.name} is silent")
-        for instance in list(self._loads.instances.values()):
-            if instance.state != "Loading" or instance.ordered is None:
-                continue
-            patience = self._knobs.load_timeout_s + instance.record.profile.load_ms / 100.0
-            if now - instance.ordered > patience:
-                reason = f"the executor did not answer the load order within {patience:.0f} s"
-                self._journal.order_unload(instance.id, instance.device)
-                self._loads.failures.failed(instance.record.variant, reason, now)
-                self._loads.gone(instance, reason)
+    # -- what the edge did
 
-    # -- orders
+    def _done(self, done: Done) -> None:
+        if done.id == "machine":
+            self._sampling = False
+            self._journal.machine = done.result
+            self._moves.sampled(done.result)
 
-    def _ensure(self, order: EnsureLoaded) -> LoadAccepted | LoadRefused:
-        record = order.variant
-        have = self._loads.of(record.variant)
-        obstacle = "this worker is leaving" if self._leaving else ""
-        if order.at_least > MOST:
-            obstacle = f"at_least is {order.at_least}; one worker takes at most {MOST} instances of a variant"
-        while len(have) < order.at_least and not obstacle:
-            found = self._loads.place(record)
-            if isinstance(found, str):
-                obstacle = found
-                break
-            why = order.reason or f"ordered by {order.orderer or 'somebody'}"
-            action = "replicate" if have else "load"
-            have.append(self._loads.admit(found, record, order.app, why))
-            self._journal.scaling(scaler(order.orderer), action, record, order.app, why)
-        if obstacle:
-            return LoadRefused(worker=self._worker, variant=record.variant, reason=obstacle)
-        return LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
+    def _not_done(self, failed: Failed | TimedOut) -> None:
+        if failed.id == "machine":
+            self._sampling = False
+        else:
+            self._journal.add(After(failed.id, KEEP_AGAIN, Tick(failed.id)))
 
-    def _release(self, order: Release) -> LoadAccepted:
-        why = order.reason or f"ordered by {order.orderer or 'somebody'}"
-        going = self._loads.release(order.variant, order.keep, why)
-        if going:
-            first = going[0]
-            self._journal.scaling(scaler(order.orderer), "unload", first.record, first.owner, why, len(going))
-        stay = [instance.id for instance in self._loads.of(order.variant)]
-        return LoadAccepted(worker=self._worker, variant=order.variant, instances=stay)
+    def _keep(self, variant: str) -> None:
+        reason = self._loads.failures.quarantined.get(variant)
+        if reason is not None:
+            self._journal.keep_quarantine(variant, reason)
 
-    def _catalogued(self, change: Changed) -> None:
+    # -- what the buckets hold
+
+    def _changed(self, change: Changed) -> None:
+        if change.bucket == self._subjects.control_bucket:
+            where = quarantined_at(change.key)
+            if where is not None and where[0] == self._worker:
+                self._quarantined(where[1], change.value)
+            return
         catalog = self._loads.catalog
         catalog.apply(change.key, change.value)
         kind, _, name = change.key.partition(".")
@@ -235,98 +232,16 @@ class MonitorActor:
             for instance in self._loads.of(name):
                 instance.record = record
 
-    # -- facts from executors
+    def _quarantined(self, variant: str, value: bytes | None) -> None:
+        """By an earlier monitor of this worker, or by ourselves; or an operator has released it."""
+        failures, record = self._loads.failures, self._loads.catalog.variant(variant)
+        if value is None:
+            if failures.release(variant):
+                self._journal.quarantine(record, variant, "released by an operator", ended=True)
+        elif variant not in failures.quarantined:
+            failures.quarantined[variant] = value.decode(errors="replace")
+            self._journal.quarantine(record, variant, failures.quarantined[variant])
 
-    def _loaded(self, fact: InstanceLoaded) -> None:
-        instance = self._told_of(fact)
-        if instance is None:
-            return
-        if (
-            instance.state == "Unloading"
-        ):  # released while it was loading: say it again, now that there is something to go
-            self._journal.order_unload(instance.id, instance.device)
-        if instance.state != "Loading":
-            return
-        now = self._journal.now
-        instance.memory_mb = max(instance.memory_mb, fact.memory_mb)
-        instance.last_used = now
-        self._loads.failures.succeeded(fact.variant)
-        why = f"loaded in {fact.load_ms:.0f} ms; {fact.proof}"
-        self._journal.states(instance, instance.move("Active", why, now))
-
-    def _failed(self, fact: InstanceFailed) -> None:
-        instance = self._told_of(fact)
-        if instance is not None:
-            self._loads.failures.failed(fact.variant, fact.reason, self._journal.now)
-            self._loads.gone(instance, fact.reason)
-
-    def _unloaded(self, fact: InstanceUnloaded) -> None:
-        instance = self._told_of(fact)
-        if instance is not None:
-            self._loads.gone(instance, "unloaded")
-
-    def _told_of(self, fact: InstanceLoaded | InstanceFailed | InstanceUnloaded) -> Instance | None:
-        device = self._devices.get(fact.device)
-        if device is None or not self._meet(device, fact.incarnation):
-            return None
-        return self._loads.instances.get(fact.instance)
-
-    def _report(self, report: ExecutorReport) -> None:
-        device = self._devices.get(report.device)
-        if device is None or not self._meet(device, report.incarnation):
-            return
-        for sample in report.samples:
-            instance = self._loads.instances.get(sample.instance)
-            if instance is None:
-                instance = self._loads.adopt(device, sample, synced=self._synced)
-            if instance is not None:
-                self._take(device, instance, sample, report.seconds)
-        if self._synced:
-            self._heard.add(report.device)
-        self._miss(device, {sample.instance for sample in report.samples})
-
-    def _miss(self, device: DeviceState, listed: set[str]) -> None:
-        """What an executor should have and does not list: words were lost, or its actor was started again."""
-        for instance in list(device.instances.values()):
-            if instance.id in listed or (instance.state == "Loading" and instance.ordered is None):
-                instance.unlisted = 0
-                continue
-            instance.unlisted += 1
-            if instance.state == "Loading":
-                if instance.unlisted % REORDER == 0:
-                    self._loads.order(instance)
-            elif instance.unlisted >= UNLISTED:
-                self._loads.lost(instance, "the executor no longer has it")
-
-    def _take(self, device: DeviceState, instance: Instance, sample: InstanceSample, seconds: float) -> None:
-        """One instance's part of a report."""
-        now = self._journal.now
-        self._journal.states(instance, instance.observe(sample, seconds, now))
-        device.meter.used(instance.id, busy_by_app(sample))
-        self._loads.used.update(app.app for app in sample.apps if app.items > 0)
-        self._journal.states(instance, instance.judge(self._knobs.thresholds, now))
-
-    # -- executors that come and go
-
-    def _meet(self, device: DeviceState, incarnation: int) -> bool:
-        """Something was heard of this executor process; False when it is one that has ended."""
-        if incarnation == device.dead:
-            return False
-        now, journal = self._journal.now, self._journal
-        if device.incarnation is not None and incarnation != device.incarnation:
-            self._loads.lose(device, "the executor died: another one has taken its place")
-        if device.incarnation is None:
-            device.incarnation, device.met = incarnation, now
-        if device.spoke(now):
-            journal.told = False
-            if all(other.alive for other in self._devices.values()):
-                journal.worker_state("Ready", f"the executor of {device.spec.name} runs")
-            self._loads.order_waiting(device)
-        return True
-
-    def _exited(self, fact: ExecutorExited) -> None:
-        device = self._devices.get(fact.device)
-        if device is None or device.incarnation is None or fact.at < device.met:
-            return
-        self._loads.lose(device, f"the executor died: {fact.reason}")
-        self._journal.worker_state("Failed", f"the executor of {fact.device} died: {fact.reason}")
+    def _synced(self, synced: Synced) -> None:
+        if synced.bucket == self._subjects.catalog_bucket:
+            self._facts.synced = True

@@ -6,7 +6,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus
 from services.core.cost import device_share, price_per_hour
 from services.core.lifecycle import COUNTED
-from services.core.placement import Device
+from services.core.placement import NOTHING, Amount, Device, total
 from services.monitor.instances import Instance
 from services.monitor.meter import Meter
 
@@ -48,17 +48,18 @@ class DeviceState:
     def share(self, record: VariantRecord) -> float:
         return device_share(record, self.spec.cores, self.spec.memory_mb)
 
-    def committed_mb(self) -> float:
-        """Memory of the instances that stay or are on their way."""
-        return sum(instance.memory_mb for instance in self.instances.values() if instance.state in COUNTED)
+    def limit(self, memory_share: float, cores_overcommit: float) -> Amount:
+        """What its instances may take together."""
+        return total(self.spec, memory_share, cores_overcommit)
 
-    def held_mb(self) -> float:
-        """Memory that is really taken now, or about to be: also of what is being unloaded, not of what is not yet ordered."""
-        return sum(
-            instance.memory_mb
-            for instance in self.instances.values()
-            if instance.state != "Loading" or instance.ordered is not None
-        )
+    def committed(self) -> Amount:
+        """What the instances that stay or are on their way take."""
+        return sum((i.takes for i in self.instances.values() if i.state in COUNTED), NOTHING)
+
+    def held(self) -> Amount:
+        """What is really taken now, or about to be: also by what is being unloaded, not by what is not yet ordered."""
+        there = (i for i in self.instances.values() if i.state != "Loading" or i.ordered is not None)
+        return sum((instance.takes for instance in there), NOTHING)
 
     def waiting(self) -> list[Instance]:
         """Admitted instances whose load has not been ordered yet, first come first."""
@@ -77,7 +78,7 @@ class DeviceState:
             kind=self.spec.kind,
             cores=self.spec.cores,
             memory_mb=self.spec.memory_mb,
-            memory_used_mb=self.committed_mb(),
+            memory_used_mb=self.committed().memory_mb,
             cores_used=float(sum(instance.record.threads for instance in present)),
             utilisation=utilisation,
             price_per_hour=self.price_per_hour,

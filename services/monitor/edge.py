@@ -1,4 +1,4 @@
-"""The monitor's senses: how busy this machine is, read without waiting."""
+"""The monitor's senses, how busy this machine is, read without waiting; and its notebook, the control bucket."""
 
 import os
 from pathlib import Path
@@ -6,15 +6,22 @@ from typing import Any
 
 import psutil
 
-from services.monitor.machine import MachineSample, SampleMachine
+from bus.port import Bus
+from services.core.quarantine import quarantine_key
+from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
 class MachineEdge:
-    """Samples the cores this process may use, and the memory of the machine or of its cgroup. A sample takes about 0.1 ms."""
+    """Samples the cores this process may use, and the memory of the machine or of its cgroup. A sample takes about 0.1 ms.
 
-    def __init__(self, cgroup: Path = CGROUP) -> None:
+    bus, bucket: where quarantines are kept; without a bus they are not.
+    """
+
+    def __init__(self, cgroup: Path = CGROUP, *, bus: Bus | None = None, bucket: str = "") -> None:
+        self._bus = bus
+        self._bucket = bucket
         self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         limited = _number(cgroup / "memory.max") is not None
         self._memory = cgroup / "memory.current" if limited else None
@@ -25,18 +32,23 @@ class MachineEdge:
         return self._sample() if isinstance(command, SampleMachine) else NotImplemented
 
     async def perform(self, command: Any) -> Any:
+        if isinstance(command, KeepQuarantine):
+            if self._bus is not None:
+                bucket = await self._bus.key_value(self._bucket)
+                await bucket.put(quarantine_key(command.worker, command.variant), command.reason.encode())
+            return None
         raise ValueError(f"the monitor's edge knows no {type(command).__name__}")
 
     def _sample(self) -> MachineSample:
         percents = psutil.cpu_percent(interval=None, percpu=True)
-        ours = [percents[cpu] for cpu in self._cpus if cpu < len(percents)] if self._cpus is not None else percents
+        cpus = self._cpus if self._cpus is not None else range(len(percents))
+        cores = {cpu: percents[cpu] / 100.0 for cpu in cpus if cpu < len(percents)}
+        ours = list(cores.values()) or [percent / 100.0 for percent in percents]
         used = _number(self._memory) if self._memory is not None else None
         if used is None:
             memory = psutil.virtual_memory()
             used = memory.total - memory.available
-        return MachineSample(
-            utilisation=sum(ours or percents) / (100.0 * len(ours or percents)), memory_used_mb=used / 2**20
-        )
+        return MachineSample(utilisation=sum(ours) / len(ours), memory_used_mb=used / 2**20, cores=cores)
 
 
 def _number(path: Path) -> int | None:

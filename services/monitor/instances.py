@@ -2,10 +2,13 @@
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State
 from services.core.cost import load_seconds
-from services.core.lifecycle import SERVING, Observed, Thresholds, judge
+from services.core.lifecycle import SERVING, Observed, Thresholds, judge, thresholds_for
+from services.core.placement import Amount, cores_needed
 
 WINDOW = 1.0  # s: loads and latencies are means over this long (the published code's period)
 MEMORY = 5.0  # s: so far back latency is looked for where an instance serves little, and an app counts as using it
@@ -29,6 +32,8 @@ class Instance:
 
     apps: the state that each app using it was last told; None stands for nobody, where it was loaded for none. owner: the app it was loaded for, or that used it last.
     factor: measured over profiled time of a batch, slowly moving. ordered: the executor has been told to load it.
+    cores: of the machine that it is kept to, empty for any. move_after: it may be moved out of interference then again.
+    replaces: the instance that goes once this one serves.
     """
 
     def __init__(
@@ -47,8 +52,16 @@ class Instance:
         self.last_used = now
         self.ordered: float | None = None
         self.unlisted = 0
+        self.cores: list[int] = []
+        self.move_after = 0.0
+        self.replaces: str | None = None
         self._reports: deque[tuple[float, float, InstanceSample]] = deque()
         self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
+
+    @property
+    def takes(self) -> Amount:
+        """Of its device, while it is there."""
+        return Amount(self.memory_mb, cores_needed(self.record))
 
     # -- state
 
@@ -83,18 +96,29 @@ class Instance:
             self.factor += gain * (min(high, max(low, sample.busy / sample.predicted)) - self.factor)
         return changes
 
-    def judge(self, limits: Thresholds, now: float) -> list[Change]:
-        """Judge the instance, and each app that uses it by its own SLO; returns what changed."""
-        if self.state not in SERVING:
+    def moved(self, cores: list[int], now: float, reason: str) -> list[Change]:
+        """It runs elsewhere now: what was measured before says nothing any more. Returns what changed."""
+        self.cores = cores
+        self._reports.clear()
+        return self.move("Active", reason, now) if self.state in SERVING else []
+
+    def judge(self, given: Thresholds, instances: int, now: float) -> list[Change]:
+        """Judge the instance, and each app that uses it by its own SLO; returns what changed.
+
+        instances: of its variant on this worker, itself included.
+        """
+        if self.state not in SERVING or not self._reports:
             return []
         changes: list[Change] = []
-        state, reason = judge(self.state, self._observed(limits, 0.0), limits)
+        seen = self._observed(given, 0.0)
+        limits = thresholds_for(self.record.hardware, seen.profiled_s, instances, given)
+        state, reason = judge(self.state, seen, limits)
         if state != self.state:
             self.state, self.since = state, now
         for app, old in self.apps.items():
             seen_at, slo = self._app_seen.get(app or "", (float("-inf"), 0.0))
             if now - seen_at < MEMORY:
-                new, why = judge(old, self._observed(limits, slo), limits)
+                new, why = judge(old, replace(seen, slo_s=slo), limits)
             else:
                 new, why = self.state, reason or "this app sends nothing any more"
             if new != old:
@@ -125,6 +149,10 @@ class Instance:
 
     # -- figures
 
+    def slo_s(self, app: str | None) -> float:
+        """The latency objective that an app's last items here came with, in seconds; 0 when it is not known."""
+        return self._app_seen.get(app or "", (0.0, 0.0))[1]
+
     def _recent(self) -> list[tuple[float, InstanceSample]]:
         """(seconds, sample) of the reports of the last WINDOW."""
         if not self._reports:
@@ -151,6 +179,12 @@ class Instance:
         """Mean compute seconds of a batch lately; 0 when there was none."""
         batches = sum(sample.batches for _, sample in self._recent())
         return sum(sample.busy for _, sample in self._recent()) / batches if batches else 0.0
+
+    @property
+    def profiled_s(self) -> float:
+        """The same by the profile, at the batch sizes that ran."""
+        batches = sum(sample.batches for _, sample in self._recent())
+        return sum(sample.predicted for _, sample in self._recent()) / batches if batches else 0.0
 
     @property
     def mean_batch(self) -> float:

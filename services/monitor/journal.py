@@ -1,27 +1,29 @@
 """What a monitor tells: effects of one turn, events for history, heartbeats. It remembers nothing that decides. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
-from bus.messages.fleet import LoadInstance, State, UnloadInstance, WorkerHeartbeat
+from bus.messages.fleet import LoadInstance, MoveInstance, State, UnloadInstance, WorkerHeartbeat
+from bus.messages.scaling import AskForCapacity
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish, Record
 from services.monitor.devices import DeviceState
 from services.monitor.instances import Change, Instance
-from services.monitor.machine import MachineSample
+from services.monitor.machine import KeepQuarantine, MachineSample
 
 
 class Journal:
     """Collects the effects of one turn. told: everybody knows the present states, no heartbeat is due for them."""
 
-    def __init__(self, worker: str, hardware: str, subjects: Subjects, incarnation: int) -> None:
+    def __init__(self, worker: str, hardware: str, subjects: Subjects, incarnation: int, kind: str = "") -> None:
         self.now = 0.0
         self.told = True
         self.machine = MachineSample(utilisation=0.0, memory_used_mb=0.0)
         self._worker = worker
         self._hardware = hardware
+        self._kind = kind or hardware
         self._subjects = subjects
         self._incarnation = incarnation
         self._state = "None"
@@ -54,9 +56,24 @@ class Journal:
         subject = self._subjects.executor(self._worker, device, "unload")
         self._out.append(Publish(subject, UnloadInstance(instance=instance)))
 
+    def order_move(self, instance: Instance, cores: list[int]) -> None:
+        subject = self._subjects.executor(self._worker, instance.device, "move")
+        self._out.append(Publish(subject, MoveInstance(instance=instance.id, cores=cores)))
+
     # -- to everybody
 
-    def heartbeat(self, devices: Iterable[DeviceState], instances: Iterable[Instance], *, leaving: bool) -> None:
+    def ask(self, message: AskForCapacity) -> None:
+        self._out.append(Publish(self._subjects.controller("ask"), message))
+
+    def heartbeat(
+        self,
+        devices: Iterable[DeviceState],
+        instances: Iterable[Instance],
+        quarantined: Mapping[str, str],
+        *,
+        draining: bool,
+        leaving: bool,
+    ) -> None:
         self.told = True
         beat = WorkerHeartbeat(
             worker=self._worker,
@@ -65,8 +82,10 @@ class Journal:
             at=self.now,
             devices=[device.status(self._utilisation(device)) for device in devices],
             instances=[instance.status() for instance in instances],
-            draining=leaving,
+            draining=draining or leaving,
             leaving=leaving,
+            kind=self._kind,
+            quarantined=dict(quarantined),
         )
         self._out.append(Publish(self._subjects.worker_heartbeat(self._worker), beat))
 
@@ -76,22 +95,43 @@ class Journal:
         """An instance changed its state, for some apps or all."""
         for app, old, new, reason in changes:
             self.told = False
-            self._state_event(instance, app, old, new, reason)
+            self._state_event(instance.record, instance.device, instance.id, app, old, new, reason)
 
-    def _state_event(self, instance: Instance, app: str | None, old: State, new: State, reason: str) -> None:
+    def _state_event(
+        self,
+        record: VariantRecord,
+        device: str,
+        instance: str,
+        app: str | None,
+        old: State | str,
+        new: State | str,
+        reason: str,
+    ) -> None:
         event = StateEvent(
             time=self.now,
             app=app,
-            model=instance.record.model,
-            variant=instance.record.variant,
+            model=record.model,
+            variant=record.variant,
             worker=self._worker,
-            device=instance.device,
-            instance=instance.id,
+            device=device,
+            instance=instance,
             from_state=old,
             to_state=new,
             reason=reason,
         )
         self._out.append(Record(event))
+
+    def quarantine(self, record: VariantRecord | None, variant: str, reason: str, *, ended: bool = False) -> None:
+        """A variant as a whole goes into quarantine on this worker, or comes out of it."""
+        self.told = False
+        if record is None:  # the catalogue does not know it any more
+            return
+        old, new = ("Quarantined", "Inactive") if ended else ("Inactive", "Quarantined")
+        self._state_event(record, "", f"{variant}.{self._worker}", None, old, new, reason)
+
+    def keep_quarantine(self, variant: str, reason: str) -> None:
+        """So that the next monitor knows of it."""
+        self._out.append(Do(("quarantine", variant), KeepQuarantine(self._worker, variant, reason), timeout=10.0))
 
     def worker_state(self, state: str, reason: str) -> None:
         """The worker as a whole goes to another state; nothing when it is there already."""
@@ -138,7 +178,7 @@ class Journal:
             hardware=device.spec.kind,
             utilisation=self._utilisation(device),
             memory_mb=device.spec.memory_mb,
-            memory_used_mb=self.machine.memory_used_mb if device.is_machine else device.committed_mb(),
+            memory_used_mb=self.machine.memory_used_mb if device.is_machine else device.committed().memory_mb,
             load=sum(instance.load for instance in present),
             queue=sum(instance.queued for instance in present),
         )

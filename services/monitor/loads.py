@@ -9,11 +9,12 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED, SERVING
-from services.core.placement import free_mb, misfit
+from services.core.placement import Amount, cores_needed, misfit, short_of, shortage
 from services.monitor.devices import DeviceState
+from services.monitor.failures import Failures
 from services.monitor.instances import Instance
 from services.monitor.journal import Journal
-from services.monitor.policy import Failures, Knobs, make_room, to_release
+from services.monitor.policy import Knobs, make_room, to_release
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused instead of waiting for it
 REMEMBERED = 1000
@@ -24,9 +25,10 @@ class Loads:
 
     def __init__(self, worker: str, devices: Mapping[str, DeviceState], journal: Journal, knobs: Knobs) -> None:
         self.catalog = Catalog()
-        self.failures = Failures()
+        self.failures = Failures(knobs.quarantine_after)
         self.instances: dict[str, Instance] = {}
         self.used: set[str] = set()  # apps that instances here have served or were loaded for
+        self.draining = False  # nothing new, not even in place of what was lost
         self._worker = worker
         self._devices = devices
         self._journal = journal
@@ -42,37 +44,53 @@ class Loads:
 
     def place(self, record: VariantRecord) -> DeviceState | str:
         """A device with room for one more instance, made by eviction where it must; or why there is none."""
-        now, share = self._journal.now, self._knobs.memory_share
-        obstacle = self.failures.obstacle(record.variant, now)
+        obstacle = self.failures.obstacle(record.variant, self._journal.now)
         if obstacle:
             return obstacle
+        fitting, obstacle = self._fitting(record)
+        need = needs_of(record)
+        for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
+            short = short_of(need, self._free(device))
+            if short.none or self._evict(device, short, record.variant):
+                return device
+            obstacle = shortage(record.variant, need, device.committed(), self._limit(device), device.spec.name)
+        return obstacle or "this worker has no device"
+
+    def others_with_room(self, instance: Instance) -> list[DeviceState]:
+        """Devices but its own where this instance would fit beside what is there, the emptiest first."""
+        if self.failures.obstacle(instance.record.variant, self._journal.now):
+            return []
+        fitting, _ = self._fitting(instance.record)
+        need = needs_of(instance.record)
+        found = [
+            d for d in fitting if d.spec.name != instance.device and d.alive and short_of(need, self._free(d)).none
+        ]
+        return sorted(found, key=lambda device: (device.utilisation, -self._free(device).memory_mb))
+
+    def _fitting(self, record: VariantRecord) -> tuple[list[DeviceState], str]:
+        """Devices that could run it if they were empty; and why the others could not."""
         fitting: list[DeviceState] = []
+        obstacle = ""
         for device in self._devices.values():
-            why = misfit(record, device.spec, share)
-            if not why and not device.alive and now - device.silent_since > REFUSE_AFTER:
+            why = misfit(record, device.spec, self._knobs.memory_share)
+            if not why and not device.alive and self._journal.now - device.silent_since > REFUSE_AFTER:
                 why = f"the executor of {device.spec.name} does not run"
             if not why:
                 fitting.append(device)
             elif not obstacle or record.hardware == device.spec.kind:
                 obstacle = why
-        need = record.profile.memory_mb
-        for device in sorted(fitting, key=lambda device: -self._free(device)):
-            short = need - self._free(device)
-            if short <= 0 or self._evict(device, short, record.variant):
-                return device
-            obstacle = (
-                f"{record.variant} needs {need:.0f} MB; instances in use take {device.committed_mb():.0f} of the "
-                f"{share * device.spec.memory_mb:.0f} MB that {device.spec.name} sets aside"
-            )
-        return obstacle or "this worker has no device"
+        return fitting, obstacle
 
-    def _free(self, device: DeviceState) -> float:
-        return free_mb(device.spec, self._knobs.memory_share, device.committed_mb())
+    def _limit(self, device: DeviceState) -> Amount:
+        return device.limit(self._knobs.memory_share, self._knobs.cores_overcommit)
 
-    def _evict(self, device: DeviceState, short_mb: float, variant: str) -> bool:
+    def _free(self, device: DeviceState) -> Amount:
+        return self._limit(device) - device.committed()
+
+    def _evict(self, device: DeviceState, short: Amount, variant: str) -> bool:
         now = self._journal.now
         candidates = device.instances.values()
-        victims = make_room(candidates, short_mb, self._apps_of, self._least, now, self._knobs.idle_s)
+        victims = make_room(candidates, short, self._apps_of, self._least, now, self._knobs.idle_s)
         for victim in victims or ():
             why = f"makes room for {variant}; not used for {now - victim.last_used:.0f} s"
             self._journal.scaling("monitor", "evict", victim.record, victim.owner, why)
@@ -96,7 +114,7 @@ class Loads:
             return
         for instance in device.waiting():
             unloading = any(other.state == "Unloading" for other in device.instances.values())
-            if unloading and instance.memory_mb > free_mb(device.spec, self._knobs.memory_share, device.held_mb()):
+            if unloading and not short_of(instance.takes, self._limit(device) - device.held()).none:
                 return
             instance.ordered = self._journal.now
             self.order(instance)
@@ -137,6 +155,14 @@ class Loads:
 
     # -- out
 
+    def failed(self, instance: Instance, reason: str) -> None:
+        """It could not be loaded; a variant that fails again and again is not tried any more."""
+        variant = instance.record.variant
+        if self.failures.failed(variant, reason, self._journal.now):
+            why = self.failures.quarantined[variant]
+            self._journal.quarantine(instance.record, variant, why)
+            self._journal.keep_quarantine(variant, why)
+
     def release(self, variant: str, keep: int, reason: str) -> list[Instance]:
         """Unload this variant's instances down to so many; returns those that go."""
         going = to_release(self.of(variant), keep)
@@ -167,32 +193,35 @@ class Loads:
 
     def lose(self, device: DeviceState, reason: str) -> None:
         """The executor process is gone and its instances with it; those that served are loaded again by the next one."""
-        now = self._journal.now
         device.dead, device.incarnation = device.incarnation, None
-        device.fell_silent(now)
+        device.fell_silent(self._journal.now)
         self._journal.told = False
         waiting = device.waiting()
         for old in list(device.instances.values()):
             if old in waiting:
                 continue
             if old.state == "Loading":  # it may be what killed the executor: whoever wants it asks again
-                self.failures.failed(old.record.variant, reason, now)
+                self.failed(old, reason)
             self.lost(old, reason)
 
     def lost(self, old: Instance, reason: str) -> None:
         """It went without an order; one that served is loaded again."""
         served = old.state in SERVING
         self.gone(old, reason)
-        if not served:
+        if not served or self.draining:
             return
-        device = self._devices[old.device]
+        self.again(old, self._devices[old.device], reason)
+        self._journal.scaling("monitor", "load", old.record, old.owner, reason)
+
+    def again(self, old: Instance, device: DeviceState, reason: str) -> Instance:
+        """Load one more like it, for the same apps."""
         instance = self.admit(device, old.record, old.owner, reason)
         instance.factor, instance.last_used = old.factor, old.last_used
         for app in old.apps:
             if app not in instance.apps:
                 instance.apps[app] = "Loading"
                 self._journal.states(instance, [(app, "Inactive", "Loading", reason)])
-        self._journal.scaling("monitor", "load", old.record, old.owner, reason)
+        return instance
 
     # -- who needs what
 
@@ -209,3 +238,8 @@ class Loads:
     def _least(self, app: str) -> int:
         record = self.catalog.app(app)
         return record.min_instances if record is not None else 1
+
+
+def needs_of(record: VariantRecord) -> Amount:
+    """What an instance takes by its profile."""
+    return Amount(record.profile.memory_mb, cores_needed(record))

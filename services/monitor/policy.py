@@ -1,16 +1,16 @@
-"""What a worker's monitor decides: which instances make room for a new one, which go when some must, when a failed load may
-be tried again. When an instance counts as troubled is decided in `services.core.lifecycle`, which names its sources.
+"""What a worker's monitor decides: which instances make room for a new one, and which go when some must.
+
+When an instance counts as troubled is decided in `services.core.lifecycle`, which names its sources; where an interfered one
+goes in mitigation.py; when a failed load may be tried again in failures.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from services.core.lifecycle import COUNTED, Thresholds
+from services.core.lifecycle import BY_HARDWARE, COUNTED, Thresholds
+from services.core.placement import NOTHING, OVERCOMMIT, Amount, short_of
 from services.monitor.instances import Instance
-
-RETRY_FIRST = 1.0  # s until a variant whose load failed may be tried again; doubles
-RETRY_LAST = 60.0
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
@@ -19,6 +19,7 @@ class Knobs(Struct, frozen=True, kw_only=True):
     idle_s: an instance that served nothing for so long may make room for another. load_timeout_s: an executor that has
     not answered a load order for this, plus ten times the profiled load latency, is not waited for any longer.
     acquaint_s: a monitor that starts says nothing for so long, or until all its executors have told what they have loaded.
+    mitigate_after_s: an instance that has been Interfered for so long is moved; mitigate_again_s: not twice within this long.
     """
 
     heartbeat_s: float = 0.5
@@ -29,18 +30,22 @@ class Knobs(Struct, frozen=True, kw_only=True):
     idle_s: float = 1.0
     load_timeout_s: float = 30.0
     acquaint_s: float = 0.0
-    thresholds: Thresholds = Thresholds()
+    cores_overcommit: float = OVERCOMMIT
+    mitigate_after_s: float = 2.0
+    mitigate_again_s: float = 20.0
+    quarantine_after: int = 3
+    thresholds: Thresholds = BY_HARDWARE
 
 
 def make_room(
     instances: Iterable[Instance],
-    need_mb: float,
+    need: Amount,
     apps_of: Callable[[Instance], Iterable[str]],
     least: Callable[[str], int],
     now: float,
     idle_s: float,
 ) -> list[Instance] | None:
-    """The instances to unload so that so much memory becomes free, least recently used first; None when it cannot be.
+    """The instances to unload so that so much becomes free, least recently used first; None when it cannot be.
 
     Only idle ones go, and none that an app in use still needs: `least(app)` instances stay with each app that `apps_of`
     names. instances: those that are loaded or loading on the device; what is unloading already is counted by the caller.
@@ -51,9 +56,9 @@ def make_room(
         for app in apps_of(instance):
             serving[app] = serving.get(app, 0) + 1
     victims: list[Instance] = []
-    freed = 0.0
+    freed = NOTHING
     for instance in sorted(present, key=lambda instance: instance.last_used):
-        if freed >= need_mb:
+        if short_of(need, freed).none:
             break
         idle = instance.state == "Active" and instance.queued == 0 and now - instance.last_used >= idle_s
         apps = list(apps_of(instance))
@@ -62,8 +67,8 @@ def make_room(
         for app in apps:
             serving[app] -= 1
         victims.append(instance)
-        freed += instance.memory_mb
-    return victims if freed >= need_mb else None
+        freed += instance.takes
+    return victims if short_of(need, freed).none else None
 
 
 def to_release(instances: Sequence[Instance], keep: int) -> list[Instance]:
@@ -71,29 +76,6 @@ def to_release(instances: Sequence[Instance], keep: int) -> list[Instance]:
     present = [instance for instance in instances if instance.state in COUNTED]
     present.sort(key=lambda instance: (instance.state != "Loading", instance.queued, instance.last_used))
     return present[: max(0, len(present) - max(0, keep))]
-
-
-class Failures:
-    """Loads that failed: a variant is tried again only after a pause that doubles with each failure in a row."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[int, float, str]] = {}
-
-    def failed(self, variant: str, reason: str, now: float) -> None:
-        count = self._of.get(variant, (0, 0.0, ""))[0] + 1
-        pause = min(RETRY_LAST, RETRY_FIRST * 2.0 ** min(count - 1, 10))
-        self._of[variant] = (count, now + pause, reason)
-
-    def succeeded(self, variant: str) -> None:
-        self._of.pop(variant, None)
-
-    def obstacle(self, variant: str, now: float) -> str:
-        """Why it may not be tried now; empty when it may."""
-        count, until, reason = self._of.get(variant, (0, 0.0, ""))
-        if now >= until:
-            return ""
-        times = "the last load" if count == 1 else f"the last {count} loads"
-        return f"{times} failed ({reason}); it is tried again in {until - now:.0f} s at the earliest"
 
 
 def scaler(orderer: str) -> str:

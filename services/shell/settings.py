@@ -62,20 +62,27 @@ class ExecutorSettings(Section, frozen=True, kw_only=True):
 class MonitorSettings(Section, frozen=True, kw_only=True):
     """Periods, and thresholds of the state machine: meaning and sources in services/core/lifecycle.py.
 
-    memory_share: part of a device's memory set aside for instances. idle_s: unused for so long, an instance may make room.
+    A threshold of 0: by hardware, as INFaaS's code has it. mitigate_after_s: an instance that is Interfered for so long is moved,
+    and not again within mitigate_again_s. quarantine_after: loads that fail in a row until a variant is not tried any more; 0 = never.
+    memory_share: part of a device's memory set aside for instances. cores_overcommit: how many threads of instances a CPU core
+    may be promised to (idle ones take no time). idle_s: unused for so long, an instance may make room.
     """
 
     heartbeat_s: float = 0.5
     sample_s: float = 2.0
     cost_s: float = 10.0
-    overloaded_backlog_s: float = 0.8
+    overloaded_backlog_s: float = 0.0
     overloaded_slo_share: float = 0.8
-    interfered_ratio: float = 2.5
+    interfered_ratio: float = 0.0
     interfered_least_ms: float = 5.0
-    interfered_load_share: float = 0.5
-    clear_ratio: float = 1.5
+    interfered_load_share: float = 0.0
+    clear_ratio: float = 0.0
     least_items: int = 8
+    mitigate_after_s: float = 2.0
+    mitigate_again_s: float = 20.0
+    quarantine_after: int = 3
     memory_share: float = 0.8
+    cores_overcommit: float = 16.0
     idle_s: float = 1.0
 
 

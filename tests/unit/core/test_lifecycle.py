@@ -1,12 +1,24 @@
 """When an instance counts as troubled, and when it is well again."""
 
+from itertools import product
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.fleet import State
-from services.core.lifecycle import COUNTED, EDGES, SERVING, Observed, Thresholds, judge, legal
+from services.core.lifecycle import (
+    BY_HARDWARE,
+    COUNTED,
+    EDGES,
+    SERVING,
+    Observed,
+    Thresholds,
+    judge,
+    legal,
+    thresholds_for,
+)
 
 LIMITS = Thresholds()
 CALM = Observed(load=10.0, saturation=100.0, backlog_s=0.0, latency_s=0.02, profiled_s=0.02, items=20)
@@ -92,3 +104,49 @@ def test_every_state_can_end_and_only_known_moves_are_legal() -> None:
     assert not legal("Unloading", "Active")
     assert not legal("Warm", "Active")
     assert {"Loading"} == COUNTED - SERVING
+
+
+@pytest.mark.parametrize(
+    ("hardware", "profiled_s", "instances", "row"),
+    [
+        ("cpu", 0.02, 1, (4.0, 1.0, 1.1, 1.5)),
+        ("cpu", 0.02, 2, (2.5, 0.5, 0.8, 1.5)),
+        ("inferentia", 0.02, 1, (2.5, 0.5, 0.8, 1.5)),
+        ("gpu", 0.020, 1, (1.5, 0.3, 0.8, 1.25)),
+        ("gpu", 0.010, 1, (1.5, 0.3, 0.8, 1.25)),
+        ("gpu", 0.005, 2, (3.0, 0.3, 0.8, 1.25)),
+        ("gpu", 0.001, 1, (5.0, 0.3, 0.8, 1.25)),
+        ("gpu", 0.0, 1, (1.5, 0.3, 0.8, 1.25)),
+    ],
+)
+def test_thresholds_are_those_of_the_hardware(
+    hardware: str, profiled_s: float, instances: int, row: tuple[float, ...]
+) -> None:
+    found = thresholds_for(hardware, profiled_s, instances)
+    given = (found.interfered_ratio, found.interfered_load_share, found.overloaded_backlog_s, found.clear_ratio)
+    assert given == pytest.approx(row)
+
+
+def test_what_is_set_holds_for_all_hardware() -> None:
+    given = msgspec.structs.replace(BY_HARDWARE, interfered_ratio=3.0, overloaded_backlog_s=2.0, least_items=3)
+    for hardware, instances in product(("cpu", "gpu", "inferentia"), (1, 2)):
+        found = thresholds_for(hardware, 0.02, instances, given)
+        assert (found.interfered_ratio, found.overloaded_backlog_s, found.least_items) == (3.0, 2.0, 3)
+    assert thresholds_for("cpu", 0.02, 1, given).clear_ratio == 1.5
+    low = msgspec.structs.replace(given, interfered_ratio=1.2)
+    assert thresholds_for("cpu", 0.02, 1, low).clear_ratio == 1.2, "it must not stay longer than it takes to enter"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "instances", "slower", "expected"),
+    [
+        ("cpu", 1, 3.9, "Active"),
+        ("cpu", 1, 4.1, "Interfered"),
+        ("cpu", 2, 2.6, "Interfered"),
+        ("gpu", 1, 1.6, "Interfered"),
+        ("gpu", 1, 1.4, "Active"),
+    ],
+)
+def test_the_same_slowness_is_judged_by_hardware(hardware: str, instances: int, slower: float, expected: State) -> None:
+    limits = thresholds_for(hardware, 0.02, instances)
+    assert judge("Active", seen(latency_s=0.02 * slower), limits)[0] == expected

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from services.core.placement import Device, free_mb, misfit
+from services.core.placement import Amount, Device, cores_needed, misfit, short_of, shortage, total
 from tests.unit.core.test_cost import Variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
@@ -34,5 +34,29 @@ def test_simulated_variants_go_only_where_devices_are_simulated() -> None:
     assert "is real, cpu is simulated" in misfit(real, sleeper, 0.8)
 
 
-def test_room_that_is_left() -> None:
-    assert free_mb(CPU, 0.8, 300.0) == pytest.approx(500.0)
+@pytest.mark.parametrize(
+    ("kind", "cores", "limit"),
+    [("cpu", 2, 8.0), ("inferentia", 4, 4.0), ("gpu", 1, float("inf"))],
+)
+def test_cores_are_promised_by_kind(kind: str, cores: int, limit: float) -> None:
+    """CPU cores several times over, an accelerator's once, a GPU's are not counted."""
+    device = Device(name="d", kind=kind, cores=cores, memory_mb=1000.0)
+    assert total(device, 0.8, 4.0) == Amount(800.0, limit)
+
+
+@pytest.mark.parametrize(("kind", "threads", "cores"), [("cpu", 3, 3.0), ("inferentia", 3, 1.0), ("gpu", 3, 0.0)])
+def test_cores_that_an_instance_takes(kind: str, threads: int, cores: float) -> None:
+    assert cores_needed(Variant(hardware=kind, threads=threads).record()) == cores
+
+
+def test_what_is_missing_and_in_words() -> None:
+    limit, taken = Amount(800.0, 4.0), Amount(300.0, 4.0)
+    assert short_of(Amount(100.0, 1.0), limit - taken) == Amount(0.0, 1.0)
+    assert short_of(Amount(600.0, 0.0), limit - taken) == Amount(100.0, 0.0)
+    assert short_of(Amount(500.0, 0.0), limit - taken).none
+    assert shortage("v", Amount(100.0, 1.0), taken, limit, "i0") == (
+        "v needs 1 core; instances in use take 4 of the 4 that i0 may promise"
+    )
+    assert "v needs 600 MB; instances in use take 300 of the 800 MB" in shortage(
+        "v", Amount(600.0, 1.0), taken, limit, "i0"
+    )

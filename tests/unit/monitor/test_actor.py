@@ -223,10 +223,10 @@ def test_slowness_below_the_peak_is_interference() -> None:
     instance = world.load(variant())
     for _ in range(2):
         world.advance(0.5)
-        world.report({instance: {"faces": 5}}, slower=3.0)
+        world.report({instance: {"faces": 5}}, slower=4.5)
     status = world.told()[instance]
     assert status.state == "Interfered"
-    assert status.latency_ms == pytest.approx(30.0)
+    assert status.latency_ms == pytest.approx(45.0)
     assert 1.0 < status.factor < 1.5
     world.advance(10.0, reporting=True)
     assert world.states() == {instance: "Active"}

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.fleet import State
+from services.core.placement import Amount
+from services.monitor.failures import Failures
 from services.monitor.instances import Instance
-from services.monitor.policy import Failures, make_room, scaler, to_release
+from services.monitor.policy import make_room, scaler, to_release
 from tests.unit.monitor.world import variant
 
 
@@ -24,9 +26,10 @@ def instance(
     return made
 
 
-def room(instances: list[Instance], need_mb: float, least: int = 1) -> list[str] | None:
+def room(instances: list[Instance], need_mb: float, least: int = 1, cores: float = 0.0) -> list[str] | None:
+    need = Amount(need_mb, cores)
     victims = make_room(
-        instances, need_mb, lambda i: [app for app in i.apps if app], lambda _: least, now=100.0, idle_s=1.0
+        instances, need, lambda i: [app for app in i.apps if app], lambda _: least, now=100.0, idle_s=1.0
     )
     return None if victims is None else [victim.id for victim in victims]
 
@@ -36,6 +39,12 @@ def test_the_least_recently_used_go_first() -> None:
     assert room(instances, 100.0) == ["b"]
     assert room(instances, 150.0) == ["b", "c"]
     assert room(instances, 301.0) is None
+
+
+def test_cores_are_made_free_too() -> None:
+    instances = [instance("a", 30.0), instance("b", 10.0), instance("c", 20.0)]
+    assert room(instances, 10.0, cores=2.0) == ["b", "c"]
+    assert room(instances, 10.0, cores=4.0) is None
 
 
 def test_the_last_instance_of_an_app_stays() -> None:

@@ -8,8 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bus.messages.events import CostEvent, StateEvent
 from bus.messages.fleet import ExecutorExited, LoadAccepted, Release
+from bus.messages.scaling import Drain
+from services.core.actor import Changed
 from services.core.lifecycle import legal
-from tests.unit.monitor.world import CPU, World, variant
+from services.core.quarantine import quarantine_key
+from tests.unit.monitor.world import CPU, S, World, variant
 
 VARIANTS = {name: variant(name, memory_mb=memory) for name, memory in (("a", 100.0), ("b", 250.0), ("c", 400.0))}
 LIMIT = 800.0
@@ -75,6 +78,19 @@ class Walk(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.advance(seconds, reporting=self.world.executor is not None)
 
+    @rule(name=st.sampled_from("abc"))
+    def operator_releases(self, name: str) -> None:
+        self.world.tell(Changed(S.control_bucket, quarantine_key("w1", name), None))
+        assert name not in self.world.beat.quarantined
+
+    @rule(resume=st.booleans())
+    def drained_or_back(self, resume: bool) -> None:
+        self.world.tell(Drain(epoch=0, resume=resume))
+        assert self.world.beat.draining != resume
+        before = len(self.world.told())
+        self.world.ensure(VARIANTS["a"], 1 + before)
+        assert resume or len(self.world.told()) == before
+
     @invariant()
     def memory_is_never_promised_twice(self) -> None:
         [device] = self.world.beat.devices
@@ -89,7 +105,8 @@ class Walk(RuleBasedStateMachine):
             key = (event.app, event.instance)
             assert event.from_state == at[key], event
             fresh = event.from_state == "Inactive"  # an app may join an instance in any state
-            assert fresh or legal(event.from_state, event.to_state), event  # type: ignore[arg-type]
+            released = (event.from_state, event.to_state) == ("Quarantined", "Inactive")
+            assert fresh or released or legal(event.from_state, event.to_state), event  # type: ignore[arg-type]
             at[key] = event.to_state
             assert event.reason
 
@@ -101,7 +118,7 @@ class Walk(RuleBasedStateMachine):
         told = self.world.told()
         for (instance, app), state in at.items():
             if instance not in told:
-                assert state == "Inactive"
+                assert state == "Inactive" or instance.removesuffix(".w1") in self.world.beat.quarantined
             elif app is not None:
                 assert told[instance].app_states.get(app, told[instance].state) == state
 
