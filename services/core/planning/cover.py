@@ -13,68 +13,106 @@ _EPS = 1e-9
 
 
 class Offer(NamedTuple):
-    """Up to `most` instances of one kind. weights: (row, share) that each takes of the room."""
+    """Up to `most` instances of one kind. weights: (row, share) that each takes of the room. fresh: they do not run yet."""
 
     candidate: int
     price: float
     rate: float
     most: int
     weights: tuple[tuple[int, float], ...] = ()
+    fresh: bool = True
+
+
+class Menu(NamedTuple):
+    """Offers by the price of their throughput. ratio: these prices; left: what the offers from there on can carry."""
+
+    offers: Sequence[Offer]
+    ratio: list[float]
+    left: list[float]
+
+
+def menu(offers: Sequence[Offer], *, in_order: bool = False) -> Menu:
+    """Of these offers, in any order unless told."""
+    if not in_order:
+        offers = sorted(offers, key=_by_throughput)
+    ratio = [one.price / one.rate for one in offers]
+    ratio.append(inf)
+    able = 0.0
+    left = [able]
+    for one in reversed(offers):
+        able += one.most * one.rate
+        left.append(able)
+    left.reverse()
+    return Menu(offers, ratio, left)
+
+
+def _by_throughput(one: Offer) -> tuple[float, float]:
+    return one.price / one.rate, one.price
 
 
 class Search:
-    """The search for one load. need: items/s. room: what is left in each row. steps: how many branches to look at."""
+    """The search for one load. need: items/s. room: what is left in each row, () for any. steps: how many branches to look at."""
 
-    def __init__(self, need: float, offers: Sequence[Offer], room: Sequence[float], steps: int) -> None:
-        self._offers = offers = sorted(offers, key=lambda one: (one.price / one.rate, one.price))
-        self._ratio = [one.price / one.rate for one in offers] + [inf]
-        self._left = [0.0] * (len(offers) + 1)  # what the offers from here on can carry, ignoring the room
-        for i in range(len(offers) - 1, -1, -1):
-            self._left[i] = self._left[i + 1] + offers[i].most * offers[i].rate
-        self._need, self._room, self._steps = need, list(room), steps
-        self._taken = [0] * len(offers)
+    def __init__(self, need: float, offers: Menu | Sequence[Offer], room: Sequence[float], steps: int) -> None:
+        self._menu = offers if isinstance(offers, Menu) else menu(offers)
+        self._need, self._room, self._steps = need, room, steps
         self.cost = inf
         self.counts: dict[int, int] | None = None
         self.finished = True  # what was found is the cheapest
 
     def run(self) -> dict[int, int] | None:
         """Instances to add by candidate, or None when nothing was found that carries the load in the room."""
-        self._descend(0, self._need, 0.0)
-        return self.counts
-
-    def _descend(self, i: int, need: float, cost: float) -> None:
-        if need <= _EPS * self._need:
-            self._keep(cost)
-            return
-        if self._left[i] < need * (1 - _EPS) or cost + need * self._ratio[i] >= self.cost * (1 - _EPS):
-            return
-        self._steps -= 1
-        if self._steps < 0:
-            self.finished = False
-            return
-        offer, room, beyond = self._offers[i], self._room, self._ratio[i + 1]
-        most = offer.most
-        for row, weight in offer.weights:
-            most = min(most, floor((room[row] + _EPS) / weight))
-        n = max(0, min(most, ceil(need / offer.rate - _EPS)))
-        while n >= 0:
-            rest = need - n * offer.rate
-            spent = cost + n * offer.price
-            if rest > 0 and spent + rest * beyond >= self.cost * (1 - _EPS):
-                return
-            self._taken[i] = n
-            for row, weight in offer.weights:
-                room[row] -= n * weight
-            self._descend(i + 1, rest, spent)
-            for row, weight in offer.weights:
-                room[row] += n * weight
-            self._taken[i] = 0
-            n -= 1
-
-    def _keep(self, cost: float) -> None:
-        if cost < self.cost:
-            self.cost = cost
-            self.counts = {}
-            for offer, n in zip(self._offers, self._taken, strict=True):
+        offers, ratio, left = self._menu
+        steps, cheapest = self._steps, inf
+        room = list(self._room)
+        taken, needs, costs = [0] * len(offers), [0.0] * len(offers), [0.0] * len(offers)
+        found: list[int] | None = None
+        enough, less = _EPS * self._need, 1 - _EPS
+        i, need, cost = 0, self._need, 0.0
+        while True:
+            if need <= enough:
+                if cost < cheapest:
+                    cheapest, found = cost, taken[:]
+            elif left[i] >= need * less and cost + need * ratio[i] < cheapest * less:
+                steps -= 1
+                if steps < 0:
+                    break
+                _, price, rate, most, weights, _ = offers[i]
+                n = ceil(need / rate - _EPS)
+                if n > most:
+                    n = most
+                if room:
+                    for row, weight in weights:
+                        fitting = floor((room[row] + _EPS) / weight)
+                        if n > fitting:
+                            n = max(0, fitting)
+                    for row, weight in weights:
+                        room[row] -= n * weight
+                needs[i], costs[i], taken[i] = need, cost, n
+                need, cost, i = need - n * rate, cost + n * price, i + 1
+                continue
+            while i > 0:  # back to where one instance less may still lead to something cheaper
+                i -= 1
+                n = taken[i]
                 if n:
-                    self.counts[offer.candidate] = self.counts.get(offer.candidate, 0) + n
+                    _, price, rate, _, weights, _ = offers[i]
+                    n -= 1
+                    need, cost = needs[i] - n * rate, costs[i] + n * price
+                    hopeful = need <= 0 or cost + need * ratio[i + 1] < cheapest * less
+                    freed = 1 if hopeful else n + 1
+                    if room:
+                        for row, weight in weights:
+                            room[row] += freed * weight
+                    taken[i] = n if hopeful else 0
+                    if hopeful:
+                        i += 1
+                        break
+            else:
+                break
+        self.finished, self.cost = steps >= 0, cheapest
+        if found is not None:
+            self.counts = counts = dict[int, int]()
+            for one, n in zip(offers, found, strict=True):
+                if n:
+                    counts[one.candidate] = counts.get(one.candidate, 0) + n
+        return self.counts

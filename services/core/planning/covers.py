@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil, inf
 
-from services.core.planning.cover import Offer
+from services.core.planning.cover import Menu, Offer, menu
 
 _EPS = 1e-9
 
@@ -18,37 +18,33 @@ def covers(need: float, offers: Sequence[Offer], limit: float, most: int) -> lis
     Depth first, cheapest throughput first: a branch ends where even that would make it dearer than the limit. A cover that
     stays one without one of its instances is left out: what it costs and takes is never less.
     """
-    order = sorted(range(len(offers)), key=lambda i: offers[i].price / offers[i].rate)
-    ratio = [offers[i].price / offers[i].rate for i in order] + [inf]
-    left = [0.0] * (len(order) + 1)  # what the offers from here on can carry
-    for at in range(len(order) - 1, -1, -1):
-        left[at] = left[at + 1] + offers[order[at]].most * offers[order[at]].rate
-    found: list[tuple[tuple[int, int], ...]] = []
-    enough = _EPS * need
+    listed = sorted(range(len(offers)), key=lambda i: offers[i].price / offers[i].rate)
+    search = _Covers(need, menu([offers[i] for i in listed], in_order=True), limit, most)
+    search.descend(0, need, 0.0, inf, ())
+    return [tuple((listed[at], n) for at, n in one) for one in search.found]
 
-    def descend(at: int, rest: float, cost: float, slowest: float, taken: tuple[tuple[int, int], ...]) -> None:
+
+class _Covers:
+    def __init__(self, need: float, menu: Menu, limit: float, most: int) -> None:
+        self._offers, self._ratio, self._left = menu
+        self._enough, self._limit, self._most = _EPS * need, limit, most
+        self.found: list[tuple[tuple[int, int], ...]] = []
+
+    def descend(self, at: int, rest: float, cost: float, slowest: float, taken: tuple[tuple[int, int], ...]) -> None:
+        """From the offer at this place on, with so much left to carry. slowest: rate, of what was taken so far."""
+        enough, limit = self._enough, self._limit
         if rest <= enough:
-            if -rest < slowest - enough:
-                if len(found) >= most:
+            if -rest < slowest - enough and cost <= limit:
+                if len(self.found) >= self._most:
                     raise TooMany
-                found.append(taken)
+                self.found.append(taken)
             return
-        offer, beyond = offers[order[at]], ratio[at + 1]
-        for n in range(max(0, min(offer.most, ceil((rest - enough) / offer.rate))), -1, -1):
-            more, spent = rest - n * offer.rate, cost + n * offer.price
-            if more <= enough:
-                if spent > limit:
-                    continue
-            elif spent + more * beyond > limit or left[at + 1] < more - enough:
+        if self._left[at] < rest - enough or cost + rest * self._ratio[at] > limit:
+            return
+        _, price, rate, most, _, _ = self._offers[at]
+        beyond = self._ratio[at + 1]
+        for n in range(max(0, min(most, ceil((rest - enough) / rate))), -1, -1):
+            more, spent = rest - n * rate, cost + n * price
+            if more > enough and spent + more * beyond > limit:
                 return
-            descend(
-                at + 1,
-                more,
-                spent,
-                min(slowest, offer.rate) if n else slowest,
-                (*taken, (order[at], n)) if n else taken,
-            )
-
-    if left[0] >= need - enough and need * ratio[0] <= limit:
-        descend(0, need, 0.0, inf, ())
-    return found
+            self.descend(at + 1, more, spent, min(slowest, rate) if n else slowest, (*taken, (at, n)) if n else taken)

@@ -15,6 +15,7 @@ from services.core.planning.plan import Plan
 from services.core.planning.pricing import Prices
 from services.core.planning.problem import Problem
 from services.core.planning.program import Program, compile_program
+from services.core.planning.shelf import Shelf
 
 _CLOSE = 1.02  # to the bound: further rounds are not worth their time
 _NEAR = -0.25  # overdrawn by no more than this, choices are worth moving until they fit
@@ -63,10 +64,10 @@ class GreedySolver:
             key=lambda g: (len(program.groups[g].candidates), -program.groups[g].need),
         )
         provable = not any(map(program.shared, range(len(program.home))))
-        prices = Prices(len(program.rows))
+        prices, shelf = Prices(len(program.rows)), Shelf(program)
         best: Packing | None = None
         for left in range(self._rounds, -1, -1):
-            chosen = Packing(program)
+            chosen = Packing(program, shelf)
             for g in order:
                 chosen.place(g, prices=prices.values, bounded=False, steps=self._steps)
             cost, room = chosen.cost(), chosen.room[:]  # as chosen: fitting may change it
@@ -84,7 +85,7 @@ class GreedySolver:
                 break
         if best is None:
             prices.rise(cost, room)
-            best = self._squeezed(program, order, prices.values)
+            best = self._squeezed(program, shelf, order, prices.values)
         return Packed(best, prices.bound if provable else None, prices.at_bound)
 
     def _fitted(self, chosen: Packing, order: Sequence[int], prices: Sequence[float]) -> Packing:
@@ -104,10 +105,10 @@ class GreedySolver:
             trial.place(g, prices=prices, bounded=True, steps=self._steps)
         return trial
 
-    def _squeezed(self, program: Program, order: Sequence[int], prices: Sequence[float]) -> Packing:
+    def _squeezed(self, program: Program, shelf: Shelf, order: Sequence[int], prices: Sequence[float]) -> Packing:
         """A packing from nothing that saves resources before money; the fullest found when not everybody has room."""
         for _ in range(_TURNS):
-            trial = Packing(program)
+            trial = Packing(program, shelf)
             left_out = [g for g in order if not trial.place(g, prices=prices, bounded=True, steps=self._steps)]
             if not left_out:
                 self._improve(trial, order)

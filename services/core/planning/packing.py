@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Self
 
-from services.core.planning.cover import Offer, Search
-from services.core.planning.program import Program, cost, cost_of, priced
+from services.core.planning.cover import Menu, Offer, Search, menu
+from services.core.planning.program import Program, cost_of
+from services.core.planning.shelf import Shelf
 
 _EPS = 1e-9
 
@@ -16,31 +17,35 @@ class Packing:
     cheapest: no placement so far had to guess. A group is *placed* when what it was given covers its need. Starts with the held instances only.
     """
 
-    __slots__ = ("_given", "_given_by", "_homes", "_program", "cheapest", "counts", "placed", "room")
+    __slots__ = ("_cost", "_given", "_given_by", "_program", "_shelf", "cheapest", "counts", "placed", "room")
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, shelf: Shelf | None = None) -> None:
+        """shelf: the programme's, shared by all its packings."""
         self._program = program
+        self._shelf = shelf or Shelf(program)
         self.counts = [0] * len(program.home)
+        self._cost = 0.0
         self.room = [1.0] * len(program.rows)
         self._given: list[dict[int, float]] = [{} for _ in program.groups]  # group: candidate: items/s
         self._given_by = [0.0] * len(program.home)
         self.placed = [False] * len(program.groups)
         self.cheapest = True
         for c, (running, fresh) in enumerate(zip(program.running, program.fresh, strict=True)):
-            self._change(c, running.low + fresh.low)
+            if running.low or fresh.low:
+                self._change(c, running.low + fresh.low)
 
     def copy(self) -> Self:
         twin = object.__new__(type(self))
-        twin._program = self._program
+        twin._program, twin._shelf = self._program, self._shelf
         twin.counts, twin.room, twin.placed = self.counts[:], self.room[:], self.placed[:]
-        twin.cheapest = self.cheapest
+        twin.cheapest, twin._cost = self.cheapest, self._cost
         twin._given, twin._given_by = [given.copy() for given in self._given], self._given_by[:]
         return twin
 
     def become(self, other: Self) -> None:
         """Take over another's state, which must not be used any more."""
         self.counts, self.room, self.placed = other.counts, other.room, other.placed
-        self._given, self._given_by = other._given, other._given_by
+        self._given, self._given_by, self._cost = other._given, other._given_by, other._cost
 
     def overdrawn(self, g: int) -> float:
         """How much of the rows that are overdrawn group g takes."""
@@ -63,7 +68,7 @@ class Packing:
 
     def cost(self) -> float:
         """What the instances count in the objective, but for a constant."""
-        return cost(self._program, self.counts)
+        return self._cost
 
     def fits(self) -> bool:
         return all(free >= -_EPS for free in self.room)
@@ -81,7 +86,7 @@ class Packing:
         room = self.room if bounded else ()
         need = group.need - sum(self._spare(c) for c in group.candidates if self.counts[c])
         if need > _EPS * group.need:
-            search = Search(need, self._offers(g, prices, bounded=bounded), room, steps)
+            search = Search(need, self._menu(g, prices), room, steps)
             found = search.run()
             self.cheapest &= search.finished
             if found is None:
@@ -97,7 +102,7 @@ class Packing:
     def fill(self, g: int, prices: Sequence[float]) -> None:
         """Give group g as much as there is room for, cheapest throughput first."""
         group = self._program.groups[g]
-        for offer in sorted(self._offers(g, prices), key=lambda one: one.price / one.rate):
+        for offer in self._menu(g, prices).offers:
             spare = sum(self._spare(c) for c in group.candidates)
             wanted = max(0, ceil((group.need - spare) / offer.rate - _EPS))
             for row, weight in offer.weights:
@@ -137,33 +142,40 @@ class Packing:
         """From instances of its own first, so that shared ones keep something to spare."""
         group = self._program.groups[g]
         need = group.need
-        for c in sorted(group.candidates, key=lambda c: len(self._program.home[c])):
+        for c in self._shelf.own_first[g]:
+            if not self.counts[c]:
+                continue
             amount = min(need, self._spare(c))
             if amount > 0:
                 self._given[g][c] = amount
                 self._given_by[c] += amount
                 need -= amount
 
-    def _offers(self, g: int, prices: Sequence[float], *, bounded: bool = True) -> list[Offer]:
-        offers = []
-        for c in self._program.groups[g].candidates:
-            n, running, fresh = self.counts[c], self._program.running[c], self._program.fresh[c]
-            for supply, most in (
-                (running, running.high - min(n, running.high)),
-                (fresh, fresh.high - max(0, n - running.high)),
-            ):
+    def _menu(self, g: int, prices: Sequence[float]) -> Menu:
+        """What is left of all offers, cheapest throughput first."""
+        whole = self._shelf.menu(g, prices)
+        counts = self.counts
+        if not any(counts[c] for c in self._program.groups[g].candidates):
+            return whole
+        left: list[Offer] = []
+        for offer in whole.offers:
+            n = counts[offer.candidate]
+            if n:
+                kept = min(n, self._program.running[offer.candidate].high)
+                most = offer.most - (n - kept if offer.fresh else kept)
                 if most > 0:
-                    weights = supply.weights if bounded else ()
-                    offers.append(Offer(c, priced(supply, prices), supply.rate, most, weights))
-        return offers
+                    left.append(offer._replace(most=most))
+            else:
+                left.append(offer)
+        return menu(left, in_order=True)
 
     def _top_up(self, g: int, prices: Sequence[float], *, bounded: bool) -> bool:
         lacking = self._program.groups[g].least - self._able(g)
         while lacking > 0:
             fitting = [
                 offer
-                for offer in self._offers(g, prices, bounded=bounded)
-                if all(self.room[row] >= weight - _EPS for row, weight in offer.weights)
+                for offer in self._menu(g, prices).offers
+                if not bounded or all(self.room[row] >= weight - _EPS for row, weight in offer.weights)
             ]
             if not fitting:
                 return False
@@ -178,6 +190,7 @@ class Packing:
         n, running, fresh = self.counts[c], self._program.running[c], self._program.fresh[c]
         kept = min(n + delta, running.high) - min(n, running.high)
         self.counts[c] = n + delta
+        self._cost += kept * running.price + (delta - kept) * fresh.price
         for row, weight in running.weights:
             self.room[row] -= kept * weight
         for row, weight in fresh.weights:
