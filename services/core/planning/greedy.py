@@ -19,6 +19,7 @@ from services.core.planning.shelf import Shelf
 
 _CLOSE = 1.02  # to the bound: further rounds are not worth their time
 _NEAR = -0.25  # overdrawn by no more than this, choices are worth moving until they fit
+_WORSE = 1.1  # than the best so far: not worth improving
 _TURNS = 6  # of packing from nothing, with those that found no room going first
 
 
@@ -76,7 +77,7 @@ class GreedySolver:
                 return Packed(chosen, cost, prices.at_bound)
             if not left or min(room, default=0.0) > _NEAR:
                 trial = self._fitted(chosen, order, prices.values)
-                if trial.placed_all(order):
+                if trial.placed_all(order) and (best is None or trial.cost() < _WORSE * best.cost()):
                     self._improve(trial, order)
                     if best is None or trial.cost() < best.cost():
                         best = trial
@@ -124,7 +125,7 @@ class GreedySolver:
         free = [0.0] * len(trial.room)
         for g in order:
             if trial.improvable(g):
-                before, state = trial.cost(), trial.copy()
+                before, state = trial.cost(), trial.state(g)
                 trial.take_back(g)
                 if not trial.place(g, prices=free, bounded=True, steps=self._steps) or trial.cost() > before:
-                    trial.become(state)
+                    trial.restore(g, state)

@@ -2,13 +2,25 @@
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Self
+from typing import NamedTuple, Self
 
 from services.core.planning.cover import Menu, Offer, Search, menu
 from services.core.planning.program import Program, cost_of
 from services.core.planning.shelf import Shelf
 
 _EPS = 1e-9
+
+
+class State(NamedTuple):
+    """Of one group: counts and what is given of its candidates; of all: room and cost."""
+
+    counts: list[int]
+    given_by: list[float]
+    given: dict[int, float]
+    room: list[float]
+    cost: float
+    placed: bool
+    cheapest: bool
 
 
 class Packing:
@@ -42,10 +54,17 @@ class Packing:
         twin._given, twin._given_by = [given.copy() for given in self._given], self._given_by[:]
         return twin
 
-    def become(self, other: Self) -> None:
-        """Take over another's state, which must not be used any more."""
-        self.counts, self.room, self.placed = other.counts, other.room, other.placed
-        self._given, self._given_by, self._cost = other._given, other._given_by, other._cost
+    def state(self, g: int) -> State:
+        """All that placing group g, or taking back what it has, may change."""
+        of = self._program.groups[g].candidates
+        counts, given_by = [self.counts[c] for c in of], [self._given_by[c] for c in of]
+        return State(counts, given_by, self._given[g].copy(), self.room[:], self._cost, self.placed[g], self.cheapest)
+
+    def restore(self, g: int, state: State) -> None:
+        """Back to what it was, if nothing but group g changed meanwhile."""
+        counts, given_by, self._given[g], self.room, self._cost, self.placed[g], self.cheapest = state
+        for c, n, amount in zip(self._program.groups[g].candidates, counts, given_by, strict=True):
+            self.counts[c], self._given_by[c] = n, amount
 
     def overdrawn(self, g: int) -> float:
         """How much of the rows that are overdrawn group g takes."""
