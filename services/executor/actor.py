@@ -9,12 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.fleet import (
-    DispatcherHeartbeat,
-    ExecutorReport,
-    LoadInstance,
-    UnloadInstance,
-)
+from bus.messages.fleet import DispatcherHeartbeat, LoadInstance, MoveInstance, UnloadInstance
 from bus.messages.flow import Execute, HandBack, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
@@ -37,29 +32,18 @@ from services.executor.answering import answer_of, model_error, output_bytes
 from services.executor.answers import Answers, Known
 from services.executor.instances import Loaded
 from services.executor.owners import Owners
+from services.executor.reporting import REPORT, Report, Reporter
 from services.executor.residents import Residents
 from services.executor.runs import Runs
 from services.executor.taking import inputs_of, work_of
-from services.executor.work import (
-    BatchResult,
-    FetchInputs,
-    MeasureMemory,
-    RunBatch,
-    StoreOutputs,
-    Work,
-)
+from services.executor.work import BatchResult, FetchInputs, RunBatch, StoreOutputs, Work
 
-REPORT = 0.5  # s
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 NOTHING: tuple[Effect, ...] = ()
 
 
 class Pump(msgspec.Struct, frozen=True):
     """Timer: everything that came in this turn is queued; form batches."""
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Timer: tell the monitor what was measured."""
 
 
 class Executor:
@@ -89,8 +73,7 @@ class Executor:
         self._max_inline = max_inline
         self._failure_timeout = failure_timeout_s
         self._pumping = False
-        self._reported = 0.0
-        self._memory_mb = 0.0
+        self._reporter = Reporter(worker, device, incarnation, subjects)
         self._pending: dict[tuple[bytes, int], Work] = {}  # taken, not yet ended
         self._fetching: dict[bytes, tuple[Loaded, Work]] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
@@ -101,6 +84,7 @@ class Executor:
             TimedOut: self._failed,
             DispatcherHeartbeat: self._dispatcher,
             LoadInstance: lambda envelope: self._residents.load(envelope.message),
+            MoveInstance: lambda envelope: self._residents.move(envelope.message),
             UnloadInstance: lambda envelope: self._residents.unload(envelope.message.instance),
             Report: self._report,
             Recorded: self._nothing,
@@ -115,6 +99,7 @@ class Executor:
             Inlet(subject=s.dispatcher_heartbeat(), message=DispatcherHeartbeat),
             Inlet(subject=s.executor(w, d, "load"), message=LoadInstance),
             Inlet(subject=s.executor(w, d, "unload"), message=UnloadInstance),
+            Inlet(subject=s.executor(w, d, "move"), message=MoveInstance),
             Inlet(subject=s.execute(w, d), message=Execute),
         )
 
@@ -221,8 +206,10 @@ class Executor:
             return self._fetched(key, done.result, envelope.now)
         if kind == "store":
             return self._stored(key, done.result)
+        if kind == "move":
+            return self._residents.moved(key, done.result)
         if kind == "memory":
-            self._memory_mb = done.result
+            self._reporter.memory_mb = done.result
         return NOTHING
 
     def _ran(self, number: int, result: BatchResult, now: float) -> Iterable[Effect]:
@@ -330,6 +317,8 @@ class Executor:
         kind, key = failed.id
         if kind == "load":
             return self._load_failed(key, reason)
+        if kind == "move":
+            return self._residents.moved(key, None, reason)
         if kind == "fetch":
             loaded, asked = self._arrived(key)
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref cannot be read: {reason}", now)
@@ -353,28 +342,11 @@ class Executor:
 
     def _report(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        gap = now - self._reported if self._reported else REPORT
-        self._reported = now
-        effects: list[Effect] = []
+        gap = self._reporter.gap(now)
         if gap > self._failure_timeout:
             self._slept(now)
-        effects.extend(self.owners.check(now))
-        report = ExecutorReport(
-            worker=self.worker,
-            device=self.device,
-            incarnation=self.incarnation,
-            at=now,
-            seconds=gap,
-            samples=[loaded.sample(now) for loaded in self.instances.values()],
-            memory_mb=self._memory_mb,
-        )
-        effects += (
-            Publish(self._subjects.monitor(self.worker, "report"), report),
-            Do(("memory", ""), MeasureMemory()),
-            After("report", REPORT, envelope.message),
-        )
-        effects.extend(self._arm())
-        return effects
+        checked = self.owners.check(now)
+        return (*checked, *self._reporter.report(now, gap, self.instances.values()), *self._arm())
 
     def _slept(self, now: float) -> None:
         """This process was stopped longer than the failure time-out: its queries are with others now, drop them."""
@@ -390,8 +362,7 @@ class Executor:
         return works
 
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
-        self._reported = envelope.now
-        return (After("report", 0.0, Report()),)
+        return self._reporter.start(envelope.now)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
         """What has not begun goes back to the dispatchers; what runs is answered within the grace."""

@@ -18,20 +18,19 @@ from typing import Any
 import psutil
 
 from bus.codec import encode
-from bus.messages.catalog import VariantRecord
 from bus.messages.public import ObjectRef
-from bus.port import Bus, BusError, ObjectStore
+from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from bus.tensors import BadTensor
 from services.executor.assemble import NotANumber, most_bytes, several, single, split
-from services.executor.backends import backend
-from services.executor.backends.base import BackendError, Handle, plain, spec_of
+from services.executor.backends.base import BackendError, Handle, plain
+from services.executor.models import Held, Models
 from services.executor.work import (
     BatchResult,
     FetchInputs,
-    LoadedModel,
     LoadModel,
     MeasureMemory,
+    MoveModel,
     RunBatch,
     Shrink,
     StoreOutputs,
@@ -48,17 +47,6 @@ LOOK = 0.05  # s between looks at the run on the loop
 MOST_LARGE = 256 * 2**20  # bytes of inputs fetched by reference
 
 
-class Held:
-    """A loaded model."""
-
-    __slots__ = ("handle", "one", "record")
-
-    def __init__(self, record: VariantRecord, handle: Handle) -> None:
-        self.record = record
-        self.handle = handle
-        self.one = record.signature.inputs[0] if len(record.signature.inputs) == 1 else None
-
-
 class ExecutorEdge:
     """One device's edge. cache: where fetched artifacts are kept, by their digest."""
 
@@ -67,17 +55,14 @@ class ExecutorEdge:
     ) -> None:
         self._bus = bus
         self._subjects = subjects
-        self._device = device
-        self._cache = cache
         self._watchdog = watchdog
         self._least = least_s
-        self._models: dict[str, Held] = {}
-        self._threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
+        self._models = Models(bus, subjects, device, cache, threads)
+        self._held = self._models.held
+        self._off_loop = self._models.off_loop
         self._inline_since = 0.0
         self._inline_handle: Handle | None = None
-        self._slow: set[str] = set()
-        self._artifacts: ObjectStore | None = None
         self._process = psutil.Process()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -85,9 +70,9 @@ class ExecutorEdge:
 
     def inline(self, command: Any) -> Any:
         """Run a short batch at once."""
-        if type(command) is not RunBatch or not command.inline or command.instance in self._slow:
+        if type(command) is not RunBatch or not command.inline or command.instance in self._off_loop:
             return NotImplemented
-        held = self._models.get(command.instance)
+        held = self._held.get(command.instance)
         if held is None:
             return NotImplemented
         self._inline_handle = held.handle
@@ -96,7 +81,7 @@ class ExecutorEdge:
         taken = time.monotonic() - self._inline_since
         self._inline_since = 0.0
         if taken > INLINE_LIMIT:
-            self._slow.add(command.instance)
+            self._off_loop.add(command.instance)
             if result.errors is not None:
                 return NotImplemented  # cancelled, most likely: a thread has the time to find out
         return result
@@ -106,9 +91,11 @@ class ExecutorEdge:
             case RunBatch():
                 return await self._run(command)
             case LoadModel():
-                return await self._load(command)
+                return await self._models.load(command)
+            case MoveModel():
+                return await self._models.move(command)
             case UnloadModel():
-                return await self._unload(command)
+                return await self._models.unload(command)
             case FetchInputs():
                 store = await self._bus.object_store(command.ref.bucket, create=False)
                 data = await store.get(command.ref.key)
@@ -123,7 +110,7 @@ class ExecutorEdge:
             case MeasureMemory():
                 return self._process.memory_info().rss / 2**20
             case Shrink():
-                self._models[command.instance].handle.shrink()
+                self._held[command.instance].handle.shrink()
                 return None
         raise TypeError(f"unknown command {command!r}")
 
@@ -154,14 +141,23 @@ class ExecutorEdge:
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     async def _run(self, command: RunBatch) -> BatchResult:
-        held = self._models.get(command.instance)
+        held = self._held.get(command.instance)
         if held is None:
             return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.works))
-        if command.works[0].route.alone:
-            with contextlib.suppress(BusError):
-                await self._bus.flush(1.0)  # a suspect: what was said of it must be out before it may end this process
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, self._compute, held, command)
+        held.running = True
+        try:
+            if command.works[0].route.alone:
+                with contextlib.suppress(BusError):
+                    await self._bus.flush(
+                        1.0
+                    )  # a suspect: what was said of it must be out before it may end this process
+            return await self._watched(held, command)
+        finally:
+            held.running = False
+
+    async def _watched(self, held: Held, command: RunBatch) -> BatchResult:
+        """Compute in a thread, and end it when it takes many times its profile."""
+        work = asyncio.get_running_loop().run_in_executor(held.threads, self._compute, held, command)
         limit = max(self._least, self._watchdog * command.predicted)
         done, _ = await asyncio.wait([work], timeout=limit)
         if done:
@@ -185,58 +181,6 @@ class ExecutorEdge:
                 _give_up("inline")
             elif taken > INLINE_LIMIT:
                 self._inline_handle.cancel()
-
-    # -- models
-
-    async def _load(self, command: LoadModel) -> LoadedModel:
-        record = command.variant
-        path = await self._fetch(record)
-        before = self._process.memory_info().rss
-        loop = asyncio.get_running_loop()
-        started = time.perf_counter()
-        handle = await loop.run_in_executor(self._loader, self._load_and_warm, path, record)
-        load_ms = (time.perf_counter() - started) * 1000.0
-        self._models[command.instance] = Held(record, handle)
-        grown = max(0.0, (self._process.memory_info().rss - before) / 2**20)
-        log.info("loaded", extra={"instance": command.instance, "proof": handle.proof, "load_ms": round(load_ms, 2)})
-        return LoadedModel(load_ms, grown, handle.proof)
-
-    def _load_and_warm(self, path: Path, record: VariantRecord) -> Handle:
-        import numpy as np  # noqa: PLC0415
-
-        handle = backend(record.framework).load(path, spec_of(record, self._device))
-        from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
-
-        inputs = {
-            spec.name: np.zeros((1, *(8 if n < 0 else n for n in spec.shape)), NUMPY_NAMES.get(spec.datatype, "<f4"))
-            for spec in record.signature.inputs
-            if spec.datatype != "BYTES"
-        }
-        if len(inputs) == len(record.signature.inputs):
-            try:
-                handle.run(inputs)  # the first run allocates; no query should pay for that
-            except BackendError as error:
-                log.info("the warm-up run failed: %s", error, extra={"variant": record.variant})
-        return handle
-
-    async def _fetch(self, record: VariantRecord) -> Path:
-        """The artifact on this machine's disk, fetched once; it is named by its digest and checked by the store."""
-        suffix = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}.get(record.format, "")
-        path = self._cache / f"{record.artifact}{suffix}"
-        if not path.exists():
-            if self._artifacts is None:
-                self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
-            self._cache.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-            await self._artifacts.get_to(record.artifact, part)
-            part.rename(path)
-        return path
-
-    async def _unload(self, command: UnloadModel) -> None:
-        held = self._models.pop(command.instance, None)
-        self._slow.discard(command.instance)
-        if held is not None:
-            await asyncio.get_running_loop().run_in_executor(self._loader, held.handle.close)
 
 
 def _give_up(what: str) -> None:

@@ -2,11 +2,18 @@
 
 from collections.abc import Iterable
 
-from bus.messages.fleet import InstanceFailed, InstanceLoaded, InstanceUnloaded, LoadInstance
+from bus.messages.fleet import (
+    InstanceFailed,
+    InstanceLoaded,
+    InstanceMoved,
+    InstanceUnloaded,
+    LoadInstance,
+    MoveInstance,
+)
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish
 from services.executor.instances import Loaded
-from services.executor.work import LoadedModel, LoadModel, UnloadModel
+from services.executor.work import LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
 
 NOTHING: tuple[Effect, ...] = ()
 
@@ -18,14 +25,14 @@ class Residents:
         self.instances: dict[str, Loaded] = {}
         self._device = device
         self._incarnation = incarnation
-        self._told = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed")}
+        self._told = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
 
     def load(self, order: LoadInstance) -> Iterable[Effect]:
         """Begin to load; queries may already queue for it."""
         if order.instance in self.instances:
             return NOTHING
         self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s)
-        return (Do(("load", order.instance), LoadModel(order.instance, order.variant)),)
+        return (Do(("load", order.instance), LoadModel(order.instance, order.variant, tuple(order.cores))),)
 
     def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
         """Its model is in memory; one that nobody wants any more goes again."""
@@ -43,6 +50,30 @@ class Residents:
             proof=model.proof,
         )
         return (Publish(self._told["loaded"], fact), *(self.let_go(loaded) if loaded.leaving else NOTHING))
+
+    def move(self, order: MoveInstance) -> Iterable[Effect]:
+        """Run it on these cores from now on; until its copy there is ready it serves where it is."""
+        loaded = self.instances.get(order.instance)
+        if loaded is None or not loaded.ready or loaded.leaving:
+            return NOTHING
+        cores = tuple(order.cores)
+        return (Do(("move", (loaded, cores)), MoveModel(loaded.id, loaded.record, cores)),)
+
+    def moved(self, key: tuple[Loaded, tuple[int, ...]], model: MovedModel | None, error: str = "") -> Iterable[Effect]:
+        """It runs there now, or could not be moved and serves as before."""
+        loaded, cores = key
+        if self.instances.get(loaded.id) is not loaded:
+            return NOTHING
+        fact = InstanceMoved(
+            instance=loaded.id,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            cores=list(cores),
+            proof=model.proof if model is not None else "",
+            error=error,
+        )
+        return (Publish(self._told["moved"], fact),)
 
     def unload(self, instance: str) -> Iterable[Effect]:
         """Take nothing new for it."""

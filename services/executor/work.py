@@ -33,10 +33,11 @@ class Work:
 
 
 class LoadModel(Struct, frozen=True):
-    """Fetch an artifact, load it, prove where it runs, warm it up."""
+    """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that it is kept to; empty: any."""
 
     instance: str
     variant: VariantRecord
+    cores: tuple[int, ...] = ()
 
 
 class LoadedModel(Struct, frozen=True):
@@ -44,6 +45,20 @@ class LoadedModel(Struct, frozen=True):
 
     load_ms: float
     memory_mb: float
+    proof: str
+
+
+class MoveModel(Struct, frozen=True):
+    """Load a loaded instance's model once more, on these cores, and let the copy take over; comes back as MovedModel."""
+
+    instance: str
+    variant: VariantRecord
+    cores: tuple[int, ...]
+
+
+class MovedModel(Struct, frozen=True):
+    """proof: where its threads run now, as the operating system reports it."""
+
     proof: str
 
 
