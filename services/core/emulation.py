@@ -61,8 +61,11 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def simulated_devices(counts: Mapping[str, int]) -> list[Device]:
-    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind; raises ValueError that names kind and remedy."""
+def simulated_devices(counts: Mapping[str, int], first: Mapping[str, int] = {}) -> list[Device]:
+    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind; raises ValueError that names kind and remedy.
+
+    first: by kind, the number that names begin with (after those of real devices).
+    """
     for kind, count in counts.items():
         if kind not in KINDS:
             raise ValueError(f"{kind!r} cannot be simulated; the kinds are {', '.join(KINDS)}")
@@ -71,7 +74,7 @@ def simulated_devices(counts: Mapping[str, int]) -> list[Device]:
     return [
         Device(name=f"{kind}-{number}", kind=kind, cores=made.cores, memory_mb=made.device_memory_mb, simulated=True)
         for kind, made in KINDS.items()
-        for number in range(counts.get(kind, 0))
+        for number in range(first.get(kind, 0), first.get(kind, 0) + counts.get(kind, 0))
     ]
 
 

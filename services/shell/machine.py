@@ -3,11 +3,13 @@
 import os
 import re
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.core.emulation import simulated_devices
 from services.core.placement import Device
-from services.shell.settings import WorkerSettings
+from services.shell.accelerators import Accelerator, accelerators, why_no_gpu
+from services.shell.settings import SettingsError, WorkerSettings
 
 CPU = "cpu"  # the device that every worker has
 
@@ -47,7 +49,43 @@ def memory_mb_of(settings: WorkerSettings) -> float:
     return min(total, int(limit)) / 2**20 if limit.isdigit() else total / 2**20
 
 
-def devices_of(settings: WorkerSettings) -> list[Device]:
-    """A worker's devices: its CPU, then the simulated ones that settings ask for."""
+def devices_of(settings: WorkerSettings, found: Iterable[Accelerator] | None = None) -> list[Device]:
+    """A worker's devices: its CPU, its accelerators as far as settings allow, then the simulated ones that they ask for.
+
+    found: the machine's accelerators; by default its drivers are asked. Names are `gpu-0`, `gpu-1`, ...: simulated devices
+    go on counting after the real ones of their kind, so that no name ever means both.
+    """
     cpu = Device(name=CPU, kind=CPU, cores=cores_of(settings), memory_mb=memory_mb_of(settings))
-    return [cpu, *simulated_devices(settings.simulate)]
+    real = _real_devices(settings, found)
+    first = {kind: sum(device.kind == kind for device in real) for kind in {device.kind for device in real}}
+    return [cpu, *real, *simulated_devices(settings.simulate, first)]
+
+
+def _real_devices(settings: WorkerSettings, found: Iterable[Accelerator] | None) -> list[Device]:
+    """worker.gpus counts GPUs; other accelerators are taken along unless it is 0. Raises SettingsError when GPUs are missing."""
+    if settings.gpus == 0:
+        return []
+    most = settings.gpus if isinstance(settings.gpus, int) else None
+    numbers: dict[str, int] = {}
+    devices = []
+    for one in accelerators() if found is None else found:
+        number = numbers.get(one.kind, 0)
+        if one.kind == "gpu" and most is not None and number >= most:
+            continue
+        numbers[one.kind] = number + 1
+        devices.append(
+            Device(
+                name=f"{one.kind}-{number}",
+                kind=one.kind,
+                cores=one.cores,
+                memory_mb=one.memory_mb,
+                address=one.address,
+            )
+        )
+    gpus = numbers.get("gpu", 0)
+    if most is not None and gpus < most:
+        raise SettingsError(
+            f"worker.gpus is {most}, but {gpus} GPUs are seen: {why_no_gpu() or 'the machine has no more'}; "
+            'set it to "auto" to take what is there'
+        )
+    return devices

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bus.messages.catalog import Signature, TensorSpec
-from services.executor.backends import NAMES, backend, pt2, survey
+from services.executor.backends import NAMES, backend, names_for, pt2, survey
 from services.executor.backends.base import BadInput, Cancelled, Handle, LoadFailed, LoadSpec, RunFailed, Unavailable
 from tests import models
 
@@ -18,7 +18,7 @@ SIGNATURE = Signature(
 )
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=names_for("cpu"))
 def name(request) -> str:
     try:
         backend(request.param).probe("cpu")

@@ -8,6 +8,10 @@ from services.executor.backends.base import Backend, Unavailable
 _MODULES = {
     "ort": ("services.executor.backends.ort", "OrtBackend"),
     "torch": ("services.executor.backends.torch_backend", "TorchBackend"),
+    "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
+    "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
+    "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
+    "neuron": ("services.executor.backends.neuron", "NeuronBackend"),
 }
 NAMES = tuple(_MODULES)
 
@@ -21,6 +25,11 @@ def backend(framework: str) -> Backend:
         raise Unavailable(f"no backend {framework!r}: there are {', '.join(NAMES)}") from None
     made: Backend = getattr(import_module(module), attribute)()
     return made
+
+
+def names_for(hardware: str) -> tuple[str, ...]:
+    """The frameworks that run on this kind of device, whether or not they are installed."""
+    return tuple(name for name in NAMES if backend(name).hardware == hardware)
 
 
 def survey(device: str, names: tuple[str, ...] = NAMES) -> dict[str, str]:

@@ -45,7 +45,7 @@ class Cancelled(RunFailed):
 
 
 class LoadSpec(Struct, frozen=True, kw_only=True):
-    """How to load an artifact. device: "cpu", "cuda:0", ... format: "onnx", "pt2", "torchscript".
+    """How to load an artifact. device: "cpu", "cuda:0", "neuron:0"; format: "onnx", "pt2", "torchscript".
 
     signature fixes names and order of inputs and outputs; without it they are the file's own. options: framework's own.
     """
@@ -77,9 +77,11 @@ class Handle(Protocol):
     """One loaded model. `run` blocks, releases the GIL and is called by one thread at a time.
 
     proof: where it runs, as the framework reports it. inputs, outputs: names in the order that `run_single` uses.
+    memory_mb: of an accelerator's own memory that it takes; 0.0 on the CPU, where the process's growth tells.
     """
 
     proof: str
+    memory_mb: float
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -100,10 +102,12 @@ class Handle(Protocol):
 
 
 class Backend(Protocol):
-    """One framework."""
+    """One framework on one kind of device. executed: whether its authors have ever run it; else users must be told."""
 
     name: str
+    hardware: str
     formats: tuple[str, ...]
+    executed: bool
 
     def probe(self, device: str) -> str:
         """The framework's version, once it is known to work on this device; raises Unavailable with the reason."""

@@ -1,4 +1,4 @@
-"""onnxruntime on the CPU (CUDA and TensorRT are the same calls with other providers).
+"""onnxruntime on the CPU; CUDA and TensorRT are files of their own (ort_cuda.py, ort_tensorrt.py).
 
 Session options after measurements on shared cores: one thread unless asked, no spinning (it costs three times the CPU
 between requests and collapses when a neighbour takes a core), arena on, providers named and checked.
@@ -32,15 +32,17 @@ class OrtBackend:
     """Runs .onnx files."""
 
     name = "ort"
+    hardware = "cpu"
     formats = ("onnx",)
+    executed = True
 
     def probe(self, device: str) -> str:
         """Builds and runs a one-node model there: the list of compiled-in providers proves nothing."""
         _provider(device)
-        ort = _framework()
+        ort = framework()
         try:
-            session = ort.InferenceSession(_IDENTITY, _options(ort, 1), providers=[_provider(device)])
-            session.run(None, {"x": _one()})
+            session = ort.InferenceSession(IDENTITY, session_options(ort, 1), providers=[_provider(device)])
+            session.run(None, {"x": one()})
         except Exception as error:
             raise Unavailable(f"onnxruntime does not run here: {plain(error)}") from error
         return str(ort.__version__)
@@ -50,9 +52,9 @@ class OrtBackend:
         if spec.format not in self.formats:
             raise LoadFailed(f"onnxruntime runs {', '.join(self.formats)} files, not {spec.format}")
         provider = _provider(spec.device)
-        ort = _framework()
+        ort = framework()
         try:
-            session = ort.InferenceSession(str(artifact), _options(ort, spec.threads), providers=[provider])
+            session = ort.InferenceSession(str(artifact), session_options(ort, spec.threads), providers=[provider])
         except Exception as error:
             raise LoadFailed(f"onnxruntime cannot load this model: {plain(error)}") from error
         session.disable_fallback()
@@ -63,6 +65,8 @@ class OrtBackend:
 
 class OrtHandle:
     """One session. See `base.Handle`."""
+
+    memory_mb = 0.0
 
     def __init__(self, ort: ModuleType, session: Any, spec: LoadSpec, provider: str) -> None:
         self.proof = f"onnxruntime {ort.__version__} {provider}, {spec.threads} thread{'s' * (spec.threads > 1)}"
@@ -158,7 +162,8 @@ def _provider(device: str) -> str:
         raise Unavailable(f"onnxruntime is set up here for {', '.join(PROVIDERS)}, not {device!r}") from None
 
 
-def _options(ort: ModuleType, threads: int) -> Any:
+def session_options(ort: ModuleType, threads: int) -> Any:
+    """What all sessions share; see the module."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -171,7 +176,7 @@ def _options(ort: ModuleType, threads: int) -> Any:
 
 
 @cache
-def _framework() -> ModuleType:
+def framework() -> ModuleType:
     try:
         import onnxruntime  # noqa: PLC0415  # only where models run
     except ImportError as error:
@@ -181,14 +186,14 @@ def _framework() -> ModuleType:
     return module
 
 
-def _one() -> "Array":
+def one() -> "Array":
     import numpy as np  # noqa: PLC0415
 
     return np.ones((1, 1), np.float32)
 
 
 # A model of one Identity node, float [n, 1] to float [n, 1], opset 17: the protobuf, so that probing needs no onnx package.
-_IDENTITY = bytes.fromhex(
+IDENTITY = bytes.fromhex(
     "080812003a410a100a017812017922084964656e746974791201675a140a0178120f0a0d080112090a0312016e0a02080162"
     "140a0179120f0a0d080112090a0312016e0a02080142040a001011"
 )

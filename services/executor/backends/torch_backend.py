@@ -30,12 +30,14 @@ class TorchBackend:
     """Runs .pt2 files; TorchScript only when the spec's options say `allow_torchscript`."""
 
     name = "torch"
+    hardware = "cpu"
     formats = ("pt2", "torchscript")
+    executed = True
 
     def probe(self, device: str) -> str:
         """Imports torch and adds two numbers there."""
         _only_cpu(device)
-        torch = _framework()
+        torch = framework()
         try:
             if int((torch.ones(1, device=device) + 1).item()) != 2:
                 raise Unavailable("torch cannot add on this device")
@@ -48,7 +50,7 @@ class TorchBackend:
         _only_cpu(spec.device)
         if spec.format not in self.formats:
             raise LoadFailed(f"torch runs {', '.join(self.formats)} files, not {spec.format}")
-        torch = _framework()
+        torch = framework()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -70,6 +72,8 @@ class TorchBackend:
 
 class TorchHandle:
     """One program. See `base.Handle`; torch cannot end a run, so `cancel` does nothing."""
+
+    memory_mb = 0.0
 
     def __init__(
         self, torch: ModuleType, module: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str], threads: int
@@ -116,11 +120,11 @@ class TorchHandle:
             with torch.inference_mode():
                 answer = self._module(*tensors)
         except Exception as error:
-            raise _explain(error) from error
-        return [one.numpy() for one in _tensors(torch, answer)]
+            raise explain(error) from error
+        return [one.numpy() for one in tensors_of(torch, answer)]
 
 
-def _tensors(torch: ModuleType, answer: Any) -> list[Any]:
+def tensors_of(torch: ModuleType, answer: Any) -> list[Any]:
     if isinstance(answer, torch.Tensor):
         return [answer]
     if isinstance(answer, dict):
@@ -130,7 +134,7 @@ def _tensors(torch: ModuleType, answer: Any) -> list[Any]:
     raise RunFailed(f"the model returned a {type(answer).__name__}, not tensors")
 
 
-def _explain(error: Exception) -> BackendError:
+def explain(error: Exception) -> BackendError:
     text = str(error)
     # The exported program's own checks of its inputs: AssertionError of guards, or the shapes it was specialised for.
     if (
@@ -170,7 +174,7 @@ _loading = threading.Lock()
 
 
 @cache
-def _framework() -> ModuleType:
+def framework() -> ModuleType:
     if find_spec("torch") is None:
         raise Unavailable("torch is not installed: install infaas[torch]")
     # Threads that spin at barriers turn 0.02 ms into 16 ms as soon as a neighbour takes a core.

@@ -30,6 +30,6 @@ def test_nonsense_is_refused_with_the_setting(text: str) -> None:
 
 
 def test_a_worker_has_its_cpu_and_what_it_simulates() -> None:
-    devices = devices_of(WorkerSettings(cores=2, memory_mb=4000, simulate={"gpu": 1}))
+    devices = devices_of(WorkerSettings(cores=2, memory_mb=4000, gpus=0, simulate={"gpu": 1}))
     assert [(d.name, d.cores, d.simulated) for d in devices] == [("cpu", 2, False), ("gpu-0", 1, True)]
-    assert len(devices_of(WorkerSettings(cores=2))) == 1
+    assert len(devices_of(WorkerSettings(cores=2, gpus=0))) == 1

@@ -1,0 +1,54 @@
+"""What the CUDA backends share: the device behind an address, its memory, batch buckets, and the words for what is missing."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.executor.backends.base import Unavailable
+from services.shell.accelerators import Accelerator, DriverError, cuda_device, cuda_memory_used_mb
+
+
+def gpu(device: str, framework: str) -> Accelerator:
+    """The GPU "cuda:0", ...; raises Unavailable with the reason. Asks the driver only: the framework is not imported."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not number.isdigit():
+        raise Unavailable(f"{framework} runs on a CUDA device (cuda:0, ...), not on {device!r}")
+    try:
+        found = cuda_device(device)
+    except DriverError as error:
+        raise Unavailable(str(error)) from error
+    # The driver counts by bus address, CUDA by speed unless told otherwise: both must mean the same device.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return found
+
+
+class Growth:
+    """MB that a device's memory grew by while a block ran; what other processes do meanwhile counts, too."""
+
+    def __init__(self) -> None:
+        self.mb = 0.0
+
+
+@contextmanager
+def growth(device: str) -> Iterator[Growth]:
+    """Measure what loading a model takes of the device."""
+    seen = Growth()
+    before = cuda_memory_used_mb(device)
+    yield seen
+    seen.mb = max(0.0, cuda_memory_used_mb(device) - before)
+
+
+def buckets(largest: int) -> tuple[int, ...]:
+    """Batch sizes that get a graph of their own: powers of two, and the largest itself."""
+    sizes = [1]
+    while sizes[-1] * 2 < largest:
+        sizes.append(sizes[-1] * 2)
+    return (*sizes, largest) if largest > 1 else (1,)
+
+
+def bucket_for(items: int, sizes: tuple[int, ...]) -> int:
+    """The smallest bucket that holds so many items; raises ValueError when none does."""
+    for size in sizes:
+        if items <= size:
+            return size
+    raise ValueError(f"a batch of {items} is larger than the largest bucket, {sizes[-1]}")

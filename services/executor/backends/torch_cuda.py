@@ -1,0 +1,258 @@
+"""torch on an NVIDIA GPU: one CUDA graph for each batch bucket, page-locked staging, a stream of its own for every model.
+
+This file has never been executed on a GPU by its authors; `pytest -m gpu tests/gpu` does it.
+
+Precision is what the .pt2 program holds (fp32, fp16, bf16 weights and operators); its inputs and outputs stay in the signature's
+datatypes, converted on the device. A bucket's graph replays without the Python of the model, which is most of the time of a small one.
+What cannot be captured (control flow by data, open lengths) runs operator by operator on the same stream, and the proof says so.
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from bus.tensors import NUMPY_NAMES
+from services.executor.backends import pt2
+from services.executor.backends.base import BackendError, BadInput, LoadFailed, LoadSpec, RunFailed, Unavailable, plain
+from services.executor.backends.cuda import bucket_for, buckets, gpu, growth
+from services.executor.backends.lanes import CudaLane, Lane
+from services.executor.backends.staging import TORCH_NAMES, Slot, Staging
+from services.executor.backends.torch_backend import explain, framework, tensors_of
+
+if TYPE_CHECKING:
+    from services.executor.backends.base import Array
+
+WARM_UPS = 3  # before a capture: libraries choose their kernels and take their memory
+
+
+class TorchCudaBackend:
+    """Runs .pt2 files on a GPU."""
+
+    name = "torch-cuda"
+    hardware = "gpu"
+    formats = ("pt2",)
+    executed = False
+
+    def probe(self, device: str) -> str:
+        """Adds two numbers there."""
+        gpu(device, "torch")
+        torch = framework()
+        if not torch.cuda.is_available():
+            built = torch.version.cuda
+            why = f"built for CUDA {built}, which this driver does not run" if built else "built without CUDA"
+            raise Unavailable(
+                f"torch {torch.__version__} was {why}: install another torch wheel (see docs/hardware.md)"
+            )
+        try:
+            if int((torch.ones(1, device=device) + 1).item()) != 2:
+                raise Unavailable("torch cannot add on this device")
+        except RuntimeError as error:
+            raise Unavailable(f"torch does not run on {device}: {plain(error)}") from error
+        return str(torch.__version__)
+
+    def load(self, artifact: Path, spec: LoadSpec) -> "GraphHandle":
+        """Move the program to the device, capture its graphs, and prove where its parameters are."""
+        if spec.format not in self.formats:
+            raise LoadFailed(f"torch runs {', '.join(self.formats)} files on a GPU, not {spec.format}")
+        self.probe(spec.device)
+        found = gpu(spec.device, "torch")
+        torch = framework()
+        torch.backends.cudnn.allow_tf32 = False  # fp32 is really fp32: TF32 has 10 bits of mantissa
+        try:
+            with warnings.catch_warnings(), growth(spec.device) as grown:
+                warnings.simplefilter("ignore")
+                program = moved(torch, artifact, spec.device)
+                handle = GraphHandle(torch, program, spec, CudaLane(torch, spec.device), found.name)
+        except pt2.BadArchive as error:
+            raise LoadFailed(str(error)) from error
+        except (LoadFailed, Unavailable):
+            raise
+        except Exception as error:
+            raise LoadFailed(f"torch cannot load this model on {spec.device}: {plain(error)}") from error
+        handle.memory_mb = grown.mb
+        return handle
+
+
+def moved(torch: ModuleType, artifact: Path, device: str) -> Any:
+    """The exported program on a device: its weights, its constants, and what its operators name."""
+    from torch.export.passes import move_to_device_pass  # noqa: PLC0415
+
+    pt2.check(artifact)
+    with artifact.open("rb") as file:
+        return move_to_device_pass(torch.export.load(file), device)
+
+
+def devices_of(module: Any) -> set[str]:
+    """Where a module's parameters and buffers are."""
+    return {str(tensor.device) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
+
+
+def module_of(program: Any) -> Any:
+    """What runs, without the guards: staging has checked shapes already."""
+    try:
+        return program.module(check_guards=False)
+    except TypeError:  # before torch 2.9
+        return program.module()
+
+
+def dtypes(program: Any) -> list[Any]:
+    """The torch datatypes that the program's inputs have, in order."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    return [values[str(name)].dtype for name in program.graph_signature.user_inputs]
+
+
+def slots(program: Any, spec: LoadSpec) -> list[Slot] | None:
+    """The inputs as callers give them: the signature's, else the program's own; None when a length is open."""
+    if spec.signature is not None:
+        given = [(one.name, tuple(one.shape), NUMPY_NAMES[one.datatype]) for one in spec.signature.inputs]
+    else:
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        given = [
+            (
+                str(name),
+                tuple(n if isinstance(n, int) else -1 for n in values[str(name)].shape[1:]),
+                _wire(values[str(name)]),
+            )
+            for name in program.graph_signature.user_inputs
+        ]
+    return None if any(-1 in shape for _, shape, _ in given) else [Slot(*one) for one in given]
+
+
+def _wire(value: Any) -> str:
+    """The wire's datatype for a tensor: bf16 has none, and half precision is the model's own affair."""
+    name = str(value.dtype).removeprefix("torch.")
+    return {"bfloat16": "<f4", "float16": "<f4"}.get(name) or next(k for k, v in TORCH_NAMES.items() if v == name)
+
+
+class GraphHandle:
+    """One program on one lane. See `base.Handle`; torch cannot end a run, so `cancel` does nothing."""
+
+    memory_mb = 0.0
+
+    def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, lane: Lane, device_name: str) -> None:
+        named = program.graph_signature
+        if spec.signature is not None:
+            self.inputs = tuple(one.name for one in spec.signature.inputs)
+            self.outputs = tuple(one.name for one in spec.signature.outputs)
+        else:
+            self.inputs, self.outputs = tuple(map(str, named.user_inputs)), tuple(map(str, named.user_outputs))
+        self._torch = torch
+        self._lane = lane
+        self._module: Callable[..., Any] = module_of(program)
+        elsewhere = devices_of(self._module) - {str(lane.device)}
+        if elsewhere:
+            raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {lane.device}")
+        self._casts = dtypes(program)
+        self._wires = [NUMPY_NAMES[one.datatype] for one in spec.signature.outputs] if spec.signature else []
+        self._sizes = buckets(spec.max_batch)
+        self._graphs: dict[int, tuple[Callable[[], None], list[Any]]] = {}
+        self._in: list[Staging] = []
+        self._out: list[Staging] = []
+        found = slots(program, spec)
+        how = "operator by operator: a length is open" if found is None else self._prepare(found)
+        self.proof = f"torch {torch.__version__}, parameters on {lane.device} ({device_name}), {how}"
+
+    # -- loading
+
+    def _prepare(self, given: list[Slot]) -> str:
+        """Staging memory, and a graph for each bucket, the largest first so that their pool is sized once; says how it runs."""
+        lane, largest = self._lane, self._sizes[-1]
+        with lane.on():
+            self._in = [Staging(self._torch, slot, largest, lane.device, pinned=lane.pinned) for slot in given]
+            made = self._warmed(largest)
+            self._out = [
+                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, "cpu", pinned=lane.pinned)
+                for name, one in zip(self.outputs, made, strict=False)
+            ]
+            try:
+                for size in reversed(self._sizes):
+                    self._warmed(size)
+                    self._graphs[size] = lane.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
+            except RuntimeError as error:
+                self._graphs.clear()
+                return f"operator by operator: {plain(error)[:80]}"
+        return f"CUDA graphs for batches of {', '.join(map(str, self._sizes))}"
+
+    def _warmed(self, size: int) -> list[Any]:
+        for _ in range(WARM_UPS):
+            outputs = self._compute(size)
+        self._lane.settle()
+        return outputs
+
+    def _compute(self, size: int) -> list[Any]:
+        """The first rows of staging memory through the model, in the datatypes of the wire."""
+        tensors = [one.device[:size].to(dtype) for one, dtype in zip(self._in, self._casts, strict=True)]
+        return self._wired(self._module(*tensors))
+
+    def _wired(self, answer: Any) -> list[Any]:
+        tensors = tensors_of(self._torch, answer)
+        names = self._wires or [_wire(one) for one in tensors]
+        return [one.to(getattr(self._torch, TORCH_NAMES[name])) for one, name in zip(tensors, names, strict=False)]
+
+    # -- running
+
+    def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
+        try:
+            arrays = [inputs[name] for name in self.inputs]
+        except KeyError as error:
+            raise BadInput(f"input {error.args[0]!r} is missing: the model takes {', '.join(self.inputs)}") from error
+        if len(inputs) != len(arrays):
+            raise BadInput(f"there are inputs that the model does not take: it takes {', '.join(self.inputs)}")
+        return dict(zip(self.outputs, self._call(arrays), strict=False))
+
+    def run_single(self, array: "Array") -> "list[Array]":
+        return self._call([array])
+
+    def _call(self, arrays: "list[Array]") -> "list[Array]":
+        items = len(arrays[0])
+        if self._in and items > self._sizes[-1]:
+            raise BadInput(f"a batch of {items} is larger than the {self._sizes[-1]} that this was loaded for")
+        try:
+            with self._lane.on():
+                return self._run_staged(arrays, items) if self._in else self._run_open(arrays)
+        except BackendError:
+            raise
+        except Exception as error:
+            raise explain(error) from error
+
+    def _run_staged(self, arrays: "list[Array]", items: int) -> "list[Array]":
+        bucket = bucket_for(items, self._sizes)
+        for staged, array in zip(self._in, arrays, strict=True):
+            staged.put(array, bucket)
+        if bucket in self._graphs:
+            replay, outputs = self._graphs[bucket]
+            replay()
+        else:
+            outputs = self._compute(bucket)
+        for staged, output in zip(self._out, outputs, strict=False):
+            staged.fetch(output, items)
+        self._lane.settle()
+        return [staged.taken(items) for staged in self._out]
+
+    def _run_open(self, arrays: "list[Array]") -> "list[Array]":
+        """Inputs of any length: nothing can be sized ahead."""
+        try:
+            tensors = [self._torch.from_numpy(one if one.flags.writeable else one.copy()) for one in arrays]
+        except TypeError as error:
+            raise BadInput(plain(error)) from error
+        there = [one.to(self._lane.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
+        return [one.cpu().numpy() for one in self._wired(self._module(*there))]
+
+    def cancel(self) -> None:
+        return
+
+    def shrink(self) -> None:
+        """Graphs hold their memory for as long as they live; what the allocator keeps besides goes back."""
+        self._lane.trim()
+
+    def close(self) -> None:
+        self._module = _closed
+        self._graphs.clear()
+        self._in, self._out = [], []
+        self._lane.trim()
+
+
+def _closed(*_: object) -> Any:
+    raise RunFailed("this model is no longer loaded")
