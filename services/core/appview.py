@@ -18,6 +18,7 @@ from services.core.plans import Group, Kind, Plan, Ranked
 if TYPE_CHECKING:
     from services.core.cluster import Instance
 
+CALM = 0.5  # s without a query that found its instances full, after which they are not full any more
 PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
 
 
@@ -49,10 +50,17 @@ class AppView:
         self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._ranked: dict[Kind, Ranked] = {}
-        self.ordered_at = float("-inf")
+        self.full_since = self._full_at = float("-inf")
         self.asked = 0
         self._price = [0.0] * count
         self.reprice(price)
+
+    def full_for(self, now: float) -> float:
+        """Seconds for which its Active instances have been too full again and again; call it whenever they are."""
+        if now - self._full_at > CALM:
+            self.full_since = now
+        self._full_at = now
+        return now - self.full_since
 
     def reprice(self, price: Callable[[VariantRecord], float]) -> None:
         """Devices became known: variants without an instance are priced on them."""

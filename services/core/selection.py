@@ -16,7 +16,7 @@ from services.core.cluster import ClusterView, Instance
 from services.core.plans import Group, Plan
 
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
-REORDER = 1.0  # s between two on-demand loads for an app that has Active instances already
+REORDER = 3.0  # s that instances must have been full before another load on demand: the autoscalers, who weigh costs, first
 PACK_BELOW = 0.8  # utilisation up to which `pack` keeps filling a worker
 
 
@@ -31,12 +31,16 @@ class SelectionPolicy(Protocol):
 
 
 class InfaasPolicy:
-    """The paper's getVariant. dispatch: "spread" (least loaded instance) or "pack" (fullest worker that is still in time)."""
+    """The paper's getVariant. dispatch: "spread" (least loaded instance) or "pack" (fullest worker that is still in time).
+
+    on_demand: load what no instance can serve; without it only what others have loaded is used.
+    """
 
     name = "infaas"
 
-    def __init__(self, *, dispatch: str = "spread", probe_share: float = 0.1) -> None:
+    def __init__(self, *, dispatch: str = "spread", probe_share: float = 0.1, on_demand: bool = True) -> None:
         self._pack = dispatch == "pack"
+        self._on_demand = on_demand
         self._probe_every = round(1 / probe_share) if probe_share > 0 else 0
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
@@ -91,10 +95,11 @@ class InfaasPolicy:
                     return Decision((instance.id,), reason="loading")
                 soonest = min(soonest, seconds)
         load = None
-        if not plan.loading and (not plan.active or now - app.ordered_at >= REORDER):
+        idle = not (plan.active or plan.troubled)
+        if self._on_demand and not plan.loading and (idle or app.full_for(now) >= REORDER):
             load = order_for(plan, ask, now, view)
             if load is not None:
-                app.ordered_at = now
+                app.full_since = now
                 if load.seconds <= slack:
                     return Decision(load=load, wait=True, reason="load on demand")
                 soonest = min(soonest, load.seconds)

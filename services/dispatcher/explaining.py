@@ -28,9 +28,9 @@ def explain(
     deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
     cost = INFINITE if wish.cost is None else wish.cost
     ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
-    before = app.asked, app.ordered_at
+    before = app.asked, app.full_since
     decision = policy.select(ask, now, view)
-    app.asked, app.ordered_at = before
+    app.asked, app.full_since = before
     winner = _winner(decision, view)
     candidates = [
         _candidate(i, app, ask, now, "" if group.record.variant == winner else _why_not(i, app, ask, now, decision))

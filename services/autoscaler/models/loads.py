@@ -31,6 +31,11 @@ class Load(Struct, frozen=True):
     def rate(self) -> float:
         return sum(self.by_worker.values())
 
+    @property
+    def refused(self) -> float:
+        """The share that nobody could take, 0..1."""
+        return self.by_worker.get("", 0.0) / self.rate if self.rate > 0 else 0.0
+
 
 class Loads:
     """Follows the reports of all dispatchers."""

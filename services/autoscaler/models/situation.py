@@ -4,18 +4,21 @@ Resources are pooled by device kind: cores and memory that instances may take. C
 takes none: what running instances leave idle counts as free, so that a plan never adds more than the cores can compute.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.loads import Load
-from services.autoscaler.models.supply import Supply
-from services.autoscaler.models.wanted import strictest, wanted_by
+from services.autoscaler.models.supply import LEAST_RATE, Supply
+from services.autoscaler.models.wanted import Wanted, strictest, wanted_by
 from services.core.catalog import Catalog
 from services.core.planning.problem import Candidate, Demand, Objective, Problem
+
+CROWDED = 0.02  # of a class's items: when more are refused, its instances are full whatever their profiles say
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
@@ -93,10 +96,11 @@ def situation(
         )
         for i, one in enumerate(wanted)
     )
+    candidates = _crowded(worker, candidates, demands, wanted, supply)
     problem = Problem(
         candidates=tuple(candidates),
         demands=demands,
-        resources=supply.totals(candidates),
+        resources=supply.totals(candidates, demands, knobs.slack),
         slack=knobs.slack,
         loading_weight=knobs.loading_weight,
         objective=knobs.objective,
@@ -111,3 +115,20 @@ def situation(
         classes=tuple(one.load for one in wanted),
         apps=tuple(one.app for one in wanted),
     )
+
+
+def _crowded(
+    worker: str, candidates: list[Candidate], demands: Sequence[Demand], wanted: Sequence[Wanted], supply: Supply
+) -> list[Candidate]:
+    """While queries of a class are refused its instances are full, whatever their profiles say: what they take is all they can."""
+    factor: dict[str, float] = {}
+    for demand, one in zip(demands, wanted, strict=True):
+        if one.load is None or one.load.refused <= CROWDED:
+            continue
+        running = [c for c in candidates if c.running and demand.accepts(c)]
+        capacity = sum(c.running * c.saturation_qps for c in running)
+        taken = one.load.by_worker.get(worker, 0.0)
+        if supply.settled(running) and 0 < taken < capacity:
+            for c in running:
+                factor[c.name] = min(factor.get(c.name, 1.0), max(LEAST_RATE, taken / capacity))
+    return [replace(c, saturation_qps=c.saturation_qps * factor[c.name]) if c.name in factor else c for c in candidates]

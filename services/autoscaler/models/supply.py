@@ -1,6 +1,6 @@
 """What there is to serve with: devices and instances as heartbeats tell them, and what an instance can carry. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from bus.messages.catalog import VariantRecord
@@ -8,7 +8,7 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, cost_per_1000, instance_price_per_s, load_seconds
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, misfit
-from services.core.planning.problem import Candidate
+from services.core.planning.problem import Candidate, Demand
 
 YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
 ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
@@ -37,7 +37,10 @@ class Supply:
         self.running: dict[str, int] = {}
         self.serving: dict[str, int] = {}
         self._factors: dict[str, list[float]] = {}
-        self._proven: dict[str, float] = {}  # what an Overloaded instance serves is all it can
+        self._measured: dict[str, float] = {}  # cores that the candidates' instances use
+        self._best: dict[str, float] = {}  # the most that one of its instances serves now
+        self._overloaded: set[str] = set()
+        self._young: set[str] = set()
         for name, beat in sorted(beats.items()):
             if name == worker:
                 self._count(beat, self._here)
@@ -60,17 +63,23 @@ class Supply:
             if device_of is None or status.state not in COUNTED:
                 continue
             record = self._records.get(status.variant)
-            self._add(f"{self._pool(device_of.kind, simulated=device_of.simulated)}/cores", -self._busy(status, record))
+            busy = self._busy(status, record)
+            roomy = here is not None or record is None or status.load < ROOMY * record.profile.saturation_qps
+            if record is None or not roomy:
+                self._add(f"{self._pool(device_of.kind, simulated=device_of.simulated)}/cores", -busy)
             if record is None:
                 continue
-            roomy = here is not None or status.load < ROOMY * record.profile.saturation_qps
             if roomy:
                 self.running[record.variant] = self.running.get(record.variant, 0) + 1
                 self.serving[record.variant] = self.serving.get(record.variant, 0) + (status.state in SERVING)
+                self._measured[record.variant] = self._measured.get(record.variant, 0.0) + busy
             if status.state in SERVING:
                 self._factors.setdefault(record.variant, []).append(status.factor)
-            if status.state == "Overloaded":
-                self._proven[record.variant] = max(self._proven.get(record.variant, 0.0), status.load)
+                self._best[record.variant] = max(self._best.get(record.variant, 0.0), status.load)
+            if status.state == "Overloaded" and self._now - status.since >= YOUNG:
+                self._overloaded.add(record.variant)
+            if status.state == "Loading" or self._now - status.since < YOUNG:
+                self._young.add(record.variant)
 
     def _pool(self, kind: str, *, simulated: bool) -> str:
         away = "" if (kind, simulated) in self._here else "away/"
@@ -103,9 +112,9 @@ class Supply:
         factors = self._factors.get(record.variant, [1.0])
         factor = max(1.0, sum(factors) / len(factors))
         rate = throughput(table, limit_s) / factor
-        proven = self._proven.get(record.variant)
-        if proven is not None:
-            rate = max(min(rate, proven), LEAST_RATE * rate)
+        name = record.variant
+        if name in self._overloaded:
+            rate = max(min(rate, self._best[name]), LEAST_RATE * rate)  # what it serves is all that it can
         price = instance_price_per_s(record, self._prices, device.cores, device.memory_mb)
         running = self.running.get(record.variant, 0)
         pool = self._pool(record.hardware, simulated=record.simulated)
@@ -127,13 +136,42 @@ class Supply:
             cost_per_1000=cost_per_1000(record, price),
         )
 
-    def totals(self, candidates: Iterable[Candidate]) -> dict[str, float]:
-        """What the candidates may take together: what those that run have, and what is free."""
-        totals = {pool: max(0.0, spare) for pool, spare in self._spare.items()}
+    def settled(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether what runs of these has run for a while, so that what it serves says what it can."""
+        return not any(one.name in self._young for one in candidates)
+
+    def totals(self, candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> dict[str, float]:
+        """What the candidates may take together: what those that run have, and what is free.
+
+        Cores count as free as far as instances that run neither use them now nor will for the load to be carried.
+        """
+        spare = dict(self._spare)
+        planned = _utilisations(candidates, demands, slack)
+        for one in candidates:
+            pool = self._cores_of(one)
+            used = max(self._measured.get(one.name, 0.0), planned[one.name] * one.running * one.uses[pool])
+            spare[pool] = spare.get(pool, 0.0) - used
+        totals = {pool: max(0.0, amount) for pool, amount in spare.items()}
         for one in candidates:
             for pool, amount in one.uses.items():
                 totals[pool] = totals.get(pool, 0.0) + amount * one.running
         return totals
+
+    @staticmethod
+    def _cores_of(one: Candidate) -> str:
+        return next(pool for pool in one.uses if pool.endswith("/cores"))
+
+
+def _utilisations(candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> dict[str, float]:
+    """By variant: the share of its time that its busiest demand needs, were it spread over all that may answer it."""
+    found = dict.fromkeys((one.name for one in candidates), 0.0)
+    for demand in demands:
+        able = [one for one in candidates if demand.accepts(one)]
+        capacity = sum(one.saturation_qps * one.running for one in able)
+        share = min(1.0, slack * demand.load / capacity) if capacity > 0 else 0.0
+        for one in able:
+            found[one.name] = max(found[one.name], share)
+    return found
 
 
 def _cores(record: VariantRecord) -> float:

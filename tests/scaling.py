@@ -1,0 +1,109 @@
+"""A fleet on stage with model-autoscalers: load at a rate, what ran when, and what the events say."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from bus.codec import encode
+from bus.messages.catalog import VariantRecord
+from services.autoscaler.models.actor import ModelAutoscaler, Policy
+from services.autoscaler.models.baselines import Chosen
+from services.autoscaler.models.situation import Knobs
+from services.autoscaler.models.work import Solve, Solved
+from services.core.actor import Changed, Synced
+from services.core.catalog import key_of
+from services.core.placement import Device
+from services.core.planning.solvers import make_solver
+from services.core.selection import InfaasPolicy
+from services.executor.actor import Executor
+from services.monitor.actor import MonitorActor
+from services.monitor.machine import MachineSample
+from tests.fleet import PRICES, Fleet
+from tests.fleet import Device as Scripted
+
+CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
+GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0)
+
+
+class ScalingFleet(Fleet):
+    """hold_s: the least T_v. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
+
+    def __init__(
+        self,
+        *variants: VariantRecord,
+        workers: int = 1,
+        policy: Policy = "infaas",
+        solver: str = "greedy",
+        hold_s: float = 5.0,
+        choice: dict[str, Chosen] | None = None,
+        devices: dict[str, tuple[Device, ...]] | None = None,
+        **more: Any,
+    ) -> None:
+        self._spec = devices or {}
+        selection = InfaasPolicy(on_demand=policy in ("infaas", "off"))
+        super().__init__(*variants, workers=workers, policy=selection, **more)
+        self.solver = make_solver(solver, time_limit_s=None, node_limit=100)
+        self.stage.listen("infaas.controller.ask")
+        self.counts: list[tuple[float, dict[str, dict[str, int]]]] = []
+        for n in range(workers):
+            name = f"w{n}"
+            actor = ModelAutoscaler(
+                name, self.subjects, PRICES, Knobs(hold_s=hold_s), policy=policy, choice=choice
+            )  # fmt: skip
+            self.stage.enter(f"model-{name}", actor, self._solve)
+            for record in self.records:
+                self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))
+            self.stage.send(f"model-{name}", Synced("infaas-catalog"))
+        self.stage.run(1.0)
+
+    def start_worker(self, worker: str) -> None:
+        """Its devices: those given for it, else a CPU with two cores."""
+        devices = self._spec.get(worker, (CPU,))
+        actor = MonitorActor(worker, "cpu", devices, PRICES, self.subjects, next(self._incarnations))
+        self.stage.enter(worker, actor, lambda _: (0.0, MachineSample(utilisation=0.2, memory_used_mb=500.0)))
+        for record in self.records:
+            self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
+        self.stage.send(worker, Synced("infaas-catalog"))
+        for device in devices:
+            executor = Executor(worker, device.name, next(self._incarnations), self.subjects, cores=device.cores)
+            self.stage.enter(f"{worker}/{device.name}", executor, Scripted(self.stage, worker))
+
+    def _solve(self, command: Solve) -> tuple[float, Any]:
+        return 0.002, Solved(self.solver.solve(command.problem), 2.0)
+
+    def load(self, rate: float, seconds: float, step: float = 0.02, **needs: Any) -> list[str]:
+        """Evenly spaced queries; notes what is loaded after every step."""
+        labels: list[str] = []
+        due, end = 0.0, self.stage.now + seconds
+        while self.stage.now < end - 1e-9:
+            due += rate * step
+            while due >= 1.0:
+                due -= 1.0
+                labels.append(self.ask(**needs))
+            self.stage.run(step)
+            self.counts.append((self.stage.now, self.instances()))
+        return labels
+
+    def instances(self) -> dict[str, dict[str, int]]:
+        """Variant to state to number of instances, over all workers."""
+        found: dict[str, dict[str, int]] = {}
+        for name, member in self.stage.members.items():
+            if name.startswith("w") and "/" not in name:
+                for instance in member.actor._loads.instances.values():  # type: ignore[attr-defined]
+                    states = found.setdefault(instance.record.variant, {})
+                    states[instance.state] = states.get(instance.state, 0) + 1
+        return found
+
+    def running(self, variant: str) -> int:
+        """Instances that can answer."""
+        return sum(n for state, n in self.instances().get(variant, {}).items() if state not in ("Loading", "Unloading"))
+
+    def answered(self, labels: Iterable[str]) -> float:
+        """Share of these queries that were answered."""
+        ends = [self.replies(label) for label in labels]
+        assert all(len(end) == 1 for end in ends), "not exactly one reply each"
+        return sum("outputs" in end[0] for end in ends) / max(1, len(ends))
+
+    def scalings(self, scaler: str = "model") -> list[tuple[str, str | None, str]]:
+        """(action, variant, reason) of the scaling events so far."""
+        events = [event for kind, event in self.stage.records if kind == "scaling"]
+        return [(e.action, e.variant, e.reason) for e in events if e.scaler == scaler]

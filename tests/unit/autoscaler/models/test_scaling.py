@@ -1,0 +1,176 @@
+"""The model-autoscaler with real dispatchers, monitors and executors on virtual time."""
+
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import decode
+from bus.messages.catalog import VariantRecord
+from bus.messages.scaling import AskForCapacity
+from services.autoscaler.models.baselines import Chosen
+from tests.fleet import variant
+from tests.scaling import CPU, GPU, ScalingFleet
+
+NAME = "m-v1-ort-fp32-t1-b8"  # 89 items/s in batches of 8, which take 90 ms
+
+
+def small(**changes: object) -> VariantRecord:
+    return variant(NAME, base_ms=10.0, per_item_ms=10.0, **changes)
+
+
+def large(**changes: object) -> VariantRecord:
+    """On a GPU, a quarter of whose memory it takes: 800 items/s, loaded in 2 s."""
+    named = {"variant": "m-v1-trt-fp32-t1-b8", "hardware": "gpu", "framework": "trt", "load_ms": 2000.0}
+    record = variant(base_ms=2.0, per_item_ms=1.0, **(named | changes))
+    return replace(record, profile=replace(record.profile, memory_mb=4000.0))
+
+
+@pytest.mark.parametrize("solver", ["greedy", "ilp"])
+def test_load_that_grows_is_carried_by_a_second_instance_and_one_goes_again_after_it(solver: str) -> None:
+    fleet = ScalingFleet(small(), solver=solver)
+    calm = fleet.load(20, 4, latency_ms=200)
+    assert fleet.running(NAME) == 1
+    fleet.load(150, 2, latency_ms=200)
+    busy = fleet.load(150, 4, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    fleet.load(20, 12, latency_ms=200)
+    fleet.stage.run(2.0)
+    assert fleet.running(NAME) == 1
+    assert fleet.answered(calm) == fleet.answered(busy) == 1.0
+    assert [(action, name) for action, name, _ in fleet.scalings()] == [("replicate", NAME), ("unload", NAME)]
+    more, fewer = (reason for _, _, reason in fleet.scalings())
+    assert "headroom 0.59 < 1.05 for 150 items/s of app (<= 200 ms)" in more
+    assert "the others carry" in fewer
+
+
+def test_a_step_is_acted_on_within_a_second_and_the_load_time() -> None:
+    fleet = ScalingFleet(small(load_ms=500.0))
+    fleet.load(20, 6, latency_ms=200)
+    start = fleet.stage.now
+    fleet.load(120, 3, latency_ms=200)
+    ready = next(at for at, counts in fleet.counts if at > start and counts[NAME].get("Active", 0) == 2)
+    assert ready - start <= 1.0 + 0.55
+
+
+def test_nothing_is_unloaded_under_a_square_wave_shorter_than_the_hold() -> None:
+    fleet = ScalingFleet(small(), hold_s=5.0)
+    for _ in range(6):
+        fleet.load(150, 3, latency_ms=200)
+        fleet.load(5, 4, latency_ms=200)
+    assert not [name for action, name, _ in fleet.scalings() if action == "unload"]
+    assert fleet.running(NAME) == 2
+
+
+@pytest.mark.parametrize("solver", ["greedy", "ilp"])
+def test_an_upgrade_is_made_before_the_small_ones_are_broken(solver: str) -> None:
+    fleet = ScalingFleet(small(), large(), solver=solver, devices={"w0": (CPU, GPU)})
+    fleet.load(20, 4, latency_ms=200)
+    assert fleet.running(NAME) == 1
+    for rate in (84, 100, 120, 140, 160, 168):
+        fleet.load(rate, 2.5, latency_ms=200)
+    start = fleet.stage.now
+    fleet.load(172, 10, latency_ms=200)
+    assert fleet.running("m-v1-trt-fp32-t1-b8") == 1
+    assert "m-v1-trt-fp32-t1-b8" in [name for _, name, _ in fleet.scalings()]
+    assert not [name for _, name, _ in fleet.scalings("dispatcher")[1:]]  # the first load was on demand
+    fleet.load(400, 10, latency_ms=200)
+    capacities = [(at, _capacity(counts)) for at, counts in fleet.counts if at > start]
+    reached = next(at for at, capacity in capacities if capacity >= 177)
+    assert all(capacity >= 177 for at, capacity in capacities if at > reached)
+    last = fleet.load(400, 2, latency_ms=200)
+    fleet.stage.run(1.0)
+    assert fleet.answered(last) == 1.0
+    fleet.load(10, 25, latency_ms=200)  # and down again: first the small one, then the large one goes
+    assert fleet.running("m-v1-trt-fp32-t1-b8") == 0
+    assert fleet.running(NAME) == 1
+    late = [(at, _capacity(counts)) for at, counts in fleet.counts]
+    assert all(after >= 10.5 for (_, before), (_, after) in pairwise(late) if before >= 10.5)
+
+
+def _capacity(counts: dict[str, dict[str, int]]) -> float:
+    rates = {NAME: 80 / 0.9, "m-v1-trt-fp32-t1-b8": 800.0}
+    return sum(
+        rates[name] * n
+        for name, states in counts.items()
+        for state, n in states.items()
+        if state in ("Active", "Overloaded", "Interfered")
+    )
+
+
+def asks(fleet: ScalingFleet) -> list[AskForCapacity]:
+    return [
+        decode(AskForCapacity, body) for _, subject, body in fleet.stage.heard if subject.endswith("controller.ask")
+    ]
+
+
+def test_a_full_worker_asks_the_controller() -> None:
+    fleet = ScalingFleet(small())
+    fleet.load(20, 3, latency_ms=200)
+    fleet.load(400, 6, latency_ms=200)
+    assert fleet.running(NAME) == 2  # two cores, one each
+    ask = asks(fleet)[-1]
+    assert (ask.worker, ask.app, ask.why, ask.variants) == ("w0", "app", "full", [NAME])
+    assert 200 < ask.load < 300
+    assert ask.instances >= 3
+    assert "cpu/cores" in ask.reason
+
+
+def test_hardware_that_only_another_worker_has_is_asked_for() -> None:
+    fleet = ScalingFleet(small(), large(), workers=2, devices={"w0": (CPU,), "w1": (GPU,)})
+    fleet.load(20, 3, latency_ms=200, variant=None)
+    for rate in (84, 100, 120, 140, 160, 168, 175, 185):
+        fleet.load(rate, 2.5, latency_ms=200)
+    wanted = [(ask.worker, ask.why, ask.variants[0]) for ask in asks(fleet)]
+    assert ("w0", "hardware", "m-v1-trt-fp32-t1-b8") in wanted
+
+
+def test_queries_that_nobody_could_take_count_as_load() -> None:
+    """A class that no running variant may answer: the dispatcher loads one for it, the autoscaler enough of them."""
+    fleet = ScalingFleet(small(), variant("m-v1-ort-fp32-t1-b1", base_ms=4.0, per_item_ms=4.0, max_batch=1))
+    fleet.load(20, 3, latency_ms=500)
+    fleet.load(100, 5, latency_ms=25)
+    last = fleet.load(100, 2, latency_ms=25)
+    fleet.stage.run(1.0)
+    assert fleet.running("m-v1-ort-fp32-t1-b1") >= 1
+    assert fleet.answered(last) > 0.95
+
+
+def test_an_idle_app_keeps_one_instance_and_no_more() -> None:
+    fleet = ScalingFleet(small())
+    fleet.load(150, 4, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    fleet.stage.run(60.0)
+    assert fleet.running(NAME) == 1
+
+
+def test_replicate_never_leaves_its_variant() -> None:
+    fleet = ScalingFleet(
+        small(), large(), policy="replicate", devices={"w0": (CPU, GPU)}, choice={"app": Chosen(NAME)}
+    )  # fmt: skip
+    fleet.load(20, 4, latency_ms=200)
+    fleet.load(400, 6, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    assert not [name for _, name, _ in fleet.scalings() if name != NAME]
+
+
+def test_static_keeps_what_was_chosen() -> None:
+    fleet = ScalingFleet(small(), policy="static", choice={"app": Chosen(NAME, 2)})
+    fleet.load(5, 4, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    fleet.load(400, 5, latency_ms=200)
+    fleet.load(5, 20, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    assert {action for action, _, _ in fleet.scalings()} <= {"load", "replicate"}
+
+
+def test_static_without_a_choice_makes_one_from_the_first_load() -> None:
+    fleet = ScalingFleet(small(), policy="static")
+    fleet.load(120, 6, latency_ms=200)
+    assert fleet.running(NAME) == 2
+
+
+def test_off_does_nothing() -> None:
+    fleet = ScalingFleet(small(), policy="off")
+    fleet.load(150, 5, latency_ms=200)
+    assert fleet.scalings() == []
