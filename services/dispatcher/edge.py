@@ -21,11 +21,14 @@ def dispatcher_name() -> str:
     return f"d-{os.urandom(4).hex()}"
 
 
-def load_policy(settings: DispatcherSettings) -> SelectionPolicy:
-    """A built-in policy by name, or a user's class by "module:Class"; raises SettingsError that says what is wrong."""
+def load_policy(settings: DispatcherSettings, *, on_demand: bool = True) -> SelectionPolicy:
+    """A built-in policy by name, or a user's class by "module:Class"; raises SettingsError that says what is wrong.
+
+    on_demand: whether the built-in "infaas" may load what no instance can serve; static systems have chosen beforehand.
+    """
     name = settings.policy
     if name == "infaas":
-        return InfaasPolicy(dispatch=settings.dispatch, probe_share=settings.probe_share)
+        return InfaasPolicy(dispatch=settings.dispatch, probe_share=settings.probe_share, on_demand=on_demand)
     if name == "round-robin":
         return RoundRobin()
     if name == "brute-force":

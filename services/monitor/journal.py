@@ -5,7 +5,7 @@ from typing import Any
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
-from bus.messages.fleet import LoadInstance, MoveInstance, State, UnloadInstance, WorkerHeartbeat
+from bus.messages.fleet import LoadInstance, MoveInstance, PlannedBy, State, UnloadInstance, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish, Record
@@ -150,7 +150,14 @@ class Journal:
         self._out.append(Record(event))
 
     def scaling(
-        self, scaler: str, action: str, record: VariantRecord, app: str | None, reason: str, count: int = 1
+        self,
+        scaler: str,
+        action: str,
+        record: VariantRecord,
+        app: str | None,
+        reason: str,
+        count: int = 1,
+        planned: PlannedBy | None = None,
     ) -> None:
         event = ScalingEvent(
             time=self.now,
@@ -162,6 +169,9 @@ class Journal:
             action=action,
             count=count,
             reason=reason,
+            solver=planned.solver if planned else None,
+            solve_ms=planned.solve_ms if planned else None,
+            objective=planned.objective if planned else None,
         )
         self._out.append(Record(event))
 

@@ -45,9 +45,9 @@ class Orders:
                 obstacle = found
                 break
             why = order.reason or f"ordered by {order.orderer or 'somebody'}"
-            action = "replicate" if have else "load"
+            action = order.action or ("replicate" if have else "load")
             have.append(self._loads.admit(found, record, order.app, why))
-            self._journal.scaling(scaler(order.orderer), action, record, order.app, why)
+            self._journal.scaling(scaler(order.orderer), action, record, order.app, why, planned=order.planned)
         if obstacle:
             return self._refused(record.variant, obstacle)
         return LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
@@ -60,7 +60,8 @@ class Orders:
         going = self._loads.release(order.variant, order.keep, why)
         if going:
             first = going[0]
-            self._journal.scaling(scaler(order.orderer), "unload", first.record, first.owner, why, len(going))
+            by, count = scaler(order.orderer), len(going)
+            self._journal.scaling(by, "unload", first.record, first.owner, why, count, order.planned)
         stay = [instance.id for instance in self._loads.of(order.variant)]
         return LoadAccepted(worker=self._worker, variant=order.variant, instances=stay)
 

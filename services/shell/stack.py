@@ -214,7 +214,7 @@ class Stack:
         environ = self._environ | environ_of(settings)
         children = self._workers[worker] = []
         children.append(self._service(f"executor-{worker}", ["executor"], environ, settings))
-        children.append(self._service(f"monitor-{worker}", ["monitor"], environ))
+        children.append(self._service(f"monitor-{worker}", ["monitor", "model-autoscaler"], environ))
 
     async def _stop_worker(self, worker: str) -> None:
         """Stop the processes of one worker alone; nothing when there is no such worker."""
