@@ -28,6 +28,7 @@ def up(
     data_dir: Annotated[Path, Parameter(env_var="INFAAS_DATA_DIR")] = Path(".infaas"),
     port_base: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65000))] = None,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
+    max_workers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=64))] = None,
     dispatchers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=64))] = None,
     simulate: str | None = None,
     config: Path | None = None,
@@ -47,6 +48,9 @@ def up(
         NATS on this port, PostgreSQL on the next; a busy one is an error. Left out: 4222 and 5433, or free ones.
     workers
         How many workers.
+    max_workers
+        How many workers there may be when the load needs more than --workers; idle ones go again. Other kinds of machine
+        are settings: machines.kinds.
     dispatchers
         How many dispatchers; default: the setting dispatcher.count.
     simulate
@@ -65,7 +69,7 @@ def up(
     from services.shell import telemetry  # noqa: PLC0415
 
     telemetry.set_up("WARNING")
-    plan = _plan(data_dir, port_base, workers, dispatchers, simulate, config)
+    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config)
     return asyncio.run(_up(plan, json))
 
 
@@ -73,20 +77,31 @@ def _plan(
     data_dir: Path,
     port_base: int | None,
     workers: int,
+    max_workers: int | None,
     dispatchers: int | None,
     simulate: str | None,
     config: Path | None,
 ) -> "Plan":
+    from services.shell.budget import check_budget  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
     from services.shell.stack import Plan  # noqa: PLC0415
 
     environ = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
     if simulate is not None:
         environ["INFAAS_WORKER__SIMULATE"] = simulate  # the services read it there, too
+    if max_workers is not None:
+        if max_workers < workers:
+            usage(f"--max-workers {max_workers} is less than the --workers {workers} to start with")
+        environ["INFAAS_MACHINES__KINDS__CPU__MINIMUM"] = str(workers)
+        environ["INFAAS_MACHINES__KINDS__CPU__MAXIMUM"] = str(max_workers)
     try:
         settings = load(config, environ)
+        check_budget(settings, workers)
     except SettingsError as error:
         usage(str(error))
+    plain = settings.machines.kinds.get("cpu")
+    if plain is not None and 0 < plain.maximum < workers:
+        usage(f"--workers {workers} is more than machines.kinds.cpu.maximum, {plain.maximum}")
     return Plan(
         data_dir=data_dir.absolute(),
         settings=settings,

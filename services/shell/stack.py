@@ -92,7 +92,7 @@ class Stack:
         ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
         chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any)
         nats_url, writer, reader, environ = await self._start_servers(chosen)
-        self._service("registrar", ["registrar", "recorder"], environ | {"INFAAS_STORE__DSN": writer})
+        self._service("registrar", ["registrar", "recorder", "vm-autoscaler"], environ | {"INFAAS_STORE__DSN": writer})
         found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
         endpoints.write(plan.data_dir, found, chosen)
         return found

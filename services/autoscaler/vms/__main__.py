@@ -1,0 +1,78 @@
+"""Wires one VM-autoscaler: a candidate for the lead of the cluster."""
+
+import secrets
+from math import inf
+
+from bus.port import Bus
+from bus.subjects import Subjects, valid_name
+from services.autoscaler.vms.actor import Controller
+from services.autoscaler.vms.edge import ControllerEdge
+from services.autoscaler.vms.policy import Kind, Limits
+from services.autoscaler.vms.providers import PROVIDERS
+from services.core.cost import UnknownPrice, price_per_hour
+from services.shell.machine import devices_of
+from services.shell.machinekinds import worker_of
+from services.shell.prices import load_prices
+from services.shell.runtime import Runtime
+from services.shell.settings import Settings, SettingsError
+
+LONGEST_KIND = 40  # letters; the names of workers are made from it
+SETTLE_PERIODS = 5
+
+
+async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
+    """One candidate with a name of its own; raises SettingsError that names the setting."""
+    subjects = Subjects(settings.prefix)
+    ours = settings.machines
+    if ours.provider != "off" and ours.provider not in PROVIDERS:
+        raise SettingsError(f"machines.provider {ours.provider!r} is none of {', '.join(PROVIDERS)}, off")
+    provider = PROVIDERS[ours.provider](bus, subjects) if ours.provider != "off" else None
+    fixed = provider is None or settings.autoscaler.policy == "static"  # nobody adds or removes machines
+    limits = Limits(
+        kinds={} if fixed else kinds_of(settings),
+        utilisation_above=ours.utilisation_above,
+        overloaded_share=ours.overloaded_share,
+        idle_s=ours.idle_s,
+        settle_s=SETTLE_PERIODS * ours.period_s,
+        budget_per_hour=settings.autoscaler.budget_per_hour or inf,
+    )
+
+    def make() -> Controller:
+        return Controller(
+            f"vm-{secrets.token_hex(4)}",
+            subjects,
+            limits,
+            period_s=ours.period_s,
+            lease_s=ours.lease_s,
+            memory_share=settings.monitor.memory_share,
+            cores_overcommit=settings.monitor.cores_overcommit,
+            simulated=provider is not None and provider.simulated,
+        )
+
+    return [Runtime("vm-autoscaler", make, bus, subjects, ControllerEdge(bus, subjects, provider))]
+
+
+def kinds_of(settings: Settings) -> dict[str, Kind]:
+    """The kinds of machine in settings, with what one has and costs; raises SettingsError."""
+    prices = load_prices(settings.prices)
+    found: dict[str, Kind] = {}
+    for name, spec in settings.machines.kinds.items():
+        where = f"machines.kinds.{name}"
+        if not valid_name(name) or len(name) > LONGEST_KIND:
+            raise SettingsError(
+                f"{where}: a kind's name must be 1 to {LONGEST_KIND} letters, digits, - or _, a letter or digit first"
+            )
+        try:
+            devices = devices_of(worker_of(name, settings.machines.kinds, settings.worker))
+            price = sum(price_per_hour(device.kind, prices, device.cores) for device in devices)
+        except (ValueError, UnknownPrice) as error:
+            raise SettingsError(f"{where}: {error}") from error
+        found[name] = Kind(
+            name=name,
+            devices=tuple(devices),
+            price_per_hour=price,
+            minimum=spec.minimum,
+            maximum=spec.maximum,
+            boot_s=spec.boot_s if settings.machines.provider == "simulated" else 0.0,
+        )
+    return found

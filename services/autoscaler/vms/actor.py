@@ -1,0 +1,281 @@
+"""The controller of a cluster: the VM-autoscaler (INFaaS, section 4.2.3). Of all that run, one leads and acts; all follow. Pure.
+
+Every period it looks at the fleet as heartbeats tell it, adds machines by the rules of policy.py, goes on with what is pending
+(machines that boot, machines that leave, instances to be placed), and lets an idle machine go. What it is about to do to a machine
+is noted in the control bucket first, so that its successor goes on with it instead of doing it twice.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from bus.messages.fleet import LoadReply, WorkerHeartbeat
+from bus.messages.scaling import AskForCapacity
+from bus.subjects import Subjects
+from services.autoscaler.vms import notes
+from services.autoscaler.vms.fleet import Fleet, in_state
+from services.autoscaler.vms.lease import Lease
+from services.autoscaler.vms.leaving import Leaving
+from services.autoscaler.vms.machines import Machines
+from services.autoscaler.vms.placing import Placing
+from services.autoscaler.vms.policy import (
+    Add,
+    Blocked,
+    Hardware,
+    Limits,
+    Seen,
+    Want,
+    answer,
+    below_minimum,
+    removal,
+    wants,
+)
+from services.autoscaler.vms.turn import Turn
+from services.core.actor import (
+    After,
+    Changed,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Failed,
+    Inlet,
+    Started,
+    Stopping,
+    Synced,
+    TimedOut,
+    Undelivered,
+    Watch,
+)
+from services.core.catalog import Catalog
+from services.core.placement import OVERCOMMIT
+
+ACQUAINT_S = 2.0  # s in which heartbeats of all workers that are there have come
+APPEAR_S = 30.0  # s of leading after which a worker that has not been heard of is not there
+AT_MOST = 8  # variants that a new machine is filled with
+
+
+class Beat(Struct, frozen=True):
+    """Timer: look to the lease."""
+
+
+class Look(Struct, frozen=True):
+    """Timer: decide."""
+
+
+class Controller:
+    """name: unique to this process's life, "vm-...". simulated: machines are, and events say so."""
+
+    def __init__(
+        self,
+        name: str,
+        subjects: Subjects,
+        limits: Limits,
+        *,
+        period_s: float = 2.0,
+        lease_s: float = 3.0,
+        memory_share: float = 0.8,
+        cores_overcommit: float = OVERCOMMIT,
+        simulated: bool = False,
+    ) -> None:
+        self.lease = Lease(name, lease_s)
+        self.fleet = Fleet(limits.kinds)
+        self._name = name
+        self._subjects = subjects
+        self._limits = limits
+        self._period = period_s
+        self._share = memory_share
+        self._catalog = Catalog()
+        self._turn = turn = Turn(name, subjects, simulated=simulated)
+        self._machines = Machines(self.fleet, self._catalog, turn, limits)
+        self._placing = Placing(self.fleet, self._catalog, turn, memory_share, cores_overcommit)
+        self._leaving = Leaving(self.fleet, self._catalog, turn, self._machines, memory_share, cores_overcommit)
+        self._started = 0.0
+        self._led_since = 0.0
+        self._led = 0  # the epoch that we have taken up
+        self._blocked: dict[Hardware, str] = {}
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        s = self._subjects
+        return (
+            Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
+            Inlet(subject=s.controller("ask"), message=AskForCapacity),
+            Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
+        )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        now, message, turn = envelope.now, envelope.message, self._turn
+        turn.begin(now, self.lease.epoch if self.lease.leads(now) else 0)
+        match message:
+            case WorkerHeartbeat():
+                self.fleet.heartbeat(message, now)
+            case Look():
+                turn.add(After("look", self._period, Look()))
+                self._look()
+            case Beat():
+                turn.add(After("beat", self.lease.period, Beat()))
+                self._claim()
+            case Done() | Failed() | TimedOut():
+                self._ended(message)
+            case AskForCapacity():
+                self._asked(message)
+            case LoadReply():
+                self._placing.replied(envelope.subject, message)
+            case Undelivered():
+                self._placing.replied(message.reply_subject, None)
+            case Changed():
+                self._changed(message, now)
+            case Synced():
+                if message.bucket == self._subjects.control_bucket:
+                    self.lease.known(now)
+                    self._claim()
+            case Started():
+                self._started = now
+                turn.add(After("beat", self.lease.period, Beat()))
+                turn.add(After("look", self._period, Look()))
+            case Stopping():
+                claim = self.lease.give_up(now)
+                if claim is not None:
+                    turn.add(Do(("give up",), claim, message.grace))
+        return turn.effects()
+
+    # -- the lead
+
+    def _claim(self) -> None:
+        claim = self.lease.due(self._turn.now)
+        if claim is not None:
+            self._turn.add(Do(("claim",), claim, self.lease.period * 2))
+
+    def _changed(self, change: Changed, now: float) -> None:
+        if change.bucket == self._subjects.catalog_bucket:
+            self._catalog.apply(change.key, change.value)
+        elif change.key == notes.LEADER:
+            self.lease.changed(notes.leader(change.value), now)
+        else:
+            worker = notes.worker_of(change.key)
+            if worker is not None and not self.lease.epoch:  # who leads knows better: it is an echo
+                self.fleet.noted(worker, notes.machine(change.value), now)
+
+    def _take_up(self) -> None:
+        """A new epoch of ours: whatever we thought to be under way is an earlier leader's."""
+        self._led, self._led_since = self._turn.epoch, self._turn.now
+        self._machines.forget()
+        self._placing.forget()
+        self._leaving.forget()
+        self._blocked.clear()
+        self._leaving.adopt()
+
+    # -- what the edge says
+
+    def _ended(self, message: Done | Failed | TimedOut) -> None:
+        what, *rest = message.id
+        error = None if isinstance(message, TimedOut) else message.error if isinstance(message, Failed) else ""
+        if what == "claim":
+            before = self.lease.epoch
+            self.lease.claimed(message.result if isinstance(message, Done) else None, self._turn.now)
+            if not before and self.lease.leads(self._turn.now):
+                self._turn.epoch = self.lease.epoch
+                self._look()
+            return
+        if not self._turn.epoch or self._turn.epoch != self._led or not rest:
+            return
+        worker = rest[0]
+        if what == "start":
+            self._machines.started(worker, error)
+        elif what == "stop":
+            self._leaving.stopped(worker, error)
+        elif what == "save" and error == "":
+            self._machines.saved(worker)
+            self._leaving.saved(worker)
+        elif what == "save":
+            self._machines.unsaved(worker, error or "the bucket did not answer in time")
+
+    def _asked(self, ask: AskForCapacity) -> None:
+        if self._turn.epoch and self._turn.epoch == self._led:
+            self._placing.ask(ask)
+            self._placing.advance(self._machine_for)
+
+    # -- deciding
+
+    def _look(self) -> None:
+        turn = self._turn
+        self.fleet.tidy(turn.now)
+        if not turn.epoch:
+            return
+        if turn.epoch != self._led:
+            self._take_up()
+        if turn.now - self._started < ACQUAINT_S:
+            return
+        self._machines.advance()
+        found = wants(self._seen(), self._limits)
+        wanted = {want.hardware for want in found} | self._placing.wants_hardware()
+        stays = self._leaving.advance(wanted)
+        self._placing.advance(self._machine_for)
+        if not stays:
+            for want in found:
+                self._answer(want)
+        self._blocked = {hardware: why for hardware, why in self._blocked.items() if hardware in wanted}
+        if turn.now - self._led_since > APPEAR_S:
+            self._keep_minimum()
+        if not found and not self._leaving.worker:
+            chosen = removal(self._seen(), self._limits, self._leaving.spared)
+            if chosen is not None:
+                self._leaving.begin(chosen)
+
+    def _seen(self) -> list[Seen]:
+        return self.fleet.seen(self._turn.now, self._limits.settle_s)
+
+    def _answer(self, want: Want) -> None:
+        """A rule asks for a machine: it gets what is in trouble now on that hardware."""
+        chosen = answer(want, self._seen(), self._limits, self._share, self._machines.held)
+        if isinstance(chosen, Add):
+            self._machines.add(chosen, self._in_trouble(want.hardware))
+        else:
+            self._say_blocked(want.hardware, chosen)
+
+    def _machine_for(self, want: Want) -> str | None:
+        """For an ask: the machine that boots for it already, one that need not go after all, or a new one."""
+        leaving = self._leaving.worker
+        if leaving and self._leaving.advance({want.hardware}):
+            return leaving
+        booting = (seen.name for seen in self._seen() if seen.state == "Booting" and want.hardware in seen.hardware)
+        name = next(booting, None)
+        if name is not None:
+            return name
+        chosen = answer(want, self._seen(), self._limits, self._share, self._machines.held)
+        if isinstance(chosen, Add):
+            return self._machines.add(chosen)
+        self._say_blocked(want.hardware, chosen)
+        return None
+
+    def _keep_minimum(self) -> None:
+        chosen = below_minimum(self._seen(), self._limits, self._machines.held)
+        if isinstance(chosen, Add):
+            self._machines.add(chosen)
+        elif chosen is not None:
+            self._say_blocked(("", False), chosen)
+
+    def _say_blocked(self, hardware: Hardware, blocked: Blocked) -> None:
+        """Once, not every period: a count of 0 says that nothing was added."""
+        if blocked.reason and hardware not in self._blocked:
+            self._blocked[hardware] = blocked.reason
+            self._turn.scaling("add_worker", None, f"not added: {blocked.reason}", 0)
+
+    def _in_trouble(self, hardware: Hardware) -> list[tuple[str, str]]:
+        """Variants on this hardware, and an app of each, that a new machine takes load from: troubled ones, else the busiest."""
+        rows: dict[str, tuple[bool, float, str]] = {}
+        for worker in self.fleet.ready(self._turn.now):
+            for one in worker.instances:
+                if worker.hardware_of(one) != hardware:
+                    continue
+                troubled = in_state(one, "Overloaded") or in_state(one, "Interfered")
+                before, load, app = rows.get(one.variant, (False, 0.0, ""))
+                rows[one.variant] = (troubled or before, load + one.load, next(iter(one.app_states), app))
+        found = sorted(rows.items(), key=lambda row: (not row[1][0], -row[1][1], row[0]))
+        only = [row for row in found if row[1][0]] or [row for row in found[:1] if row[1][1] > 0]
+        return [(variant, app) for variant, (_, _, app) in only[:AT_MOST]]

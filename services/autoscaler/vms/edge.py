@@ -1,0 +1,68 @@
+"""The controller's hands: its record and its notes in the control bucket, and whoever starts and stops machines."""
+
+from typing import Any
+
+from bus.codec import BadMessage, decode, encode
+from bus.messages.scaling import LeaderRecord
+from bus.port import Bus, KeyValue, NotFound, WrongRevision
+from bus.subjects import Subjects
+from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop
+from services.autoscaler.vms.notes import LEADER, key_of
+from services.autoscaler.vms.providers.base import Provider
+
+
+class ControllerEdge:
+    """provider: None when no machines are started or stopped here."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, provider: Provider | None) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._provider = provider
+        self._bucket: KeyValue | None = None
+
+    async def perform(self, command: Any) -> Any:
+        """Carry out one command; raises what the bus raises, and ProviderError."""
+        if self._bucket is None:
+            self._bucket = await self._bus.key_value(self._subjects.control_bucket)
+        match command:
+            case Claim():
+                return await _claim(self._bucket, command)
+            case Save():
+                await self._bucket.put(key_of(command.record.worker), encode(command.record))
+            case Drop():
+                await self._bucket.delete(key_of(command.worker))
+            case Start() if self._provider is not None:
+                await self._provider.start(command.order)
+            case Stop() if self._provider is not None:
+                await self._provider.stop(command.order)
+            case _:
+                raise ValueError(f"the controller's edge cannot {type(command).__name__}")
+        return None
+
+
+async def _claim(bucket: KeyValue, claim: Claim) -> Claimed:
+    present, revision = await _present(bucket)
+    if present == claim.expected:
+        body = encode(claim.record)
+        try:
+            if revision:
+                await bucket.update(LEADER, body, revision)
+            else:
+                await bucket.create(LEADER, body)
+        except WrongRevision:
+            present, _ = await _present(bucket)
+        else:
+            return Claimed(ok=True)
+    return Claimed(ok=False, present=present)
+
+
+async def _present(bucket: KeyValue) -> tuple[LeaderRecord | None, int]:
+    """The leader's record and its revision; a record that cannot be read stands for nobody and may be replaced."""
+    try:
+        entry = await bucket.get(LEADER)
+    except NotFound:
+        return None, 0
+    try:
+        return decode(LeaderRecord, entry.value or b""), entry.revision
+    except BadMessage:
+        return None, entry.revision

@@ -1,0 +1,224 @@
+"""What workers had no room for, or should not keep, goes to others: once for each app and class of needs while it is pending. Pure.
+
+The worker that receives an order accepts or refuses it; a refusal tries the next worker, then the next variant that would do, and
+at last a machine is added, if the limits allow.
+"""
+
+from collections.abc import Callable
+from math import ceil
+
+from msgspec import Struct
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import EnsureLoaded, LoadReply, Release
+from bus.messages.scaling import AskForCapacity
+from services.autoscaler.vms.fleet import Fleet
+from services.autoscaler.vms.packing import BUSY, pack
+from services.autoscaler.vms.policy import Want
+from services.autoscaler.vms.turn import Turn
+from services.core.catalog import Catalog
+from services.core.cost import load_seconds
+from services.core.lifecycle import SERVING
+
+REPLY_S = 2.0  # s after which a worker that has not answered is taken to refuse
+PATIENCE_S = 30.0  # s beyond its load time for an instance to be there
+COOL_S = 5.0  # s for which an ask that nothing could be done about is not looked at again
+
+Key = tuple[str, float | None, float]
+# Has a machine started for a want; its name, or None when none may be. Asked again for the same want, it names the same one.
+AddMachine = Callable[[Want], str | None]
+
+
+class Placed(Struct, frozen=True):
+    """One order: so many instances of this variant on this worker, in all."""
+
+    worker: str
+    record: VariantRecord
+    at_least: int
+    at: float
+
+
+class Pending:
+    """One ask, from the first order to its instances' being there."""
+
+    def __init__(self, ask: AskForCapacity, now: float) -> None:
+        self.ask = ask
+        self.since = now
+        self.orders: dict[str, Placed] = {}  # not answered yet, by reply subject
+        self.placed: list[Placed] = []
+        self.refused: set[tuple[str, str]] = set()
+        self.machine = ""
+        self.over = 0.0  # when to forget it; 0: it is being worked on
+
+
+class Placing:
+    """overcommit: how often a worker promises a core of its CPU; used where no better place is left."""
+
+    def __init__(self, fleet: Fleet, catalog: Catalog, turn: Turn, memory_share: float, overcommit: float) -> None:
+        self._fleet = fleet
+        self._catalog = catalog
+        self._turn = turn
+        self._share = memory_share
+        self._overcommit = overcommit
+        self._pending: dict[Key, Pending] = {}
+
+    def ask(self, ask: AskForCapacity) -> None:
+        """A worker asks; what is pending for the same app and needs is not begun anew."""
+        key = (ask.app, ask.latency_ms, ask.accuracy)
+        if key not in self._pending:
+            self._pending[key] = Pending(ask, self._turn.now)
+
+    def forget(self) -> None:
+        """Somebody else leads now."""
+        self._pending.clear()
+
+    def wants_hardware(self) -> set[tuple[str, bool]]:
+        """What pending asks need machines for."""
+        found = set()
+        for pending in self._pending.values():
+            for name in () if pending.over or pending.placed else pending.ask.variants:
+                record = self._catalog.variant(name)
+                if record is not None:
+                    found.add((record.hardware, record.simulated))
+        return found
+
+    def replied(self, subject: str, reply: LoadReply | None) -> None:
+        """A worker has answered an order; None: it was not there to hear it."""
+        for pending in self._pending.values():
+            order = pending.orders.pop(subject, None)
+            if order is None:
+                continue
+            if reply is None or reply.reason:
+                pending.refused.add((order.worker, order.record.variant))
+            else:
+                pending.placed.append(order)
+
+    def advance(self, add_machine: AddMachine) -> None:
+        """Go on with everything that is pending."""
+        now = self._turn.now
+        for key, pending in list(self._pending.items()):
+            if pending.over:
+                if now >= pending.over:
+                    del self._pending[key]
+                continue
+            self._advance(pending, add_machine)
+
+    def _advance(self, pending: Pending, add_machine: AddMachine) -> None:
+        now = self._turn.now
+        for subject, order in list(pending.orders.items()):
+            if now - order.at > REPLY_S:
+                self.replied(subject, None)
+        if pending.orders:
+            return
+        if pending.placed:
+            if self._there(pending):
+                self._arrived(pending)
+                pending.over = now
+            elif now - pending.since > PATIENCE_S + max(load_seconds(order.record) for order in pending.placed):
+                pending.over = now
+            return
+        if self._place(pending, BUSY):
+            return
+        pending.machine = self._machine(pending, add_machine) or ""
+        if not pending.machine and not self._place(pending, self._overcommit):
+            pending.over = now + COOL_S
+
+    # -- orders
+
+    def _place(self, pending: Pending, overcommit: float) -> bool:
+        """Order the first variant that all fits, else the first of which something does."""
+        ask, best = pending.ask, None
+        workers = self._fleet.ready(self._turn.now)
+        for name in ask.variants:
+            record = self._catalog.variant(name)
+            if record is None:
+                continue
+            count = self._count(ask, record)
+            refused = {worker for worker, variant in pending.refused if variant == name}
+            where = pack(
+                record,
+                count,
+                workers,
+                self._share,
+                overcommit=overcommit,
+                without=refused | {ask.worker},
+                emptiest_first=ask.why == "interfered",
+            )
+            if where and (best is None or sum(where.values()) == count):
+                best = (record, where)
+                if sum(where.values()) == count:
+                    break
+        if best is None:
+            return False
+        for worker, count in best[1].items():
+            self._order(pending, best[0], worker, count)
+        return True
+
+    def _order(self, pending: Pending, record: VariantRecord, worker: str, count: int) -> None:
+        turn, ask = self._turn, pending.ask
+        at_least = len(self._fleet.workers[worker].of(record.variant)) + count
+        subject = turn.reply_subject()
+        pending.orders[subject] = Placed(worker, record, at_least, turn.now)
+        why = f"{ask.worker} asked for it ({ask.why}){': ' + ask.reason if ask.reason else ''}"
+        turn.order(
+            worker,
+            "load",
+            EnsureLoaded(
+                variant=record,
+                at_least=at_least,
+                app=ask.app or None,
+                orderer=turn.name,
+                reason=why,
+                epoch=turn.epoch,
+            ),
+            subject,
+        )
+
+    @staticmethod
+    def _count(ask: AskForCapacity, record: VariantRecord) -> int:
+        """Instances of this variant that carry the load; of the first one as many as were asked for."""
+        if record.variant == ask.variants[0]:
+            return max(1, ask.instances)
+        rate = record.profile.saturation_qps
+        return max(1, ceil(ask.load / rate)) if rate > 0 else 1
+
+    def _machine(self, pending: Pending, add_machine: AddMachine) -> str | None:
+        ask = pending.ask
+        for name in ask.variants:
+            record = self._catalog.variant(name)
+            if record is None:
+                continue
+            reason = f"no worker has room for {name}, that {ask.worker} asked for ({ask.why})"
+            found = add_machine(Want(hardware=(record.hardware, record.simulated), reason=reason, record=record))
+            if found is not None:
+                return found
+        return None
+
+    # -- done
+
+    def _there(self, pending: Pending) -> bool:
+        for order in pending.placed:
+            worker = self._fleet.workers.get(order.worker)
+            if worker is None:
+                continue
+            serving = sum(one.state in SERVING for one in worker.of(order.record.variant))
+            if serving < order.at_least:
+                return False
+        return True
+
+    def _arrived(self, pending: Pending) -> None:
+        """What was slowed down elsewhere has been moved: the old one goes, now that the new one serves."""
+        ask, turn = pending.ask, self._turn
+        old = self._fleet.workers.get(ask.worker)
+        if ask.why != "interfered" or old is None:
+            return
+        variant = pending.placed[0].record.variant
+        slow = [one for one in old.of(variant) if one.state == "Interfered" or "Interfered" in one.app_states.values()]
+        if slow:
+            keep = len(old.of(variant)) - 1
+            why = f"moved to {pending.placed[0].worker}: {ask.reason or 'it was slowed down here'}"
+            turn.order(
+                ask.worker,
+                "release",
+                Release(variant=variant, keep=keep, orderer=turn.name, reason=why, epoch=turn.epoch),
+            )

@@ -1,0 +1,208 @@
+"""When machines come and go: the paper's three rules for more, and idleness for less (INFaaS, section 4.2.3). Pure.
+
+    1  a kind of device is used above a threshold on every worker that has one          -> one more worker with it
+    2  variants on a kind of device are Interfered on every worker that has one         -> one more worker with it
+    3  more than a share of all workers have Overloaded variants                        -> one more with what those run on
+    a worker that has served nothing for a while, and that nobody would miss by these rules, may go
+
+One at a time for each reason: a machine that boots, or has only just come, counts as the answer. Of the kinds of machine that
+would do the cheapest is taken. No kind grows beyond its maximum or shrinks below its minimum, and all workers together, the
+booting ones too, never cost more than the budget.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from bus.messages.catalog import VariantRecord
+from services.core.placement import Device, misfit
+
+Hardware = tuple[str, bool]  # device kind, and whether it is simulated
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """A kind of machine that may be started: what one has, what it costs (US$ per hour), and how many there may be."""
+
+    name: str
+    devices: tuple[Device, ...]
+    price_per_hour: float
+    minimum: int = 0
+    maximum: int = 0
+    boot_s: float = 0.0
+
+    @property
+    def hardware(self) -> frozenset[Hardware]:
+        return frozenset((device.kind, device.simulated) for device in self.devices)
+
+    def carries(self, record: VariantRecord, memory_share: float) -> bool:
+        """Whether an empty one has room for this variant."""
+        return any(not misfit(record, device, memory_share) for device in self.devices)
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """The settings of the same names. budget_per_hour: US$, inf = none. settle_s: how long a new machine counts as booting."""
+
+    kinds: Mapping[str, Kind]
+    utilisation_above: float = 0.8
+    overloaded_share: float = 0.8
+    idle_s: float = 30.0
+    settle_s: float = 10.0
+    budget_per_hour: float = inf
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One worker as the rules see it.
+
+    state: "Booting" (ordered, or just come), "Ready", "Draining" (on its way out), or "Silent". utilisation: of the least used
+    living device of each kind. interfered, overloaded: kinds of device with such variants, the latter with their number.
+    idle_s: how long it has served nothing. used: the part of its memory that instances take.
+    """
+
+    name: str
+    kind: str
+    state: str
+    price_per_hour: float
+    hardware: frozenset[Hardware]
+    utilisation: Mapping[Hardware, float] = {}
+    interfered: frozenset[Hardware] = frozenset()
+    overloaded: Mapping[Hardware, int] = {}
+    idle_s: float = 0.0
+    used: float = 0.0
+
+
+class Want(Struct, frozen=True, kw_only=True):
+    """One more worker with this hardware is wanted, and why. record: of what it must be able to carry, if anything."""
+
+    hardware: Hardware
+    reason: str
+    record: VariantRecord | None = None
+
+
+class Add(Struct, frozen=True, kw_only=True):
+    """Start a worker of this kind."""
+
+    kind: str
+    reason: str
+
+
+class Remove(Struct, frozen=True, kw_only=True):
+    """Drain this worker, then stop it."""
+
+    worker: str
+    reason: str
+
+
+class Blocked(Struct, frozen=True, kw_only=True):
+    """A worker is wanted and may not be started; reason: words, empty when one is on its way or no kind is left."""
+
+    reason: str = ""
+
+
+def wants(workers: Iterable[Seen], limits: Limits) -> list[Want]:
+    """What the three rules ask for, at most once for each hardware."""
+    ready = [worker for worker in workers if worker.state == "Ready"]
+    found: dict[Hardware, str] = {}
+    for hardware in sorted({each for worker in ready for each in worker.utilisation}):
+        having = [worker for worker in ready if hardware in worker.utilisation]
+        least = min(having, key=lambda worker: worker.utilisation[hardware])
+        name, where = called(hardware), _on_all(having)
+        if least.utilisation[hardware] > limits.utilisation_above:
+            found[hardware] = (
+                f"{name} is used above {limits.utilisation_above:.0%} {where}; least on {least.name}, "
+                f"{least.utilisation[hardware]:.0%}"
+            )
+        elif all(hardware in worker.interfered for worker in having):
+            found[hardware] = f"variants on {name} are Interfered {where}"
+    troubled = [worker for worker in ready if worker.overloaded]
+    if ready and len(troubled) > limits.overloaded_share * len(ready):
+        counts: Counter[Hardware] = Counter()
+        for worker in troubled:
+            counts.update(worker.overloaded)
+        hardware = min(counts, key=lambda each: (-counts[each], each))
+        found.setdefault(
+            hardware,
+            f"{len(troubled)} of {len(ready)} workers have Overloaded variants, more than {limits.overloaded_share:.0%}; "
+            f"most of them run on {called(hardware)}",
+        )
+    return [Want(hardware=hardware, reason=reason) for hardware, reason in found.items()]
+
+
+def answer(
+    want: Want,
+    workers: Sequence[Seen],
+    limits: Limits,
+    memory_share: float,
+    held: Callable[[str], bool] = lambda _: False,
+) -> Add | Blocked:
+    """The machine to start for a want. held: kinds whose last start failed a moment ago."""
+    if any(worker.state == "Booting" and want.hardware in worker.hardware for worker in workers):
+        return Blocked()
+    counts = Counter(worker.kind for worker in workers)
+    record = want.record
+    fitting = [
+        kind
+        for kind in limits.kinds.values()
+        if want.hardware in kind.hardware and (record is None or kind.carries(record, memory_share))
+    ]
+    open_kinds = [kind for kind in fitting if counts[kind.name] < kind.maximum and not held(kind.name)]
+    if not open_kinds:
+        return Blocked()
+    kind = min(open_kinds, key=lambda each: (each.price_per_hour, each.name))
+    return _affordable(kind, want.reason, workers, limits)
+
+
+def below_minimum(workers: Sequence[Seen], limits: Limits, held: Callable[[str], bool]) -> Add | Blocked | None:
+    """The machine to start because there are fewer of a kind than there must be."""
+    counts = Counter(worker.kind for worker in workers if worker.state != "Draining")
+    everybody = Counter(worker.kind for worker in workers)
+    for kind in limits.kinds.values():
+        if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not held(kind.name):
+            return _affordable(kind, f"{counts[kind.name]} of at least {kind.minimum} are there", workers, limits)
+    return None
+
+
+def removal(workers: Sequence[Seen], limits: Limits, spared: Callable[[str], bool] = lambda _: False) -> Remove | None:
+    """The emptiest idle worker that can go: at most one at a time. spared: those not to be touched now."""
+    if any(worker.state == "Draining" for worker in workers):
+        return None
+    staying = Counter(worker.kind for worker in workers if worker.state == "Ready")
+    candidates = [
+        worker
+        for worker in workers
+        if worker.state == "Ready"
+        and worker.idle_s >= limits.idle_s
+        and worker.kind in limits.kinds
+        and staying[worker.kind] > limits.kinds[worker.kind].minimum
+        and not spared(worker.name)
+    ]
+    for worker in sorted(candidates, key=lambda each: (each.used, -each.price_per_hour, each.name)):
+        rest = [other for other in workers if other is not worker]
+        if not any(want.hardware in worker.hardware for want in wants(rest, limits)):
+            least = limits.kinds[worker.kind].minimum
+            why = f"served nothing for {worker.idle_s:.0f} s; {staying[worker.kind] - 1} {worker.kind} stay, at least {least}"
+            return Remove(worker=worker.name, reason=why)
+    return None
+
+
+def bill(workers: Iterable[Seen]) -> float:
+    """US$ per hour of all workers, those that boot or are silent too."""
+    return sum(worker.price_per_hour for worker in workers)
+
+
+def called(hardware: Hardware) -> str:
+    return f"simulated {hardware[0]}" if hardware[1] else hardware[0]
+
+
+def _affordable(kind: Kind, reason: str, workers: Iterable[Seen], limits: Limits) -> Add | Blocked:
+    after = bill(workers) + kind.price_per_hour
+    if after > limits.budget_per_hour * (1 + 1e-9):
+        why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
+        return Blocked(reason=f"{reason}; {why}")
+    limit = f" of {limits.budget_per_hour:.4g}" if limits.budget_per_hour < inf else ""
+    return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
+
+
+def _on_all(having: Sequence[Seen]) -> str:
+    return "on the only worker that has it" if len(having) == 1 else f"on all {len(having)} workers that have it"

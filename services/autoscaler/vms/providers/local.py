@@ -1,0 +1,41 @@
+"""Workers as process groups on this machine, started and stopped by who owns its processes (`infaas up`)."""
+
+from msgspec.structs import replace
+
+from bus.codec import BadMessage, decode, encode
+from bus.messages.scaling import MachineReply, StartMachine, StopMachine
+from bus.port import Bus, NoResponders, RequestTimeout
+from bus.subjects import Subjects
+from services.autoscaler.vms.providers.base import ProviderError
+
+START_S = 5.0
+STOP_S = 15.0  # a worker's processes may take their time to finish
+
+
+class Local:
+    """Asks over the bus. Nothing boots here: what the settings say of boot times is left out."""
+
+    simulated = False
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._subjects = subjects
+
+    async def start(self, order: StartMachine) -> None:
+        await self._ask("start", replace(order, boot_s=0.0), START_S)
+
+    async def stop(self, order: StopMachine) -> None:
+        await self._ask("stop", order, STOP_S)
+
+    async def _ask(self, what: str, order: StartMachine | StopMachine, timeout: float) -> None:
+        try:
+            reply = await self._bus.request(self._subjects.machines(what), encode(order), timeout)
+            error = decode(MachineReply, reply.data).error
+        except NoResponders:
+            raise ProviderError(f"nobody here can {what} workers: `infaas up` does, where it runs") from None
+        except RequestTimeout as late:
+            raise TimeoutError from late
+        except BadMessage as bad:
+            raise ProviderError(f"the answer to {what} cannot be read: {bad}") from bad
+        if error:
+            raise ProviderError(error)
