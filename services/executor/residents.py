@@ -64,6 +64,8 @@ class Residents:
         loaded, cores = key
         if self.instances.get(loaded.id) is not loaded:
             return NOTHING
+        if model is not None:
+            loaded.queue.factor = 1.0  # what was learnt where it was slow says nothing any more
         fact = InstanceMoved(
             instance=loaded.id,
             variant=loaded.record.variant,

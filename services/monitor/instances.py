@@ -99,6 +99,7 @@ class Instance:
     def moved(self, cores: list[int], now: float, reason: str) -> list[Change]:
         """It runs elsewhere now: what was measured before says nothing any more. Returns what changed."""
         self.cores = cores
+        self.factor = 1.0
         self._reports.clear()
         return self.move("Active", reason, now) if self.state in SERVING else []
 
