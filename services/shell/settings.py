@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from services.core.emulation import simulated_devices
+from services.shell.checks import faults
+from services.shell.origins import Origins
 
 
 class SettingsError(Exception):
@@ -231,7 +232,7 @@ _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kin
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Build the settings; raises SettingsError that names the file or variable, the field and what was expected."""
+    """Build the settings; raises SettingsError that names the file or variable, the setting, what is wrong and the remedy."""
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
     if path is not None:
@@ -241,19 +242,22 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
             raise SettingsError(f"cannot read {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{path} is not valid TOML: {error}") from error
+    origins = Origins(str(path or ""))
     for name, value in environ.items():
         where = _SHORT.get(name) or _path(name)
         if where is None or not value:
             continue
-        _put(tree, where.split("."), value)
+        origins.from_variable(where, name)
+        try:
+            _put(tree, where.split("."), value)
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from error
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(str(error).replace("`$.", "`")) from error
-    try:
-        simulated_devices(settings.worker.simulate)
-    except ValueError as error:
-        raise SettingsError(f"worker.simulate: {error}") from error
+        raise SettingsError(origins.of_invalid(Settings, tree, error)) from error
+    for fault in faults(settings):
+        raise SettingsError(origins.refusal(Settings, fault.key, fault.reason))
     return settings
 
 

@@ -1,0 +1,36 @@
+"""Whether the budget pays for the workers that must run."""
+
+from services.core.cost import UnknownPrice, price_per_hour
+from services.shell.machine import devices_of
+from services.shell.machinekinds import initial, worker_of
+from services.shell.prices import load_prices
+from services.shell.settings import Settings, SettingsError
+
+
+def least_per_hour(settings: Settings, workers: int) -> float:
+    """US$ per hour of the workers that a system starts with: `workers` plain ones and the minimum of every kind.
+
+    Raises SettingsError when a device of theirs has no price or is not there.
+    """
+    prices = load_prices(settings.prices)
+    total = 0.0
+    for kind in initial(workers, settings.machines).values():
+        worker = worker_of(kind, settings.machines.kinds, settings.worker)
+        try:
+            total += sum(price_per_hour(device.kind, prices, device.cores) for device in devices_of(worker))
+        except UnknownPrice as error:
+            raise SettingsError(str(error)) from error
+    return total
+
+
+def check_budget(settings: Settings, workers: int) -> None:
+    """Refuse a budget below the price of these workers: nothing could be added, and nothing may be removed. No budget: fine."""
+    budget = settings.autoscaler.budget_per_hour
+    if not budget:
+        return
+    least = least_per_hour(settings, workers)
+    if least > budget * (1 + 1e-9):
+        raise SettingsError(
+            f"autoscaler.budget_per_hour: {budget:g} US$/h does not pay for the workers that must run: they cost "
+            f"{least:.4g}; raise it, or start fewer workers"
+        )

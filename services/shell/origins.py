@@ -1,0 +1,131 @@
+"""Where each setting was given, and refusals in these words: file or variable, setting, reason, remedy."""
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+_WORDS = {
+    "`float`": "a number",
+    "`int`": "a whole number",
+    "`str`": "text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`null`": "nothing",
+}
+
+
+class Origins:
+    """place: of everything that no variable sets (the file's name)."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._variables: dict[str, str] = {}
+
+    def from_variable(self, key: str, variable: str) -> None:
+        self._variables[key.removesuffix("_file")] = variable
+
+    def refusal(self, settings: type[Struct], key: str, reason: str) -> str:
+        """One line about the setting of this key. settings: the type, for what holds where nothing is given."""
+        default = _default(settings, key)
+        told = f"; left out, it is {default}" if default else ""
+        return f"{self._where(key)}: {reason}{told}"
+
+    def of_invalid(self, settings: type[Struct], tree: dict[str, Any], error: msgspec.ValidationError) -> str:
+        """The same of what msgspec says about a tree: "Expected `int`, got `str` - at `$.dispatcher.count`"."""
+        reason, _, at = str(error).partition(" - at ")
+        key = re.sub(r"\[\d+\]", "", _named(settings, tree, at.strip("`").removeprefix("$").lstrip(".")))
+        unknown = re.search(r"unknown field `(.*)`", reason)
+        if unknown:
+            name = unknown.group(1)
+            near = get_close_matches(name, [field.name for field in _fields(settings, key)], n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            key = f"{key}.{name}".lstrip(".")
+            return f"{self._where(key)}: there is no such setting{meant}"
+        missing = re.search(r"missing required field `(.*)`", reason)
+        if missing:
+            key, reason = f"{key}.{missing.group(1)}".lstrip("."), "is missing"
+        invalid = re.fullmatch(r"Invalid enum value (.*)", reason)
+        if invalid:
+            known = _choices(settings, key)
+            reason = f"must be {' or '.join(known) if known else 'something else'}, not {invalid.group(1)}"
+        for theirs, ours in _WORDS.items():
+            reason = reason.replace(theirs, ours)
+        return self.refusal(settings, key, reason[:1].lower() + reason[1:])
+
+    def _where(self, key: str) -> str:
+        """Of a value, of the map that holds it, or of something inside an unknown section."""
+        for known in _upwards(key):
+            if known in self._variables:
+                return f"{self._variables[known]} ({key})"
+        inside = next((name for known, name in self._variables.items() if known.startswith(f"{key}.")), None)
+        if inside is not None:
+            return f"{inside} ({key})"
+        return f"{self._place}: {key}" if self._place else key
+
+
+def _upwards(key: str) -> list[str]:
+    """The key, and those of the tables around it: prices.per_hour.gpu, prices.per_hour, prices."""
+    parts = key.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _named(settings: type[Struct], tree: dict[str, Any], at: str) -> str:
+    """The same place with names of maps, which msgspec writes [...]: the first that is wrong by itself."""
+    while "[...]" in at:
+        before = at.partition("[...]")[0]
+        table: Any = tree
+        for name in before.split("."):
+            table = table[name]
+        at = at.replace("[...]", f".{next((name for name in table if _wrong(settings, before, name, table)), '*')}", 1)
+    return at
+
+
+def _wrong(settings: type[Struct], before: str, name: str, table: dict[str, Any]) -> bool:
+    tree: Any = {name: table[name]}
+    for above in reversed(before.split(".")):
+        tree = {above: tree}
+    try:
+        msgspec.convert(tree, settings, strict=False)
+    except msgspec.ValidationError:
+        return True
+    return False
+
+
+def _type_at(settings: type[Struct], key: str) -> Any:
+    """The type, as msgspec describes it, of what stands under this key, None where there is nothing."""
+    found: Any = msgspec.inspect.type_info(settings)
+    for name in key.split(".") if key else []:
+        if isinstance(found, msgspec.inspect.StructType):
+            found = next((field.type for field in found.fields if field.name == name), None)
+        elif isinstance(found, msgspec.inspect.DictType):
+            found = found.value_type
+        else:
+            return None
+    return found
+
+
+def _fields(settings: type[Struct], key: str) -> tuple[msgspec.inspect.Field, ...]:
+    found = _type_at(settings, key)
+    return found.fields if isinstance(found, msgspec.inspect.StructType) else ()
+
+
+def _choices(settings: type[Struct], key: str) -> list[str]:
+    found = _type_at(settings, key)
+    kinds = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
+    words = ["a whole number" for kind in kinds if isinstance(kind, msgspec.inspect.IntType)]
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.LiteralType):
+            words += [str(value) for value in kind.values]
+    return words
+
+
+def _default(settings: type[Struct], key: str) -> str | None:
+    *above, name = key.split(".")
+    default: Any = next((field.default for field in _fields(settings, ".".join(above)) if field.name == name), None)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default) if isinstance(default, int | str) else None
