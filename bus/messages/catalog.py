@@ -74,7 +74,10 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):
-    """One registered version of a model. source and validation: object keys (sha256) of what was uploaded."""
+    """One registered version of a model. source and validation: object keys (sha256) of what was uploaded.
+
+    inputs_key, labels_key: of the arrays in the validation set.
+    """
 
     model: str
     version: str
@@ -86,6 +89,8 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     signature: Signature
     created: float
     registration: str
+    inputs_key: str = "x"
+    labels_key: str = "y"
 
 
 class AppRecord(Struct, frozen=True, kw_only=True):

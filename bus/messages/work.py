@@ -6,7 +6,10 @@ from bus.messages.catalog import Profile, Signature
 
 
 class VariantPlan(Struct, frozen=True, kw_only=True):
-    """One variant to build: what the generator decided. Plans that differ only in threads or max_batch share an artifact."""
+    """One variant to build: what the generator decided. Plans that differ only in threads or max_batch share an artifact.
+
+    hardware: the kind of device that it is measured on and runs on.
+    """
 
     variant: str
     framework: str
@@ -14,10 +17,15 @@ class VariantPlan(Struct, frozen=True, kw_only=True):
     threads: int
     max_batch: int
     format: str
+    hardware: str = "cpu"
 
 
 class InspectModel(Struct, frozen=True, kw_only=True):
-    """`infaas.workshop.<worker>`: is this file what it says, does it run, what does it take? Object keys are in the uploads bucket."""
+    """`infaas.workshop.<worker>`: is this file what it says, does it run, what does it take?
+
+    Object keys are in the uploads bucket; stored: in the artifacts bucket, since the model is registered already. hardware: the
+    kind of device for whose frameworks the worker is to look as well.
+    """
 
     registration: str
     format: str
@@ -27,6 +35,8 @@ class InspectModel(Struct, frozen=True, kw_only=True):
     labels_key: str
     metric: str
     allow_torchscript: bool = False
+    stored: bool = False
+    hardware: str = "cpu"
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):

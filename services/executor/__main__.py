@@ -1,6 +1,7 @@
 """Wires one worker's executors, one a device, and the workshop that builds and profiles models beside them.
 
-Simulated devices share the process with the CPU: they mostly sleep, and an idle one takes next to no memory.
+All devices share one process: what an accelerator computes takes little of the CPU, simulated devices mostly sleep, and an idle one
+takes next to no memory.
 """
 
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.core.actor import Edge
 from services.core.placement import Device
+from services.executor.accelerated import AcceleratedEdge
 from services.executor.actor import Executor
 from services.executor.edge import ExecutorEdge
 from services.executor.simulated import SimulatedEdge
@@ -28,9 +31,9 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     cache = Path(settings.data_dir) / "workers" / worker / "artifacts"
     incarnation = time.time_ns() // 1000
 
-    def hands() -> ExecutorEdge:
-        cores = cores_of(settings.worker)
-        return ExecutorEdge(bus, subjects, CPU, cores, cache, watchdog=ours.watchdog, least_s=ours.watchdog_least_s)
+    def hands(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
+        cores = cores or cores_of(settings.worker)
+        return make(bus, subjects, address, cores, cache, watchdog=ours.watchdog, least_s=ours.watchdog_least_s)
 
     def executor(device: Device) -> Executor:
         return Executor(
@@ -44,24 +47,26 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             failure_timeout_s=settings.dispatcher.failure_timeout_s,
         )
 
-    def make_workshop() -> WorkshopActor:
-        return WorkshopActor(worker, settings.worker.hardware, subjects, settings.registrar.seconds)
+    def runtime(device: Device, edge: Edge) -> Runtime:
+        return Runtime(f"executor-{device.name}", partial(executor, device), bus, subjects, edge)
 
-    cpu, *simulated = devices_of(settings.worker)
+    cpu, *others = devices_of(settings.worker)
+    real = [device for device in others if not device.simulated]
+    addresses: dict[str, str] = {}  # variants are built on the first device of their kind
+    for device in real:
+        addresses.setdefault(device.kind, device.address)
+
+    def make_workshop() -> WorkshopActor:
+        return WorkshopActor(worker, settings.worker.hardware, subjects, settings.registrar.seconds, addresses)
+
     runtimes = [
         Runtime("executor", partial(executor, cpu), bus, subjects, hands()),
         Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(settings)),
     ]
-    if simulated:
+    runtimes += [runtime(device, hands(AcceleratedEdge, device.address, device.cores)) for device in real]
+    if len(real) < len(others):
         shared = hands()  # not the CPU's own: its watchdog and loads are not to wait for what only pretends
         runtimes += [
-            Runtime(
-                f"executor-{device.name}",
-                partial(executor, device),
-                bus,
-                subjects,
-                SimulatedEdge(shared, device.kind, device.cores),
-            )
-            for device in simulated
+            runtime(device, SimulatedEdge(shared, device.kind, device.cores)) for device in others if device.simulated
         ]
     return runtimes

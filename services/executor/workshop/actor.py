@@ -1,7 +1,7 @@
 """One order at a time: the workshop shares its cores with serving. Orders that wait say so, or the registrar gives them up."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -35,11 +35,14 @@ class Remind(Struct, frozen=True):
 class WorkshopActor(Actor):
     """Queues orders and starts a helper for each; the helper itself publishes what it finds out.
 
-    seconds: after which an order that is under way counts as failed.
+    seconds: after which an order that is under way counts as failed. devices: the worker's accelerators, kind to address.
     """
 
-    def __init__(self, worker: str, hardware: str, subjects: Subjects, seconds: float) -> None:
+    def __init__(
+        self, worker: str, hardware: str, subjects: Subjects, seconds: float, devices: Mapping[str, str] | None = None
+    ) -> None:
         self._worker, self._hardware, self._subjects, self._seconds = worker, hardware, subjects, seconds
+        self._devices = dict(devices or {})
         self._waiting: deque[Errand] = deque()
         self._current: Errand | None = None
         self._count = 0
@@ -58,9 +61,9 @@ class WorkshopActor(Actor):
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         message = envelope.message
         if isinstance(message, InspectModel):
-            return self._take(Errand(worker=self._worker, hardware=self._hardware, inspect=message))
+            return self._take(self._errand(inspect=message))
         if isinstance(message, BuildVariants):
-            return self._take(Errand(worker=self._worker, hardware=self._hardware, build=message))
+            return self._take(self._errand(build=message))
         if isinstance(message, Done | Failed | TimedOut) and message.id == self._count:
             return self._ended(message)
         if isinstance(message, Remind):
@@ -68,6 +71,9 @@ class WorkshopActor(Actor):
         if isinstance(message, Stopping):
             return self._stop()
         return ()
+
+    def _errand(self, inspect: InspectModel | None = None, build: BuildVariants | None = None) -> Errand:
+        return Errand(worker=self._worker, hardware=self._hardware, devices=self._devices, inspect=inspect, build=build)
 
     def _take(self, errand: Errand) -> Iterator[Effect]:
         same = (errand.registration, errand.kind)

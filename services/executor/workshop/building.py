@@ -12,6 +12,10 @@ from services.executor.workshop.scoring import Scorer
 from services.executor.workshop.uploads import Candidate
 from services.executor.workshop.validation import ValidationSet
 
+# Which artifact a framework runs: one ONNX file, or the torch program.
+ON_ONNX = ("ort", "ort-cuda", "trt")
+ON_TORCH = ("torch", "torch-cuda", "neuron")
+
 
 def build(job: Build, tell: Callable[[Frame], None]) -> None:
     """One Made or NotMade for each artifact; raises Refusal when the model itself cannot be read or run any more."""
@@ -28,7 +32,7 @@ def build(job: Build, tell: Callable[[Frame], None]) -> None:
         # Named first: if this one takes the process down, the helper knows which one it was.
         tell(Step(step=f"building {artifact.framework} {artifact.precision}"))
         try:
-            if artifact.framework == "ort" and base is None:
+            if artifact.framework in ON_ONNX and base is None:
                 base = _onnx_of(job, candidate, data)
             _make(artifact, candidate, base, data, job.fixed_batch, tell)
         except Refusal as refusal:
@@ -78,17 +82,18 @@ def _make(
     tell: Callable[[Frame], None],
 ) -> None:
     target = Path(artifact.path)
-    if artifact.framework == "torch":
-        if artifact.precision != "fp32" or artifact.format != candidate.format:
-            raise Refusal(f"torch runs this model as {candidate.format} in fp32, not {artifact.precision}")
-        target.write_bytes(candidate.path.read_bytes())
-        if artifact.format == "pt2":
-            pt2.check(target)
+    if artifact.framework in ON_TORCH:
+        _make_program(artifact, candidate, data)
         return
-    if artifact.framework != "ort" or base is None:
+    if artifact.framework not in ON_ONNX or base is None:
         raise Refusal(f"there is no recipe for {artifact.framework} {artifact.precision}")
     if artifact.precision == "fp32":
         target.write_bytes(base.read_bytes())
+        return
+    if artifact.precision == "fp16":
+        from services.executor.workshop import halves  # noqa: PLC0415
+
+        halves.onnx_file(base, target)
         return
     from services.executor.workshop import quantise  # noqa: PLC0415  # a heavy import, only where it is used
 
@@ -96,6 +101,31 @@ def _make(
         quantise.dynamic(base, target)
     elif artifact.precision == "int8":
         step = f"calibrating {artifact.framework} {artifact.precision}"
-        quantise.static(base, target, data, 1 if fixed else 8, lambda share: tell(Step(step=step, progress=share)))
+        quantise.static(
+            base,
+            target,
+            data,
+            1 if fixed else 8,
+            lambda share: tell(Step(step=step, progress=share)),
+            symmetric=artifact.framework == "trt",
+        )
     else:
-        raise Refusal(f"there is no recipe for precision {artifact.precision!r}: use fp32, int8 or int8-dynamic")
+        raise Refusal(f"there is no recipe for precision {artifact.precision!r}: use fp32, fp16, int8 or int8-dynamic")
+
+
+def _make_program(artifact: Artifact, candidate: Candidate, data: ValidationSet) -> None:
+    """A torch program as it came, or with weights and operators in half precision."""
+    target = Path(artifact.path)
+    halved = artifact.precision in ("fp16", "bf16") and artifact.framework == "torch-cuda" and candidate.format == "pt2"
+    if artifact.format != candidate.format or not (halved or artifact.precision == "fp32"):
+        raise Refusal(
+            f"{artifact.framework} runs this model as {candidate.format}, and not in {artifact.precision} from {artifact.format}"
+        )
+    if halved:
+        from services.executor.workshop import halved_programs  # noqa: PLC0415  # needs torch
+
+        halved_programs.program_file(candidate.path, target, artifact.precision, data)
+    else:
+        target.write_bytes(candidate.path.read_bytes())
+    if artifact.format == "pt2":
+        pt2.check(target)

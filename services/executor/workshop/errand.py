@@ -6,10 +6,14 @@ from bus.messages.work import BuildVariants, InspectModel
 
 
 class Errand(Struct, frozen=True, kw_only=True):
-    """One order for one worker. Exactly one of inspect and build is set."""
+    """One order for one worker. Exactly one of inspect and build is set.
+
+    devices: where variants of a kind other than the CPU are measured, by kind ("gpu": "cuda:0").
+    """
 
     worker: str
     hardware: str
+    devices: dict[str, str] = {}
     inspect: InspectModel | None = None
     build: BuildVariants | None = None
 

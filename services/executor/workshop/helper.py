@@ -44,12 +44,15 @@ from services.executor.workshop.jobs import (
     Refusal,
     Refused,
     Step,
+    Survey,
+    Surveyed,
 )
 from services.shell.settings import RegistrarSettings
 
-F = TypeVar("F", Inspected, Measured)
+F = TypeVar("F", Inspected, Measured, Surveyed)
 
 REMIND_S = 10.0
+CPU = "cpu"
 MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
 
 
@@ -99,7 +102,8 @@ class Helper:
     # -- inspect
 
     async def _inspect(self, order: InspectModel) -> None:
-        uploads = await self._bus.object_store(self._subjects.uploads_bucket)
+        bucket = self._subjects.artifacts_bucket if order.stored else self._subjects.uploads_bucket
+        uploads = await self._bus.object_store(bucket)
         await self._fetch(uploads, order.object, MODEL, "the model file", "object")
         await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
@@ -114,6 +118,7 @@ class Helper:
         result = _last(Inspected, await self._sandbox(job))
         if not 0.0 <= result.accuracy <= 1.0:
             raise Refusal("the model's accuracy is not a number")
+        frameworks = result.frameworks | await self._survey(order.hardware)
         artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
         await self._keep(artifacts, source, self._directory / MODEL)
         await self._keep(artifacts, validation, self._directory / VALIDATION)
@@ -122,7 +127,7 @@ class Helper:
             ModelInspected(
                 registration=order.registration,
                 worker=self._errand.worker,
-                hardware=self._errand.hardware,
+                hardware=self._hardware(order),
                 source=source,
                 validation=validation,
                 signature=result.signature,
@@ -130,9 +135,28 @@ class Helper:
                 fixed_batch=result.fixed_batch,
                 samples=result.samples,
                 baseline_accuracy=result.accuracy,
-                frameworks=result.frameworks,
+                frameworks=frameworks,
             ),
         )
+
+    async def _survey(self, hardware: str) -> dict[str, str]:
+        """What runs on our device of this kind: found out in a sandbox that has the device and no upload."""
+        if hardware == CPU:
+            return {}
+        job = Survey(hardware=hardware, device=self._device(hardware), scratch=self._scratch("survey"))
+        return _last(Surveyed, await self._sandbox(job, hardware=hardware)).frameworks
+
+    def _device(self, hardware: str) -> str:
+        """The address of our device of this kind; raises Refusal."""
+        if hardware == CPU:
+            return CPU
+        try:
+            return self._errand.devices[hardware]
+        except KeyError:
+            raise Refusal(f"worker {self._errand.worker} has no device of kind {hardware}") from None
+
+    def _hardware(self, what: VariantPlan | InspectModel) -> str:
+        return self._errand.hardware if what.hardware == CPU else what.hardware
 
     # -- build
 
@@ -200,10 +224,12 @@ class Helper:
             threads=plans[0].threads,
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
+            device=self._errand.devices.get(plans[0].hardware, CPU),
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
         )
         try:
-            result = _last(Measured, await self._sandbox(job))
+            self._device(plans[0].hardware)
+            result = _last(Measured, await self._sandbox(job, hardware=plans[0].hardware))
             if result.accuracy is not None and result.agreement is not None:
                 scores[artifact] = (result.accuracy, result.agreement)
             accuracy, agreement = scores[artifact]
@@ -223,7 +249,7 @@ class Helper:
                 VariantBuilt(
                     registration=order.registration,
                     worker=self._errand.worker,
-                    hardware=self._errand.hardware,
+                    hardware=self._hardware(plan),
                     plan=plan,
                     artifact=key,
                     accuracy=accuracy,
@@ -243,14 +269,20 @@ class Helper:
 
     # -- the sandbox
 
-    async def _sandbox(self, job: Job, frames: list[Frame] | None = None) -> list[Frame]:
-        """Run one job and return its frames; raises Refusal for what the sandbox refused, Crashed for how it ended."""
+    async def _sandbox(self, job: Job, frames: list[Frame] | None = None, hardware: str = CPU) -> list[Frame]:
+        """Run one job and return its frames; raises Refusal for what the sandbox refused, Crashed for how it ended.
+
+        hardware: whose devices it may open.
+        """
         frames = [] if frames is None else frames
         left = self._until - time.monotonic()
         if left <= 0:
             raise cage.Crashed(f"it took longer than the {self._settings.seconds:g} s allowed")
         limits = Limits(
-            memory_bytes=self._settings.memory_mb * 2**20, seconds=left, file_bytes=2 * self._most_bytes + 64 * 2**20
+            memory_bytes=self._settings.memory_mb * 2**20,
+            seconds=left,
+            file_bytes=2 * self._most_bytes + 64 * 2**20,
+            hardware=hardware,
         )
 
         def on_frame(frame: Frame) -> None:

@@ -51,7 +51,7 @@ class Build(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Measure(Struct, frozen=True, kw_only=True, tag=True):
-    """Profile one artifact with so many threads, for these largest batches; score it when `score`."""
+    """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where."""
 
     artifact: Artifact
     data: Data
@@ -61,18 +61,28 @@ class Measure(Struct, frozen=True, kw_only=True, tag=True):
     threads: int
     max_batches: list[int]
     score: bool
+    device: str = "cpu"
     allow_torchscript: bool = False
 
 
-Job = Inspect | Build | Measure
+class Survey(Struct, frozen=True, kw_only=True, tag=True):
+    """Which frameworks work on this device? No uploaded file is near."""
+
+    hardware: str
+    device: str
+    scratch: str
+
+
+Job = Inspect | Build | Measure | Survey
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one sandbox may use. seconds: of wall time; file_bytes: of one written file."""
+    """What one sandbox may use. seconds: of wall time; file_bytes: of one written file; hardware: whose devices it may open."""
 
     memory_bytes: int
     seconds: float
     file_bytes: int
+    hardware: str = "cpu"
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -136,7 +146,13 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True):
     agreement: float | None = None
 
 
-Frame = Step | Refused | Inspected | Made | NotMade | Measured
+class Surveyed(Struct, frozen=True, kw_only=True, tag=True):
+    """By framework: "" where it works on the device, else why not."""
+
+    frameworks: dict[str, str]
+
+
+Frame = Step | Refused | Inspected | Made | NotMade | Measured | Surveyed
 
 
 class Refusal(Exception):

@@ -20,7 +20,7 @@ _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x0800000
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
 # Landlock: three system calls with the same numbers on every architecture, and its access bits of the first version.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _ALL = (1 << 13) - 1
 _READ = _READ_FILE | _READ_DIR
 _WRITE = _ALL & ~1  # everything but executing
@@ -36,6 +36,9 @@ _SYSTEM = (
     "/etc/passwd",
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
+# What a job on an accelerator opens besides: its device files, and for Neuron the compiler, which is a program of its own.
+_NODES = {"gpu": ("nvidia*", "nvidia-caps/*"), "inferentia": ("neuron*",)}
+_PROGRAMS = {"inferentia": ("/usr", "/lib", "/lib64", "/opt/aws", sys.prefix, sys.base_prefix)}
 
 
 def lock_down(limits: Limits, scratch: Path, readable: Iterable[str]) -> list[str]:
@@ -47,7 +50,7 @@ def lock_down(limits: Limits, scratch: Path, readable: Iterable[str]) -> list[st
     if not _unshare(libc):
         missing.append("namespaces")
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if not _landlock(libc, scratch, readable):
+    if not _landlock(libc, scratch, readable, limits.hardware):
         missing.append("landlock")
     return missing
 
@@ -60,10 +63,12 @@ def hide(libc: ctypes.CDLL | None = None) -> None:
 
 
 def _limit(limits: Limits) -> None:
-    # Address space is no measure here: thread stacks and arenas reserve gigabytes that nobody touches. Data is.
-    _set(resource.RLIMIT_DATA, limits.memory_bytes)
+    # Address space is no measure here: thread stacks and arenas reserve gigabytes that nobody touches. Data is, except where a
+    # driver maps a device's memory; there only who started us watches what is resident.
+    if limits.hardware == "cpu":
+        _set(resource.RLIMIT_DATA, limits.memory_bytes)
     _set(resource.RLIMIT_FSIZE, limits.file_bytes)
-    _set(resource.RLIMIT_NOFILE, 256)
+    _set(resource.RLIMIT_NOFILE, 256 if limits.hardware == "cpu" else 1024)
     _set(resource.RLIMIT_CORE, 0)
     # No RLIMIT_CPU: it makes the processor clock as coarse as the tick, and who started us watches the time anyway.
 
@@ -88,14 +93,20 @@ def _unshare(libc: ctypes.CDLL) -> bool:
     return True
 
 
-def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str]) -> bool:
+def device_files(hardware: str, directory: Path = Path("/dev")) -> list[str]:
+    """The files through which devices of this kind are reached."""
+    return sorted(str(path) for pattern in _NODES.get(hardware, ()) for path in directory.glob(pattern))
+
+
+def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str], hardware: str) -> bool:
     handled = ctypes.c_uint64(_ALL)
     ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     if ruleset < 0:
         return False
     try:
         _allow(libc, ruleset, _READ, (*_SYSTEM, *_python(), *readable))
-        _allow(libc, ruleset, _READ | _WRITE_FILE, _DEVICES)
+        _allow(libc, ruleset, _READ | _WRITE_FILE, (*_DEVICES, *device_files(hardware)))
+        _allow(libc, ruleset, _READ | _EXECUTE, _PROGRAMS.get(hardware, ()))
         _allow(libc, ruleset, _WRITE, (str(scratch),))
         return int(libc.syscall(_RESTRICT_SELF, ruleset, 0)) == 0
     finally:
@@ -122,7 +133,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, access: int, paths: Iterable[str]) -
             continue
         try:
             # Rules for plain files know no directory rights.
-            rights = access if os.path.isdir(path) else access & (_READ_FILE | _WRITE_FILE)
+            rights = access if os.path.isdir(path) else access & (_READ_FILE | _WRITE_FILE | _EXECUTE)
             rule = _Beneath(rights, fd)
             libc.syscall(_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0)
         finally:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from services.shell.accelerators import cuda_memory_used_mb
+
 CLEAN = 1.12
 MOST_CALLS = 20_000
 LEAST_CALLS = 5
@@ -33,6 +35,7 @@ class Cell:
     waited: float
 
     def clean(self, threads: int) -> bool:
+        """threads: 0 where an accelerator computes, and the CPU only waits."""
         return self.wall_over_cpu <= CLEAN if threads == 1 else self.waited <= CLEAN - 1.0
 
     def estimate_ms(self, threads: int) -> float:
@@ -108,6 +111,25 @@ class Memory:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         except OSError:
             return
+
+
+class DeviceMemory:
+    """The same of an accelerator's own memory: what all processes take of it, above what they had when this was made."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._base = cuda_memory_used_mb(device)
+        self._peak = 0.0
+
+    def peak_mb(self) -> float:
+        """The highest that was seen; frameworks keep what large batches needed."""
+        self._peak = max(self._peak, cuda_memory_used_mb(self._device) - self._base)
+        return self._peak
+
+
+def memory_of(device: str) -> Memory | DeviceMemory:
+    """What a model loaded from now on takes of the device's memory; of the host's where the device cannot be asked."""
+    return DeviceMemory(device) if device.startswith("cuda") else Memory()
 
 
 def _status_mb(field: str) -> float:

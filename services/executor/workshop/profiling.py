@@ -23,6 +23,7 @@ Array = ndarray[Any, Any]
 CELL_S = 0.06
 CELL_OTHER_LENGTH_S = 0.03
 PASSES = 3
+COMPILE_S = 600.0  # an engine for an accelerator, at its first load
 LONGEST_BATCH_S = 10.0  # a batch that takes longer is not worth having
 BUDGET_S = 20.0  # of repetitions
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -109,6 +110,8 @@ class Table:
 def profile(job: Measure, tell: Callable[[Frame], None]) -> Measured:
     """Everything measured of one artifact with so many threads; raises Refusal."""
     what = f"{job.artifact.framework} {job.artifact.precision}, {job.threads} thread{'s' * (job.threads > 1)}"
+    alone = job.device == "cpu"
+    first_load_s = TRIAL_S if alone else COMPILE_S
     tell(Step(step=f"profiling {what}"))
     data = validation.read(job.data, job.signature)
     candidate = Candidate(
@@ -118,11 +121,11 @@ def profile(job: Measure, tell: Callable[[Frame], None]) -> Measured:
         signature=job.signature,
     )
     one = data.take(np.arange(1))
-    _import(candidate)
-    memory = measure.Memory()
-    tell(Step(step=f"profiling {what}", progress=0.1, within=TRIAL_S))
-    handle, load_ms = _load(candidate, job.threads, one)
-    table = Table(handle, data, job.signature, job.threads)
+    _import(candidate, job.device)
+    memory = measure.memory_of(job.device)
+    tell(Step(step=f"profiling {what}", progress=0.1, within=first_load_s))
+    handle, load_ms = _load(candidate, job, one)
+    table = Table(handle, data, job.signature, job.threads if alone else 0)
     peaks, short_of = _fill(
         table, job, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
     )
@@ -131,9 +134,9 @@ def profile(job: Measure, tell: Callable[[Frame], None]) -> Measured:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
         accuracy, agreement = _score(job, handle, data, max(peaks), tell)
     handle.close()
-    for _ in range(2):
-        if load_ms < 1000.0:
-            again, ms = _load(candidate, job.threads, one)
+    for _ in range(2 if alone else 1):
+        if load_ms < 1000.0 or not alone:  # an accelerator's first load compiles; executors keep what comes out of it
+            again, ms = _load(candidate, job, one)
             again.close()
             load_ms = min(load_ms, ms)
     return Measured(
@@ -149,7 +152,7 @@ def profile(job: Measure, tell: Callable[[Frame], None]) -> Measured:
 
 
 def _fill(
-    table: Table, job: Measure, memory: measure.Memory, tell: Callable[[float], None]
+    table: Table, job: Measure, memory: measure.Memory | measure.DeviceMemory, tell: Callable[[float], None]
 ) -> tuple[dict[int, float], int]:
     """Measure all cells; memory by batch at the greatest length, and the last batch before they took too long, or 0."""
     most = max(job.max_batches)
@@ -197,21 +200,21 @@ def _score(
     return scorer.accuracy(found, data.labels[indices]), scorer.agreement(found, reference)
 
 
-def _load(candidate: Candidate, threads: int, one: dict[str, Array]) -> tuple[Handle, float]:
+def _load(candidate: Candidate, job: Measure, one: dict[str, Array]) -> tuple[Handle, float]:
     """A handle and the milliseconds until it had answered once."""
     start = time.perf_counter()
-    handle = candidate.load(threads)
+    handle = candidate.load(job.threads, job.device, max(job.max_batches), job.artifact.precision)
     trial.run(handle, one)
     return handle, (time.perf_counter() - start) * 1000.0
 
 
-def _import(candidate: Candidate) -> None:
+def _import(candidate: Candidate, device: str) -> None:
     """Import the framework first: an executor has it in memory long before it loads its next model."""
     from services.executor.backends import backend  # noqa: PLC0415
     from services.executor.backends.base import Unavailable  # noqa: PLC0415
 
     try:
-        backend(candidate.framework).probe("cpu")
+        backend(candidate.framework).probe(device)
     except Unavailable as error:
         raise Refusal(str(error)) from error
 

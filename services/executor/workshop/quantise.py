@@ -26,6 +26,13 @@ from services.executor.workshop.jobs import Refusal
 from services.executor.workshop.validation import ValidationSet, split
 
 PRODUCTS = ["MatMul", "Gemm"]
+_SYMMETRIC = {
+    "ActivationSymmetric": True,
+    "WeightSymmetric": True,
+    "AddQDQPairToWeight": True,
+    "DedicatedQDQPair": True,
+    "QuantizeBias": False,
+}
 INTEGER = frozenset(
     {"MatMulInteger", "QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QLinearMatMul"}
 )
@@ -43,8 +50,19 @@ def dynamic(source: Path, target: Path) -> None:
     _must_be_integer(target, "no matrix product with constant weights")
 
 
-def static(source: Path, target: Path, data: ValidationSet, batch: int, tell: Callable[[float], None]) -> None:
-    """Weights and activations in int8 (QDQ), calibrated on the calibration part of the validation set; raises Refusal."""
+def static(
+    source: Path,
+    target: Path,
+    data: ValidationSet,
+    batch: int,
+    tell: Callable[[float], None],
+    *,
+    symmetric: bool = False,
+) -> None:
+    """Weights and activations in int8 (QDQ), calibrated on the calibration part of the validation set; raises Refusal.
+
+    symmetric: signed activations around zero, every tensor with its own pair of nodes and biases left alone, as TensorRT wants it.
+    """
     logging.disable(logging.WARNING)
     cleared = _without_value_info(source, target)
     prepared = target.with_suffix(".prepared.onnx")
@@ -61,9 +79,10 @@ def static(source: Path, target: Path, data: ValidationSet, batch: int, tell: Ca
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             reduce_range=False,
-            activation_type=QuantType.QUInt8,
+            activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
+            extra_options=_SYMMETRIC if symmetric else None,
         )
     )
     _must_be_integer(target, "no operator that has an int8 form")

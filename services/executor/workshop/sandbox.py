@@ -9,7 +9,19 @@ from typing import BinaryIO
 
 from bus.codec import decode, encode
 from services.executor.backends.base import plain
-from services.executor.workshop.jobs import Build, Frame, Inspect, Measure, Order, Refusal, Refused
+from services.executor.workshop.jobs import (
+    Build,
+    Frame,
+    Inspect,
+    Job,
+    Measure,
+    Order,
+    Refusal,
+    Refused,
+    Step,
+    Survey,
+    Surveyed,
+)
 from services.executor.workshop.lockdown import lock_down
 
 
@@ -21,8 +33,7 @@ def main() -> int:
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
     job = order.job
-    uploads = (job.data.path,) if isinstance(job, Measure) else (job.data.path, job.model)
-    missing = lock_down(order.limits, scratch, uploads)
+    missing = lock_down(order.limits, scratch, _uploads(job))
     if missing:
         print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
     tell = _teller(channel)
@@ -52,6 +63,18 @@ def _work(order: Order, tell: Callable[[Frame], None]) -> None:
         from services.executor.workshop.profiling import profile  # noqa: PLC0415
 
         tell(profile(job, tell))
+    elif isinstance(job, Survey):
+        from services.executor.backends import names_for, survey  # noqa: PLC0415
+
+        tell(Step(step=f"looking at {job.device}"))
+        tell(Surveyed(frameworks=survey(job.device, names_for(job.hardware))))
+
+
+def _uploads(job: Job) -> tuple[str, ...]:
+    """The files of this job that somebody else made."""
+    if isinstance(job, Survey):
+        return ()
+    return (job.data.path,) if isinstance(job, Measure) else (job.data.path, job.model)
 
 
 def _take_stdout() -> BinaryIO:

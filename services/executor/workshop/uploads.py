@@ -11,6 +11,7 @@ from services.executor.backends.base import BackendError, Handle, LoadSpec
 from services.executor.workshop.jobs import Refusal
 
 FORMATS = ("onnx", "pt2", "torchscript")
+CPU_FRAMEWORKS = ("ort", "torch")  # what an upload is read and run with; accelerators are looked at without it
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -26,10 +27,17 @@ class Candidate(Struct, frozen=True, kw_only=True):
     fixed: bool = False
     opened: bool = False
 
-    def load(self, threads: int = 1) -> Handle:
+    def load(self, threads: int = 1, device: str = "cpu", max_batch: int = 1, precision: str = "fp32") -> Handle:
         """Load it; raises Refusal."""
-        options = {"allow_torchscript": "true"} if self.format == "torchscript" else {}
-        spec = LoadSpec(format=self.format, threads=threads, signature=self.signature, options=options)
+        spec = LoadSpec(
+            device=device,
+            threads=threads,
+            max_batch=max_batch,
+            format=self.format,
+            precision=precision,
+            signature=self.signature,
+            options={"allow_torchscript": "true"} if self.format == "torchscript" else {},
+        )
         try:
             return backend(self.framework).load(self.path, spec)
         except BackendError as error:
@@ -83,7 +91,7 @@ def _pt2(path: Path, scratch: Path, most_bytes: int) -> Upload:
         pt2.reduce(path, reduced, most_bytes)
     except pt2.BadArchive as error:
         raise Refusal(str(error)) from error
-    frameworks = survey("cpu")
+    frameworks = survey("cpu", CPU_FRAMEWORKS)
     if frameworks["torch"]:
         raise Refusal(f"this worker cannot read .pt2 files: {frameworks['torch']}")
     from services.executor.workshop import torch_files  # noqa: PLC0415  # imports torch
@@ -96,7 +104,7 @@ def _pt2(path: Path, scratch: Path, most_bytes: int) -> Upload:
 def _torchscript(path: Path, *, allow_torchscript: bool) -> Upload:
     if not allow_torchscript:
         raise Refusal("TorchScript is not accepted here (registrar.allow_torchscript): upload ONNX or .pt2")
-    frameworks = survey("cpu")
+    frameworks = survey("cpu", CPU_FRAMEWORKS)
     if frameworks["torch"]:
         raise Refusal(f"this worker cannot read TorchScript: {frameworks['torch']}")
     from services.executor.workshop import torch_files  # noqa: PLC0415

@@ -1,7 +1,5 @@
 """What the CUDA backends decide without a GPU: buckets, staging, graphs, addresses, and what they say when there is none."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +12,7 @@ from services.executor.backends.cuda import bucket_for, buckets, gpu
 from services.executor.backends.staging import Slot, Staging, staging_mb
 from services.shell.accelerators import accelerators
 from tests import models
+from tests.lanes import PlainLane
 
 SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
@@ -74,40 +73,6 @@ def test_every_backend_says_where_it_runs_and_whether_it_ever_did():
         assert backend(name).executed is False
         assert "never been executed" in " ".join(module.__doc__.split())
         assert survey("cpu")[name]
-
-
-class PlainLane:
-    """A lane on the CPU: what it records computes anew into the same outputs. refuse: sizes of batch that cannot be recorded."""
-
-    pinned = False
-
-    def __init__(self, torch, refuse=False):
-        self.torch, self.device, self.refuse = torch, torch.device("cpu"), refuse
-        self.recorded = self.replayed = 0
-
-    @contextmanager
-    def on(self):
-        with self.torch.inference_mode():
-            yield
-
-    def capture(self, compute):
-        if self.refuse:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        outputs = compute()
-        self.recorded += 1
-
-        def replay():
-            self.replayed += 1
-            for old, new in zip(outputs, compute(), strict=True):
-                old.copy_(new)
-
-        return replay, outputs
-
-    def settle(self):
-        return
-
-    def trim(self):
-        return
 
 
 @pytest.fixture(scope="module")
