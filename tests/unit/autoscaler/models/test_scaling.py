@@ -136,6 +136,24 @@ def test_queries_that_nobody_could_take_count_as_load() -> None:
     assert fleet.answered(last) > 0.95
 
 
+def mixed(fleet: ScalingFleet, seconds: int, rough: float, accurate: float) -> None:
+    for _ in range(5 * seconds):
+        fleet.load(2 * rough, 0.1, latency_ms=400)
+        fleet.load(2 * accurate, 0.1, latency_ms=400, accuracy=0.95)
+
+
+def test_headroom_is_looked_at_class_by_class() -> None:
+    """The accurate variant is short of room while the worker as a whole has plenty."""
+    accurate = variant("m-v1-ort-fp32-t1-b8x", base_ms=30.0, per_item_ms=20.0, accuracy=0.99)
+    fleet = ScalingFleet(small(), accurate, devices={"w0": (replace(CPU, cores=4),)})
+    mixed(fleet, 8, 40, 10)
+    assert (fleet.running(NAME), fleet.running(accurate.variant)) == (1, 1)
+    mixed(fleet, 6, 30, 50)  # at most 42/s of these; all together 130/s
+    assert (fleet.running(NAME), fleet.running(accurate.variant)) == (1, 2)
+    reasons = [why for action, name, why in fleet.scalings() if name == accurate.variant and action == "replicate"]
+    assert "accuracy >= 0.95" in reasons[0]
+
+
 def test_an_idle_app_keeps_one_instance_and_no_more() -> None:
     fleet = ScalingFleet(small())
     fleet.load(150, 4, latency_ms=200)
