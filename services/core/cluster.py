@@ -50,7 +50,7 @@ class Instance:
 class Worker:
     """One worker as its monitor last described it."""
 
-    __slots__ = ("devices", "draining", "hardware", "incarnation", "instances", "name", "seen", "skew")
+    __slots__ = ("devices", "draining", "hardware", "incarnation", "instances", "name", "quarantined", "seen", "skew")
 
     def __init__(self, name: str, hardware: str) -> None:
         self.name = name
@@ -59,6 +59,7 @@ class Worker:
         self.seen = 0.0
         self.skew = 0.0
         self.draining = False
+        self.quarantined: dict[str, str] = {}  # variants that it will not load, and why
         self.devices: dict[str, DeviceStatus] = {}
         self.instances: dict[str, Instance] = {}
 
@@ -118,6 +119,7 @@ class ClusterView:
         worker.incarnation, worker.seen, worker.skew = beat.incarnation, now, now - beat.at
         alive_before = {name for name, device in worker.devices.items() if device.alive}
         worker.draining = beat.draining or beat.leaving
+        worker.quarantined = beat.quarantined
         for device in beat.devices:
             before = worker.devices.get(device.device)
             if not device.alive or (before is not None and before.incarnation != device.incarnation):
@@ -210,6 +212,10 @@ class ClusterView:
         del self.workers[name]
         self._unknown.pop(name, None)
         return lost
+
+    def quarantines(self, variant: str) -> dict[str, str]:
+        """The workers that will not load this variant until it is released, and why."""
+        return {w.name: w.quarantined[variant] for w in self.workers.values() if variant in w.quarantined}
 
     def least_utilised(
         self, kind: str, exclude: frozenset[str] = frozenset(), *, simulated: bool = False

@@ -16,7 +16,9 @@ from services.core.cluster import ClusterView, Instance
 from services.core.plans import Group, Plan
 
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
-REORDER = 3.0  # s that instances must have been full before another load on demand: the autoscalers, who weigh costs, first
+REORDER = (
+    3.0  # s that instances must have been full before another load on demand: the autoscalers, who weigh costs, first
+)
 PACK_BELOW = 0.8  # utilisation up to which `pack` keeps filling a worker
 
 
@@ -114,7 +116,8 @@ def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView) -> LoadOrder 
     for group in plan.loadable:
         if view.not_before.get(group.record.variant, 0.0) > now:
             continue
-        worker = view.least_utilised(group.record.hardware, simulated=group.record.simulated)
+        shut = frozenset(view.quarantines(group.record.variant))
+        worker = view.least_utilised(group.record.hardware, shut, simulated=group.record.simulated)
         if worker is not None:
             return LoadOrder(
                 group.record, worker, group.seconds_to_load + group.table.at(ask.length).seconds(ask.items)

@@ -33,7 +33,9 @@ def explain(
     app.asked, app.full_since = before
     winner = _winner(decision, view)
     candidates = [
-        _candidate(i, app, ask, now, "" if group.record.variant == winner else _why_not(i, app, ask, now, decision))
+        _candidate(
+            i, app, ask, now, view, "" if group.record.variant == winner else _why_not(i, app, ask, now, view, decision)
+        )
         for i, group in enumerate(app.groups)
     ]
     candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
@@ -51,16 +53,23 @@ def _winner(decision: Decision, view: ClusterView) -> str | None:
     return None
 
 
-def state_of(group: Group) -> str:
-    """The best state of any instance of a variant, for this app."""
+def state_of(group: Group, app: AppView, view: ClusterView) -> str:
+    """The best state of any instance of a variant, for this app; Quarantined where no worker would load it."""
     if group.active:
         return "Active"
     if group.troubled:
-        return group.troubled[0].state
-    return "Loading" if group.loading else "Inactive"
+        return group.troubled[0].state_for(app.app.app)
+    if group.loading:
+        return "Loading"
+    shut = frozenset(view.quarantines(group.record.variant))
+    if not shut:
+        return "Inactive"
+    record = group.record
+    free = view.least_utilised(record.hardware, shut, simulated=record.simulated)
+    return "Quarantined" if free is None else "Inactive"
 
 
-def _candidate(i: int, app: AppView, ask: Ask, now: float, why_not: str) -> Candidate:
+def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, why_not: str) -> Candidate:
     group = app.groups[i]
     record = group.record
     instances = (*group.active, *group.loading, *group.troubled)
@@ -78,7 +87,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, why_not: str) -> Cand
         variant=record.variant,
         hardware=record.hardware,
         worker=worker,
-        state=state_of(group),
+        state=state_of(group, app, view),
         accuracy=record.accuracy,
         latency_ms=seconds * 1000.0,
         load_ms=load_ms,
@@ -88,7 +97,7 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, why_not: str) -> Cand
     )
 
 
-def _why_not(i: int, app: AppView, ask: Ask, now: float, decision: Decision) -> str:
+def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
     group = app.groups[i]
     record = group.record
     if not app.pinned(ask)[i]:
@@ -109,7 +118,10 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, decision: Decision) -> 
     if group.active:
         return "meets everything, but a cheaper variant does too"
     if group.troubled:
-        return f"{group.troubled[0].state}: avoided while others can serve"
+        return f"{group.troubled[0].state_for(app.app.app)}: avoided while others can serve"
+    if state_of(group, app, view) == "Quarantined":
+        worker, reason = next(iter(view.quarantines(record.variant).items()))
+        return f"quarantined on {worker}: {reason}"
     if decision.assignments:
         return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
     ready = group.seconds_to_load + alone

@@ -44,7 +44,7 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.registrar.admin import change_for
 from services.registrar.checks import MOST_TEXT, registration_error
-from services.registrar.commands import ChangeApp, Claim, Claimed, Refused, Taken, TakeOver, Work
+from services.registrar.commands import ChangeApp, Claim, Claimed, Refused, ReleaseVariant, Taken, TakeOver, Work
 from services.registrar.floor import COMMAND_S, Floor
 from services.registrar.policy import Rules, next_version
 from services.registrar.simulating import ID as SIMULATED
@@ -249,7 +249,8 @@ class Registrar:
             return
         self._changes += 1
         self._asked[self._changes] = envelope.reply
-        yield Do(("admin", self._changes), ChangeApp(change), COMMAND_S)
+        command = change if isinstance(change, ReleaseVariant) else ChangeApp(change)
+        yield Do(("admin", self._changes), command, COMMAND_S)
 
     def _on_status_request(self, envelope: Envelope) -> Iterator[Effect]:
         """Our own statuses come by here too: only what carries a reply subject is a request."""

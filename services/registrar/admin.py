@@ -1,9 +1,9 @@
-"""Operators' verbs that change the catalogue, as changes of one app's record."""
+"""Operators' verbs: changes of one app's record in the catalogue, and the release of a quarantined variant."""
 
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog
 from services.registrar.checks import app_fields, names
-from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, UnlinkModel
+from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, ReleaseVariant, UnlinkModel
 
 NEEDS = {
     "add-app": ("app",),
@@ -11,21 +11,24 @@ NEEDS = {
     "link-model": ("app", "model"),
     "unlink-model": ("app", "model"),
     "set-version": ("app", "model", "version"),
+    "release-variant": ("variant",),
 }
 
 
-def change_for(verb: str, request: AdminRequest, catalog: Catalog, now: float) -> Change | Error:
-    """The change that an operator asks for, or what is wrong with the request."""
+def change_for(verb: str, request: AdminRequest, catalog: Catalog, now: float) -> Change | ReleaseVariant | Error:
+    """What an operator asks for, or what is wrong with the request."""
     needs = NEEDS.get(verb)
     if needs is None:
         return Error(code="bad_request", message=f"verb: {verb!r} is not known here; known are {', '.join(NEEDS)}")
-    given = {field: getattr(request, field) for field in ("app", "model", "version")}
+    given = {field: getattr(request, field) for field in ("app", "model", "version", "variant", "worker")}
     wrong = names(**{field: value for field, value in given.items() if field in needs or value is not None})
     wrong += app_fields(request.latency_ms, request.default_output)
     if request.min_instances is not None and request.min_instances < 0:
         wrong.append("min_instances: must be 0 or more")
     if wrong:
         return Error(code="bad_request", message="; ".join(wrong))
+    if verb == "release-variant":
+        return ReleaseVariant(variant=request.variant or "", worker=request.worker)
     app, model = request.app or "", request.model or ""
     if verb == "add-app":
         return AddApp(

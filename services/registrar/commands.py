@@ -103,6 +103,13 @@ class ChangeApp(Struct, frozen=True):
     change: Change
 
 
+class ReleaseVariant(Struct, frozen=True, kw_only=True):
+    """Let this variant be loaded again where it is quarantined, or on one worker only; comes back as None or Refused."""
+
+    variant: str
+    worker: str | None = None
+
+
 class PutRecords(Struct, frozen=True, kw_only=True):
     """Write a registration's result: variants, then the model, then the app's link; comes back as None or Refused.
 
@@ -137,4 +144,4 @@ class Finish(Struct, frozen=True, kw_only=True):
     uploads: tuple[str, ...]
 
 
-Command = Claim | TakeOver | PutStatus | ChangeApp | PutRecords | Finish
+Command = Claim | TakeOver | PutStatus | ChangeApp | ReleaseVariant | PutRecords | Finish

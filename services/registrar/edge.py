@@ -9,6 +9,7 @@ from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.catalog import app_key, key_of, model_key, variant_key
+from services.core.quarantine import quarantined_at
 from services.registrar.changes import amend
 from services.registrar.commands import (
     Change,
@@ -20,6 +21,7 @@ from services.registrar.commands import (
     PutRecords,
     PutStatus,
     Refused,
+    ReleaseVariant,
     Taken,
     TakeOver,
     Work,
@@ -33,15 +35,17 @@ _Message = TypeVar("_Message")
 class RegistrarEdge:
     """Carries out the commands of services/registrar/commands.py. `await RegistrarEdge.open(bus, subjects)` makes one."""
 
-    def __init__(self, catalog: KeyValue, status: KeyValue, uploads: ObjectStore) -> None:
+    def __init__(self, catalog: KeyValue, status: KeyValue, control: KeyValue, uploads: ObjectStore) -> None:
         self._catalog = catalog
         self._status = status
+        self._control = control
         self._uploads = uploads
         self._does: dict[type, Callable[[Any], Any]] = {
             Claim: self._claim,
             TakeOver: self._take_over,
             PutStatus: self._put_status,
             ChangeApp: self._change_app,
+            ReleaseVariant: self._release_variant,
             PutRecords: self._put_records,
             ChangeSimulated: self._change_simulated,
             Finish: self._finish,
@@ -53,6 +57,7 @@ class RegistrarEdge:
         return cls(
             await bus.key_value(subjects.catalog_bucket),
             await bus.key_value(subjects.status_bucket),
+            await bus.key_value(subjects.control_bucket),
             await bus.object_store(subjects.uploads_bucket, max_age_s=UPLOADS_KEPT_S),
         )
 
@@ -144,6 +149,22 @@ class RegistrarEdge:
                 if (await self._status.get(held)).value == command.registration.encode():
                     await self._status.delete(held)
         await self._status.delete(f"work.{command.registration}")
+
+    # -- quarantine
+
+    async def _release_variant(self, command: ReleaseVariant) -> Refused | None:
+        """The workers' monitors see their keys go."""
+        found = []
+        for key in await self._control.keys():
+            where = quarantined_at(key)
+            if where is not None and where[1] == command.variant and command.worker in (None, where[0]):
+                found.append(key)
+        for key in found:
+            await self._control.delete(key)
+        if found:
+            return None
+        where_not = f"on worker {command.worker}" if command.worker else "on any worker"
+        return Refused("bad_request", f"variant: {command.variant} is not quarantined {where_not}")
 
     # -- catalogue
 

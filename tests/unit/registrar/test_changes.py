@@ -11,7 +11,7 @@ from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
 from services.registrar.admin import NEEDS, change_for
 from services.registrar.changes import amend
-from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused, UnlinkModel
+from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused, ReleaseVariant, UnlinkModel
 from tests.unit.registrar.given import SIGNATURE, app_record, model_record
 
 LINK = LinkModel(app="digits", model="cnn", version="1", signature=SIGNATURE, at=7.0)
@@ -84,7 +84,7 @@ def catalog() -> Catalog:
     return found
 
 
-def asked(verb: str, **fields: Any) -> Change | Error:
+def asked(verb: str, **fields: Any) -> Change | ReleaseVariant | Error:
     return change_for(verb, AdminRequest(**fields), catalog(), 7.0)
 
 
@@ -96,6 +96,8 @@ def test_verbs_become_changes() -> None:
     assert asked("link-model", app="a", model="mlp") == link
     assert asked("link-model", app="a", model="mlp", version="1") == replace(link, version="1")
     assert asked("set-version", app="a", model="mlp", version="1") == replace(link, version="1", linked=True)
+    assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
+    assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
 
 
 @pytest.mark.parametrize("verb", sorted(NEEDS))

@@ -13,6 +13,7 @@ from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import RegistrationStatus
 from bus.port import KeyValue, NotFound, ObjectStore
 from bus.subjects import Subjects
+from services.core.quarantine import quarantine_key, quarantined_at
 from services.registrar.commands import (
     AddApp,
     ChangeApp,
@@ -24,6 +25,7 @@ from services.registrar.commands import (
     PutRecords,
     PutStatus,
     Refused,
+    ReleaseVariant,
     Taken,
     TakeOver,
     Work,
@@ -43,6 +45,7 @@ class Place:
     catalog: KeyValue
     status: KeyValue
     uploads: ObjectStore
+    control: KeyValue
 
     async def do(self, command: Any) -> Any:
         return await self.edge.perform(command)
@@ -58,6 +61,7 @@ def on_a_bus(test: Callable[[Place], Awaitable[None]]) -> None:
         place.edge = await RegistrarEdge.open(bus, SUBJECTS)
         place.catalog = await bus.key_value(SUBJECTS.catalog_bucket)
         place.status = await bus.key_value(SUBJECTS.status_bucket)
+        place.control = await bus.key_value(SUBJECTS.control_bucket)
         place.uploads = await bus.object_store(SUBJECTS.uploads_bucket)
         try:
             await test(place)
@@ -200,3 +204,30 @@ def test_a_version_that_somebody_else_holds_by_now_stays_held() -> None:
         raise AssertionError("the other's version is free")
 
     on_a_bus(test)
+
+
+def test_a_release_ends_a_variants_quarantine_everywhere_or_on_one_worker() -> None:
+    async def test(place: Place) -> None:
+        for worker in ("w1", "w2", "w3"):
+            await place.control.put(quarantine_key(worker, "v"), b"no such operator")
+        await place.control.put(quarantine_key("w1", "other"), b"why")
+        await place.control.put("controller", b"x")
+        assert await place.do(ReleaseVariant(variant="v", worker="w2")) is None
+        assert set(await place.control.keys()) == {
+            quarantine_key("w1", "v"),
+            quarantine_key("w3", "v"),
+            quarantine_key("w1", "other"),
+            "controller",
+        }
+        assert await place.do(ReleaseVariant(variant="v")) is None
+        assert set(await place.control.keys()) == {quarantine_key("w1", "other"), "controller"}
+        again = await place.do(ReleaseVariant(variant="v"))
+        assert again == Refused("bad_request", "variant: v is not quarantined on any worker")
+
+    on_a_bus(test)
+
+
+def test_keys_of_quarantines() -> None:
+    assert quarantined_at(quarantine_key("w-1", "m-v1-ort")) == ("w-1", "m-v1-ort")
+    assert quarantined_at("controller") is None
+    assert quarantined_at("quarantine.w1") is None
