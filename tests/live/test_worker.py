@@ -1,0 +1,173 @@
+"""A real worker on a real nats-server: quarantine of a damaged artifact, drain, and many orders at once."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bus.messages.fleet import EnsureLoaded, Release
+from bus.messages.public import AdminRequest
+from bus.messages.scaling import Drain
+from services.monitor.__main__ import wire as wire_monitor
+from services.registrar.__main__ import wire as wire_registrar
+from services.shell.settings import MonitorSettings
+from tests import models
+from tests.responders import until
+from tests.servers import run
+from tests.worker import APP, Worker, measured, worker
+
+BRISK = MonitorSettings(heartbeat_s=0.1, idle_s=0.0)
+GOOD = models.mlp()
+DAMAGED = GOOD[:200] + bytes(len(GOOD) - 200)
+
+
+async def ready(here: Worker) -> None:
+    await until(lambda: here.beats and here.beats[-1].devices[0].alive)
+
+
+def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    x, _ = models.digits(4)
+    record = replace(measured(GOOD, x, [models.CLASSES]), artifact=hashlib.sha256(DAMAGED).hexdigest())
+
+    async def main() -> None:
+        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
+            await here.start("registrar", wire_registrar)
+            await here.catalogue(record, DAMAGED)
+            await ready(here)
+            load = here.subjects.worker("w1", "load")
+
+            async def quarantined() -> bool:
+                await here.order(load, EnsureLoaded(variant=record, app=APP))
+                return record.variant in here.beats[-1].quarantined
+
+            await until(quarantined, 20)
+            refusal = await here.order(load, EnsureLoaded(variant=record, app=APP))
+            assert "is quarantined here until infaas.admin.release-variant names it" in refusal["reason"]
+            assert "its last 3 loads failed: onnxruntime cannot load this model" in refusal["reason"]
+            listed = await here.order(here.subjects.list("variants"), {})
+            [item] = listed["items"]
+            assert item["state"] == "Quarantined"
+            assert "onnxruntime cannot load" in item["quarantined"]["w1"]
+            reply = await here.ask(x, latency_ms=2000.0)
+            assert reply["error"]["code"] in ("overloaded", "deadline"), reply
+            assert [row["to_state"] for row in await here.rows("state")].count("Quarantined") == 1
+
+            # A monitor that is started again still knows.
+            await here.stop("monitor")
+            here.beats.clear()
+            await here.start("monitor", wire_monitor)
+            await until(lambda: here.beats and record.variant in here.beats[-1].quarantined)
+
+            # Repaired: the record names the good artifact, and an operator releases the variant.
+            await here.catalogue(replace(record, artifact=hashlib.sha256(GOOD).hexdigest()), GOOD)
+            verb = here.subjects.admin("release-variant")
+            assert (await here.order(verb, AdminRequest()))["error"]["message"].startswith("variant: ")
+            assert await here.order(verb, AdminRequest(variant=record.variant)) == {"done": True}
+            await until(lambda: not here.beats[-1].quarantined)
+
+            async def answered() -> bool:
+                return "outputs" in await here.ask(x, latency_ms=5000.0)
+
+            await until(answered)
+            again = await here.order(verb, AdminRequest(variant=record.variant))
+            assert again["error"]["code"] == "bad_request"
+            await here.stop("registrar")
+
+    run(main())
+
+
+def test_a_damaged_copy_on_the_workers_disk_is_fetched_anew(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    x, _ = models.digits(4)
+    record = measured(GOOD, x, [models.CLASSES])
+    cache = tmp_path / "workers" / "w1" / "artifacts"
+    cache.mkdir(parents=True)
+    (cache / f"{record.artifact}.onnx").write_bytes(DAMAGED)
+
+    async def main() -> None:
+        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
+            await here.catalogue(record, GOOD)
+            await ready(here)
+
+            async def loaded() -> bool:
+                await here.order(here.subjects.worker("w1", "load"), EnsureLoaded(variant=record, app=APP))
+                return set(here.states().values()) == {"Active"}
+
+            await until(loaded)
+            assert here.beats[-1].quarantined == {}
+            assert [row["reason"] for row in await here.rows("state") if row["to_state"] == "Inactive"], (
+                "it failed once"
+            )
+
+    run(main())
+
+
+def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    x, _ = models.digits(4)
+    made = measured(GOOD, x, [models.CLASSES])
+    profile = replace(made.profile, memory_mb=30.0)
+    records = [replace(made, variant=f"v{n}", threads=1 + n % 2, profile=profile) for n in range(12)]
+    monitor = replace(BRISK, cores_overcommit=4.0, memory_share=0.5)
+
+    async def main() -> None:
+        async with worker(nats_url, prefix, tmp_path, monitor) as here:
+            for record in records:
+                await here.catalogue(record, GOOD)
+            await ready(here)
+            [device] = here.beats[-1].devices
+            cores, memory = 4.0 * device.cores, 0.5 * device.memory_mb
+            load, release = here.subjects.worker("w1", "load"), here.subjects.worker("w1", "release")
+            orders = [
+                here.order(load, EnsureLoaded(variant=record, at_least=count, app=f"a{n}", orderer=f"o{n}"), 20.0)
+                for n, record in enumerate(records)
+                for count in (1, 2, 3)
+            ]
+            orders += [here.order(release, Release(variant=f"v{n}", keep=1), 20.0) for n in range(0, 12, 3)]
+            replies = await asyncio.gather(*orders)
+            refused = [reply["reason"] for reply in replies if reply.get("reason")]
+            accepted = [reply for reply in replies if not reply.get("reason")]
+            assert refused and accepted
+            assert all("that cpu" in reason for reason in refused), refused
+            await until(lambda: set(here.states().values()) == {"Active"})
+            assert all(
+                beat.devices[0].cores_used <= cores and beat.devices[0].memory_used_mb <= memory for beat in here.beats
+            )
+            assert max(beat.devices[0].cores_used for beat in here.beats) > cores - 2, "what fits is let in"
+
+    run(main())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_draining_worker_answers_what_it_has_and_loads_nothing(
+    nats_url: str, prefix: str, tmp_path: Path, *, resume: bool
+) -> None:
+    x, _ = models.digits(4)
+    record = measured(GOOD, x, [models.CLASSES])
+
+    async def main() -> None:
+        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
+            await here.catalogue(record, GOOD)
+            await ready(here)
+            assert "outputs" in await here.ask(x)
+            asked = [asyncio.create_task(here.ask(x)) for _ in range(50)]
+            await asyncio.sleep(0)
+            drain = here.subjects.worker("w1", "drain")
+            reply = await here.order(drain, Drain(epoch=2, reason="not needed", orderer="vm-1"))
+            assert reply["instances"] == list(here.states())
+            await until(lambda: here.beats[-1].draining)
+            assert all("outputs" in reply or reply["error"] for reply in await asyncio.gather(*asked))
+            late = await here.order(here.subjects.worker("w1", "load"), EnsureLoaded(variant=record, at_least=2))
+            assert late["reason"] == "this worker is draining: not needed"
+            old = await here.order(drain, Drain(epoch=1, resume=True))
+            assert "a later leader has spoken in epoch 2" in old["reason"]
+            if resume:
+                await here.order(drain, Drain(epoch=2, resume=True))
+                await until(lambda: not here.beats[-1].draining)
+
+                async def answered() -> bool:
+                    return "outputs" in await here.ask(x, latency_ms=2000.0)
+
+                await until(answered)
+
+    run(main())
