@@ -1,0 +1,126 @@
+"""Scaling, and what it costs, in a whole system: the model-autoscaler follows a load, and the rows of the meter make the bill."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import psycopg
+import pytest
+
+import infaas
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests import models
+from tests.live.test_up import up
+from tests.processes import eventually, read_line
+from tests.processes import infaas as command
+
+CONFIG = """
+[registrar]
+threads = [1]
+max_batches = [64]
+[autoscaler]
+hold_s = 2.0
+[monitor]
+cost_s = 2.0
+"""
+ITEMS = 64
+
+
+class World:
+    """A running system with one app, `pictures`."""
+
+    def __init__(self, urls: dict[str, str], directory: Path, x: np.ndarray) -> None:
+        self.urls = urls
+        self.directory = str(directory)
+        self.x = x
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.urls["sql"]) as connection:
+            return connection.execute(query).fetchall()
+
+    async def load(self, rate: float, seconds: float, **needs: Any) -> list[Any]:
+        """An open loop; all ends, answers and refusals."""
+        async with infaas.connect(self.urls["nats"]) as client:
+            start, tasks = time.monotonic(), []
+            for n in range(round(rate * seconds)):
+                await asyncio.sleep(max(0.0, start + n / rate - time.monotonic()))
+                tasks.append(asyncio.create_task(client.query("pictures", self.x, raise_refused=False, **needs)))
+            return await asyncio.gather(*tasks)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    root: Path = tmp_path_factory.mktemp("scaling")
+    (root / "infaas.toml").write_text(CONFIG)
+    (root / "convnet.onnx").write_bytes(models.convnet())
+    x = np.random.default_rng(0).normal(size=(ITEMS, 1, 28, 28)).astype("f4")
+    scores = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    np.savez(root / "validation.npz", x=x, y=scores.argmax(axis=1))
+    with up(root / "data", "--simulate", "gpu=1", "--config", str(root / "infaas.toml"), "--json") as process:
+        urls = json.loads(read_line(process))
+        assert read_line(process).startswith("ready")
+        words = ("register", str(root / "convnet.onnx"), "--app", "pictures", "--model", "convnet")
+        done = command(*words, "--validation", str(root / "validation.npz"), "--data-dir", str(root / "data"))
+        assert done.returncode == 0, done.stderr
+        yield World(urls, root / "data", x)
+
+
+SCALED = "SELECT action, variant, reason, solver, solve_ms, objective FROM infaas.scaling_events WHERE scaler = 'model'"
+
+
+def test_a_load_beyond_one_instance_is_met_and_given_up_again(world: World) -> None:
+    fastest = world.rows("SELECT max(saturation_qps) FROM infaas.variants WHERE hardware = 'cpu'")[0][0]
+    rate = 1.3 * fastest / ITEMS
+    ends: list[Any] = []
+
+    def scaled() -> bool:
+        ends.extend(asyncio.run(world.load(rate, 3.0, latency_ms=2000)))
+        return any(action in ("replicate", "upgrade", "load") for action, *_ in world.rows(SCALED))
+
+    assert eventually(scaled, 60)
+    assert any(isinstance(end, infaas.Answer) for end in ends)
+    more = [row for row in world.rows(SCALED) if row[0] != "unload"]
+    assert all("headroom" in row[2] and row[3] in ("ilp", "greedy") and row[4] >= 0 for row in more)
+    # And when nothing comes any more, one instance stays.
+    assert eventually(lambda: any(action == "unload" for action, *_ in world.rows(SCALED)), 60)
+    states = (
+        "SELECT count(*) FROM infaas.variant_states WHERE state IN ('Active', 'Loading', 'Overloaded', 'Interfered')"
+    )
+    assert eventually(lambda: world.rows(states) == [(1,)], 60)
+
+
+def test_the_rows_of_the_meter_add_up_to_the_workers_bill(world: World) -> None:
+    """Prices times time, within a thousandth, for each device; and an answer's cost is the one in SQL."""
+    periods = "SELECT count(DISTINCT time) FROM infaas.cost_events WHERE app IS NULL"
+    assert eventually(lambda: world.rows(periods)[0][0] >= 4, 30)
+    bill = world.rows(
+        """
+        SELECT c.hardware, sum(c.cost), sum(c.seconds) FILTER (WHERE c.app IS NULL AND c.variant IS NULL),
+               extract(epoch FROM max(c.time) - min(c.time))::float8
+        FROM infaas.cost_events c GROUP BY 1
+        """
+    )
+    prices = {
+        device["kind"]: device["price_per_hour"]
+        for worker in json.loads(command("workers", "--json", "--data-dir", world.directory).stdout)["items"]
+        for device in worker["devices"]
+    }
+    assert {row[0] for row in bill} == {"cpu", "gpu"}
+    for hardware, cost, seconds, span in bill:
+        assert cost == pytest.approx(prices[hardware] / 3600 * seconds, rel=1e-3)
+        assert seconds == pytest.approx(span, abs=2.5)  # no period is missing or twice: all but the first one's length
+
+    (answer,) = asyncio.run(world.load(1, 1, latency_ms=5000, id="priced"))
+    told = "SELECT cost FROM infaas.query_outcomes WHERE id = 'priced'"
+    assert eventually(lambda: bool(world.rows(told)))
+    assert world.rows(told)[0][0] == pytest.approx(answer.cost, rel=1e-9)
