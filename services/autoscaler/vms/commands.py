@@ -6,10 +6,18 @@ from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine, Stop
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Write `record` as the leader's, if it is `expected` that stands there (None: nothing); the answer is a `Claimed`."""
+    """Write `record` as the leader's, if it `allows` what stands there; the answer is a `Claimed`. by: who asks."""
 
     record: LeaderRecord
     expected: LeaderRecord | None
+    by: str
+
+    def allows(self, present: LeaderRecord | None) -> bool:
+        """Whether this may be replaced: it is what was expected, or a renewal of our own that nobody has answered yet."""
+        expected = self.expected
+        if present is None or expected is None or expected.holder != self.by:
+            return present == expected
+        return (present.holder, present.epoch) == (expected.holder, expected.epoch)
 
 
 class Claimed(Struct, frozen=True, kw_only=True):

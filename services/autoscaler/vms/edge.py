@@ -42,7 +42,7 @@ class ControllerEdge:
 
 async def _claim(bucket: KeyValue, claim: Claim) -> Claimed:
     present, revision = await _present(bucket)
-    if present == claim.expected:
+    if claim.allows(present):
         body = encode(claim.record)
         try:
             if revision:

@@ -61,7 +61,7 @@ class Lease:
             epoch = (present.epoch if present is not None else 0) + 1
         self._asked = now
         self._asking = LeaderRecord(holder=self._holder, epoch=epoch, until=now + self._lease_s)
-        return Claim(record=self._asking, expected=self._present)
+        return Claim(record=self._asking, expected=self._present, by=self._holder)
 
     def claimed(self, result: Claimed | None, now: float) -> None:
         """How the last claim ended; None: nobody knows (the next one finds out)."""
@@ -79,6 +79,6 @@ class Lease:
         if not self.epoch or self._present is None:
             return None
         free = LeaderRecord(holder="", epoch=self.epoch, until=now)
-        claim = Claim(record=free, expected=self._present)
+        claim = Claim(record=free, expected=self._present, by=self._holder)
         self.epoch = 0
         return claim

@@ -22,6 +22,7 @@ from services.core.lifecycle import SERVING
 
 REPLY_S = 2.0  # s after which a worker that has not answered is taken to refuse
 PATIENCE_S = 30.0  # s beyond its load time for an instance to be there
+SETTLED_S = 3.0  # s after which what was placed shows in everybody's figures, and the same may be asked again
 COOL_S = 5.0  # s for which an ask that nothing could be done about is not looked at again
 
 Key = tuple[str, float | None, float]
@@ -113,7 +114,7 @@ class Placing:
         if pending.placed:
             if self._there(pending):
                 self._arrived(pending)
-                pending.over = now
+                pending.over = now + SETTLED_S
             elif now - pending.since > PATIENCE_S + max(load_seconds(order.record) for order in pending.placed):
                 pending.over = now
             return

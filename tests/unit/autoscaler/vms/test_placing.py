@@ -1,0 +1,130 @@
+"""What a worker asks for goes to others: packed, once, refused by the receiver where it must, with a machine where nothing fits."""
+
+from typing import Any
+
+from bus.codec import decode
+from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
+from bus.messages.scaling import AskForCapacity
+from tests.cloud import CloudFleet, kind
+from tests.fleet import variant
+
+NAME = "m-v1-ort-fp32-t1-b8"
+WIDE = "wide-v1"
+
+
+def ask(fleet: CloudFleet, worker: str = "w0", **more: Any) -> None:
+    fields = {"app": "app", "why": "full", "variants": [NAME], "load": 10.0, "at": fleet.stage.now}
+    fleet.stage.publish(fleet.subjects.controller("ask"), AskForCapacity(worker=worker, **(fields | more)))
+
+
+def orders(fleet: CloudFleet) -> list[tuple[str, str, int]]:
+    """(worker, variant, at least) of the load orders on the bus."""
+    found = []
+    for _, subject, body in fleet.stage.heard:
+        if subject.endswith(".load") and ".worker." in subject:
+            order = decode(EnsureLoaded, body)
+            assert order.orderer == "vm-c0"
+            assert order.epoch == 1
+            found.append((subject.split(".")[2], order.variant.variant, order.at_least))
+    return found
+
+
+def fleet_of(*variants: Any, **more: Any) -> CloudFleet:
+    fleet = CloudFleet(*(variants or (variant(NAME),)), **({"workers": 3, "kinds": ()} | more))
+    fleet.stage.listen("infaas.worker.*.load")
+    return fleet
+
+
+def test_it_goes_to_the_fullest_worker_with_room_and_only_once() -> None:
+    other = variant("other-v1", model="other")
+    fleet = fleet_of(variant(NAME), other)
+    fleet.stage.publish(fleet.subjects.worker("w2", "load"), EnsureLoaded(variant=other, orderer="vm-c0", epoch=1))
+    fleet.stage.run(2.0)
+    fleet.stage.heard.clear()
+    for _ in range(20):
+        ask(fleet)
+        fleet.stage.run(0.1)
+    assert orders(fleet) == [("w2", NAME, 1)]
+    assert fleet.states(NAME) == {"w2": ["Active"]}
+
+
+def test_other_needs_are_placed_beside_it() -> None:
+    fleet = fleet_of()
+    ask(fleet, latency_ms=50.0)
+    ask(fleet, latency_ms=100.0)
+    fleet.stage.run(1.0)
+    assert len(orders(fleet)) == 2
+
+
+def test_several_instances_are_spread_over_what_has_room() -> None:
+    fleet = fleet_of()
+    ask(fleet, instances=3)
+    fleet.stage.run(3.0)
+    assert sorted(count for _, _, count in orders(fleet)) == [1, 2]
+    assert "w0" not in fleet.states(NAME)
+    assert sum(len(states) for states in fleet.states(NAME).values()) == 3
+
+
+def test_a_refusal_tries_the_next_worker() -> None:
+    fleet = fleet_of()
+    for name in ("w1", "w2"):
+        fleet.stage.members[name].actor._orders._epoch = 9 if name == "w1" else 0  # has heard a later leader
+    ask(fleet)
+    fleet.stage.run(3.0)
+    assert [worker for worker, _, _ in orders(fleet)] == ["w1", "w2"]
+    assert fleet.states(NAME) == {"w2": ["Active"]}
+
+
+def test_the_next_variant_that_would_do_is_taken_where_the_first_has_no_room() -> None:
+    fleet = fleet_of(variant(WIDE, threads=4), variant(NAME))
+    ask(fleet, variants=[WIDE, NAME])
+    fleet.stage.run(2.0)
+    assert [name for _, name, _ in orders(fleet)] == [NAME]
+
+
+def test_a_machine_is_added_where_nothing_has_room_and_the_instance_goes_there() -> None:
+    fleet = fleet_of(variant(NAME, threads=2), workers=1, kinds=(kind(boot_s=5.0),))
+    while not fleet.states(NAME):
+        ask(fleet)
+        fleet.stage.run(0.5)
+    fleet.stage.run(2.0)
+    assert [order.worker for order in fleet.started] == ["cpu-1-1"]
+    assert fleet.states(NAME) == {"cpu-1-1": ["Active"]}
+    [event] = fleet.scalings("add_worker")
+    assert "w0 asked for" in event.reason
+
+
+def test_without_a_machine_cores_are_promised_twice_rather_than_nothing() -> None:
+    fleet = fleet_of(variant(NAME, threads=2), workers=2)
+    for number in range(2):
+        ask(fleet, latency_ms=float(number + 1))
+        fleet.stage.run(2.0)
+    assert fleet.states(NAME) == {"w1": ["Active", "Active"]}
+
+
+def test_an_interfered_instance_is_moved_to_the_least_used_worker() -> None:
+    fleet = fleet_of(variant(NAME, base_ms=10.0, per_item_ms=5.0))
+    fleet.used_on = {"w1": 0.7, "w2": 0.3}
+    fleet.ask()
+    fleet.stage.run(2.0)
+    [there] = fleet.states(NAME)
+    device = fleet.devices[there]
+    device.slow = 8.0
+    for _ in range(400):
+        fleet.ask()
+        fleet.stage.run(0.25)
+        if there not in fleet.states(NAME):
+            break
+    [now] = fleet.states(NAME)
+    assert (there, now) == ("w0", "w2")
+    released = [event for event in fleet.scalings("unload") if event.worker == "w0"]
+    assert "moved to w2" in released[0].reason
+
+
+def test_a_heartbeat_of_a_stranger_without_devices_is_no_room() -> None:
+    fleet = fleet_of(workers=1)
+    empty = WorkerHeartbeat(worker="x", hardware="cpu", incarnation=1, at=fleet.stage.now, devices=[], instances=[])
+    fleet.stage.publish(fleet.subjects.worker_heartbeat("x"), empty)
+    ask(fleet)
+    fleet.stage.run(2.0)
+    assert orders(fleet) == []

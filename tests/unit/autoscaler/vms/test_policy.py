@@ -1,0 +1,227 @@
+"""The rules for machines: tables of the paper's three, removal, and what limits them all."""
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.autoscaler.vms.policy import (
+    Add,
+    Blocked,
+    Kind,
+    Limits,
+    Seen,
+    Want,
+    answer,
+    below_minimum,
+    bill,
+    removal,
+    wants,
+)
+from services.core.placement import Device
+from tests.fleet import variant
+
+CPU, GPU, SIMGPU = ("cpu", False), ("gpu", False), ("gpu", True)
+
+
+def kind(name: str = "cpu", price: float = 0.1, **more: Any) -> Kind:
+    devices = [Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)]
+    if more.pop("gpu", False):
+        devices.append(Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, simulated=True))
+    return Kind(name=name, devices=tuple(devices), price_per_hour=price, **({"minimum": 1, "maximum": 5} | more))
+
+
+def limits(*kinds: Kind, **more: Any) -> Limits:
+    return Limits(kinds={each.name: each for each in kinds or (kind(),)}, **more)
+
+
+def worker(name: str, busy: float = 0.1, **more: Any) -> Seen:
+    fields = {
+        "kind": "cpu",
+        "state": "Ready",
+        "price_per_hour": 0.1,
+        "hardware": frozenset({CPU}),
+        "utilisation": {CPU: busy},
+    }
+    return Seen(name=name, **(fields | more))
+
+
+def wanted(*workers: Seen, **more: Any) -> list[tuple[str, bool]]:
+    return [want.hardware for want in wants(workers, limits(**more))]
+
+
+# -- the three rules (seed rows 33 to 35)
+
+
+def test_rule_1_all_workers_must_be_busy() -> None:
+    assert wanted(worker("a", 0.85), worker("b", 0.85)) == [CPU]
+    assert wanted(worker("a", 0.85), worker("b", 0.1)) == []
+    assert wanted(worker("a", 0.80)) == []
+    assert wanted(worker("a", 0.80), utilisation_above=0.7) == [CPU]
+
+
+def test_rule_1_looks_at_each_kind_of_device_by_itself() -> None:
+    both = frozenset({CPU, SIMGPU})
+    first = worker("a", hardware=both, utilisation={CPU: 0.1, SIMGPU: 0.9})
+    assert wanted(first, worker("b", 0.1)) == [SIMGPU]
+    assert wanted(first, worker("b", hardware=both, utilisation={CPU: 0.9, SIMGPU: 0.1})) == []
+
+
+def test_rule_2_interfered_everywhere() -> None:
+    hit = {"interfered": frozenset({CPU})}
+    assert wanted(worker("a", **hit), worker("b", **hit)) == [CPU]
+    assert wanted(worker("a", **hit), worker("b")) == []
+
+
+def test_rule_3_more_than_the_share_of_workers() -> None:
+    hit = {"overloaded": {CPU: 1}}
+    assert wanted(*(worker(f"w{n}", **hit) for n in range(5))) == [CPU]
+    assert wanted(worker("w4"), *(worker(f"w{n}", **hit) for n in range(4))) == []  # 80 % is not more than 80 %
+    mostly = {"overloaded": {CPU: 1, SIMGPU: 3}}
+    assert wanted(worker("a", **mostly)) == [SIMGPU]
+
+
+def test_only_workers_that_serve_count() -> None:
+    assert wanted(worker("a", 0.9), worker("b", 0.1, state="Draining"), worker("c", 0.1, state="Silent")) == [CPU]
+    assert wanted() == []
+
+
+def test_reasons_say_what_was_seen() -> None:
+    [want] = wants([worker("a", 0.85), worker("b", 0.9)], limits())
+    assert want.reason == "cpu is used above 80% on all 2 workers that have it; least on a, 85%"
+
+
+# -- which machine
+
+
+def test_the_cheapest_kind_that_has_the_hardware() -> None:
+    some = limits(kind("big", 1.0), kind("small", 0.2), kind("gpu", 3.0, gpu=True))
+    assert isinstance(add := answer(Want(hardware=CPU, reason="r"), [worker("a")], some, 0.8), Add)
+    assert add.kind == "small"
+    assert isinstance(add := answer(Want(hardware=SIMGPU, reason="r"), [worker("a")], some, 0.8), Add)
+    assert add.kind == "gpu"
+    assert answer(Want(hardware=GPU, reason="r"), [worker("a")], some, 0.8) == Blocked()
+
+
+def test_a_booting_machine_is_the_answer() -> None:
+    boots = worker("b", state="Booting", utilisation={})
+    assert answer(Want(hardware=CPU, reason="r"), [worker("a"), boots], limits(), 0.8) == Blocked()
+
+
+def test_it_must_carry_what_it_is_wanted_for() -> None:
+    large = variant(threads=4)
+    assert answer(Want(hardware=CPU, reason="r", record=large), [], limits(), 0.8) == Blocked()
+
+
+def test_a_kind_that_failed_rests_and_another_takes_its_place() -> None:
+    some = limits(kind("big", 1.0), kind("small", 0.2))
+    add = answer(Want(hardware=CPU, reason="r"), [worker("a")], some, 0.8, lambda name: name == "small")
+    assert isinstance(add, Add)
+    assert add.kind == "big"
+
+
+def test_the_budget_is_said() -> None:
+    tight = limits(budget_per_hour=0.25)
+    assert answer(Want(hardware=CPU, reason="r"), [worker("a")], tight, 0.8) == Add(
+        kind="cpu", reason="r; all workers then cost 0.2 of 0.25 US$/h"
+    )
+    blocked = answer(Want(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
+    assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25")
+
+
+def test_the_minimum_is_kept() -> None:
+    two = limits(kind(minimum=2))
+    assert isinstance(below_minimum([worker("a")], two, lambda _: False), Add)
+    assert below_minimum([worker("a"), worker("b", state="Booting")], two, lambda _: False) is None
+    assert below_minimum([worker("a")], two, lambda _: True) is None
+
+
+# -- removal
+
+
+def idle(name: str, **more: Any) -> Seen:
+    return worker(name, 0.0, idle_s=31.0, **more)
+
+
+def test_an_idle_worker_goes_and_the_minimum_stays() -> None:
+    chosen = removal([worker("a"), idle("b")], limits())
+    assert chosen is not None
+    assert (chosen.worker, chosen.reason) == ("b", "served nothing for 31 s; 1 cpu stay, at least 1")
+    assert removal([idle("b")], limits()) is None
+    assert removal([worker("a"), idle("b")], limits(kind(minimum=2))) is None
+
+
+def test_the_emptiest_goes_first_and_one_at_a_time() -> None:
+    chosen = removal([worker("a"), idle("b", used=0.5), idle("c", used=0.2)], limits())
+    assert chosen is not None
+    assert chosen.worker == "c"
+    assert removal([worker("a"), idle("b"), idle("c", state="Draining")], limits()) is None
+
+
+def test_a_worker_that_would_be_missed_at_once_stays() -> None:
+    assert removal([worker("a", 0.95), idle("b")], limits()) is None
+    assert removal([worker("a", overloaded={CPU: 1}), idle("b")], limits()) is None
+
+
+def test_machines_of_kinds_that_are_not_ours_stay() -> None:
+    assert removal([worker("a"), idle("b", kind="somebody's")], limits()) is None
+
+
+# -- whatever the fleet looks like
+
+states = st.sampled_from(["Ready", "Booting", "Draining", "Silent"])
+seen = st.builds(
+    Seen,
+    name=st.uuids().map(str),
+    kind=st.sampled_from(["cpu", "gpu", "other"]),
+    state=states,
+    price_per_hour=st.floats(0, 4),
+    hardware=st.just(frozenset({CPU})) | st.just(frozenset({CPU, SIMGPU})),
+    utilisation=st.fixed_dictionaries({CPU: st.floats(0, 1)}, optional={SIMGPU: st.floats(0, 1)}),
+    interfered=st.just(frozenset()) | st.just(frozenset({CPU})),
+    overloaded=st.just({}) | st.just({CPU: 2}),
+    idle_s=st.floats(0, 100),
+    used=st.floats(0, 1),
+)
+some_limits = st.builds(
+    lambda low, high, more, budget: limits(
+        kind("cpu", 0.1, minimum=low, maximum=low + high),
+        kind("gpu", 3.0, minimum=0, maximum=more, gpu=True),
+        budget_per_hour=budget,
+    ),
+    st.integers(0, 3),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.floats(0, 20) | st.just(inf),
+)
+
+
+@given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
+def test_never_above_maximum_or_budget(workers: list[Seen], some: Limits) -> None:
+    answers = [answer(want, workers, some, 0.8) for want in wants(workers, some)]
+    for add in [*answers, below_minimum(workers, some, lambda _: False)]:
+        if isinstance(add, Add):
+            chosen = some.kinds[add.kind]
+            assert sum(each.kind == add.kind for each in workers) < chosen.maximum
+            assert bill(workers) + chosen.price_per_hour <= some.budget_per_hour * (1 + 1e-6)
+
+
+@given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
+def test_never_below_minimum_and_never_what_is_busy(workers: list[Seen], some: Limits) -> None:
+    chosen = removal(workers, some)
+    if chosen is None:
+        return
+    gone = next(each for each in workers if each.name == chosen.worker)
+    assert gone.state == "Ready"
+    assert gone.idle_s >= some.idle_s
+    stay = [each for each in workers if each is not gone and each.kind == gone.kind and each.state == "Ready"]
+    assert len(stay) >= some.kinds[gone.kind].minimum
+    assert not any(want.hardware in gone.hardware for want in wants([w for w in workers if w is not gone], some))
+
+
+@pytest.mark.parametrize("state", ["Booting", "Draining", "Silent"])
+def test_what_is_paid_for_counts(state: str) -> None:
+    workers = [worker("a"), worker("b", state=state)]
+    assert bill(workers) == pytest.approx(0.2)
