@@ -116,6 +116,76 @@ def entangled_problem(seed: int) -> Problem:
     )
 
 
+def running_problem(seed: int) -> Problem:
+    """As a running model-autoscaler poses it: 6 to 60 candidates on one worker and beside it, 1 to 10 demands, much running.
+
+    Totals are what runs has and some of what is free; with make_before_break, held instances elsewhere, barred variants.
+    """
+    rng = Random(f"running {seed}")
+    apps = [f"a{a}" for a in range(rng.randint(1, 5))]
+    candidates = []
+    for i in range(rng.randint(6, 60)):
+        kind = rng.choice(["cpu", "cpu", "cpu", "gpu", "inferentia"])
+        pool = f"{rng.choice(['', '', '', 'away/'])}{kind}"
+        latency, rate, price, load_s, _ = KINDS[kind]
+        rate, price = rate * rng.uniform(0.5, 2.0) * (20 if kind == "cpu" else 1), price * rng.uniform(0.6, 1.4)
+        running = rng.choice([0, 0, 0, 0, 1, 1, 2, 4])
+        own = rng.choice(apps)
+        candidates.append(
+            Candidate(
+                name=f"v{i}",
+                apps=tuple({own, rng.choice(apps)}) if rng.random() < 0.2 else (own,),
+                model=f"m-{own}",
+                hardware=kind,
+                latency_ms=latency * rng.uniform(0.5, 1.5),
+                saturation_qps=rate,
+                cost_per_s=price / 3600.0,
+                load_s=load_s * rng.uniform(0.1, 1.0),
+                accuracy=rng.choice([None, 0.7, 0.8, 0.9]),
+                uses={f"{pool}/cores": float(rng.choice([1, 2])), f"{pool}/memory": rng.uniform(50, 1500)},
+                running=running,
+                least=running if pool.startswith("away") else 0,
+                most=running if rng.random() < 0.1 else None,
+            )
+        )
+    demands = {
+        (app, latency, accuracy): Demand(
+            app=app,
+            load=rng.choice([0.0, 1.0, 1.0, 1.0]) * 10 ** rng.uniform(0.0, 3.0),
+            latency_ms=latency,
+            accuracy=accuracy,
+            least=rng.choice([0, 0, 1]),
+        )
+        for app in (rng.choice(apps) for _ in range(rng.randint(1, 10)))
+        for latency, accuracy in [(rng.choice([30.0, 300.0, float("inf")]), rng.choice([0.0, 0.0, 0.75, 0.85]))]
+    }
+    totals: dict[str, float] = {}
+    for one in candidates:
+        for pool, amount in one.uses.items():
+            totals[pool] = totals.get(pool, 0.0) + amount * one.running
+    roomy = rng.choice([0.0, 0.5, 2.0])
+    totals = {
+        pool: amount + roomy * rng.random() * (8.0 if pool.endswith("cores") else 4000.0)
+        for pool, amount in totals.items()
+    }
+    bill = sum(one.cost_per_s * one.running for one in candidates)
+    return Problem(
+        candidates=tuple(candidates),
+        demands=tuple(demands.values()),
+        resources=totals,
+        objective=rng.choice(["multiplicative", "additive"]),
+        budget_per_s=rng.choice([float("inf"), float("inf"), bill * rng.uniform(0.8, 2.0)]),
+        make_before_break=True,
+    )
+
+
+def applied(problem: Problem, plan: Plan) -> Problem:
+    """The same a moment later, when what was planned runs."""
+    return replace(
+        problem, candidates=tuple(replace(one, running=plan.instances[one.name]) for one in problem.candidates)
+    )
+
+
 def broken(problem: Problem, plan: Plan) -> list[str]:
     """The constraints that a plan breaks, by the text of the paper and not by the solvers' programme."""
     counts = [plan.instances[one.name] for one in problem.candidates]
@@ -162,7 +232,7 @@ def carried(problem: Problem, instances: Mapping[str, int]) -> bool:
         rows[v, column], rows[len(problem.candidates) + k, column] = 1.0, -1.0
     limits = [one.saturation_qps * instances[one.name] for one in problem.candidates]
     limits += [-load * (1 - 1e-6) for load in wanted]
-    return linprog(np.zeros(len(pairs)), A_ub=rows, b_ub=limits).status == 0
+    return bool(linprog(np.zeros(len(pairs)), A_ub=rows, b_ub=limits).status == 0)
 
 
 def _legal(one: Candidate, n: int) -> bool:

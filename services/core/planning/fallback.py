@@ -42,9 +42,11 @@ class ExactOrGreedy:
             plan = self._by_patterns(program, packed, rough) or self._by_instances(program, packed, rough)
         except Unsolved as unsolved:
             return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
-        if plan.status == rough.status == "feasible" and rough.objective < plan.objective:
-            return replace(rough, reason="the exact solver stopped at its limit with a dearer plan")
-        return plan
+        if rough.status == "infeasible" or rough.objective > plan.objective:
+            return plan
+        if plan.status == "optimal":  # within the gap: the plan that keeps more of what runs goes first
+            return replace(rough, status="optimal", solver=self.name, gap=plan.gap)
+        return replace(rough, reason="the exact solver stopped at its limit with no cheaper plan")
 
     def _by_patterns(self, program: Program, packed: Packed, rough: Plan) -> Plan | None:
         """The cheapest plan; None where it cannot be found like this."""

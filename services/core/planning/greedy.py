@@ -84,10 +84,25 @@ class GreedySolver:
             prices.settle(cost, room)
             if best is not None and (not any(prices.values) or (provable and best.cost() <= _CLOSE * prices.bound)):
                 break
+        if any(one.running for one in program.problem.candidates):
+            best = self._or_as_it_is(best, Packing(program, shelf), order)
         if best is None:
             prices.rise(cost, room)
             best = self._squeezed(program, shelf, order, prices.values)
         return Packed(best, prices.bound if provable else None, prices.at_bound)
+
+    def _or_as_it_is(self, best: Packing | None, present: Packing, order: Sequence[int]) -> Packing | None:
+        """What runs, and what it lacks, where that costs no more: plans do not go back and forth."""
+        present.keep_running()
+        free = [0.0] * len(present.room)
+        for g in (g for g in order if not present.placed[g]):
+            present.take_back(g)
+            if not present.place(g, prices=free, bounded=True, steps=self._steps):
+                return best
+        if not present.fits() or (best is not None and present.cost() > best.cost()):
+            return best
+        self._improve(present, order)
+        return present
 
     def _fitted(self, chosen: Packing, order: Sequence[int], prices: Sequence[float]) -> Packing:
         """The same with groups moved, one after the other, to what there is room for."""

@@ -5,6 +5,7 @@ from math import ceil
 from typing import NamedTuple, Self
 
 from services.core.planning.cover import Menu, Offer, Search, menu
+from services.core.planning.flow import spread
 from services.core.planning.program import Program, cost_of
 from services.core.planning.shelf import Shelf
 
@@ -45,6 +46,19 @@ class Packing:
         for c, (running, fresh) in enumerate(zip(program.running, program.fresh, strict=True)):
             if running.low or fresh.low:
                 self._change(c, running.low + fresh.low)
+
+    def keep_running(self) -> None:
+        """Start with all that runs and may be of use, instead of the held instances only; groups that it carries are placed."""
+        program = self._program
+        for c, running in enumerate(program.running):
+            self._change(c, max(0, running.high - self.counts[c]))
+        given = spread(program, self.counts)
+        if given is not None:
+            for g, of in enumerate(given):
+                for c, amount in of.items():
+                    self._given_by[c] += amount
+                self._given[g] = of
+                self.placed[g] = self._able(g) >= program.groups[g].least
 
     def copy(self) -> Self:
         twin = object.__new__(type(self))
