@@ -16,6 +16,7 @@ from services.autoscaler.models.baselines import Choices, Chosen, static_changes
 from services.autoscaler.models.loads import Loads
 from services.autoscaler.models.policy import Change, Decision, Elsewhere, InfaasScaling
 from services.autoscaler.models.situation import Knobs, Situation, situation
+from services.autoscaler.models.supply import Facts
 from services.autoscaler.models.work import Solve, Solved
 from services.core.actor import (
     After,
@@ -73,6 +74,7 @@ class ModelAutoscaler:
         self._scaling = InfaasScaling(knobs.hold_s)
         self._choices = Choices(choice or {})
         self._catalog = Catalog()
+        self._facts = Facts()
         self._synced = False
         self._loads = Loads()
         self._beats: dict[str, tuple[float, WorkerHeartbeat]] = {}
@@ -157,7 +159,16 @@ class ModelAutoscaler:
         only = {} if self._policy == "infaas" else self._choices.variants
         loads = self._loads.classes(now)
         return situation(
-            self._worker, beats, self._catalog, loads, self._prices, self._knobs, now, barred=barred, only=only
+            self._worker,
+            beats,
+            self._catalog,
+            loads,
+            self._prices,
+            self._knobs,
+            self._facts,
+            now,
+            barred=barred,
+            only=only,
         )
 
     def _solved(self, solved: Solved, now: float) -> list[Effect]:

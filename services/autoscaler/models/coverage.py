@@ -16,7 +16,7 @@ def missing(
     Candidates share their throughput among the demands that they may answer (design: Σ_k x_vk <= Q_v N_v). Which of several
     demands is short, where not all can be carried, is arbitrary; an instance short of `least` counts as lacking its load.
     """
-    able = [[c for c, one in enumerate(candidates) if demand.accepts(one)] for demand in demands]
+    able = accepted(candidates, demands)
     left = [one.saturation_qps * counts.get(one.name, 0) for one in candidates]
     need = [slack * demand.load for demand in demands]
     flow: list[dict[int, float]] = [{} for _ in demands]
@@ -28,6 +28,15 @@ def missing(
         if sum(counts.get(candidates[c].name, 0) for c in able[k]) < demand.least:
             short[k] = max(short.get(k, 0.0), demand.load)
     return short
+
+
+def accepted(candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[list[int]]:
+    """For each demand the candidates (indices) that may answer it."""
+    by_app: dict[str, list[int]] = {}
+    for c, one in enumerate(candidates):
+        for app in one.apps:
+            by_app.setdefault(app, []).append(c)
+    return [[c for c in by_app.get(demand.app, ()) if demand.accepts(candidates[c])] for demand in demands]
 
 
 def _augment(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.loads import Load
-from services.autoscaler.models.supply import LEAST_RATE, Supply
+from services.autoscaler.models.supply import LEAST_RATE, Facts, Supply
 from services.autoscaler.models.wanted import Wanted, strictest, wanted_by
 from services.core.catalog import Catalog
 from services.core.planning.problem import Candidate, Demand, Objective, Problem
@@ -60,6 +60,7 @@ def situation(
     loads: Iterable[Load],
     prices: Mapping[str, float],
     knobs: Knobs,
+    facts: Facts,
     now: float,
     *,
     barred: frozenset[str] = frozenset(),
@@ -67,14 +68,14 @@ def situation(
 ) -> Situation | None:
     """What this worker has to plan; None while nothing concerns it. beats: of all living workers, its own among them.
 
-    barred: variants of which no more may be loaded for the moment. only: app to the one variant that may serve it.
+    facts: kept from one call to the next. barred: variants of which no more may be loaded for the moment. only: app to the one variant that may serve it.
     """
     wanted = wanted_by(worker, beats, catalog, list(loads), now, only or {})
     if not wanted:
         return None
     records = {r.variant: r for one in wanted for r in one.scope}
-    supply = Supply(worker, beats, records, prices, knobs.memory_share, now)
-    limits = strictest(wanted)
+    supply = Supply(worker, beats, records, prices, knobs.memory_share, facts, now)
+    limits = strictest(wanted, facts)
     scopes = {i: f"{one.app}/{i}" for i, one in enumerate(wanted)}
     serves: dict[str, list[str]] = {}
     for i, one in enumerate(wanted):

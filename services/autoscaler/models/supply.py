@@ -5,16 +5,44 @@ from math import inf
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, cost_per_1000, instance_price_per_s, load_seconds
+from services.autoscaler.models.coverage import accepted
+from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, misfit
 from services.core.planning.problem import Candidate, Demand
 
+KEPT = 100_000  # rates
 YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
 ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
 LEAST_RATE = (
     0.3  # of the profile: an instance that is Overloaded below this says more about the machine than about itself
 )
+
+
+class Facts:
+    """What follows from a variant's profile alone, kept: tables by variant, throughput by variant and latency."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+        self._rates: dict[tuple[str, float], float] = {}
+
+    def table(self, record: VariantRecord) -> LatencyTable:
+        known = self._tables.get(record.variant)
+        if known is None or known[0] is not record:
+            known = self._tables[record.variant] = (record, LatencyTable(record))
+            self._rates = {key: rate for key, rate in self._rates.items() if key[0] != record.variant}
+        return known[1]
+
+    def rate(self, record: VariantRecord, limit_s: float) -> float:
+        """`throughput` of one instance."""
+        table = self.table(record)
+        key = (record.variant, limit_s)
+        rate = self._rates.get(key)
+        if rate is None:
+            if len(self._rates) >= KEPT:
+                self._rates.clear()
+            rate = self._rates[key] = throughput(table, limit_s)
+        return rate
 
 
 class Supply:
@@ -27,8 +55,10 @@ class Supply:
         records: Mapping[str, VariantRecord],
         prices: Mapping[str, float],
         memory_share: float,
+        facts: Facts,
         now: float,
     ) -> None:
+        self._facts = facts
         self._prices, self._share, self._now = prices, memory_share, now
         self._records = records
         self._here = {(d.kind, d.simulated) for d in beats[worker].devices if d.alive}
@@ -108,10 +138,10 @@ class Supply:
         if not devices:
             return None
         device = devices[0]
-        table = LatencyTable(record)
+        alone_ms = self._facts.table(record).seconds(1) * 1000.0
         factors = self._factors.get(record.variant, [1.0])
         factor = max(1.0, sum(factors) / len(factors))
-        rate = throughput(table, limit_s) / factor
+        rate = self._facts.rate(record, limit_s) / factor
         name = record.variant
         if name in self._overloaded:
             rate = max(min(rate, self._best[name]), LEAST_RATE * rate)  # what it serves is all that it can
@@ -124,7 +154,7 @@ class Supply:
             apps=serves,
             model=record.model,
             hardware=record.hardware,
-            latency_ms=table.seconds(1) * 1000.0,
+            latency_ms=alone_ms,
             saturation_qps=rate,
             cost_per_s=price,
             load_s=load_seconds(record),
@@ -133,7 +163,7 @@ class Supply:
             running=running,
             least=0 if here else running,
             most=running if barred else None,
-            cost_per_1000=cost_per_1000(record, price),
+            cost_per_1000=price * (alone_ms + HANDLING_MS),  # as services.core.cost.cost_per_1000 has it, one at a time
         )
 
     def settled(self, candidates: Sequence[Candidate]) -> bool:
@@ -165,8 +195,8 @@ class Supply:
 def _utilisations(candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> dict[str, float]:
     """By variant: the share of its time that its busiest demand needs, were it spread over all that may answer it."""
     found = dict.fromkeys((one.name for one in candidates), 0.0)
-    for demand in demands:
-        able = [one for one in candidates if demand.accepts(one)]
+    for demand, indices in zip(demands, accepted(candidates, demands), strict=True):
+        able = [candidates[c] for c in indices]
         capacity = sum(one.saturation_qps * one.running for one in able)
         share = min(1.0, slack * demand.load / capacity) if capacity > 0 else 0.0
         for one in able:

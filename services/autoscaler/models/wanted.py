@@ -8,8 +8,8 @@ from msgspec import Struct
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.loads import LINGER, Load, share_of
+from services.autoscaler.models.supply import Facts
 from services.core.catalog import Catalog
-from services.core.cost import LatencyTable
 from services.core.lifecycle import COUNTED
 
 WITHOUT_APP = "_."  # queries that name a model and no app are counted under this prefix
@@ -107,7 +107,7 @@ def _able(records: tuple[VariantRecord, ...], beats: Mapping[str, WorkerHeartbea
     ]
 
 
-def strictest(wanted: list[Wanted]) -> dict[str, float]:
+def strictest(wanted: list[Wanted], facts: Facts) -> dict[str, float]:
     """For each variant the shortest latency, in s, of those that would be answered by it."""
     found: dict[str, float] = {}
     for one in wanted:
@@ -115,6 +115,6 @@ def strictest(wanted: list[Wanted]) -> dict[str, float]:
             continue
         limit = one.load.needs.latency_ms / 1000.0
         for record in one.scope:
-            if LatencyTable(record).seconds(1) <= limit:
+            if facts.table(record).seconds(1) <= limit:
                 found[record.variant] = min(limit, found.get(record.variant, inf))
     return found
