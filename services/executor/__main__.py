@@ -57,7 +57,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         addresses.setdefault(device.kind, device.address)
 
     def make_workshop() -> WorkshopActor:
-        return WorkshopActor(worker, settings.worker.hardware, subjects, settings.registrar.seconds, addresses)
+        return WorkshopActor(worker, subjects, settings.registrar.seconds, addresses)
 
     runtimes = [
         Runtime("executor", partial(executor, cpu), bus, subjects, hands()),

@@ -45,6 +45,7 @@ from services.core.catalog import Catalog
 from services.registrar.admin import change_for
 from services.registrar.checks import MOST_TEXT, registration_error
 from services.registrar.commands import ChangeApp, Claim, Claimed, Refused, ReleaseVariant, Taken, TakeOver, Work
+from services.registrar.fitting import Fitting
 from services.registrar.floor import COMMAND_S, Floor
 from services.registrar.policy import Rules, next_version
 from services.registrar.simulating import ID as SIMULATED
@@ -83,6 +84,7 @@ class Registrar:
         self._statuses = Statuses(subjects)
         self._floor = Floor(subjects, rules, self._catalog, self._statuses, self._undelivered)
         self._simulating = Simulating(self._catalog, rules, self._floor.simulated_kinds)
+        self._fitting = Fitting(self._catalog, self._statuses, rules, self._floor.accelerators)
         self._unsynced = {subjects.catalog_bucket, subjects.status_bucket}
         self._synced_at = 0.0
         self._held: list[Envelope] = []  # requests that came before the catalogue was known
@@ -228,6 +230,8 @@ class Registrar:
             yield from self._answer(reply, RegistrationAccepted(registration=registration))
             yield from self._adopt(result.work, now)
             return
+        if work.hardware != "cpu":
+            return  # another registrar was faster
         if result.field == "version":
             self._closed.add(registration)
             self._works.pop(registration, None)
@@ -338,6 +342,9 @@ class Registrar:
         if not self._unsynced:
             yield from self._look_for_orphans(envelope.now)
             yield from self._simulating.sweep(envelope.now)
+            unfinished = (*self._works.values(), *(work for work, _ in self._claims.values()))
+            for work in self._fitting.due(envelope.now, self._name, unfinished):
+                yield self._claim(work, "")
 
     def _look_for_orphans(self, now: float) -> Iterator[Effect]:
         """Unfinished registrations that nobody works on: ours from an earlier life, and those of registrars that are gone."""

@@ -9,13 +9,17 @@ from bus.messages.public import Code, Register, RegistrationStatus
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar."""
+    """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
+
+    hardware: what its variants are for; another kind than the CPU means that the model is registered already (fitting.py).
+    """
 
     registration: str
     request: Register
     registrar: str
     created: float
     version: str | None = None
+    hardware: str = "cpu"
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -121,6 +125,14 @@ class PutRecords(Struct, frozen=True, kw_only=True):
     link: LinkModel | None
 
 
+class AddVariants(Struct, frozen=True, kw_only=True):
+    """Write more variants of a version that is registered; comes back as None, or Refused when it is no longer."""
+
+    model: str
+    version: str
+    variants: tuple[VariantRecord, ...]
+
+
 class ChangeSimulated(Struct, frozen=True, kw_only=True):
     """Write these simulated variants unless they are there, and delete those with the names in drop."""
 
@@ -144,4 +156,4 @@ class Finish(Struct, frozen=True, kw_only=True):
     uploads: tuple[str, ...]
 
 
-Command = Claim | TakeOver | PutStatus | ChangeApp | ReleaseVariant | PutRecords | Finish
+Command = Claim | TakeOver | PutStatus | ChangeApp | ReleaseVariant | PutRecords | AddVariants | Finish

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, WrongRevision
@@ -12,6 +14,7 @@ from services.core.catalog import app_key, key_of, model_key, variant_key
 from services.core.quarantine import quarantined_at
 from services.registrar.changes import amend
 from services.registrar.commands import (
+    AddVariants,
     Change,
     ChangeApp,
     ChangeSimulated,
@@ -27,6 +30,7 @@ from services.registrar.commands import (
     Work,
 )
 
+CPU = "cpu"
 UPLOADS_KEPT_S = 24 * 3600.0  # uploads that nobody registered, or that are not ours to remove
 
 _Message = TypeVar("_Message")
@@ -47,6 +51,7 @@ class RegistrarEdge:
             ChangeApp: self._change_app,
             ReleaseVariant: self._release_variant,
             PutRecords: self._put_records,
+            AddVariants: self._add_variants,
             ChangeSimulated: self._change_simulated,
             Finish: self._finish,
         }
@@ -76,17 +81,13 @@ class RegistrarEdge:
             kept = await _get(self._status, key, Work)
             if kept is not None and (kept.registrar, kept.created) != (work.registrar, work.created):
                 return Taken("registration")
+        if work.hardware != CPU:
+            return Claimed(work)  # of a version that is registered
         version = await self._reserve(work, command.next_version)
         if version is None:
             await self._status.delete(key)
             return Taken("version")
-        claimed = Work(
-            registration=work.registration,
-            request=work.request,
-            registrar=work.registrar,
-            created=work.created,
-            version=version,
-        )
+        claimed = replace(work, version=version)
         await self._status.put(key, encode(claimed))
         return Claimed(claimed)
 
@@ -123,13 +124,7 @@ class RegistrarEdge:
             work = decode(Work, entry.value or b"")
             if work.registrar != command.previous:
                 return None
-            ours = Work(
-                registration=work.registration,
-                request=work.request,
-                registrar=command.registrar,
-                created=work.created,
-                version=work.version,
-            )
+            ours = replace(work, registrar=command.registrar)
             await self._status.update(key, encode(ours), entry.revision)
         except (NotFound, WrongRevision):
             return None
@@ -215,6 +210,14 @@ class RegistrarEdge:
             for record in reversed(records):
                 await self._catalog.delete(key_of(record))
         return refusal
+
+    async def _add_variants(self, command: AddVariants) -> Refused | None:
+        if await _get(self._catalog, model_key(command.model, command.version), ModelRecord) is None:
+            named = f"version {command.version} of model {command.model}"
+            return Refused("unknown_model", f"model: {named} is not registered any more")
+        for record in command.variants:
+            await self._catalog.put(key_of(record), encode(record))
+        return None
 
     async def _change_simulated(self, command: ChangeSimulated) -> None:
         for record in command.add:

@@ -42,6 +42,7 @@ class Floor:
         self._undelivered = undelivered
         self._workers = Workers(rules.worker_timeout_s)
         self.simulated_kinds = self._workers.simulated_kinds
+        self.accelerators = self._workers.accelerators
         self._queue: list[str] = []  # waiting for a worker, first come first served
         self._commands: dict[Any, Command] = {}  # under way; repeated until they succeed
         self.takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
@@ -76,12 +77,12 @@ class Floor:
 
     def _assign(self, now: float) -> Iterator[Effect]:
         busy = {job.worker for job in self.jobs.values() if job.worker is not None}
-        while self._queue:
-            job = self.jobs[self._queue[0]]
-            worker = self._workers.choose(now, busy, job.avoid)
+        # Whoever waits for a new model comes before what is made of an old one.
+        for job in sorted(map(self.jobs.__getitem__, self._queue), key=lambda job: job.fitting):
+            worker = self._workers.choose(now, busy, job.avoid, job.hardware)
             if worker is None:
-                return
-            self._queue.pop(0)
+                continue
+            self._queue.remove(job.id)
             busy.add(worker)
             yield from self._order(job, worker, now)
 
@@ -114,8 +115,8 @@ class Floor:
 
     def _on_exit(self, envelope: Envelope) -> Iterator[Effect]:
         exited: ExecutorExited = envelope.message
-        if self._workers.simulates(exited.worker, exited.device):
-            return  # told of each device of one process; the workshop goes by the real one
+        if self._workers.beside(exited.worker, exited.device):
+            return  # told of each device of one process; the workshop goes by the CPU
         for job in [job for job in self.jobs.values() if job.worker == exited.worker]:
             yield from self._lost(job, f"the executor of worker {exited.worker} stopped: {exited.reason}", envelope.now)
 
@@ -141,11 +142,10 @@ class Floor:
     def _check(self, job: Job, now: float) -> Iterator[Effect]:
         quiet = now - job.heard
         if job.phase == "waiting":
-            if self._workers.any_alive(now):
+            if self._workers.any_alive(now, job.hardware):
                 job.heard = now
             elif quiet > self._rules.silence_s:
-                reason = "no worker is alive that could build it; start one with `infaas run monitor executor`"
-                yield from self._end(job, now, reason)
+                yield from self._end(job, now, job.nobody())
         elif job.worker is not None:
             if quiet > self._rules.silence_s:
                 yield from self._lost(job, f"worker {job.worker} said nothing for {quiet:.0f} s", now)
@@ -169,7 +169,7 @@ class Floor:
         if job is None:
             return
         request = job.work.request
-        unfit = amend(self._catalog.app(request.app), job.link(fact.signature, now))
+        unfit = None if job.fitting else amend(self._catalog.app(request.app), job.link(fact.signature, now))
         if isinstance(unfit, Refused):
             yield from self._end(job, now, unfit.message)
             return
@@ -216,8 +216,11 @@ class Floor:
             yield from self._end(job, now, job.no_variant())
             return
         job.phase, job.worker = "write", None
-        job.simulate(self.simulated_kinds(now, self._rules.worker_timeout_s))
-        yield self._persistently(("records", job.id), job.records(now, newest=self._newest(job)))
+        if job.fitting:
+            yield self._persistently(("records", job.id), job.additions())
+        else:
+            job.simulate(self.simulated_kinds(now, self._rules.worker_timeout_s))
+            yield self._persistently(("records", job.id), job.records(now, newest=self._newest(job)))
         yield from self._assign(now)
 
     def _newest(self, job: Job) -> bool:

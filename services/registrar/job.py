@@ -17,7 +17,7 @@ from bus.messages.work import (
     WorkProgress,
 )
 from services.core.dominance import mark
-from services.registrar.commands import LinkModel, PutRecords, Work
+from services.registrar.commands import AddVariants, LinkModel, PutRecords, Work
 from services.registrar.policy import Rules, why_not
 from services.registrar.simulating import simulated_variants
 
@@ -68,6 +68,16 @@ class Job:
         return self.work.version
 
     @property
+    def hardware(self) -> str:
+        """The kind of device that its variants are for."""
+        return self.work.hardware
+
+    @property
+    def fitting(self) -> bool:
+        """Whether the model is registered already, and gets variants for another kind of device."""
+        return self.work.hardware != "cpu"
+
+    @property
     def remaining(self) -> list[VariantPlan]:
         """Plans without a result yet."""
         return [plan for name, plan in self.plans.items() if name not in self.built and name not in self.failures]
@@ -91,6 +101,8 @@ class Job:
                 labels_key=request.labels_key,
                 metric=request.metric,
                 allow_torchscript=rules.allow_torchscript,
+                stored=self.fitting,
+                hardware=self.hardware,
             )
         self.phase = "build"
         self._say("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
@@ -183,6 +195,12 @@ class Job:
 
     # -- result
 
+    def nobody(self) -> str:
+        """Why it waits in vain."""
+        if self.fitting:
+            return f"no worker with a {self.hardware} is alive any more"
+        return "no worker is alive that could build it; start one with `infaas run monitor executor`"
+
     def no_variant(self) -> str:
         """Why not a single variant works, in one line."""
         reasons = list(dict.fromkeys(self.failures.values()))
@@ -231,9 +249,15 @@ class Job:
             signature=inspected.signature,
             created=self.work.created,
             registration=self.id,
+            inputs_key=request.inputs_key,
+            labels_key=request.labels_key,
         )
         variants = (*self._measured(), *self.simulated)
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)
+
+    def additions(self) -> AddVariants:
+        """What goes into the catalogue of a model that is there already."""
+        return AddVariants(model=self.work.request.model, version=self.version, variants=self._measured())
 
     def link(self, signature: Signature, now: float) -> LinkModel:
         """The change of the app's record that this registration asks for."""

@@ -42,6 +42,8 @@ def plans(
 ) -> list[VariantPlan]:
     """The variants to try on a worker with so many cores, the plainest first; empty when no framework there can run it."""
     threads = sorted({count for count in rules.threads if 1 <= count <= cores}) or [1]
+    if inspected.hardware != "cpu":
+        threads = [1]  # the host's: the device computes
     batches = [1] if inspected.fixed_batch else sorted({most for most in rules.max_batches if most >= 1}) or [1]
     return [
         VariantPlan(
@@ -51,6 +53,7 @@ def plans(
             threads=count,
             max_batch=most,
             format=built_format,
+            hardware=inspected.hardware,
         )
         for framework, precision, built_format in _builds(format, inspected)
         for count in threads
@@ -60,6 +63,9 @@ def plans(
 
 def _builds(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, str]]:
     """Framework, precision and file format of each artifact worth building."""
+    if inspected.hardware != "cpu":
+        yield from (one for one in _accelerated(format, inspected) if usable(one[0], inspected.frameworks))
+        return
     if usable("ort", inspected.frameworks):
         yield "ort", "fp32", "onnx"
         kinds = {_kind(operator) for operator in inspected.operators}
@@ -69,6 +75,23 @@ def _builds(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, 
             yield "ort", "int8-dynamic", "onnx"
     if format in ("pt2", "torchscript") and usable("torch", inspected.frameworks):
         yield "torch", "fp32", format
+
+
+def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, str]]:
+    """The same for a GPU or a Neuron chip. A framework's name tells its variants from those for the CPU.
+
+    Half precision is what a GPU has most of; int8 only where TensorRT fuses it. Every model has an ONNX file, its own or one made of
+    a torch program.
+    """
+    if inspected.hardware == "gpu":
+        if format == "pt2":
+            yield from (("torch-cuda", precision, "pt2") for precision in ("fp32", "fp16"))
+        yield from (("ort-cuda", precision, "onnx") for precision in ("fp32", "fp16"))
+        yield from (("trt", precision, "onnx") for precision in ("fp32", "fp16"))
+        if {"convolution", "product"} & {_kind(operator) for operator in inspected.operators}:
+            yield "trt", "int8", "onnx"
+    elif inspected.hardware == "inferentia" and format == "pt2":
+        yield "neuron", "fp32", "pt2"
 
 
 def usable(framework: str, frameworks: Mapping[str, str]) -> bool:

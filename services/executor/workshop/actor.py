@@ -39,9 +39,9 @@ class WorkshopActor(Actor):
     """
 
     def __init__(
-        self, worker: str, hardware: str, subjects: Subjects, seconds: float, devices: Mapping[str, str] | None = None
+        self, worker: str, subjects: Subjects, seconds: float, devices: Mapping[str, str] | None = None
     ) -> None:
-        self._worker, self._hardware, self._subjects, self._seconds = worker, hardware, subjects, seconds
+        self._worker, self._subjects, self._seconds = worker, subjects, seconds
         self._devices = dict(devices or {})
         self._waiting: deque[Errand] = deque()
         self._current: Errand | None = None
@@ -73,7 +73,7 @@ class WorkshopActor(Actor):
         return ()
 
     def _errand(self, inspect: InspectModel | None = None, build: BuildVariants | None = None) -> Errand:
-        return Errand(worker=self._worker, hardware=self._hardware, devices=self._devices, inspect=inspect, build=build)
+        return Errand(worker=self._worker, devices=self._devices, inspect=inspect, build=build)
 
     def _take(self, errand: Errand) -> Iterator[Effect]:
         same = (errand.registration, errand.kind)

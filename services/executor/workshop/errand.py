@@ -12,7 +12,6 @@ class Errand(Struct, frozen=True, kw_only=True):
     """
 
     worker: str
-    hardware: str
     devices: dict[str, str] = {}
     inspect: InspectModel | None = None
     build: BuildVariants | None = None

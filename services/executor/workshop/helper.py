@@ -127,7 +127,7 @@ class Helper:
             ModelInspected(
                 registration=order.registration,
                 worker=self._errand.worker,
-                hardware=self._hardware(order),
+                hardware=order.hardware,
                 source=source,
                 validation=validation,
                 signature=result.signature,
@@ -154,9 +154,6 @@ class Helper:
             return self._errand.devices[hardware]
         except KeyError:
             raise Refusal(f"worker {self._errand.worker} has no device of kind {hardware}") from None
-
-    def _hardware(self, what: VariantPlan | InspectModel) -> str:
-        return self._errand.hardware if what.hardware == CPU else what.hardware
 
     # -- build
 
@@ -249,7 +246,7 @@ class Helper:
                 VariantBuilt(
                     registration=order.registration,
                     worker=self._errand.worker,
-                    hardware=self._hardware(plan),
+                    hardware=plan.hardware,
                     plan=plan,
                     artifact=key,
                     accuracy=accuracy,

@@ -16,6 +16,7 @@ from services.core.catalog import key_of
 from services.registrar.actor import Registrar, Sweep
 from services.registrar.changes import amend
 from services.registrar.commands import (
+    AddVariants,
     ChangeApp,
     ChangeSimulated,
     Claim,
@@ -213,6 +214,9 @@ class Stage:
                 for record in (*command.variants, command.model):
                     self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
                 return self.change(command.link) if command.link is not None else None
+            case AddVariants():
+                for record in command.variants:
+                    self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))
             case ChangeSimulated():
                 for record in command.add:
                     self.put(SUBJECTS.catalog_bucket, key_of(record), encode(record))

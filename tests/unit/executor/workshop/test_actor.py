@@ -10,7 +10,7 @@ SUBJECTS = Subjects("t")
 
 
 def actor() -> WorkshopActor:
-    return WorkshopActor("w1", "cpu", SUBJECTS, 600.0)
+    return WorkshopActor("w1", SUBJECTS, 600.0)
 
 
 def inspect(registration: str) -> InspectModel:

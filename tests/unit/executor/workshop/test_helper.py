@@ -58,7 +58,7 @@ class Shop:
             **extra,
         )
         asyncio.run(
-            self._run(Errand(worker="w", hardware="cpu", inspect=order), {"model": model, "validation": validation})
+            self._run(Errand(worker="w", inspect=order), {"model": model, "validation": validation})
         )
         return self
 
@@ -78,7 +78,7 @@ class Shop:
             signature=found.signature,
             plans=list(plans),
         )
-        asyncio.run(self._run(Errand(worker="w", hardware="cpu", build=order), {}))
+        asyncio.run(self._run(Errand(worker="w", build=order), {}))
         return self
 
     async def _run(self, errand: Errand, uploads: dict[str, bytes]) -> None:
@@ -212,7 +212,7 @@ def test_files_larger_than_allowed_or_missing_are_refused(tmp_path):
     order = InspectModel(
         registration="r", format="onnx", object="gone", validation="v", inputs_key="x", labels_key="y", metric="top1"
     )
-    asyncio.run(shop._run(Errand(worker="w", hardware="cpu", inspect=order), {}))
+    asyncio.run(shop._run(Errand(worker="w", inspect=order), {}))
     assert "`object`" in shop.reason
 
 

@@ -1,0 +1,261 @@
+"""Registered models get variants for a kind of device when a worker that really has one joins."""
+
+from bus.codec import decode, encode
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
+from bus.messages.work import BuildVariants, InspectModel
+from services.core.actor import Done
+from services.registrar.commands import Taken
+from services.registrar.policy import Rules, plans
+from tests.unit.registrar.given import (
+    REQUEST,
+    Stage,
+    app_record,
+    build_order,
+    built,
+    complete,
+    failed,
+    finished,
+    heartbeat,
+    inspected,
+    model_record,
+    replace,
+    to_building,
+    variant_record,
+)
+
+RULES = Rules()
+WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "trt": "", "torch-cuda": "torch is not installed"}
+CPU_ONLY = heartbeat("w1")
+
+
+def with_gpu(worker: str = "g1", incarnation: int = 1, simulated: bool = False, kind: str = "gpu") -> WorkerHeartbeat:
+    beat = heartbeat(worker, utilisation=0.0)
+    device = DeviceStatus(
+        device=f"{kind}-0", kind=kind, cores=1, memory_mb=81920, memory_used_mb=0, cores_used=0, utilisation=0,
+        price_per_hour=3.06, simulated=simulated,
+    )  # fmt: skip
+    return replace(beat, devices=[*beat.devices, device], incarnation=incarnation)
+
+
+def with_models(*models: str) -> Stage:
+    """A registrar that starts with these registered."""
+    earlier = Stage()
+    for number, name in enumerate(models):
+        earlier.put("t-catalog", f"variant.{name}-v1-ort-fp32-t1-b8", encode(variant_record(f"{name}-v1-ort-fp32-t1-b8", model=name)))  # fmt: skip
+        earlier.put(
+            "t-catalog", f"model.{name}.1", encode(model_record(name, created=float(number), inputs_key="images"))
+        )
+    earlier.put("t-catalog", "app.digits", encode(app_record(links=dict.fromkeys(models, "1"))))
+    return Stage(buckets=earlier)
+
+
+def beats(stage: Stage, seconds: int, *workers: WorkerHeartbeat) -> None:
+    for _ in range(seconds):
+        for beat in workers:
+            stage.tell(beat)
+        stage.pass_time(1)
+
+
+def inspections(stage: Stage, worker: str = "g1") -> list[InspectModel]:
+    return [order for order in stage.orders(worker) if isinstance(order, InspectModel)]
+
+
+def inspect(stage: Stage, worker: str = "g1", **changes: object) -> InspectModel:
+    """Answer the worker's last inspection."""
+    order = inspections(stage, worker)[-1]
+    fact = inspected(order.registration, worker, **({"hardware": order.hardware, "frameworks": WORKING} | changes))
+    stage.tell(fact)
+    stage.perform()
+    return order
+
+
+def on(stage: Stage, hardware: str) -> list[str]:
+    found = [decode(VariantRecord, value) for key, value in stage.catalog.items() if key.startswith("variant.")]
+    return sorted(record.variant for record in found if record.hardware == hardware and not record.simulated)
+
+
+def finish(stage: Stage, worker: str = "g1") -> BuildVariants:
+    order = build_order(stage, worker)
+    for plan in order.plans:
+        stage.tell(built(plan, order.registration, worker, hardware=plan.hardware))
+    stage.tell(finished("build", order.registration, worker))
+    stage.perform()
+    return order
+
+
+def test_a_registered_model_gets_its_variants_when_the_first_gpu_joins() -> None:
+    stage = with_models("mlp")
+    beats(stage, 3, CPU_ONLY)
+    assert stage.orders() == []
+    beats(stage, 2, CPU_ONLY, with_gpu())
+    order = inspect(stage)
+    assert (order.stored, order.hardware, order.object, order.validation) == (True, "gpu", "aa", "bb")
+    assert order.inputs_key == "images"
+    build = finish(stage)
+    assert {plan.hardware for plan in build.plans} == {"gpu"}
+    names = [f"mlp-v1-{framework}-t1-b{most}" for framework in ("ort-cuda-fp16", "ort-cuda-fp32", "trt-fp16", "trt-fp32", "trt-int8") for most in (64, 8)]  # fmt: skip
+    assert on(stage, "gpu") == sorted(names)
+    assert on(stage, "cpu") == ["mlp-v1-ort-fp32-t1-b8"]
+    assert stage.ends(order.registration) == ["done"]
+    assert stage.last(order.registration).app == "digits"
+    beats(stage, 30, CPU_ONLY, with_gpu(incarnation=2))
+    assert len(inspections(stage)) == 1
+    assert stage.orders("w1") == []
+
+
+def test_the_app_stays_as_it_is() -> None:
+    stage = with_models("mlp")
+    before = dict(stage.catalog)
+    beats(stage, 2, with_gpu())
+    inspect(stage)
+    finish(stage)
+    assert {key: value for key, value in stage.catalog.items() if key in before} == before
+
+
+def test_simulated_gpus_are_none() -> None:
+    stage = with_models("mlp")
+    beats(stage, 5, with_gpu(simulated=True))
+    assert inspections(stage) == []
+
+
+def test_one_model_after_the_other_the_newest_first() -> None:
+    stage = with_models("old", "new")
+    beats(stage, 5, with_gpu())
+    assert len(inspections(stage)) == 1
+    inspect(stage)
+    assert {plan.variant.partition("-")[0] for plan in build_order(stage, "g1").plans} == {"new"}
+    finish(stage)
+    beats(stage, 3, with_gpu())
+    inspect(stage)
+    finish(stage)
+    assert {name.partition("-")[0] for name in on(stage, "gpu")} == {"old", "new"}
+
+
+def test_a_new_registration_gets_them_after_those_for_the_cpu() -> None:
+    stage = Stage()
+    beats(stage, 1, with_gpu())
+    stage.register()
+    stage.tell(inspected("r1", "g1"))
+    stage.perform()
+    order = build_order(stage, "g1")
+    assert {plan.hardware for plan in order.plans} == {"cpu"}
+    complete(stage, order, "g1")
+    assert stage.ends() == ["done"]
+    beats(stage, 2, with_gpu())
+    assert inspect(stage).stored
+    finish(stage)
+    assert on(stage, "cpu")
+    assert on(stage, "gpu")
+
+
+def test_who_waits_for_a_new_model_comes_first() -> None:
+    stage = with_models("one", "two")
+    beats(stage, 2, with_gpu())
+    fit = inspections(stage)[-1]
+    stage.register(replace(REQUEST, model="three"))
+    stage.pass_time(3, ["w1"])  # a worker with a CPU only takes it, while the other one is busy
+    assert [order.registration for order in inspections(stage, "w1")] == ["r1"]
+    assert [order.registration for order in inspections(stage)] == [fit.registration]
+    stage.register(replace(REQUEST, model="four", registration="r2"))
+    stage.tell(finished("inspect", fit.registration, "g1", reason="no"))
+    beats(stage, 3, with_gpu())
+    assert inspections(stage)[-1].registration == "r2"
+
+
+def test_what_failed_is_tried_again_when_the_worker_starts_anew() -> None:
+    stage = with_models("mlp")
+    beats(stage, 2, with_gpu())
+    broken = dict.fromkeys(WORKING, "no driver")
+    first = inspect(stage, frameworks=broken)
+    assert stage.ends(first.registration) == ["failed"]
+    assert "no driver" in (stage.last(first.registration).reason or "")
+    beats(stage, 30, with_gpu())
+    assert len(inspections(stage)) == 1
+    beats(stage, 2, with_gpu(incarnation=2))
+    assert len(inspections(stage)) == 2
+    inspect(stage)
+    finish(stage)
+    assert on(stage, "gpu")
+
+
+def test_variants_that_fail_do_not_stop_the_others() -> None:
+    stage = with_models("mlp")
+    beats(stage, 2, with_gpu())
+    order = inspect(stage)
+    build = build_order(stage, "g1")
+    for plan in build.plans:
+        if plan.framework == "trt":
+            stage.tell(failed(plan, order.registration, "g1", "no engine"))
+        else:
+            stage.tell(built(plan, order.registration, "g1", hardware="gpu"))
+    stage.tell(finished("build", order.registration, "g1"))
+    stage.perform()
+    assert all("ort-cuda" in name for name in on(stage, "gpu"))
+    assert {failure.reason for failure in stage.last(order.registration).failures} == {"no engine"}
+
+
+def test_a_gpu_that_leaves_ends_it_and_others_go_on() -> None:
+    stage = with_models("mlp")
+    beats(stage, 2, with_gpu())
+    fit = inspections(stage)[-1].registration
+    beats(stage, int(RULES.worker_lost_s + RULES.silence_s) + 10, CPU_ONLY)
+    assert stage.ends(fit) == ["failed"]
+    assert "gpu" in (stage.last(fit).reason or "")
+    assert stage.orders("w1") == []
+
+
+def test_another_registrar_was_faster_and_nobody_hears_of_it() -> None:
+    stage = with_models("mlp")
+    stage.tell(with_gpu())
+    stage.sweep()
+    (claim,) = [do for do in stage.commands if do.id[0] == "claim"]
+    stage.commands.remove(claim)
+    stage.tell(Done(claim.id, Taken("registration")))
+    assert stage.records == []
+    assert inspections(stage) == []
+
+
+def test_the_work_of_a_dead_registrar_goes_on_for_the_same_hardware() -> None:
+    first = with_models("mlp")
+    beats(first, 2, with_gpu())
+    second = Stage("b", buckets=first)
+    beats(second, int(RULES.registrar_timeout_s) + 3, with_gpu())
+    (order,) = inspections(second)
+    assert order == inspections(first)[-1]
+    assert (order.stored, order.hardware) == (True, "gpu")
+
+
+def test_the_exit_of_one_process_with_several_real_devices_costs_one_attempt() -> None:
+    stage = with_models("mlp")
+    beats(stage, 2, with_gpu())
+    for device in ("cpu", "gpu-0"):
+        stage.tell(ExecutorExited(worker="g1", device=device, at=stage.now, reason="x"))
+    assert len(inspections(stage)) == 2
+    assert stage.ends(inspections(stage)[-1].registration) == []
+
+
+def test_plans_name_only_what_the_worker_has() -> None:
+    def found(format: str, hardware: str, **frameworks: str) -> list[tuple[str, str, str]]:
+        fact = inspected(hardware=hardware, frameworks={"ort": "", "torch": "", **frameworks}, operators=["Conv"])
+        made = plans("m", "1", format, fact, 8, Rules(max_batches=(8, 64)))
+        assert {plan.threads for plan in made} <= {1}
+        assert {plan.max_batch for plan in made} <= {8, 64}
+        assert {plan.hardware for plan in made} <= {hardware}
+        return sorted({(plan.framework, plan.precision, plan.format) for plan in made})
+
+    torch = {"torch-cuda": ""}
+    assert found("pt2", "gpu", **torch) == [("torch-cuda", "fp16", "pt2"), ("torch-cuda", "fp32", "pt2")]
+    assert found("onnx", "gpu", **torch) == []
+    assert found("onnx", "gpu", trt="") == [("trt", p, "onnx") for p in ("fp16", "fp32", "int8")]
+    assert found("pt2", "inferentia", neuron="") == [("neuron", "fp32", "pt2")]
+    assert found("pt2", "inferentia", neuron="no chip") == []
+    assert found("pt2", "tpu", neuron="") == []
+
+
+def test_the_registration_keeps_what_is_needed_later() -> None:
+    stage = Stage()
+    complete(stage, to_building(stage, replace(REQUEST, inputs_key="images", labels_key="classes")))
+    (record,) = [value for key, value in stage.catalog.items() if key.startswith("model.")]
+    assert b"images" in record
+    assert b"classes" in record
