@@ -71,15 +71,15 @@ class DeviceState:
         return min(1.0, sum(instance.utilisation for instance in self.instances.values()))
 
     def status(self, utilisation: float) -> DeviceStatus:
-        """As heartbeats carry it: memory and cores are those set aside for instances."""
-        present = [instance for instance in self.instances.values() if instance.state in COUNTED]
+        """As heartbeats carry it: memory and cores used are those that instances have been promised."""
+        committed = self.committed()
         return DeviceStatus(
             device=self.spec.name,
             kind=self.spec.kind,
             cores=self.spec.cores,
             memory_mb=self.spec.memory_mb,
-            memory_used_mb=self.committed().memory_mb,
-            cores_used=float(sum(instance.record.threads for instance in present)),
+            memory_used_mb=committed.memory_mb,
+            cores_used=committed.cores,
             utilisation=utilisation,
             price_per_hour=self.price_per_hour,
             simulated=self.spec.simulated,

@@ -29,7 +29,7 @@ from services.monitor.machine import MachineSample
 from services.monitor.policy import Knobs
 
 S = Subjects()
-PRICES = {"cpu": 0.048, "gpu": 3.06}
+PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 E = TypeVar("E", bound=Event)
 Items = dict[str, int]

@@ -1,0 +1,223 @@
+"""Whatever is ordered by whom, and whatever becomes of it: no device ever carries more than its totals."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
+
+from bus.messages.fleet import (
+    EnsureLoaded,
+    ExecutorExited,
+    ExecutorReport,
+    InstanceFailed,
+    InstanceLoaded,
+    InstanceSample,
+    InstanceUnloaded,
+    LoadAccepted,
+    LoadInstance,
+    LoadRefused,
+    Release,
+    UnloadInstance,
+)
+from bus.messages.scaling import Drain
+from services.core.placement import NOTHING, Amount, Device, cores_needed, short_of, total
+from services.monitor.policy import Knobs
+from tests.unit.monitor.world import World, variant
+
+KNOBS = Knobs(memory_share=0.8, cores_overcommit=2.0, quarantine_after=0)
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0),
+        Device(name="gpu-0", kind="gpu", cores=1, memory_mb=1000.0, simulated=True),
+        Device(name="inferentia-0", kind="inferentia", cores=4, memory_mb=2000.0, simulated=True),
+        Device(name="inferentia-1", kind="inferentia", cores=4, memory_mb=500.0, simulated=True),
+    )
+}
+LIMITS = {name: total(device, KNOBS.memory_share, KNOBS.cores_overcommit) for name, device in DEVICES.items()}
+
+
+def made(name: str, hardware: str, memory_mb: float, threads: int = 1) -> Any:
+    return replace(variant(name, memory_mb=memory_mb, threads=threads), hardware=hardware, simulated=hardware != "cpu")
+
+
+VARIANTS = [
+    made("thin", "cpu", 20.0),
+    made("wide", "cpu", 100.0, threads=2),
+    made("fat", "cpu", 390.0),
+    made("g", "gpu", 300.0),
+    made("i", "inferentia", 80.0),
+    made("j", "inferentia", 390.0),
+]
+BY_NAME = {record.variant: record for record in VARIANTS}
+BUSY = st.dictionaries(st.sampled_from(sorted(BY_NAME)), st.integers(0, 3))
+
+
+class Totals(RuleBasedStateMachine):
+    """A monitor and its executors, one a device. there: what really lies in their memory, instance -> variant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(list(DEVICES.values()), knobs=KNOBS)
+        self.incarnation = dict.fromkeys(DEVICES, 1)
+        self.there: dict[str, dict[str, str]] = {name: {} for name in DEVICES}
+        self.promised: dict[str, dict[str, str]] = {name: {} for name in DEVICES}  # ordered, not yet carried out
+        self.handled = 0
+        self.world.catalogue(*VARIANTS)
+        self.report({})
+
+    # -- orderers
+
+    @rule(
+        record=st.sampled_from(VARIANTS),
+        at_least=st.integers(0, 6),
+        orderer=st.sampled_from(["d1", "model-w1", "vm-1"]),
+        epoch=st.integers(0, 3),
+        app=st.sampled_from([None, "faces", "digits"]),
+    )
+    def order(self, record: Any, at_least: int, orderer: str, epoch: int, app: str | None) -> None:
+        order = EnsureLoaded(variant=record, at_least=at_least, app=app, orderer=orderer, epoch=epoch)
+        [reply] = [m for m in self.world.tell(order, reply="_INBOX.1") if isinstance(m, LoadAccepted | LoadRefused)]
+        if isinstance(reply, LoadAccepted):
+            assert len(reply.instances) >= at_least
+        else:
+            assert reply.reason
+
+    @rule(record=st.sampled_from(VARIANTS), keep=st.integers(0, 2), epoch=st.integers(0, 3))
+    def release(self, record: Any, keep: int, epoch: int) -> None:
+        self.world.tell(Release(variant=record.variant, keep=keep, epoch=epoch))
+
+    @rule(resume=st.booleans())
+    def drain(self, resume: bool) -> None:
+        self.world.tell(Drain(epoch=0, resume=resume))
+
+    # -- executors
+
+    def heard(self) -> None:
+        """Take new orders in."""
+        for subject, order in self.world.published[self.handled :]:
+            if isinstance(order, LoadInstance):
+                self.promised[subject.split(".")[3]][order.instance] = order.variant.variant
+        self.handled = len(self.world.published)
+
+    @rule(fail=st.sampled_from([False, False, False, True]))
+    def executors_load(self, fail: bool) -> None:
+        """Everything that they were told to; one of them cannot."""
+        self.heard()
+        for device, waiting in self.promised.items():
+            for instance, name in list(waiting.items()):
+                del waiting[instance]
+                facts = self.facts(device, instance, name)
+                if fail:
+                    self.world.tell(InstanceFailed(reason="no such operator", **facts))
+                    fail = False
+                elif instance not in self.there[device]:
+                    self.there[device][instance] = name
+                    self.world.tell(InstanceLoaded(load_ms=1.0, memory_mb=0.0, proof="here", **facts))
+
+    @rule(device=st.sampled_from(sorted(DEVICES)), data=st.data())
+    def an_executor_unloads(self, device: str, data: st.DataObject) -> None:
+        wanted = {m.instance for _, m in self.world.published if isinstance(m, UnloadInstance)} & set(
+            self.there[device]
+        )
+        if wanted:
+            instance = data.draw(st.sampled_from(sorted(wanted)))
+            name = self.there[device].pop(instance)
+            self.world.tell(InstanceUnloaded(**self.facts(device, instance, name)))
+
+    @rule(device=st.sampled_from(sorted(DEVICES)))
+    def an_executor_dies_and_comes_back(self, device: str) -> None:
+        self.world.tell(ExecutorExited(worker="w1", device=device, at=self.world.now, reason="killed"))
+        self.there[device], self.promised[device] = {}, {}
+        self.handled = len(self.world.published)
+        self.incarnation[device] += 1
+        self.report({})
+
+    @rule(busy=BUSY, seconds=st.sampled_from([0.0, 0.5, 5.0]))
+    def time_passes(self, busy: dict[str, int], seconds: float) -> None:
+        self.world.advance(seconds)
+        self.report(busy)
+
+    def report(self, busy: dict[str, int]) -> None:
+        for device, loaded in self.there.items():
+            samples = [
+                InstanceSample(instance, name, busy.get(name, 0), 0.0, 0, 0, 0.0, 0.0, [])
+                for instance, name in loaded.items()
+            ]
+            self.world.tell(
+                ExecutorReport(
+                    worker="w1",
+                    device=device,
+                    incarnation=self.incarnation[device],
+                    at=self.world.now,
+                    seconds=0.5,
+                    samples=samples,
+                    memory_mb=1.0,
+                )
+            )
+
+    def facts(self, device: str, instance: str, name: str) -> dict[str, Any]:
+        return {
+            "instance": instance,
+            "variant": name,
+            "device": device,
+            "incarnation": self.incarnation[device],
+        }
+
+    # -- promises
+
+    @invariant()
+    def what_is_promised_fits(self) -> None:
+        for device in self.world.beat.devices:
+            used = Amount(device.memory_used_mb, device.cores_used)
+            assert short_of(used, LIMITS[device.device]).none, device
+
+    @invariant()
+    def what_is_really_there_fits(self) -> None:
+        for device, loaded in self.there.items():
+            taken = sum(
+                (Amount(BY_NAME[n].profile.memory_mb, cores_needed(BY_NAME[n])) for n in loaded.values()), NOTHING
+            )
+            assert short_of(taken, LIMITS[device]).none, (device, loaded)
+
+    @precondition(lambda self: any(len(loaded) > 1 for loaded in self.there.values()))
+    @invariant()
+    def inferentia_has_four_cores(self) -> None:
+        assert all(len(self.there[f"inferentia-{n}"]) <= 4 for n in (0, 1))
+
+
+Totals.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestTotals = Totals.TestCase
+
+
+def test_an_accelerator_takes_four_and_the_next_goes_to_the_other_one() -> None:
+    """The walk can reach the limits at all: four a chip by cores, one less by memory."""
+    machine = Totals()
+    small, large = BY_NAME["i"], BY_NAME["j"]
+    reply = machine.world.ensure(small, 8, app=None)
+    assert isinstance(reply, LoadAccepted)
+    assert machine.world.ensure(small, 9, app=None).reason == (
+        "i needs 1 core; instances in use take 4 of the 4 that inferentia-1 may promise"
+    )
+    assert isinstance(machine.world.ensure(large, 1, app=None), LoadRefused)
+
+
+def test_an_idle_instance_makes_room_for_another_on_a_full_accelerator() -> None:
+    machine = Totals()
+    names = machine.world.ensure(BY_NAME["i"], 8, app=None).instances
+    machine.heard()
+    for device in ("inferentia-0", "inferentia-1"):
+        for instance in list(machine.promised[device]):
+            name = machine.promised[device].pop(instance)
+            machine.there[device][instance] = name
+            machine.world.tell(
+                InstanceLoaded(load_ms=1.0, memory_mb=0.0, proof="here", **machine.facts(device, instance, name))
+            )
+    machine.world.advance(5.0)
+    machine.report({})
+    assert isinstance(machine.world.ensure(BY_NAME["j"], 1, app=None), LoadAccepted)
+    gone = [m.instance for _, m in machine.world.published if isinstance(m, UnloadInstance)]
+    assert len(gone) == 1
+    assert gone[0] in names
