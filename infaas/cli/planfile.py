@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,6 +60,7 @@ class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
 # What the problem calls its fields, and what they are called in the file.
 _PARTS = {"candidates": "variant", "demands": "app"}
 _KEYS = {"loading_weight": "lambda", "load": "qps", "budget_per_s": "budget_per_hour"}
+_LARGEST = 16 * 2**20  # bytes
 _WORDS = {
     "`float`": "a number",
     "`int`": "a whole number",
@@ -66,18 +68,16 @@ _WORDS = {
     "`bool`": "true or false",
     "`array`": "a list",
     "`object`": "a table",
+    "`date`": "a date",
+    "`time`": "a time",
+    "`datetime`": "a date and time",
     " | null": "",
 }
 
 
 def read_plan_file(path: Path) -> Problem:
     """The problem that the file states; ends the command (bad usage) when it states none."""
-    try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        usage(f"cannot read {path}: {error.strerror}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        usage(f"{path} is not valid TOML: {error}")
+    raw = _read(path)
     try:
         file = msgspec.convert(raw, PlanFile)
     except msgspec.ValidationError as error:
@@ -85,6 +85,7 @@ def read_plan_file(path: Path) -> Problem:
     for part, blocks in (("variant", file.variant), ("app", file.app)):
         if not blocks:
             usage(f"{path}: {part}: there must be at least one [[{part}]]")
+    _names(path, file, raw)
     problem = _problem(file)
     try:
         check(problem)
@@ -93,6 +94,43 @@ def read_plan_file(path: Path) -> Problem:
         part, key = _PARTS.get(flaw.part, flaw.part), _KEYS.get(flaw.key, flaw.key)
         usage(f"{path}: {_place(part, flaw.number, key, raw)}: {flaw.reason}")
     return problem
+
+
+def _names(path: Path, file: PlanFile, raw: dict[str, Any]) -> None:
+    """Names that can be told apart, and printed."""
+    for i, one in enumerate(file.variant):
+        apps = [one.app] if isinstance(one.app, str) else one.app
+        if not apps:
+            usage(f"{path}: {_place('variant', i, 'app', raw)}: must name at least one app")
+        if len(set(apps)) < len(apps):
+            usage(f"{path}: {_place('variant', i, 'app', raw)}: names an app twice")
+        for key, name in (("name", one.name), *(("app", app) for app in apps)):
+            if not _fine(name):
+                usage(f"{path}: {_place('variant', i, key, raw)}: must be some printable text, not {name!r}")
+    for i, asked in enumerate(file.app):
+        if not _fine(asked.name):
+            usage(f"{path}: {_place('app', i, 'name', raw)}: must be some printable text, not {asked.name!r}")
+
+
+def _fine(name: str) -> bool:
+    return bool(name.strip()) and name.isprintable()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(_LARGEST + 1)  # the file may be a device that never ends
+        if len(content) > _LARGEST:
+            usage(f"cannot read {path}: it is larger than {_LARGEST >> 20} MiB, which no plan needs")
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except OSError as error:
+        usage(f"cannot read {path}: {error.strerror}")
+    except UnicodeDecodeError as error:
+        usage(f"{path} is not valid TOML: byte {error.start} is not UTF-8 text")
+    except tomllib.TOMLDecodeError as error:
+        usage(f"{path} is not valid TOML: {error}")
+    except RecursionError:
+        usage(f"{path} is not valid TOML: it is nested too deeply")
 
 
 def _problem(file: PlanFile) -> Problem:
@@ -138,13 +176,26 @@ def _refuse(path: Path, raw: Any, message: str) -> NoReturn:
     found = re.fullmatch(r"`\$\.?(?:(variant|app)\[(\d+)\])?\.?(.*)`", at)
     part, at_number, key = found.groups() if found else ("", None, at.strip("`$."))
     number = None if at_number is None else int(at_number)
+    if key.endswith("[...]"):  # some entry of resources or uses: the first that is no number
+        key = key.removesuffix("[...]")
+        table = (raw[part][number] if part and number is not None else raw)[key]
+        wrong = (
+            name for name, amount in table.items() if isinstance(amount, bool) or not isinstance(amount, int | float)
+        )
+        key = f"{key}.{next(wrong, '*')}"
     missing = re.search(r"(?:missing required|contains unknown) field `(.*)`", reason)
     if missing:
         key = missing.group(1)
-        reason = "is missing" if "missing" in reason else "there is no such key"
+        reason = "is missing" if "missing" in reason else f"there is no such key{_meant(part or '', key)}"
     for theirs, ours in _WORDS.items():
         reason = reason.replace(theirs, ours)
     usage(f"{path}: {_place(part or '', number, key, raw)}: {reason[:1].lower()}{reason[1:]}")
+
+
+def _meant(part: str, key: str) -> str:
+    block = {"variant": VariantBlock, "app": AppBlock}.get(part, PlanFile)
+    near = get_close_matches(key, block.__struct_encode_fields__, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _place(part: str, number: int | None, key: str, raw: dict[str, Any]) -> str:
@@ -153,4 +204,5 @@ def _place(part: str, number: int | None, key: str, raw: dict[str, Any]) -> str:
         return f"{part}.{key}" if part else key
     block = raw[part][number]
     name = block.get("name") if isinstance(block, dict) else None
+    name = name if isinstance(name, str) and _fine(name) else None
     return f"[[{part}]] {number + 1}{f' ({name})' * bool(name)}{f': {key}' * bool(key)}"

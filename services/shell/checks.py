@@ -88,7 +88,7 @@ RULES: Mapping[str, Rule] = {
     "dispatcher.policy": Text(
         r"infaas|round-robin|brute-force|[\w.]+:\w+", "infaas, round-robin, brute-force or module:Class"
     ),
-    "dispatcher.dispatch": Text("spread|pack", "spread or pack"),
+    "dispatcher.dispatch": Text("auto|spread|pack", "auto, spread or pack"),
     "dispatcher.default_deadline_s": _SECONDS,
     "dispatcher.max_inline": Number(0, 64 * 2**20),
     "dispatcher.probe_share": _SHARE,

@@ -113,6 +113,7 @@ class InvalidProblem(ValueError):
 
 
 MOST = 1_000_000  # instances of one candidate; more than any cluster has, few enough for exact integers in a solver
+LARGEST = 1e15  # of any other number: what adds up to more is no longer exact
 _POSITIVE, _AMOUNT, _SHARE, _COUNT = "above 0", "0 or more", "from 0 to 1", f"from 0 to {MOST}"
 
 
@@ -197,6 +198,8 @@ def _number(part: str, index: int | None, key: str, value: float, rule: str) -> 
         _refuse(part, index, key, f"must be a number, not {value:g}")
     if not fits:
         _refuse(part, index, key, f"must be {rule}, not {value:g}")
+    if value > LARGEST:
+        _refuse(part, index, key, f"must be at most {LARGEST:g}, not {value:g}")
 
 
 def _refuse(part: str, index: int | None, key: str, reason: str) -> None:

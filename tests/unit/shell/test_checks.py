@@ -79,7 +79,7 @@ def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None
         ("[machines.kinds.a]\nsimulate = { tpu = 1 }", "machines.kinds.a.simulate.tpu: the name must be a kind that can be"),
         ("[prices]\nper_hour = { gpu = 'much' }", "prices.per_hour.gpu: expected a number, got text"),
         ("[dispatcher]\npolicy = 'best'", "dispatcher.policy: must be infaas, round-robin, brute-force or module:Class"),
-        ("[dispatcher]\ndispatch = 'random'", "dispatcher.dispatch: must be spread or pack, not 'random'"),
+        ("[dispatcher]\ndispatch = 'random'", "dispatcher.dispatch: must be auto, spread or pack, not 'random'"),
         ("[dispatcher]\nmax_inline = 8388608", "dispatcher.max_inline: must be below bus.max_payload"),
         ("[dispatcher]\ncount = 1.5", "dispatcher.count: expected a whole number, got a number"),
         ("[dispatcher]\ncount = true", "dispatcher.count: expected a whole number, got true or false"),

@@ -138,12 +138,32 @@ def test_more_than_the_contract_asks(changed: Any, capsys: pytest.CaptureFixture
         (("{ gpus = 1 }", "{ gpus = -1 }"), "[[variant]] 3 (C): uses.gpus: must be 0 or more, not -1"),
         (('name = "B"', 'name = "A"'), "[[variant]] 2 (A): name: 'A' is there twice"),
         (("qps = 1000", "qps = inf"), "[[app]] 1 (classify): qps: must be a number, not inf"),
-        (("qps = 1000", "qsp = 1000"), "[[app]] 1 (classify): qsp: there is no such key"),
+        (("qps = 1000", "qsp = 1000"), "[[app]] 1 (classify): qsp: there is no such key; did you mean qps?"),
         (("latency_ms = 300", "latency_ms = -1"), "[[app]] 1 (classify): latency_ms: must be above 0, not -1"),
         (("[[app]]", "[app]"), "app: expected a list, got a table"),
         (("[[app]]", "[[application]]"), "application: there is no such key"),
         (("slack = 1.0 ", "slack = -1 "), "slack: must be above 0, not -1"),
-        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key"),
+        (("slack = 1.0 ", "slak = 1.0 "), "slak: there is no such key; did you mean slack?"),
+        (("slack = 1.0 ", "weight = 1.0 "), "weight: there is no such key"),
+        (
+            ("load_s = 4.0", "latency = 4.0"),
+            "[[variant]] 2 (B): latency: there is no such key; did you mean latency_ms?",
+        ),
+        (
+            ("cost_per_s = 3.0", "cost_per_s = 1e308"),
+            "[[variant]] 2 (B): cost_per_s: must be at most 1e+15, not 1e+308",
+        ),
+        (("cost_per_s = 3.0", "cost_per_s = 1e999"), "[[variant]] 2 (B): cost_per_s: must be a number, not inf"),
+        (("load_s = 4.0", "running = 2000000"), "[[variant]] 2 (B): running: must be from 0 to 1000000, not 2e+06"),
+        (("qps = 1000", "qps = 1" + "0" * 400), "[[app]] 1 (classify): qps: number out of range"),
+        (("qps = 1000", "qps = true"), "[[app]] 1 (classify): qps: expected a number, got true or false"),
+        (("qps = 1000", "qps = 1979-05-27"), "[[app]] 1 (classify): qps: expected a number, got a date"),
+        (("{ gpus = 1 }", "{ gpus = 'one' }"), "[[variant]] 3 (C): uses.gpus: expected a number, got text"),
+        (("{ gpus = 1 }", "[1]"), "[[variant]] 3 (C): uses: expected a table, got a list"),
+        (("slack = 1.0 ", "resources = { cpus = 1, gpus = 'x' } "), "resources.gpus: expected a number, got text"),
+        (('name = "B"', 'name = ""'), "[[variant]] 2: name: must be some printable text, not ''"),
+        (('name = "B"', 'name = "B\\u001b[31m"'), "[[variant]] 2: name: must be some printable text, not 'B\\x1b[31m'"),
+        (('name = "B"', "name = 7"), "[[variant]] 2: name: expected text, got a whole number"),
         (("lambda = 0.0 ", "lambda = -0.5 "), "lambda: must be 0 or more, not -0.5"),
         (("slack = 1.0 ", "budget_per_hour = -7 "), "budget_per_hour: must be 0 or more"),
         (("slack = 1.0 ", "resources = { gpus = -2 } "), "resources.gpus: must be 0 or more, not -2"),
@@ -160,12 +180,38 @@ def test_bad_files_are_refused_with_file_key_and_reason(
     assert err == f"infaas: {path}: {said}\n"
 
 
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("[]", "must name at least one app"),
+        ('["classify", "classify"]', "names an app twice"),
+        ("[1]", "expected text"),
+    ],
+)
+def test_apps_of_a_variant(app: str, said: str, changed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    block = ('app = "classify"\nmodel = "resnet50"\nname = "C"', f'app = {app}\nmodel = "resnet50"\nname = "C"')
+    assert main(["plan", changed(block)]) == 2
+    err = capsys.readouterr().err
+    assert "[[variant]] 3 (C): app" in err
+    assert said in err
+
+
+def test_a_byte_order_mark_is_no_harm(changed: Any) -> None:
+    path = Path(changed())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert main(["plan", str(path), "--json"]) == 0
+
+
 def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path_factory.mktemp("plan")
     for name, body, reason in (
         ("absent.toml", None, "No such file or directory"),
         ("broken.toml", b"slack = \n", "not valid TOML"),
-        ("binary.toml", b"\xff\xfe\x00", "not valid TOML"),
+        ("binary.toml", b"\xff\xfe\x00", "not valid TOML: byte 0 is not UTF-8 text"),
+        ("zeros.toml", b"\x00" * 100, "not valid TOML"),
+        ("large.toml", b"#" * (16 * 2**20 + 1), "larger than 16 MiB"),
+        ("deep.toml", b"a = " + b"[" * 5000, "nested too deeply"),
+        ("json.toml", b'{"variant": []}', "not valid TOML"),
         ("empty.toml", b"", "variant: is missing"),
         ("idle.toml", b"variant = []\napp = []\n", "variant: there must be at least one [[variant]]"),
     ):
@@ -176,7 +222,10 @@ def test_files_that_are_none(tmp_path_factory: pytest.TempPathFactory, capsys: p
         assert name in err
         assert reason in err
         assert err.count("\n") == 1
+    assert main(["plan", "/dev/zero"]) == 2
+    assert "larger than" in capsys.readouterr().err
     assert main(["plan", str(place)]) == 2
+    assert "Is a directory" in capsys.readouterr().err
     assert main(["plan"]) == 2
     assert main(["plan", str(EXAMPLE), "--policy", "gurobi"]) == 2
     assert main(["plan", str(EXAMPLE), "--time-limit", "0"]) == 2
