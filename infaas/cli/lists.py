@@ -128,12 +128,13 @@ def _list(
 
 def _render_workers(items: list[Item]) -> None:
     devices = [
-        device | {"worker": item["worker"], "worker_state": item["state"]}
+        device | {"worker": item["worker"], "machine": item["kind"], "worker_state": item["state"]}
         for item in items
         for device in item["devices"]
     ]
     device_columns = (
         Column("worker", "worker"),
+        Column("machine", "machine"),
         Column("state", "worker_state"),
         Column("device", "device"),
         Column("kind", lambda d: f"{d['kind']}{' (simulated)' * bool(d.get('simulated'))}"),

@@ -18,7 +18,7 @@ class Instance:
     """One loaded (or loading) variant on one device. own, others: items dispatched there and not yet done."""
 
     __slots__ = (
-        "batch", "device", "factor", "id", "others", "own", "per_item", "price_per_s", "ready_at", "record", "state",
+        "batch", "busy", "device", "factor", "id", "others", "own", "per_item", "price_per_s", "ready_at", "record", "state",
         "status", "table", "worker",
     )  # fmt: skip
 
@@ -33,6 +33,7 @@ class Instance:
         self.own = 0
         self.others = 0
         self.batch = 1
+        self.busy = 0.0  # share of the time that it computes, as last told
         self.factor = 1.0
         self.ready_at = 0.0
         self.state = "Inactive"
@@ -43,14 +44,24 @@ class Instance:
         table = self.table if length is None else self.table.at(length)
         return ((self.own + self.others) * self.per_item + table.seconds(items)) * self.factor
 
+    @property
+    def ahead(self) -> float:
+        """Seconds of work that wait here."""
+        return (self.own + self.others) * self.per_item * self.factor
+
     def state_for(self, app: str) -> str:
         return self.status.app_states.get(app, self.status.state)
 
 
 class Worker:
-    """One worker as its monitor last described it."""
+    """One worker as its monitor last described it. fullness: by kind of device (and whether simulated), the part of its cores
+    that its instances keep busy: of a machine that workers share, each one's own part. was_alive: a device of it has lived.
+    """
 
-    __slots__ = ("devices", "draining", "hardware", "incarnation", "instances", "name", "quarantined", "seen", "skew")
+    __slots__ = (
+        "devices", "draining", "fullness", "hardware", "incarnation", "instances", "kind", "name", "quarantined", "seen",
+        "skew", "was_alive",
+    )  # fmt: skip
 
     def __init__(self, name: str, hardware: str) -> None:
         self.name = name
@@ -60,8 +71,22 @@ class Worker:
         self.skew = 0.0
         self.draining = False
         self.quarantined: dict[str, str] = {}  # variants that it will not load, and why
+        self.kind = ""
+        self.was_alive = False
+        self.fullness: dict[tuple[str, bool], float] = {}
         self.devices: dict[str, DeviceStatus] = {}
         self.instances: dict[str, Instance] = {}
+
+    def weigh(self) -> None:
+        """Its fullness by the latest figures of its instances."""
+        found: dict[tuple[str, bool], float] = {}
+        for instance in self.instances.values():
+            device = self.devices.get(instance.device)
+            if device is not None and instance.busy > 0:
+                kind = (device.kind, device.simulated)
+                threads = max(1, instance.record.threads) if device.kind == "cpu" else 1
+                found[kind] = found.get(kind, 0.0) + instance.busy * threads / max(1, device.cores)
+        self.fullness = found
 
     def utilisation(self, kind: str, *, simulated: bool = False) -> float | None:
         """Of the worker's least used living device of this kind, real or simulated; None when it has none."""
@@ -118,6 +143,7 @@ class ClusterView:
             first = False
         worker.incarnation, worker.seen, worker.skew = beat.incarnation, now, now - beat.at
         alive_before = {name for name, device in worker.devices.items() if device.alive}
+        worker.kind = beat.kind or beat.hardware
         worker.draining = beat.draining or beat.leaving
         worker.quarantined = beat.quarantined
         for device in beat.devices:
@@ -144,6 +170,8 @@ class ClusterView:
         for gone in [i for i in worker.instances if i not in listed]:
             self.remove(gone)
             changed = True
+        worker.was_alive = worker.was_alive or any(device.alive for device in beat.devices)
+        worker.weigh()
         if unknown:
             self._unknown[beat.worker] = beat
         else:
@@ -161,6 +189,7 @@ class ClusterView:
         before = instance.status
         instance.status = status
         instance.factor = status.factor
+        instance.busy = status.load / status.mean_batch * status.latency_ms / 1000.0 if status.mean_batch > 0 else 0.0
         instance.ready_at = status.ready_at
         instance.others = max(0, status.queued - instance.own)
         batch = _power_of_two(status.mean_batch)

@@ -19,7 +19,8 @@ OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
 REORDER = (
     3.0  # s that instances must have been full before another load on demand: the autoscalers, who weigh costs, first
 )
-PACK_BELOW = 0.8  # utilisation up to which `pack` keeps filling a worker
+PACK_BELOW = 0.8  # part of a worker that instances keep busy, up to which `pack` keeps filling it
+PACK_AHEAD = 0.2  # s of work waiting, up to which it does
 
 
 class SelectionPolicy(Protocol):
@@ -77,12 +78,16 @@ class InfaasPolicy:
 
     @staticmethod
     def _packed(group: Group, ask: Ask, slack: float) -> Instance | None:
-        """The instance in time on the fullest worker that is not yet full."""
+        """The instance in time on the fullest worker that is not yet full; the same one among equals, by name."""
+        hardware = (group.record.hardware, group.record.simulated)
         best: Instance | None = None
-        fullest = -1.0
+        fullest = 0.0
         for instance in group.active:
-            used = instance.worker.utilisation(group.record.hardware, simulated=group.record.simulated) or 0.0
-            if fullest < used < PACK_BELOW and instance.predict(ask.items, ask.length) <= slack:
+            used = instance.worker.fullness.get(hardware, 0.0)
+            full = max(used, instance.busy) >= PACK_BELOW or instance.ahead > PACK_AHEAD
+            if full or instance.predict(ask.items, ask.length) > slack:
+                continue
+            if best is None or (-used, instance.worker.name) < (-fullest, best.worker.name):
                 best, fullest = instance, used
         return best
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from services.core.baselines import BruteForce, RoundRobin
 from services.core.selection import InfaasPolicy, SelectionPolicy
-from services.shell.settings import DispatcherSettings, SettingsError
+from services.shell.settings import DispatcherSettings, MachineSettings, SettingsError
 
 
 def uid_maker() -> Callable[[], bytes]:
@@ -21,14 +21,23 @@ def dispatcher_name() -> str:
     return f"d-{os.urandom(4).hex()}"
 
 
-def load_policy(settings: DispatcherSettings, *, on_demand: bool = True) -> SelectionPolicy:
+def load_policy(
+    settings: DispatcherSettings, machines: MachineSettings | None = None, *, on_demand: bool = True
+) -> SelectionPolicy:
     """A built-in policy by name, or a user's class by "module:Class"; raises SettingsError that says what is wrong.
 
+    machines: what the dispatch "auto" goes by: "pack" where machines may come and go, so that some empty; else "spread".
     on_demand: whether the built-in "infaas" may load what no instance can serve; static systems have chosen beforehand.
     """
     name = settings.policy
+    if settings.dispatch not in ("auto", "spread", "pack"):
+        raise SettingsError(f"dispatcher.dispatch {settings.dispatch!r} is none of auto, spread, pack")
     if name == "infaas":
-        return InfaasPolicy(dispatch=settings.dispatch, probe_share=settings.probe_share, on_demand=on_demand)
+        dispatch = settings.dispatch
+        if dispatch == "auto":
+            kinds = machines.kinds.values() if machines is not None and machines.provider != "off" else ()
+            dispatch = "pack" if any(kind.maximum > kind.minimum for kind in kinds) else "spread"
+        return InfaasPolicy(dispatch=dispatch, probe_share=settings.probe_share, on_demand=on_demand)
     if name == "round-robin":
         return RoundRobin()
     if name == "brute-force":

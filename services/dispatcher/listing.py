@@ -4,7 +4,7 @@ from typing import Any
 
 from bus.messages.public import Error, Listing, ListRequest, Refusal
 from services.core.catalog import Catalog
-from services.core.cluster import ClusterView
+from services.core.cluster import ClusterView, Worker
 from services.core.intake import BadRequest, check_name
 from services.dispatcher.explaining import state_of
 
@@ -119,7 +119,8 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
         {
             "worker": worker.name,
             "hardware": worker.hardware,
-            "state": "Draining" if worker.draining else "Ready" if _alive(worker) else "Down",
+            "kind": worker.kind,
+            "state": _state_of(worker),
             "incarnation": worker.incarnation,
             "last_seen_s": round(now - worker.seen, 3),
             "clock_skew_ms": round(worker.skew * 1000.0, 3),
@@ -158,5 +159,10 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
     ]
 
 
-def _alive(worker: Any) -> bool:
-    return any(device.alive for device in worker.devices.values())
+def _state_of(worker: Worker) -> str:
+    """As people are shown it. Booting: its monitor speaks, and none of its executors has yet."""
+    if worker.draining:
+        return "Draining"
+    if any(device.alive for device in worker.devices.values()):
+        return "Ready"
+    return "Down" if worker.was_alive else "Booting"

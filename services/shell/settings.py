@@ -38,12 +38,14 @@ class StoreSettings(Section, frozen=True, kw_only=True):
 class DispatcherSettings(Section, frozen=True, kw_only=True):
     """count: dispatchers under `up`. policy: "infaas", "round-robin", "brute-force", or "module:Class".
 
+    dispatch: among instances of one variant "spread" (least loaded), "pack" (fullest worker in time, so that others empty), or
+    "auto": pack where a kind of machine may come and go (machines.kinds), else spread.
     max_inline: bytes of a body above which it must come by reference.
     """
 
     count: int = 1
     policy: str = "infaas"
-    dispatch: str = "spread"
+    dispatch: str = "auto"
     default_deadline_s: float = 30.0
     max_inline: int = 2**20
     probe_share: float = 0.1
@@ -242,6 +244,8 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
             raise SettingsError(f"cannot read {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{path} is not valid TOML: {error}") from error
+        except RecursionError as error:
+            raise SettingsError(f"{path} is not valid TOML: it is nested too deeply") from error
     origins = Origins(str(path or ""))
     for name, value in environ.items():
         where = _SHORT.get(name) or _path(name)

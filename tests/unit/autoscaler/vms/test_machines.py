@@ -113,6 +113,7 @@ def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes(
     fleet.stage.run(1.0)
     order = EnsureLoaded(variant=other, app="elsewhere")
     fleet.stage.publish(fleet.subjects.worker("w1", "load"), order)
+    fleet.stage.run(1.0)
     history = []
     for _ in range(60):  # w1 is busy with something else; w0, which alone serves the app's model, is idle
         asked.append(fleet.ask("elsewhere"))
