@@ -7,6 +7,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 DISPATCHERS = "dispatchers"  # queue group that shares the queries
 REGISTRARS = "registrars"
 RECORDERS = "recorders"
+JOBS = "jobs"
 
 
 def valid_name(name: object) -> bool:

@@ -77,7 +77,7 @@ class Position(Struct, frozen=True, array_like=True):
 class Checkpoint(Struct, frozen=True, kw_only=True):
     """How far the output is on disk: so many chunks and items, which end at this byte of it; there the input goes on.
 
-    shapes: an output's datatype and item shape, for files that hold one array.
+    datatype, shape: of an output's items, for files that hold one array. generation: grows when it all begins anew.
     """
 
     chunks: int = 0
@@ -86,6 +86,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     position: Position = Position()
     datatype: str = ""
     shape: list[int] = []
+    generation: int = 0
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):

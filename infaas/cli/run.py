@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NESTED = {
     "model-autoscaler": "autoscaler.models",
     "vm-autoscaler": "autoscaler.vms",
+    "offline": "jobs.runner",
 }  # others are named as their folder
 
 

@@ -92,7 +92,7 @@ class Stack:
         ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
         chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any)
         nats_url, writer, reader, environ = await self._start_servers(chosen)
-        self._service("registrar", ["registrar", "recorder", "vm-autoscaler"], environ | {"INFAAS_STORE__DSN": writer})
+        self._service("registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer})
         found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
         endpoints.write(plan.data_dir, found, chosen)
         return found
@@ -214,7 +214,7 @@ class Stack:
         environ = self._environ | environ_of(settings)
         children = self._workers[worker] = []
         children.append(self._service(f"executor-{worker}", ["executor"], environ, settings))
-        children.append(self._service(f"monitor-{worker}", ["monitor", "model-autoscaler"], environ))
+        children.append(self._service(f"monitor-{worker}", ["monitor", "model-autoscaler", "offline"], environ))
 
     async def _stop_worker(self, worker: str) -> None:
         """Stop the processes of one worker alone; nothing when there is no such worker."""

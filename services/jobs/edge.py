@@ -1,0 +1,318 @@
+"""The coordinator's hands: jobs in their bucket, chunks into the queue, parts out of their bucket, inputs and outputs elsewhere."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from bus.codec import decode, encode
+from bus.messages.jobs import OVER, Chunk, JobRecord, Part
+from bus.messages.public import Error, ObjectRef
+from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, StreamSpec, WrongRevision
+from bus.subjects import Subjects
+from services.jobs import s3
+from services.jobs.commands import (
+    Abandon,
+    Accept,
+    Assemble,
+    Assembled,
+    Broken,
+    Cancel,
+    CancelResult,
+    Conclude,
+    Feed,
+    Forget,
+    Keep,
+    Read,
+    Resume,
+    Resumed,
+    Route,
+    Spot,
+    TakeOver,
+    WasRead,
+)
+from services.jobs.desk import Desk, named
+from services.jobs.files import BadFile
+from services.jobs.readers import Bad
+from services.jobs.urls import Place
+
+PARTS_KEPT_S = 24 * 3600.0  # parts of jobs that nobody carries on
+INLINE = 2**20  # bytes of a chunk above which it goes through the object store
+QUEUE_BYTES = 2**30
+AT_ONCE = 8  # objects fetched or removed side by side
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def stream(subjects: Subjects) -> StreamSpec:
+    """The work queue of chunks."""
+    return StreamSpec(subjects.job_stream, (subjects.job_chunks(),), "work", QUEUE_BYTES)
+
+
+def part_key(job: str, number: int) -> str:
+    return f"{job}/{number}"
+
+
+class JobsEdge:
+    """Carries out the commands of services/jobs/commands.py. `await JobsEdge.open(...)` makes one."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, records: KeyValue, desk: Desk, chunk_bytes: int) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._records = records
+        self._desk = desk
+        self._chunk_bytes = chunk_bytes
+        self._revisions: dict[str, int] = {}
+        self._parts: ObjectStore | None = None
+        self._does: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            Accept: self._accept,
+            Read: self._read,
+            Feed: self._feed,
+            Resume: self._resume,
+            Assemble: self._assemble,
+            Keep: self._keep,
+            Conclude: self._conclude,
+            Abandon: self._abandon,
+            Cancel: self._cancel,
+            TakeOver: self._take_over,
+            Forget: self._forget,
+        }
+
+    @classmethod
+    async def open(cls, bus: Bus, subjects: Subjects, desk: Desk, chunk_bytes: int) -> "JobsEdge":
+        """Raises BusError."""
+        return cls(bus, subjects, await bus.key_value(subjects.jobs_bucket), desk, chunk_bytes)
+
+    async def perform(self, command: Any) -> Any:
+        """See services.core.actor.Edge."""
+        return await self._does[type(command)](command)
+
+    async def _store(self) -> ObjectStore:
+        """The bucket of parts; made, as the queue is, when the first job needs it."""
+        if self._parts is None:
+            await self._bus.ensure_stream(stream(self._subjects))
+            self._parts = await self._bus.object_store(self._subjects.parts_bucket, max_age_s=PARTS_KEPT_S)
+        return self._parts
+
+    # -- accepting
+
+    async def _accept(self, command: Accept) -> Error | None:
+        route = command.route
+        try:
+            await self._look(route)
+        except BadFile as error:
+            return Error(code="forbidden" if error.forbidden else "bad_request", message=str(error))
+        except (Bad, OSError) as error:
+            return Error(code="bad_request", message=named(error, "input"))
+        try:
+            self._revisions[route.job] = await self._records.create(route.job, encode(command.record))
+        except WrongRevision:
+            kept = await self._records.get(route.job)
+            if decode(JobRecord, kept.value or b"") != command.record:
+                return Error(code="bad_request", message="job: this id is in use already; give another one, or none")
+            self._revisions[route.job] = kept.revision
+        return None
+
+    async def _look(self, route: Route) -> None:
+        for place, field in ((route.source, "input"), (route.target, "output")):
+            if place.scheme == "s3" and s3.missing():
+                raise BadFile(f"{field}: {s3.missing()}")
+        if route.source.scheme == "file":
+            await asyncio.to_thread(self._desk.look, route)
+        elif not await self._exists(route.source):
+            raise BadFile(f"input: there is no object {route.source.key} in the bucket {route.source.bucket}")
+        if route.target.scheme == "file":
+            await asyncio.to_thread(self._desk.files.check_target, route.target.path)
+        elif await self._exists(route.target):
+            raise BadFile(
+                f"output: the object {route.target.key} is in {route.target.bucket} already: choose another key"
+            )
+
+    async def _exists(self, place: Place) -> bool:
+        if place.scheme == "s3":
+            return await asyncio.to_thread(s3.exists, place.bucket, place.key)
+        try:
+            return await (await self._bus.object_store(place.bucket, create=False)).exists(place.key)
+        except NotFound:
+            return False
+
+    async def _fetch(self, route: Route) -> None:
+        """Bring a remote input here, in pieces, unless it is here."""
+        place, path = route.source, self._desk.spooled(route, "in")
+        if path.exists():
+            return
+        if place.scheme == "nats":
+            await (await self._bus.object_store(place.bucket, create=False)).get_to(place.key, path)
+        else:
+            part = path.with_suffix(".fetching")
+            await asyncio.to_thread(s3.download, place.bucket, place.key, part)
+            part.replace(path)
+
+    async def _read(self, command: Read) -> WasRead | Broken:
+        if command.route.source.scheme != "file":
+            try:
+                await self._fetch(command.route)
+            except (NotFound, OSError) as error:
+                return Broken(named(error, "input"))
+        return await asyncio.to_thread(self._desk.read, command.route)
+
+    # -- chunks and parts
+
+    async def _feed(self, command: Feed) -> list[Spot] | Broken:
+        store = await self._store()
+        if command.route.source.scheme != "file":
+            await self._fetch(command.route)
+        found = await asyncio.to_thread(self._desk.cut, command, self._chunk_bytes)
+        if isinstance(found, Broken):
+            return found
+        job = command.route.job
+        for spot, inputs in found:
+            if spot.number in command.skip:
+                continue
+            body = encode({"inputs": msgspec.Raw(inputs)})
+            if len(body) > min(INLINE, self._bus.max_payload // 2):
+                key = f"{part_key(job, spot.number)}.in"
+                await store.put(key, inputs)
+                body = encode({"inputs_ref": ObjectRef(self._subjects.parts_bucket, key)})
+            chunk = Chunk(job, spot.number, spot.first, spot.items, msgspec.Raw(body))
+            name = f"{job}.{spot.number}.{command.generation}"
+            await self._bus.publish_durable(self._subjects.job_chunks(job), encode(chunk), name)
+        return [spot for spot, _ in found]
+
+    async def _resume(self, command: Resume) -> Resumed:
+        written = await asyncio.to_thread(self._desk.written, command.route, command.checkpoint)
+        return Resumed(written, await self._numbers(command.route.job))
+
+    async def _numbers(self, job: str) -> frozenset[int]:
+        start = f"{job}/"
+        keys = [key.removeprefix(start) for key in await (await self._store()).keys() if key.startswith(start)]
+        return frozenset(int(key) for key in keys if key.isdecimal())
+
+    async def _assemble(self, command: Assemble) -> Assembled | Broken:
+        store = await self._store()
+        job = command.route.job
+
+        async def get(spot: Spot) -> Part:
+            return decode(Part, await store.get(part_key(job, spot.number)))
+
+        try:
+            parts = await _side_by_side(get, command.spots)
+        except NotFound as error:
+            return Broken(f"output: a part of it is gone: {error}")
+        return await asyncio.to_thread(
+            self._desk.append, command.route, command.total, command.checkpoint, command.spots, parts
+        )
+
+    async def _drop(self, job: str, numbers: Iterable[int]) -> None:
+        store = await self._store()
+
+        async def drop(number: int) -> None:
+            await store.delete(part_key(job, number))
+            await store.delete(f"{part_key(job, number)}.in")
+
+        await _side_by_side(drop, list(numbers))
+
+    # -- ends
+
+    async def _conclude(self, command: Conclude) -> Broken | None:
+        route, place = command.route, command.route.target
+        path = self._desk.spooled(route, "out")
+        again = path.exists()  # an earlier try came so far, and may have put the object, too
+        try:
+            await asyncio.to_thread(self._desk.finish, route)
+            if place.scheme != "file":
+                if not again and await self._exists(place):
+                    return Broken(f"output: the object {place.key} is in {place.bucket} meanwhile")
+                if place.scheme == "nats":
+                    await (await self._bus.object_store(place.bucket)).put(place.key, path)
+                else:
+                    await asyncio.to_thread(s3.upload, place.bucket, place.key, path)
+            await asyncio.to_thread(self._desk.discard, route)
+        except (BadFile, OSError) as error:
+            return Broken(named(error, "output"))
+        return None
+
+    async def _abandon(self, command: Abandon) -> str:
+        route = command.route
+        kept = await asyncio.to_thread(self._desk.set_aside, route, command.checkpoint) if command.keep else ""
+        await asyncio.to_thread(self._desk.discard, route)
+        await self._drop(route.job, await self._numbers(route.job))
+        return kept
+
+    # -- records
+
+    async def _keep(self, command: Keep) -> bool:
+        job = command.record.status.job
+        try:
+            revision = await self._records.update(job, encode(command.record), self._revisions.get(job, 0))
+        except WrongRevision:
+            entry = await self._entry(job)
+            if entry is None or decode(JobRecord, entry.value or b"") != command.record:
+                return False
+            revision = entry.revision  # it was written, only the word of it got lost
+        self._revisions[job] = revision
+        if command.drop:
+            await self._drop(job, command.drop)
+        return True
+
+    async def _cancel(self, command: Cancel) -> CancelResult:
+        while True:
+            entry = await self._entry(command.job)
+            if entry is None:
+                text = f"job: there is none with the id {command.job}"
+                return CancelResult(error=Error(code="bad_request", message=text))
+            record = decode(JobRecord, entry.value or b"")
+            if record.status.state == "cancelled":
+                return CancelResult(record)
+            if record.status.state in OVER:
+                text = f"job: {command.job} is {record.status.state} already"
+                return CancelResult(error=Error(code="bad_request", message=text))
+            status = msgspec.structs.replace(
+                record.status, state="cancelled", step="", reason="cancelled", finished=command.now
+            )
+            record = msgspec.structs.replace(record, status=status)
+            try:
+                await self._records.update(command.job, encode(record), entry.revision)
+            except WrongRevision:
+                continue
+            return CancelResult(record)
+
+    async def _take_over(self, command: TakeOver) -> JobRecord | None:
+        entry = await self._entry(command.job)
+        if entry is None:
+            return None
+        record = decode(JobRecord, entry.value or b"")
+        if record.owner != command.previous or record.status.state in OVER:
+            return None
+        record = msgspec.structs.replace(record, owner=command.owner)
+        try:
+            revision = await self._records.update(command.job, encode(record), entry.revision)
+        except WrongRevision:
+            return None
+        self._revisions[command.job] = revision
+        return record
+
+    async def _forget(self, command: Forget) -> None:
+        await self._records.delete(command.job)
+        self._revisions.pop(command.job, None)
+
+    async def _entry(self, job: str) -> Entry | None:
+        try:
+            return await self._records.get(job)
+        except NotFound:
+            return None
+
+
+async def _side_by_side(work: Callable[[T], Awaitable[R]], arguments: list[T]) -> list[R]:
+    """Some of them at a time, results in order."""
+    found: list[R] = []
+    for at in range(0, len(arguments), AT_ONCE):
+        found += await asyncio.gather(*(work(argument) for argument in arguments[at : at + AT_ONCE]))
+    return found
+
+
+def spool_of(data_dir: str) -> Path:
+    """Where remote inputs and outputs are kept meanwhile."""
+    return Path(data_dir).absolute() / "spool" / "jobs"

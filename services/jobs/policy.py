@@ -1,0 +1,101 @@
+"""What offline jobs decide: which variants may compute a job, which is cheapest, how large a chunk is. Pure.
+
+INFaaS, section 4.2: offline queries name an accuracy or a model, not a latency; they run on spare capacity, so what counts is
+what an item costs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from bus.messages.catalog import AppRecord, Signature, VariantRecord
+from bus.messages.public import Closest, Error
+from services.core.catalog import Catalog
+from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+
+
+def eligible(
+    catalog: Catalog, app: str, *, accuracy: float | None, model: str | None, variant: str | None
+) -> list[VariantRecord]:
+    """The variants that may compute this job, in no order. Simulated ones only by name: their outputs may be zeros.
+
+    A variant named is taken in whatever version; otherwise each model's version that serves now.
+    """
+    if variant is not None:
+        record = catalog.variant(variant)
+        linked = catalog.app(app)
+        found = [record] if record is not None and linked is not None and record.model in linked.links else []
+    else:
+        found = [record for record in catalog.variants_of(app) if not record.simulated]
+    return [
+        record
+        for record in found
+        if record.profile.rows and model in (None, record.model) and (accuracy or 0.0) <= accuracy_of(record)
+    ]
+
+
+def accuracy_of(record: VariantRecord) -> float:
+    """As measured; a variant without a measure passes, as it does for online queries."""
+    return 1.0 if record.accuracy is None else record.accuracy
+
+
+def obstacle(
+    catalog: Catalog,
+    app: str,
+    *,
+    accuracy: float | None,
+    model: str | None,
+    variant: str | None,
+    prices: Mapping[str, float],
+) -> Error | None:
+    """Why no variant can compute this job; None when one can."""
+    record = catalog.app(app)
+    if record is None:
+        return Error(code="unknown_app", message=f"no app {app!r}: see infaas.list.apps, or register a model for it")
+    if model is not None and model not in record.links:
+        known = ", ".join(sorted(record.links))
+        return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")
+    if variant is not None and not eligible(catalog, app, accuracy=None, model=model, variant=variant):
+        return Error(code="bad_request", message=f"variant: {app} has no variant {variant!r}: see infaas.list.variants")
+    if eligible(catalog, app, accuracy=accuracy, model=model, variant=variant):
+        return None
+    candidates = eligible(catalog, app, accuracy=None, model=model, variant=variant)
+    if not candidates:
+        return Error(code="unsatisfiable", message=f"{app} has no variant that really computes yet")
+    best = max(candidates, key=accuracy_of)
+    nearest = Closest(
+        model=best.model,
+        variant=best.variant,
+        accuracy=best.accuracy,
+        latency_ms=latency_ms(best, 1),
+        cost=cost_per_item(best, best.max_batch, prices) * 1000.0,
+    )
+    text = f"accuracy: no variant reaches {accuracy:g}, the most accurate one has {accuracy_of(best):g}"
+    return Error(code="unsatisfiable", message=text, closest=nearest)
+
+
+def cost_per_item(
+    record: VariantRecord, items: int, prices: Mapping[str, float], cores: int = 0, memory_mb: float = 0.0
+) -> float:
+    """US$ of one item in chunks of so many. cores, memory_mb: of the device; unknown ones are taken to be just large enough."""
+    cores, memory_mb = cores or max(1, record.threads), memory_mb or max(1.0, record.profile.memory_mb)
+    try:
+        per_s = instance_price_per_s(record, prices, cores, memory_mb)
+    except UnknownPrice:
+        return float("inf")
+    return cost_per_1000(record, per_s, max(1, min(items, record.max_batch))) / 1000.0
+
+
+def chunk_items(records: Iterable[VariantRecord], prices: Mapping[str, float], most: int, seconds: float) -> int:
+    """Items of a chunk: one batch of the variant that is cheapest then, no longer than an online query may have to wait."""
+    sizes = {record.variant: batch_within(record, most, seconds) for record in records}
+    best = min(records, key=lambda r: (cost_per_item(r, sizes[r.variant], prices), r.variant), default=None)
+    return 1 if best is None else sizes[best.variant]
+
+
+def batch_within(record: VariantRecord, most: int, seconds: float) -> int:
+    """The largest batch of a variant up to `most` that is predicted to take no longer; at least one."""
+    return max(1, min(most, LatencyTable(record).largest_batch_within(seconds)))
+
+
+def signature_of(app: AppRecord, records: Sequence[VariantRecord]) -> Signature | None:
+    """What the job's items must look like."""
+    return app.signature or (records[0].signature if records else None)

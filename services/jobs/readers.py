@@ -1,0 +1,250 @@
+"""Inputs of a job, item by item from a file, never the whole of it: .npy, JSON lines, a MessagePack stream (docs/jobs.md).
+
+The same file cut from the same position with the same limits gives the same chunks, which is what makes a chunk's number mean
+the same items after a restart.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import msgspec
+
+from bus.codec import encode
+from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.jobs import Position
+from bus.messages.public import Tensor
+from bus.tensors import DATATYPES
+from services.jobs.items import BadItem, converts, fits, pack, packed_as, shown, split
+from services.jobs.npy import NpyHeader, read_header
+
+LINE = 64 * 2**20  # bytes of one line, or of one object of a MessagePack stream
+
+
+class Bad(ValueError):
+    """An input that cannot be computed; the text names the item, counted from 0."""
+
+
+Shape = tuple[str, str, tuple[int, ...]]  # input, datatype, shape of one item
+Shapes = tuple[Shape, ...]
+Cell = tuple[Shape, bytes | memoryview]
+
+
+class Item(NamedTuple):
+    """One item: equal `shapes` may share a chunk. data: its bytes by input. next: where the next item begins."""
+
+    shapes: Shapes
+    data: tuple[bytes | memoryview, ...]
+    next: Position
+
+
+class Cut(NamedTuple):
+    """One chunk of an input. body: the MessagePack of the field `inputs` of a query."""
+
+    items: int
+    body: bytes
+    next: Position
+
+
+class Reader(Protocol):
+    """One input file, open for reading."""
+
+    def count(self) -> int:
+        """The number of items, each of them looked at; raises Bad."""
+
+    def cut(self, position: Position, first: int, most: int, most_bytes: int) -> Cut:
+        """Up to so many items from there on, at least one. first: its number, for errors. Raises Bad."""
+
+
+def open_reader(form: str, file: BinaryIO, size: int, signature: Signature) -> Reader:
+    """The reader of a format. Raises Bad when the file's beginning shows already that it will not do."""
+    if form == "npy":
+        return NpyReader(file, size, signature)
+    return ItemReader(json_lines if form == "jsonl" else message_pack, file, signature)
+
+
+class NpyReader:
+    """One array for a model with one input; items are read where they lie."""
+
+    def __init__(self, file: BinaryIO, size: int, signature: Signature) -> None:
+        self._file = file
+        spec = signature.inputs[0]
+        if len(signature.inputs) > 1:
+            names = ", ".join(spec.name for spec in signature.inputs)
+            raise Bad(f"the model takes {names}: a .npy file holds one array, use .jsonl or .msgpack")
+        try:
+            self.header: NpyHeader = read_header(file, size)
+        except BadItem as error:
+            raise Bad(f"the file {error}") from error
+        if not converts(self.header.datatype, spec):
+            raise Bad(f"the file holds {self.header.datatype}, the model takes {spec.datatype}")
+        if not fits(self.header.shape, spec):
+            raise Bad(f"its items have shape {shown(self.header.shape)}, the model takes {shown(spec.shape)}")
+
+    def count(self) -> int:
+        return self.header.items
+
+    def cut(self, position: Position, first: int, most: int, most_bytes: int) -> Cut:
+        header = self.header
+        items = max(1, min(most, header.items - first, most_bytes // max(1, header.row)))
+        start = position.offset or header.start
+        self._file.seek(start)
+        data = self._file.read(items * header.row)
+        if len(data) != items * header.row:
+            raise Bad(f"item {first + len(data) // max(1, header.row)}: the file ends before it")
+        tensor = Tensor(header.datatype, [items, *header.shape], data)
+        return Cut(items, encode(tensor), Position(start + len(data)))
+
+
+class ItemReader:
+    """A file of items that each have to be understood."""
+
+    def __init__(self, parse: Any, file: BinaryIO, signature: Signature) -> None:
+        self._parse = parse
+        self._file = file
+        self._signature = signature
+
+    def _items(self, position: Position, first: int) -> Iterator[Item]:
+        self._file.seek(position.offset)
+        found: Iterator[Item] = self._parse(self._file, position, first, self._signature)
+        return found
+
+    def count(self) -> int:
+        return sum(1 for _ in self._items(Position(), 0))
+
+    def cut(self, position: Position, first: int, most: int, most_bytes: int) -> Cut:
+        taken: list[Item] = []
+        size = 0
+        for item in self._items(position, first):
+            size += sum(map(len, item.data))
+            if taken and (item.shapes != taken[0].shapes or size > most_bytes):
+                break
+            taken.append(item)
+            if len(taken) == most:
+                break
+        if not taken:
+            raise Bad(f"item {first}: the file ends before it")
+        tensors = {
+            name: Tensor(datatype, [len(taken), *shape], b"".join([item.data[i] for item in taken]))
+            for i, (name, datatype, shape) in enumerate(taken[0].shapes)
+        }
+        inputs: Any = next(iter(tensors.values())) if len(self._signature.inputs) == 1 else tensors
+        return Cut(len(taken), encode(inputs), taken[-1].next)
+
+
+def json_lines(file: BinaryIO, position: Position, first: int, signature: Signature) -> Iterator[Item]:
+    """One item a line: its nested list, or a map of input names to nested lists."""
+    decode = msgspec.json.Decoder().decode
+    offset, number = position.offset, first
+    while line := file.readline(LINE):
+        offset += len(line)
+        if len(line) == LINE and not line.endswith(b"\n"):
+            raise Bad(f"item {number}: its line is longer than {LINE // 2**20} MB")
+        if not line.strip():
+            continue
+        try:
+            value = decode(line)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise Bad(f"item {number}: the line is no JSON: {error}") from error
+        cells = [
+            _packed(one, spec, f"item {number}: {_named(spec.name, signature)}")
+            for spec, one in _by_input(value, signature, number)
+        ]
+        yield Item(tuple(cell[0] for cell in cells), tuple(cell[1] for cell in cells), Position(offset))
+        number += 1
+
+
+def message_pack(file: BinaryIO, position: Position, first: int, signature: Signature) -> Iterator[Item]:
+    """A stream of objects, each what a query's field `inputs` may be: a tensor of one or more items, a list, or a map."""
+    import msgpack  # noqa: PLC0415  (only for files of this kind)
+
+    unpacker = msgpack.Unpacker(file, raw=False, max_buffer_size=LINE, read_size=256 * 1024)
+    start, skip, number = position.offset, position.skip, first
+    while True:
+        try:
+            value = unpacker.unpack()
+        except msgpack.OutOfData:
+            if file.tell() > start:
+                raise Bad(f"item {number}: the file ends within a MessagePack object") from None
+            return
+        except Exception as error:  # of many kinds
+            raise Bad(f"item {number}: no MessagePack object of at most {LINE // 2**20} MB: {error}") from error
+        end = position.offset + unpacker.tell()
+        items = _of_object(value, signature, number)
+        for i, (shapes, data) in enumerate(items):
+            if i < skip:
+                continue
+            last = i + 1 == len(items)
+            yield Item(shapes, data, Position(end) if last else Position(start, i + 1))
+            number += 1
+        start, skip = end, 0
+
+
+def _of_object(value: Any, signature: Signature, number: int) -> list[tuple[Shapes, tuple[bytes | memoryview, ...]]]:
+    columns: list[list[Cell]] = []
+    for spec, one in _by_input(value, signature, number):
+        where = _named(spec.name, signature)
+        if isinstance(one, list):
+            columns.append([_packed(item, spec, f"item {number + i}: {where}") for i, item in enumerate(one)])
+            continue
+        try:
+            columns.append(_tensor_cells(one, spec))
+        except BadItem as error:
+            raise Bad(f"item {number}: {where}{error}") from error
+    if len({len(column) for column in columns}) != 1 or not columns[0]:
+        raise Bad(f"item {number}: the first axis counts items: at least one, and the same for all inputs")
+    return [
+        (tuple(cell[0] for cell in cells), tuple(cell[1] for cell in cells)) for cells in zip(*columns, strict=True)
+    ]
+
+
+def _packed(value: Any, spec: TensorSpec, where: str) -> Cell:
+    try:
+        shape, data = pack(value, spec)
+    except BadItem as error:
+        raise Bad(f"{where}{error}") from error
+    return (spec.name, packed_as(spec.datatype), tuple(shape)), data
+
+
+def _tensor_cells(tensor: Any, spec: TensorSpec) -> list[Cell]:
+    if not _is_tensor(tensor):
+        raise BadItem("is neither a tensor nor a nested list")
+    datatype, shape, rows = _tensor_rows(tensor)
+    if not fits(shape, spec):
+        raise BadItem(f"has items of shape {shown(shape)}, the model takes {shown(spec.shape)}")
+    if not converts(datatype, spec):
+        raise BadItem(f"has datatype {datatype}, the model takes {spec.datatype}")
+    return [((spec.name, datatype, tuple(shape)), row) for row in rows]
+
+
+def _tensor_rows(tensor: Mapping[str, Any]) -> tuple[str, list[int], list[memoryview]]:
+    datatype, shape, data = tensor["datatype"], tensor["shape"], tensor["data"]
+    if datatype not in DATATYPES or not isinstance(data, bytes):
+        raise BadItem(f"is no tensor: datatype must be one of {', '.join(DATATYPES)}, data bytes")
+    if not isinstance(shape, list) or not shape or not all(type(n) is int and n > 0 for n in shape):
+        raise BadItem("is no tensor: shape must be a list of lengths above 0, the first of which counts items")
+    if shape[0] > len(data) + 1:
+        raise BadItem(f"has {len(data)} bytes of data for {shape[0]} items")
+    return datatype, shape[1:], split(datatype, shape[0], shape[1:], data)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() >= {"datatype", "shape", "data"}
+
+
+def _by_input(value: Any, signature: Signature, number: int) -> list[tuple[Any, Any]]:
+    """What the item gives for each input of the model."""
+    if not isinstance(value, dict) or _is_tensor(value):
+        if len(signature.inputs) > 1:
+            names = ", ".join(spec.name for spec in signature.inputs)
+            raise Bad(f"item {number}: the model takes {names}: give a map of these names")
+        return [(signature.inputs[0], value)]
+    missing = [spec.name for spec in signature.inputs if spec.name not in value]
+    unknown = value.keys() - {spec.name for spec in signature.inputs}
+    if missing or unknown:
+        what = f"lacks the input {missing[0]!r}" if missing else f"has an input {next(iter(unknown))!r} too much"
+        raise Bad(f"item {number}: {what}")
+    return [(spec, value[spec.name]) for spec in signature.inputs]
+
+
+def _named(name: str, signature: Signature) -> str:
+    return f"input {name} " if len(signature.inputs) > 1 else ""

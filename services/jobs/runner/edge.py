@@ -1,0 +1,84 @@
+"""The runner's hands: chunks from the queue, parts into their bucket."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from bus.codec import BadMessage, decode, encode
+from bus.messages.jobs import Chunk, PartStored
+from bus.port import Bus, Consumer, NotFound, ObjectStore, Stored
+from bus.subjects import Subjects
+from services.jobs.runner.work import Drop, Extend, GiveBack, Key, Store, Take
+
+CONSUMER = "runners"
+ACK_WAIT_S = 10.0  # after which what a dead runner had taken comes back
+WAIT_S = 0.4  # for a chunk to come
+
+
+class RunnerEdge:
+    """Carries out the commands of work.py. Nothing is opened before there is a job."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._consumer: Consumer | None = None
+        self._parts: ObjectStore | None = None
+        self._taken: dict[Key, Stored] = {}
+        self._does: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            Take: self._take,
+            Extend: self._extend,
+            GiveBack: self._give_back,
+            Drop: self._drop,
+            Store: self._store,
+        }
+
+    async def perform(self, command: Any) -> Any:
+        """See services.core.actor.Edge."""
+        return await self._does[type(command)](command)
+
+    async def _take(self, _: Take) -> Chunk | None:
+        try:
+            if self._consumer is None:
+                self._consumer = await self._bus.consumer(self._subjects.job_stream, CONSUMER, ack_wait_s=ACK_WAIT_S)
+            found = await self._consumer.fetch(1, WAIT_S)
+        except NotFound:
+            self._consumer = None
+            return None  # the coordinator has not made the queue yet
+        for stored in found:
+            try:
+                chunk = decode(Chunk, stored.data)
+            except BadMessage:
+                await stored.ack()  # another release's, or nobody's
+                continue
+            self._taken[chunk.job, chunk.number] = stored  # of several deliveries the latest can be acknowledged
+            return chunk
+        return None
+
+    async def _extend(self, command: Extend) -> None:
+        for key in command.keys:
+            if key in self._taken:
+                await self._taken[key].extend()
+
+    async def _give_back(self, command: GiveBack) -> None:
+        stored = self._taken.pop(command.key, None)
+        if stored is not None:
+            await stored.nak(command.delay)
+
+    async def _drop(self, command: Drop) -> None:
+        stored = self._taken.pop(command.key, None)
+        if stored is not None:
+            await stored.ack()
+
+    async def _store(self, command: Store) -> None:
+        part = command.part
+        if command.ref is not None:
+            answers = await self._bus.object_store(command.ref.bucket, create=False)
+            outputs = await answers.get(command.ref.key)
+            await answers.delete(command.ref.key)
+            part = msgspec.structs.replace(part, outputs=msgspec.Raw(outputs))
+        if self._parts is None:
+            self._parts = await self._bus.object_store(self._subjects.parts_bucket, create=False)
+        await self._parts.put(f"{part.job}/{part.number}", encode(part))
+        self._bus.publish(self._subjects.offline("part"), encode(PartStored(job=part.job, number=part.number)))
+        await self._drop(Drop((part.job, part.number)))

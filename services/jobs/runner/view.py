@@ -1,0 +1,92 @@
+"""What a runner knows: jobs, catalogue, its worker as the monitor tells it, and how much of it offline work uses. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
+from bus.messages.flow import DoneBatch
+from bus.messages.jobs import OVER, JobRecord
+from services.core.catalog import Catalog
+from services.jobs.policy import eligible
+from services.jobs.runner.policy import Knobs, OwnUse, obstacle, ranked
+
+SILENT_S = 2.0  # without the worker's heartbeat
+_decode = msgspec.msgpack.Decoder(JobRecord).decode
+
+
+class View:
+    """prices: US$ an hour by device kind."""
+
+    def __init__(self, prices: Mapping[str, float], knobs: Knobs) -> None:
+        self.catalog = Catalog()
+        self.beat: WorkerHeartbeat | None = None
+        self._records: dict[str, JobRecord] = {}
+        self._prices = prices
+        self._knobs = knobs
+        self._heard_at = float("-inf")
+        self._own = OwnUse()
+
+    # -- jobs
+
+    def job(self, job: str) -> JobRecord | None:
+        return self._records.get(job)
+
+    def is_over(self, job: str) -> bool:
+        """Whether it has ended; one that is not known may still be on its way to us."""
+        record = self._records.get(job)
+        return record is not None and record.status.state in OVER
+
+    def running(self) -> list[JobRecord]:
+        return [record for record in self._records.values() if record.status.state == "running"]
+
+    def changed(self, job: str, value: bytes | None) -> bool:
+        """One entry of the jobs bucket. Whether a job begins to run."""
+        before = self._records.pop(job, None)
+        if value is None:
+            return False
+        try:
+            record = self._records[job] = _decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        return record.status.state == "running" and (before is None or before.status.state != "running")
+
+    # -- the worker
+
+    def heard(self, beat: WorkerHeartbeat, now: float) -> None:
+        self.beat, self._heard_at = beat, now
+
+    def ran(self, batch: DoneBatch) -> None:
+        """A batch of ours was computed."""
+        variant = self.catalog.variant(batch.variant)
+        device = batch.queue.split("/")[1] if batch.queue.count("/") == 2 else ""
+        self._own.ran(device, batch.started, batch.finished, variant.threads if variant is not None else 1)
+
+    def candidates(self, record: JobRecord) -> list[tuple[VariantRecord, str]]:
+        """The variants that this worker could compute a job with, and on which device, cheapest first."""
+        status = record.status
+        found = eligible(self.catalog, status.app, accuracy=status.accuracy, model=status.model, variant=status.variant)
+        return ranked(found, self.beat.devices if self.beat is not None else (), self._prices, record.chunk_items)
+
+    def instances(self, variant: str, device: str) -> list[InstanceStatus]:
+        beat = self.beat
+        return [i for i in beat.instances if i.variant == variant and i.device == device] if beat is not None else []
+
+    def obstacle(self, records: Iterable[JobRecord], now: float) -> str:
+        """Why nothing of these jobs may be computed here now; empty when the worker is calm."""
+        beat = self.beat if now - self._heard_at < SILENT_S else None
+        if beat is None:
+            return "the worker is silent"
+        devices: set[str] = set()
+        for record in records:
+            candidates = self.candidates(record)
+            if not candidates:
+                return f"no device for a variant of job {record.status.job}"
+            devices.add(candidates[0][1])
+        for device in sorted(devices):
+            cores = next((d.cores for d in beat.devices if d.device == device), 0)
+            why = obstacle(beat, device, self._own.share(device, cores, now), self.catalog.variant, self._knobs)
+            if why:
+                return why
+        return ""
