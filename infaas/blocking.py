@@ -95,6 +95,11 @@ class Infaas:
     workers = _waiting(Client.workers)
     explain = _waiting(Client.explain)
     register = _waiting(Client.register)
+    submit = _waiting(Client.submit)
+    jobs = _waiting(Client.jobs)
+    job = _waiting(Client.job)
+    wait_job = _waiting(Client.wait_job)
+    cancel_job = _waiting(Client.cancel_job)
 
     def close(self) -> None:
         """Leave; a second call does nothing."""

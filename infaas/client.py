@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import msgspec
 
+from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus
 from bus.port import Bus, BusError, ObjectStore
 from bus.subjects import Subjects
@@ -27,6 +28,7 @@ from infaas.exchange import FIRST_SILENCE, Exchange, Settle
 from infaas.queries import MAX_INLINE, Needs, Prepared, check_name, check_needs, encode, encode_inputs, head
 
 if TYPE_CHECKING:
+    from infaas.jobs import OnProgress as OnJobProgress
     from infaas.registering import Arrays, OnProgress
 
 DEADLINE = 30.0  # s in which the system answers or refuses a query that names no deadline
@@ -198,6 +200,10 @@ class Client:
         """The workers, their devices and instances."""
         return await self._list("workers")
 
+    async def jobs(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
+        """The offline jobs, newest first; a job has the fields of JobStatus."""
+        return await self._list("jobs", app=app, model=model)
+
     async def explain(self, app: str, **needs: Unpack[Needs]) -> dict[str, Any]:
         """The decision that a query with these needs would get now: `chosen`, `candidates` (each with `why_not`)."""
         return await self._request(self.subjects.explain(check_name(app, "app")), check_needs(needs))
@@ -248,6 +254,54 @@ class Client:
         if status.state == "failed":
             raise RegistrationFailed(status)
         return status
+
+    # -- offline jobs
+
+    async def submit(
+        self,
+        app: str,
+        input: str,
+        output: str,
+        *,
+        accuracy: float | None = None,
+        model: str | None = None,
+        variant: str | None = None,
+        job: str | None = None,
+    ) -> str:
+        """Hand in an offline job: every item of `input` is computed once, the outputs are written to `output` in the same order.
+
+        input, output: URLs (file:// below a directory that the system allows, nats://bucket/key, s3://bucket/key) that end in .npy, .jsonl or
+        .msgpack, or paths of this machine. accuracy: 0..1, at least. model, variant: only this one. job: an id of one's own. Returns the job's
+        id at once. Raises Refused, which names the field that is wrong.
+        """
+        from infaas import jobs  # noqa: PLC0415  (a query needs none of it)
+
+        app = check_name(app, "app")
+        wishes: dict[str, Any] = {"accuracy": accuracy, "model": model, "variant": variant, "job": job}
+        return await jobs.submit(self.bus, self.subjects, app, input, output, **wishes)
+
+    async def job(self, job: str) -> JobStatus:
+        """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` where it failed."""
+        from infaas import jobs  # noqa: PLC0415
+
+        return await jobs.status(self.bus, self.subjects, check_name(job, "job"))
+
+    async def wait_job(
+        self, job: str, *, on_progress: "OnJobProgress | None" = None, timeout: float | None = None
+    ) -> JobStatus:
+        """Follow a job to its end and return its last status, also when it failed or was cancelled; see `state`.
+
+        on_progress gets every status on the way. timeout: seconds to wait here; then Timeout is raised and the job goes on.
+        """
+        from infaas import jobs  # noqa: PLC0415
+
+        return await jobs.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
+
+    async def cancel_job(self, job: str) -> None:
+        """Nothing more of the job is computed; what was written of its output goes. Raises Refused when it has ended."""
+        from infaas import jobs  # noqa: PLC0415
+
+        await jobs.cancel(self.bus, self.subjects, check_name(job, "job"))
 
     # -- inside
 
