@@ -11,6 +11,7 @@ from bus.messages.public import Tensor
 from bus.subjects import Subjects
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
+from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
 from services.core.selection import InfaasPolicy, SelectionPolicy
 from services.dispatcher.actor import Dispatcher
@@ -69,11 +70,13 @@ class Device:
         self.slow = 1.0
         self.poison: set[str] = set()
         self.batches: list[list[str | None]] = []
+        self._tables: dict[str, LatencyTable] = {}
         self.died = False
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
             case LoadModel():
+                self._tables[command.instance] = LatencyTable(command.variant)
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
             case UnloadModel():
                 return 0.001, None
@@ -84,7 +87,8 @@ class Device:
                 self.batches.append(labels)
                 if self.poison & {label for label in labels if label}:
                     self.died = True
-                seconds = command.predicted * self.slow
+                items = sum(work.items for work in command.works)
+                seconds = self._tables[command.instance].seconds(items) * self.slow
                 outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.works]
                 return seconds, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
         raise AssertionError(command)

@@ -1,0 +1,133 @@
+"""Dispatcher, monitor and executor under more load than they can carry, and with a neighbour that slows one of them: virtual time."""
+
+import random
+from typing import Any
+
+import pytest
+
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord
+from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
+from services.core.actor import Changed
+from services.core.catalog import key_of
+from tests.fleet import SIGNATURE, Fleet, variant
+
+SLOW = variant(base_ms=20.0, per_item_ms=5.0)  # 133 items/s in batches of 8
+SATURATION = SLOW.profile.saturation_qps
+
+
+def serving(workers: int) -> Fleet:
+    """A fleet with one Active instance on each worker."""
+    fleet = Fleet(SLOW, workers=workers)
+    fleet.stage.listen(fleet.subjects.worker_heartbeat())
+    for n in range(workers):
+        fleet.stage.publish(fleet.subjects.worker(f"w{n}", "load"), EnsureLoaded(variant=SLOW, app="app"))
+    fleet.stage.run(1.0)
+    return fleet
+
+
+def offer(fleet: Fleet, rate: float, seconds: float, seed: int = 1, **needs: Any) -> list[str]:
+    """Poisson arrivals; the ids."""
+    rng = random.Random(seed)
+    stage = fleet.stage
+    end, at, asked = stage.now + seconds, stage.now, []
+    while (at := at + rng.expovariate(rate)) < end:
+        stage.run(at - stage.now)
+        asked.append(fleet.ask(**needs))
+    stage.run(end - stage.now)
+    return asked
+
+
+def in_time(fleet: Fleet, labels: list[str]) -> int:
+    """How many were answered with nothing missed; each has exactly one end."""
+    ends = [fleet.replies(label) for label in labels]
+    assert all(len(end) == 1 for end in ends)
+    return sum("outputs" in end[0] and not end[0]["missed"] for end in ends)
+
+
+def beat(fleet: Fleet, worker: str) -> WorkerHeartbeat:
+    """The worker's last heartbeat."""
+    subject = fleet.subjects.worker_heartbeat(worker)
+    return decode(WorkerHeartbeat, [body for _, heard, body in fleet.stage.heard if heard == subject][-1])
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "workers", "times"),
+    [(200.0, 1, 1.5), (200.0, 2, 1.5), (1000.0, 1, 1.5), (1000.0, 2, 1.5), (500.0, 1, 3.0)],
+)
+def test_beyond_saturation_goodput_stays(slo_ms: float, workers: int, times: float) -> None:
+    fleet = serving(workers)
+    capacity = workers * SATURATION
+    offer(fleet, times * capacity, 2.0, latency_ms=slo_ms)
+    asked = offer(fleet, times * capacity, 4.0, seed=2, latency_ms=slo_ms)
+    assert {i.state for n in range(workers) for i in beat(fleet, f"w{n}").instances} == {"Overloaded"}
+    fleet.stage.run(3.0)
+    assert in_time(fleet, asked) / 4.0 >= 0.9 * capacity
+    codes = {reply["error"]["code"] for label in asked for reply in fleet.replies(label) if "error" in reply}
+    assert codes <= {"overloaded", "deadline"}
+
+
+def test_after_the_peak_everything_is_in_time_again() -> None:
+    fleet = serving(1)
+    offer(fleet, 2.0 * SATURATION, 3.0, latency_ms=500.0)
+    fleet.stage.run(2.0)
+    assert {i.state for i in beat(fleet, "w0").instances} == {"Active"}
+    asked = offer(fleet, 0.5 * SATURATION, 3.0, seed=2, latency_ms=500.0)
+    fleet.stage.run(2.0)
+    assert in_time(fleet, asked) == len(asked)
+
+
+def test_an_interfered_instance_gets_no_more_than_probes() -> None:
+    fleet = serving(2)
+    slowed = fleet.devices["w0"]
+    slowed.slow = 6.0
+    offer(fleet, 0.6 * SATURATION, 4.0)
+    assert {i.state for i in beat(fleet, "w0").instances} == {"Interfered"}
+    assert {i.state for i in beat(fleet, "w1").instances} == {"Active"}
+    before = sum(map(len, slowed.batches))
+    asked = offer(fleet, 0.6 * SATURATION, 4.0, seed=2)
+    fleet.stage.run(2.0)
+    probes = sum(map(len, slowed.batches)) - before
+    assert 0 < probes <= 0.12 * len(asked), "a tenth of the queries looks whether it is well again"
+    assert in_time(fleet, asked) == len(asked)
+    slowed.slow = 1.0
+    offer(fleet, 0.6 * SATURATION, 5.0, seed=3)
+    assert {i.state for i in beat(fleet, "w0").instances} == {"Active"}, "the probes have shown it"
+
+
+def test_an_interfered_instance_alone_serves_on() -> None:
+    fleet = serving(1)
+    fleet.devices["w0"].slow = 5.0
+    offer(fleet, 0.1 * SATURATION, 4.0)
+    assert {i.state for i in beat(fleet, "w0").instances} == {"Interfered"}
+    asked = offer(fleet, 0.1 * SATURATION, 4.0, seed=2)
+    fleet.stage.run(3.0)
+    assert in_time(fleet, asked) == len(asked)
+
+
+def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
+    fleet = serving(1)
+    hasty = AppRecord(app="hasty", links={SLOW.model: SLOW.version}, signature=SIGNATURE)
+    for name in ("w0", "d0"):
+        fleet.stage.send(name, Changed("infaas-catalog", key_of(hasty), encode(hasty)))
+    seen: set[tuple[str, str]] = set()
+    patient: list[str] = []
+    for _ in range(20):
+        patient += [fleet.ask() for _ in range(36)]  # a quarter of a second of work, well within its 30 s
+        for _ in range(9):
+            fleet.ask("hasty", latency_ms=100.0)
+            fleet.stage.run(0.043)
+            view = fleet.stage.members["d0"].actor.view  # type: ignore[attr-defined]
+            [status] = beat(fleet, "w0").instances
+            seen.add((status.state, status.app_states.get("hasty", status.state)))
+            if status.app_states.get("hasty") == "Overloaded":
+                assert not view.apps["hasty"].groups[0].active
+                assert view.apps["hasty"].groups[0].troubled
+                assert view.apps["app"].groups[0].active
+                assert not view.apps["app"].groups[0].troubled
+    assert ("Active", "Overloaded") in seen, seen
+    fleet.stage.run(2.0)
+    assert in_time(fleet, patient) == len(patient)
+    told = {(e.app, e.to_state) for kind, e in fleet.stage.records if kind == "state"}
+    assert ("hasty", "Overloaded") in told
+    assert ("app", "Overloaded") not in told
