@@ -9,6 +9,9 @@ from services.autoscaler.models.actor import ModelAutoscaler, Policy
 from services.autoscaler.models.baselines import Chosen
 from services.autoscaler.models.situation import Knobs
 from services.autoscaler.models.work import Solve, Solved
+from services.autoscaler.vms.actor import Controller
+from services.autoscaler.vms.commands import Claim, Claimed
+from services.autoscaler.vms.policy import Limits
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.placement import Device
@@ -25,7 +28,7 @@ GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0)
 
 
 class ScalingFleet(Fleet):
-    """hold_s: the least T_v. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
+    """controlled: a controller leads. hold_s: the least T_v. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class ScalingFleet(Fleet):
         hold_s: float = 5.0,
         choice: dict[str, Chosen] | None = None,
         devices: dict[str, tuple[Device, ...]] | None = None,
+        controlled: bool = False,
         **more: Any,
     ) -> None:
         self._spec = devices or {}
@@ -53,7 +57,20 @@ class ScalingFleet(Fleet):
             for record in self.records:
                 self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))
             self.stage.send(f"model-{name}", Synced("infaas-catalog"))
+        if controlled:
+            self._start_controller()
         self.stage.run(1.0)
+
+    def _start_controller(self) -> None:
+        """One that leads, and has no machines to add."""
+        controller = Controller("vm-c0", self.subjects, Limits(kinds={}))
+        self.stage.enter(
+            "c0", controller, lambda command: (0.01, Claimed(ok=True) if isinstance(command, Claim) else None)
+        )
+        for record in self.records:
+            self.stage.send("c0", Changed("infaas-catalog", key_of(record), encode(record)))
+        for bucket in ("infaas-catalog", "infaas-control"):
+            self.stage.send("c0", Synced(bucket))
 
     def start_worker(self, worker: str) -> None:
         """Its devices: those given for it, else a CPU with two cores."""

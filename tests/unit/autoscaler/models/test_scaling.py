@@ -125,6 +125,20 @@ def test_hardware_that_only_another_worker_has_is_asked_for() -> None:
     assert ("w0", "hardware", "m-v1-trt-fp32-t1-b8") in wanted
 
 
+def test_an_upgrade_reaches_hardware_that_only_another_worker_has() -> None:
+    """The worker asks, the controller orders once, the other worker accepts, and the load goes there."""
+    fleet = ScalingFleet(small(), large(), workers=2, controlled=True, devices={"w0": (CPU,), "w1": (GPU,)})
+    fleet.load(20, 3, latency_ms=200)
+    for rate in (84, 100, 120, 140, 160, 168, 175, 185):
+        fleet.load(rate, 2.5, latency_ms=200)
+    last = fleet.load(300, 6, latency_ms=200)
+    fleet.stage.run(1.0)
+    assert fleet.running("m-v1-trt-fp32-t1-b8") == 1
+    assert [(action, name) for action, name, _ in fleet.scalings("vm") if name] == [("load", "m-v1-trt-fp32-t1-b8")]
+    assert fleet.answered(last) == 1.0
+    assert any(end["hardware"] == "gpu" for end in (fleet.replies(label)[0] for label in last))
+
+
 def test_queries_that_nobody_could_take_count_as_load() -> None:
     """A class that no running variant may answer: the dispatcher loads one for it, the autoscaler enough of them."""
     fleet = ScalingFleet(small(), variant("m-v1-ort-fp32-t1-b1", base_ms=4.0, per_item_ms=4.0, max_batch=1))
