@@ -57,8 +57,8 @@ class ExactOrGreedy:
             cheapest = PatternSearch(program, packed.prices, best, self._exact.gap).run(self._exact.options())
         except Unsolved:
             return None
-        counts = packed.packing.counts if cheapest is None else cheapest.counts
-        return self._exact.concluded(program, Found(list(counts), self._exact.gap, proven=True), short={})
+        counts = list(packed.packing.counts) if cheapest.counts is None else cheapest.counts
+        return self._exact.concluded(program, Found(counts, cheapest.gap, cheapest.proven), short={})
 
     def _by_instances(self, program: Program, packed: Packed, rough: Plan) -> Plan:
         if rough.status == "infeasible" or packed.bound is None:

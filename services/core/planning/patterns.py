@@ -21,20 +21,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _EPS = 1e-9
-_NARROW = 0.25  # of what a group costs on average: how far from the bound is looked first
-_WIDER = 2.0
+_NARROW = 0.5  # of what a group costs on average: how far from the bound is looked first
+_WIDER = 1.5
 _WIDEST = 0.5  # of the bound: where no plan is known, not farther than that
-_WIDTHS = (100, 1000)
+_WIDTHS = (100, 300)
 _MOST = 4000  # patterns of one group
 _STEPS = 3000
-_INFEASIBLE = 2
+_SHARE = 0.5  # of the time limit, for one run
+_SOLVED, _INFEASIBLE = 0, 2
 
 
 class Cheapest(NamedTuple):
-    """Counts of all candidates. gap: relative, that was not looked into."""
+    """Counts of all candidates, None for those of the best plan known before. gap: relative, from the cheapest at most.
 
-    counts: list[int]
+    proven: the gap is the one that was asked for, or the search was ended by a limit.
+    """
+
+    counts: list[int] | None
     gap: float
+    proven: bool
 
 
 class _Group(NamedTuple):
@@ -54,6 +59,7 @@ class PatternSearch:
         if not program.rows or any(map(program.shared, range(len(program.home)))):
             raise Unsolved("nothing is scarce, or variants are shared")
         self._program, self._gap, self._best = program, gap, best
+        self._stopped = False  # by a limit, before the search was complete
         self._held = [running.low + fresh.low for running, fresh in zip(program.running, program.fresh, strict=True)]
         self._held_cost = cost(program, self._held)
         self._room = [1.0] * len(program.rows)
@@ -66,26 +72,27 @@ class PatternSearch:
         worth = sum(price * free for price, free in zip(prices, self._room, strict=True))
         self._bound = self._held_cost + sum(one.least for one in self._groups) - worth
 
-    def run(self, options: dict[str, Any]) -> Cheapest | None:
-        """The cheapest plan; None when no plan is cheaper than the best known. options: limits, as HiGHS takes them."""
+    def run(self, options: dict[str, Any]) -> Cheapest:
+        """The cheapest plan. options: limits, as HiGHS takes them; each of its runs gets a share."""
         found: list[int] | None = None
         scale = max(_EPS, self._bound, 0.01 * self._best if self._best < inf else 0.0)
-        farthest = _WIDEST * scale
+        farthest, least = _WIDEST * scale, self._bound
         excess = scale * _NARROW / len(self._groups)
         while True:
             excess = min(excess, self._best - self._bound)
             target = min(self._best, self._bound + excess)
-            counts = self._within(excess, target, options)
-            if counts is not None:
-                reached = cost(self._program, counts)
-                if reached < self._best:
-                    self._best, found = reached, counts
-                if reached <= target * (1 + _EPS):
-                    return Cheapest(counts, self._gap)
-            if excess >= self._best - self._bound:
-                return None if found is None else Cheapest(found, self._gap)
+            counts = self._within(excess, target, _shared(options))
+            if counts is not None and (reached := cost(self._program, counts)) < self._best:
+                self._best, found = reached, counts
+            if self._stopped and self._best == inf:
+                raise Unsolved("no plan within the limits")
+            if self._stopped:
+                return Cheapest(found, max(self._gap, 1.0 - least / self._best), proven=False)
+            if self._best <= target * (1 + _EPS):
+                return Cheapest(found, self._gap, proven=True)
             if self._best == inf and excess >= farthest:
                 raise Unsolved("no plan is near the bound")
+            least = max(least, target)
             excess *= _WIDER
 
     def _group(self, g: int, prices: Sequence[float]) -> _Group | None:
@@ -143,7 +150,8 @@ class PatternSearch:
             if best.complete:
                 break
         else:
-            more = _chosen(patterns[left], group[left], room, options)
+            more, complete = _chosen(patterns[left], group[left], room, closer, options)
+            self._stopped = not complete
             if more is not None and (chosen is None or patterns[left[more], 0].sum() < patterns[chosen, 0].sum()):
                 chosen = left[more]
         return None if chosen is None else self._counts([found[row] for row in chosen], group[chosen])
@@ -217,9 +225,13 @@ def _choice(group: "NDArray[intp]") -> Any:
 
 
 def _chosen(
-    patterns: "NDArray[float64]", group: "NDArray[intp]", room: "NDArray[float64]", options: dict[str, Any]
-) -> "NDArray[intp] | None":
-    """The cheapest choice of one pattern for each group, by HiGHS; None when there is none. Raises Unsolved."""
+    patterns: "NDArray[float64]",
+    group: "NDArray[intp]",
+    room: "NDArray[float64]",
+    limit: float,
+    options: dict[str, Any],
+) -> "tuple[NDArray[intp] | None, bool]":
+    """The cheapest choice of one pattern for each group up to a limit, by HiGHS, None when there is none; and whether it could end."""
     import numpy as np  # noqa: PLC0415
     from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
 
@@ -227,11 +239,16 @@ def _chosen(
         patterns[:, 0],
         integrality=np.ones(len(patterns)),
         bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(patterns[:, 1:].T, -np.inf, room + _EPS), LinearConstraint(_choice(group), 1, 1)],
+        constraints=[
+            LinearConstraint(patterns[:, 1:].T, -np.inf, room + _EPS),
+            LinearConstraint(patterns[:, :1].T / limit, -np.inf, 1.0),
+            LinearConstraint(_choice(group), 1, 1),
+        ],
         options=options,
     )
-    if result.status == _INFEASIBLE:
-        return None
-    if result.status or result.x is None:
-        raise Unsolved(f"no plan within the limits: {result.message}")
-    return np.flatnonzero(result.x > 0.5)
+    rows = None if result.x is None else np.flatnonzero(result.x > 0.5)
+    return rows, result.status in (_SOLVED, _INFEASIBLE)
+
+
+def _shared(options: dict[str, Any]) -> dict[str, Any]:
+    return options | {key: value * _SHARE for key, value in options.items() if key == "time_limit"}

@@ -13,7 +13,8 @@ from services.core.planning.greedy import GreedySolver
 from services.core.planning.model import Unsolved
 from services.core.planning.patterns import PatternSearch
 from services.core.planning.problem import Problem
-from services.core.planning.program import compile_program
+from services.core.planning.program import compile_program, cost
+from services.core.planning.solvers import make_solver
 from tests.planning import broken, random_problem, running_problem, scarce
 
 GREEDY, WHOLE = GreedySolver(), ExactSolver(time_limit_s=None, gap=1e-6)
@@ -47,7 +48,8 @@ def test_as_cheap_as_the_whole_programme() -> None:
             cheapest = PatternSearch(program, packed.prices, best, 1e-6).run(OPTIONS)
         except Unsolved:
             continue
-        counts = packed.packing.counts if cheapest is None else cheapest.counts
+        assert cheapest.proven
+        counts = cheapest.counts or packed.packing.counts
         plan = replace(whole, instances={one.name: n for one, n in zip(problem.candidates, counts, strict=True)})
         assert not [text for text in broken(problem, plan) if not text.startswith("actions")]
         reached = sum(
@@ -68,6 +70,23 @@ def test_shared_variants_are_not_for_patterns() -> None:
     )
     with pytest.raises(Unsolved, match="shared"):
         PatternSearch(shared, [0.0] * len(shared.rows), 1.0, 0.0)
+
+
+def test_a_limit_ends_the_search_with_what_is_known_and_how_far_it_may_be() -> None:
+    loose = random_problem(147, apps=22, variants=8)
+    problem = scarce(loose, GREEDY.solve(loose), 147, 0.8, 1.5)
+    program, whole = compile_program(problem), make_solver("ilp", time_limit_s=None).solve(problem)
+    packed = GREEDY.pack(program)
+    best = packed.packing.cost()
+    stopped = PatternSearch(program, packed.prices, best, 1e-6).run({"mip_rel_gap": 1e-6, "node_limit": 1})
+    assert not stopped.proven
+    reached = best if stopped.counts is None else cost(program, stopped.counts)
+    assert whole.objective * (1 - 1e-3) <= reached <= best
+    assert reached * (1 - stopped.gap) <= whole.objective
+    plan = make_solver("ilp", time_limit_s=None, node_limit=1).solve(problem)
+    assert plan.status == "feasible"
+    assert "stopped at its limit" in plan.reason
+    assert broken(problem, plan) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
