@@ -42,8 +42,10 @@ LIMITS = RegistrarSettings(seconds=240.0, memory_mb=2048, max_model_mb=16)
 class Shop:
     """A worker's workshop without its executor: orders in, facts out."""
 
-    def __init__(self, directory: Path, limits: RegistrarSettings = LIMITS) -> None:
-        self.directory, self.limits = directory, limits
+    def __init__(
+        self, directory: Path, limits: RegistrarSettings = LIMITS, devices: dict[str, str] | None = None
+    ) -> None:
+        self.directory, self.limits, self.devices = directory, limits, devices or {}
         self.facts: list = []
 
     def inspect(self, model: bytes, validation: bytes = GOOD, *, format: str = "onnx", metric: str = "top1", **extra):
@@ -58,7 +60,9 @@ class Shop:
             **extra,
         )
         asyncio.run(
-            self._run(Errand(worker="w", inspect=order), {"model": model, "validation": validation})
+            self._run(
+                Errand(worker="w", devices=self.devices, inspect=order), {"model": model, "validation": validation}
+            )
         )
         return self
 
@@ -78,7 +82,7 @@ class Shop:
             signature=found.signature,
             plans=list(plans),
         )
-        asyncio.run(self._run(Errand(worker="w", build=order), {}))
+        asyncio.run(self._run(Errand(worker="w", devices=self.devices, build=order), {}))
         return self
 
     async def _run(self, errand: Errand, uploads: dict[str, bytes]) -> None:

@@ -1,0 +1,265 @@
+"""Every GPU backend on a real GPU: `pytest -m gpu tests/gpu`. Without one this is a single skip with the reason.
+
+Add `-s` for the table of accuracies and latencies beside the CPU's fp32; INFAAS_GPU_REPORT=FILE.json keeps it.
+"""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.messages.catalog import Signature, TensorSpec
+from services.executor.backends import backend, names_for, pt2
+from services.executor.backends.base import BadInput, Handle, LoadFailed, LoadSpec, RunFailed, Unavailable
+from services.executor.workshop import halves, measure, quantise
+from services.executor.workshop.validation import ValidationSet
+from services.shell.accelerators import accelerators, cuda_device, why_no_gpu
+from tests import models
+
+if why_no_gpu():
+    pytest.skip(why_no_gpu(), allow_module_level=True)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+DEVICE = "cuda:0"
+LARGEST = 64
+BATCHES = (1, 3, 8, 64)
+MATRIX = [
+    ("torch-cuda", "fp32"), ("torch-cuda", "fp16"), ("torch-cuda", "bf16"), ("ort-cuda", "fp32"), ("ort-cuda", "fp16"),
+    ("trt", "fp32"), ("trt", "fp16"), ("trt", "int8"),
+]  # fmt: skip
+LEAST_AGREEMENT = {"fp32": 0.995, "fp16": 0.95, "bf16": 0.85, "int8": 0.7}
+MOST_ERROR = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.2, "int8": 0.6}  # mean, of the spread of the CPU's scores
+SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[1, 28, 28])],
+    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
+)
+IMAGES = np.random.default_rng(7).normal(size=(256, 1, 28, 28)).astype("f4")
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """The same convolutional net in both formats, and the CPU's own fp32 handle."""
+    directory = tmp_path_factory.mktemp("gpu")
+    (directory / "fp32.onnx").write_bytes(models.convnet())
+    handle = backend("ort").load(directory / "fp32.onnx", LoadSpec(signature=SIGNATURE, max_batch=LARGEST))
+    yield directory, handle
+    handle.close()
+
+
+def artifact(files, framework: str, precision: str) -> tuple[Path, str]:
+    """The file that this framework runs in this precision, made as the workshop makes it."""
+    directory, _ = files
+    data = ValidationSet(inputs={"x": IMAGES}, labels=np.zeros(len(IMAGES), "i8"))
+    if framework == "torch-cuda":
+        path = directory / f"{precision}.pt2"
+        if not path.exists():
+            if not (directory / "fp32.pt2").exists():
+                exported(directory)
+            if precision != "fp32":
+                from services.executor.workshop.halved_programs import program_file
+
+                program_file(directory / "fp32.pt2", path, precision, data)
+        return path, "pt2"
+    path = directory / f"{precision}.onnx"
+    if not path.exists() and precision == "fp16":
+        halves.onnx_file(directory / "fp32.onnx", path)
+    elif not path.exists():
+        quantise.static(directory / "fp32.onnx", path, data, 8, lambda share: None, symmetric=True)
+    return path, "onnx"
+
+
+def exported(directory: Path) -> None:
+    torch = pytest.importorskip("torch")
+    onnx = pytest.importorskip("onnx")
+    weights = {
+        t.name: onnx.numpy_helper.to_array(t).copy() for t in onnx.load(directory / "fp32.onnx").graph.initializer
+    }
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernels = torch.nn.ParameterList([torch.from_numpy(weights[f"k{i}"]) for i in range(len(weights) - 1)])
+            self.last = torch.nn.Parameter(torch.from_numpy(weights["last"]))
+
+        def forward(self, x):
+            for kernel in self.kernels:
+                x = torch.relu(torch.nn.functional.conv2d(x, kernel, padding=1))
+            return x.mean(dim=(2, 3)) @ self.last
+
+    shapes = ({0: torch.export.Dim("batch", min=1, max=LARGEST)},)
+    program = torch.export.export(Net().eval(), (torch.zeros(2, 1, 28, 28),), dynamic_shapes=shapes)
+    torch.export.save(program, directory / "upload.pt2")
+    pt2.reduce(directory / "upload.pt2", directory / "fp32.pt2", 2**30)
+
+
+def works(framework: str) -> None:
+    try:
+        backend(framework).probe(DEVICE)
+    except Unavailable as reason:
+        pytest.skip(f"{framework}: {reason}")
+
+
+def load(files, framework: str, precision: str = "fp32") -> Handle:
+    works(framework)
+    path, kind = artifact(files, framework, precision)
+    return backend(framework).load(
+        path, LoadSpec(device=DEVICE, max_batch=LARGEST, format=kind, precision=precision, signature=SIGNATURE)
+    )
+
+
+@pytest.fixture(params=names_for("gpu"))
+def framework(request) -> str:
+    works(request.param)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def report():
+    """Rows of the comparison; printed at the end, and kept where the environment says."""
+    rows: list[dict] = []
+    yield rows
+    gpu = cuda_device(DEVICE).name
+    print(f"\n{gpu}: milliseconds a batch (median), agreement with the CPU's fp32")
+    for row in rows:
+        times = "  ".join(f"b{n} {row[f'b{n}_ms']:8.3f}" for n in BATCHES)
+        print(
+            f"{row['framework']:11} {row['precision']:5} {times}  {row['agreement']:7.2%}  {row['memory_mb']:6.0f} MB"
+        )
+    if os.environ.get("INFAAS_GPU_REPORT"):
+        Path(os.environ["INFAAS_GPU_REPORT"]).write_text(json.dumps({"gpu": gpu, "rows": rows}, indent=1))
+
+
+def error(scores: np.ndarray, wanted: np.ndarray) -> float:
+    """How far these scores are from those, as a share of what differs from item to item."""
+    spread = wanted.std(axis=0).mean() if len(wanted) > 1 else 0.03  # the net's own, over many
+    return float(np.abs(scores - wanted).mean() / spread)
+
+
+def row(name: str, precision: str, handle: Handle, reference: Handle) -> dict:
+    right = [reference.run_single(IMAGES[i : i + LARGEST])[0] for i in range(0, len(IMAGES), LARGEST)]
+    found = [handle.run_single(IMAGES[i : i + LARGEST])[0] for i in range(0, len(IMAGES), LARGEST)]
+    # A random net has a favourite class: answers are compared by what differs from item to item.
+    usual = np.concatenate(right).mean(axis=0)
+    scores, wanted = np.concatenate(found), np.concatenate(right)
+    times = {}
+    for n in BATCHES:
+        batch = np.ascontiguousarray(IMAGES[:n])
+        times[f"b{n}_ms"] = measure.cell(lambda batch=batch: handle.run_single(batch), 0.3, 0).p50_ms
+    return {
+        "framework": name, "precision": precision, "agreement": float(((scores - usual).argmax(1) == (wanted - usual).argmax(1)).mean()),
+        "error": error(scores, wanted), "memory_mb": handle.memory_mb,
+        "proof": handle.proof, **times,
+    }  # fmt: skip
+
+
+def test_the_cpu_to_compare_with(files, report):
+    report.append(row("ort (cpu)", "fp32", files[1], files[1]))
+
+
+@pytest.mark.parametrize(("framework_name", "precision"), MATRIX)
+def test_answers_agree_with_the_cpus(files, report, framework_name, precision):
+    handle = load(files, framework_name, precision)
+    try:
+        found = row(framework_name, precision, handle, files[1])
+    finally:
+        handle.close()
+    report.append(found)
+    assert found["agreement"] >= LEAST_AGREEMENT[precision]
+    assert found["error"] <= MOST_ERROR[precision]
+
+
+def test_n_items_in_n_out_in_order_up_to_the_largest(files, framework):
+    handle = load(files, framework)
+    right = files[1].run({"x": IMAGES[:LARGEST]})["scores"]
+    for n in (1, 2, 3, 5, 8, 31, 33, 64, 1):
+        scores = handle.run({"x": IMAGES[:n]})["scores"]
+        assert scores.shape == (n, models.CLASSES)
+        assert scores.dtype == np.float32
+        assert error(scores, right[:n]) <= MOST_ERROR["fp32"]
+        assert error(handle.run_single(IMAGES[:n])[0], right[:n]) <= MOST_ERROR["fp32"]
+    handle.close()
+
+
+def test_it_proves_where_it_runs(files, framework):
+    handle = load(files, framework)
+    assert DEVICE in handle.proof
+    assert cuda_device(DEVICE).name in handle.proof
+    if framework == "torch-cuda":
+        assert "parameters on cuda:0" in handle.proof
+        assert "CUDA graphs for batches of 1, 2, 4, 8, 16, 32, 64" in handle.proof
+    else:
+        assert ("nodes on" in handle.proof) or ("all nodes there" in handle.proof)
+    handle.close()
+
+
+def test_what_it_does_not_take_is_the_callers_fault_and_harms_nobody(files, framework):
+    handle = load(files, framework)
+    for wrong in ({"x": IMAGES[:2, :, :3]}, {"z": IMAGES[:2]}, {}, {"x": IMAGES[:2].astype("f8")}):
+        with pytest.raises(BadInput):
+            handle.run(wrong)
+    assert handle.run_single(IMAGES[:2])[0].shape == (2, models.CLASSES)
+    handle.close()
+    with pytest.raises(RunFailed, match="no longer loaded"):
+        handle.run_single(IMAGES[:1])
+
+
+def test_two_models_at_once_and_a_third_that_loads_meanwhile(files, framework):
+    right = files[1].run_single(IMAGES[:LARGEST])[0]
+    handles = [load(files, framework) for _ in range(2)]
+    errors: list[float] = []
+    stop = threading.Event()
+
+    def work(handle: Handle, n: int) -> None:
+        while not stop.is_set():
+            errors.append(error(handle.run_single(IMAGES[:n])[0], right[:n]))
+
+    threads = [threading.Thread(target=work, args=(h, n)) for h, n in zip(handles, (7, 64), strict=True)]
+    for thread in threads:
+        thread.start()
+    try:
+        third = load(files, framework)
+        assert error(third.run_single(IMAGES[:LARGEST])[0], right) <= MOST_ERROR["fp32"]
+        third.close()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert len(errors) > 2
+    assert max(errors) <= MOST_ERROR["fp32"]
+    for handle in handles:
+        handle.close()
+
+
+def test_memory_comes_back(files, framework):
+    from services.shell.accelerators import cuda_memory_used_mb
+
+    load(files, framework).close()  # the framework's own part stays
+    before = cuda_memory_used_mb(DEVICE)
+    for _ in range(5):
+        handle = load(files, framework)
+        assert handle.memory_mb >= 0.0
+        handle.close()
+    assert cuda_memory_used_mb(DEVICE) < before + 200
+
+
+def test_an_engine_is_built_once(files, tmp_path):
+    works("trt")
+    path = tmp_path / "model.onnx"
+    path.write_bytes((files[0] / "fp32.onnx").read_bytes())
+    spec = LoadSpec(device=DEVICE, max_batch=8, signature=SIGNATURE)
+    for said in ("engine built", "engine from the cache"):
+        handle = backend("trt").load(path, spec)
+        assert said in handle.proof
+        handle.close()
+
+
+def test_there_is_no_device_beyond_the_last(files, framework):
+    beyond = f"cuda:{sum(one.kind == 'gpu' for one in accelerators())}"
+    with pytest.raises(Unavailable, match=beyond):
+        backend(framework).probe(beyond)
+    with pytest.raises((Unavailable, LoadFailed)):
+        backend(framework).load(files[0] / "fp32.onnx", LoadSpec(device=beyond, signature=SIGNATURE))
