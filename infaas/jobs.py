@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from bus.codec import BadMessage, decode, encode
 from bus.messages.jobs import OVER, JobAccepted, JobCancelled, JobStatus, SubmitJob
-from bus.messages.public import Refusal
 from bus.port import Bus, BusError, Delivery, NoResponders, RequestTimeout
 from bus.subjects import Subjects
-from infaas.errors import InfaasError, NotConnected, Refused, Timeout
+from infaas.answers import refusal
+from infaas.errors import InfaasError, NotConnected, Timeout
 
 ASK_S = 10.0  # for one reply
 START_S = 10.0  # for a coordinator that is only just starting
@@ -145,11 +145,10 @@ async def _ask(bus: Bus, subject: str) -> Delivery:
 
 
 def _read(message: type[T], reply: Delivery) -> T:
-    with suppress(BadMessage):
-        return decode(message, reply.data)
+    refused = refusal(reply.data)
+    if refused is not None:
+        raise refused
     try:
-        error = decode(Refusal, reply.data).error
-    except BadMessage as bad:
-        raise InfaasError(f"the reply cannot be understood: {bad}") from bad
-    closest = None if not error.closest else {f: getattr(error.closest, f) for f in error.closest.__struct_fields__}
-    raise Refused(error.code, error.message, closest=closest, retry_after_ms=error.retry_after_ms or None)
+        return decode(message, reply.data)
+    except BadMessage as error:
+        raise InfaasError(f"the reply cannot be understood: {error}") from error

@@ -42,7 +42,7 @@ from services.jobs.runner.view import View
 from services.jobs.runner.work import Drop, Extend, GiveBack, Store, Take
 
 TRIES = 3  # of a chunk, before it counts as failed
-EXTEND_S = 3.0
+EXTEND_S = 1.5
 PATIENCE_S = 5.0  # that a chunk waits for a busy worker before another one may have it
 LOST_S = 60.0  # without an answer, after which a chunk is sent once more; the executor knows it if it still has it
 AGAIN_S = 1.0

@@ -12,7 +12,7 @@ from bus.subjects import Subjects
 from services.jobs.runner.work import Drop, Extend, GiveBack, Key, Store, Take
 
 CONSUMER = "runners"
-ACK_WAIT_S = 10.0  # after which what a dead runner had taken comes back
+ACK_WAIT_S = 5.0  # after which what a dead runner had taken comes back
 WAIT_S = 0.4  # for a chunk to come
 
 

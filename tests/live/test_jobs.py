@@ -1,0 +1,289 @@
+"""Offline jobs on a real system: everything comes out once and in order, whatever is killed meanwhile."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+
+import infaas
+from bus.messages.jobs import JobStatus
+from bus.natsbus import NatsBus
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests import models, offline
+from tests.processes import environ, eventually, living_of, read_line
+from tests.processes import infaas as command
+from tests.servers import run
+
+pytestmark = pytest.mark.timeout(180)
+
+APP = "honest"
+# Small chunks, so that a job lasts; and a busy machine under the tests is no reason to wait.
+CONFIG = """
+[registrar]
+threads = [1]
+max_batches = [8]
+[autoscaler]
+policy = "off"
+[jobs]
+chunk_items = 2
+utilisation_below = 1.0
+latency_ratio = 1000.0
+"""
+
+
+class System:
+    """A running `infaas up` with an honest model. x: FP32 [n, 16]; y: its scores, FP32 [n, 4]."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
+        self.directory = directory
+        self.files = directory / "jobs"
+        self.urls = json.loads(read_line(process))
+        assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
+        self.x = models.digits(500)[0]
+        first, second = models.weights()
+        self.y = np.maximum(self.x @ first, 0) @ second
+
+    def register(self) -> None:
+        path, validation = self.directory.parent / "m.onnx", self.directory.parent / "v.npz"
+        path.write_bytes(models.mlp())
+        x, y = models.digits()
+        validation.write_bytes(models.npz(x=x, y=y))
+        done = self.infaas("register", str(path), "--app", APP, "--model", APP, "--validation", str(validation))
+        assert done.returncode == 0, done.stderr
+
+    def infaas(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return command(*arguments, "--data-dir", str(self.directory))
+
+    def kill(self, service: str) -> None:
+        [pid] = [
+            pid
+            for pid in living_of(self.directory)
+            if f"infaas.cli.run\0{service}" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        os.kill(pid, signal.SIGKILL)
+
+    def is_right(self, name: str) -> bool:
+        """Every output, in order, and none twice; int8 variants answer, too."""
+        found = offline.read(self.files / name)
+        return found.shape == self.y.shape and bool(np.abs(found - self.y).max() < 0.1 * np.abs(self.y).max())
+
+    def outcomes(self, job: str) -> tuple[int, int, float]:
+        """Queries, items and cost that SQL has of a job."""
+        with psycopg.connect(self.urls["sql"]) as connection:
+            row = connection.execute(
+                "SELECT count(*), coalesce(sum(items), 0), coalesce(sum(cost), 0) FROM infaas.query_outcomes"
+                " WHERE policy = 'offline' AND outcome = 'ok' AND id LIKE %s",
+                (f"{job}/%",),
+            ).fetchone()
+        assert row is not None
+        return row[0], int(row[1]), row[2]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    directory = tmp_path_factory.mktemp("jobs") / "data"
+    config = directory.parent / "infaas.toml"
+    config.write_text(CONFIG)
+    up = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-dashboard", "--no-gateway")
+    with (directory.parent / "up.err").open("w") as errors:
+        process = subprocess.Popen(
+            [*up, "--data-dir", str(directory), "--config", str(config)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environ(),
+        )
+    with process:
+        try:
+            found = System(directory, process)
+            found.register()
+            yield found
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def test_500_come_out_in_order_and_once_although_every_process_is_killed(system: System) -> None:
+    source = offline.write(system.files / "in.npy", system.x)
+    kills = {60: "executor", 160: "registrar", 300: "monitor"}
+
+    async def main() -> JobStatus:
+        async with infaas.connect(data_dir=system.directory) as client:
+            job = await client.submit(APP, str(source), str(system.files / "out.npy"))
+            seen = []
+
+            def progress(status: JobStatus) -> None:
+                seen.append(status.done)
+                for done in [done for done in kills if done <= status.done < 500]:
+                    system.kill(kills.pop(done))
+
+            status = await client.wait_job(job, on_progress=progress, timeout=100)
+            assert status.state == "done", status
+            assert (status.total, status.done, status.failed, status.progress) == (500, 500, 0, 1.0)
+            assert seen == sorted(seen)
+            assert [item["state"] for item in await client.jobs(app=APP) if item["job"] == job] == ["done"]
+            return status
+
+    status = run(main())
+    assert kills == {}, "the job was through before everything was killed"
+    assert system.is_right("out.npy")
+    assert sorted(os.listdir(system.files)) == ["in.npy", "out.npy"]
+    assert eventually(lambda: system.outcomes(status.job)[:2] == (250, 500)), system.outcomes(status.job)
+    time.sleep(0.5)  # a second outcome of a chunk would be on its way now
+    assert system.outcomes(status.job)[:2] == (250, 500)
+    assert system.outcomes(status.job)[2] > 0
+    with psycopg.connect(system.urls["sql"]) as connection:
+        row = "SELECT state, total, done, failed, input, finished > started FROM infaas.jobs WHERE job = %s"
+        assert eventually(
+            lambda: connection.execute(row, (status.job,)).fetchall() == [("done", 500, 500, 0, source.as_uri(), True)]
+        )
+        offline_in_slo = "SELECT coalesce(sum(queries), 0) FROM infaas.slo_by_app_minutely WHERE app = %s"
+        assert connection.execute(offline_in_slo, (APP,)).fetchone() == (0,)
+
+
+def test_commands_move_a_job_through_the_object_store(system: System) -> None:
+    source = offline.write(system.directory.parent / "in.jsonl", system.x)
+    target = system.directory.parent / "out.msgpack"
+
+    async def put() -> None:
+        bus = await NatsBus.connect(system.urls["nats"], name="test")
+        await (await bus.object_store("things")).put("in.jsonl", source)
+        await bus.close()
+
+    async def get() -> None:
+        bus = await NatsBus.connect(system.urls["nats"], name="test")
+        await (await bus.object_store("things", create=False)).get_to("out.msgpack", target)
+        await bus.close()
+
+    run(put())
+    asked = ("--input", "nats://things/in.jsonl", "--output", "nats://things/out.msgpack", "--accuracy", "0.5")
+    done = system.infaas("submit", "--app", APP, *asked, "--id", "mine", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "mine"}), done.stderr
+    waited = system.infaas("jobs", "mine", "--wait", "--timeout", "60", "--json")
+    document = json.loads(waited.stdout)
+    assert (waited.returncode, document["state"], document["done"]) == (0, "done", 500), waited.stderr
+    listed = json.loads(system.infaas("jobs", "--json").stdout)["items"]
+    assert [item for item in listed if item["job"] == "mine"] == [document]
+    run(get())
+    found = offline.read(target)
+    assert np.abs(found - system.y).max() < 0.1 * np.abs(system.y).max()
+    assert os.listdir(system.directory / "spool" / "jobs") == []
+
+
+def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
+    source = offline.write(system.files / "long.msgpack", np.tile(system.x, (20, 1)))
+    target = system.files / "never.msgpack"
+
+    async def main() -> str:
+        async with infaas.connect(data_dir=system.directory) as client:
+            job = await client.submit(APP, str(source), str(target))
+            begun = asyncio.Event()
+
+            def progress(status: JobStatus) -> None:
+                if status.done:
+                    begun.set()
+
+            waiting = asyncio.create_task(client.wait_job(job, on_progress=progress, timeout=60))
+            await begun.wait()
+            await client.cancel_job(job)
+            assert (await waiting).state == "cancelled"
+            with pytest.raises(infaas.Refused, match="none with the id"):
+                await client.cancel_job("nonsense")
+            return job
+
+    job = run(main())
+    left = {"in.npy", "out.npy", "long.msgpack"}
+    assert eventually(lambda: set(os.listdir(system.files)) <= left), os.listdir(system.files)
+    again = system.infaas("jobs", job, "--wait")
+    assert again.returncode == 1
+    assert "cancelled" in again.stderr
+
+
+def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system: System) -> None:
+    x = system.x.copy()
+    x[217, 3] = np.nan
+    offline.write(system.files / "nan.npy", x)
+    target = system.files / "nan-out.npy"
+    done = system.infaas(
+        "submit", "--app", APP, "--input", str(system.files / "nan.npy"), "--output", str(target), "--wait"
+    )
+    assert done.returncode == 1
+    assert "items 216 to 217: model_error" in done.stderr
+    assert f"the first 216 outputs are in {target.as_uri()}.partial" in done.stderr
+    kept = np.load(target.with_name("nan-out.npy.partial"))
+    assert np.abs(kept - system.y[:216]).max() < 0.1 * np.abs(system.y).max()
+    assert not target.exists()
+
+
+def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
+    files = system.files
+    good, out = offline.write(files / "good.npy", system.x[:4]).as_uri(), (files / "fresh.npy").as_uri()
+    offline.write(files / "narrow.npy", system.x[:, :15])
+    (files / "text.jsonl").write_text('["a"]\n')
+    (files / "empty.msgpack").write_bytes(b"")
+    (files / "taken.npy").write_bytes(b"")
+    (files / "out").symlink_to(system.directory)
+    (files / "secret.npy").symlink_to(system.directory.parent / "m.onnx")
+    cases = {
+        "input: there is no": {"input": "nats://nowhere/in.npy"},
+        "No such file": {"input": (files / "missing.npy").as_uri()},
+        "input: .*shape \\[15\\], the model takes \\[16\\]": {"input": (files / "narrow.npy").as_uri()},
+        "input: item 0: ": {"input": (files / "text.jsonl").as_uri()},
+        "input: the file is empty": {"input": (files / "empty.msgpack").as_uri()},
+        "input: .* must begin with": {"input": "http://host/in.npy"},
+        "input: the name must end in": {"input": "file:///in.csv"},
+        "input: .*jobs.roots": {"input": "file:///etc/hosts.npy"},
+        "input: .*jobs.roots adds": {"input": (files / "secret.npy").as_uri()},
+        "may not contain": {"input": f"{files.as_uri()}/../../v.npy"},
+        "output: .*jobs.roots": {"output": (files / "out" / "x.npy").as_uri()},
+        "output: .* exists already": {"output": (files / "taken.npy").as_uri()},
+        "output: cannot open the directory": {"output": (files / "no" / "x.npy").as_uri()},
+        "output: the bucket infaas-artifacts": {"output": "nats://infaas-artifacts/x.npy"},
+        "s3:// needs the package boto3": {"input": "s3://bucket/in.npy"},
+        "unknown_app": {"app": "nobody"},
+        "unknown_model: model: ": {"model": "nothing"},
+        "variant: ": {"variant": "nothing"},
+        "`accuracy` is 7": {"accuracy": 7.0},
+        "job .no name. is no name": {"job": "no name"},
+        "job: this id is in use": {"job": "mine"},
+    }
+
+    async def main() -> dict[str, str]:
+        said = {}
+        async with infaas.connect(data_dir=system.directory) as client:
+            for pattern, wrong in cases.items():
+                asked = {"app": APP, "input": good, "output": out} | wrong
+                try:
+                    said[pattern] = f"accepted: {await client.submit(**asked)}"
+                except infaas.Refused as refused:
+                    said[pattern] = str(refused)
+            late = offline.write(files / "late.jsonl", system.x[:300]).read_text().splitlines()
+            late[217] = "[1.0]"
+            (files / "late.jsonl").write_text("\n".join(late))
+            job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())
+            status = await client.wait_job(job, timeout=30)
+            assert (status.state, status.done) == ("failed", 0)
+            said["input: item 217: has shape \\[1\\], the model takes \\[16\\]"] = status.reason
+        return said
+
+    said = run(main())
+    assert {pattern: text for pattern, text in said.items() if not re.search(pattern, text)} == {}
+    assert not (files / "fresh.npy").exists()
