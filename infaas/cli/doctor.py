@@ -46,6 +46,6 @@ def _check_system(data_dir: Path | None) -> list[Finding]:
 
 def _render(document: dict[str, list[dict[str, str]]]) -> None:
     for finding in document["checks"]:
-        print(f"{_MARKS[finding['state']]}  {finding['check']:12} {finding['detail']}")
+        print(f"{_MARKS[finding['state']]}  {finding['check']:18} {finding['detail']}")
         if finding["state"] == "failed":
-            print(f"{'':9}{'':12} -> {finding['remedy']}")
+            print(f"{'':9}{'':18} -> {finding['remedy']}")

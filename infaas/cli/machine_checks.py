@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from infaas.cli.backend_checks import check_backends
 from infaas.cli.findings import Finding, Trouble, examine
 
 LEAST_PYTHON = (3, 11)
@@ -25,6 +26,7 @@ def check_machine(data_dir: Path) -> list[Finding]:
         examine("postgresql", _postgres),
         examine("hardware", _hardware),
         examine("disk", lambda: _disk(data_dir)),
+        *check_backends(),
     ]
 
 
@@ -35,16 +37,21 @@ def _python() -> str:
 
 
 def _packages() -> str:
-    names = ["nats-py", "msgspec", "numpy", "onnxruntime", "psycopg"]
     missing, seen = [], []
-    for name in names:
-        try:
-            seen.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            missing.append(name)
+    for names in (("nats-py",), ("msgspec",), ("numpy",), ("onnxruntime", "onnxruntime-gpu"), ("psycopg",)):
+        found = [f"{name} {version}" for name in names if (version := _version(name))]
+        seen += found
+        missing += [] if found else names[:1]
     if missing:
         raise Trouble(f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return ", ".join(seen)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _nats_server() -> str:
@@ -78,22 +85,20 @@ def _hardware() -> str:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory()
-    seen = f"{cores} CPU cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} free), {_gpus()}"
+    seen = (
+        f"{cores} CPU cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} free), {_others()}"
+    )
     if memory.available < 2**29:
         raise Trouble(seen, "free some memory: the system takes about 450 MB, models come on top")
     return seen
 
 
-def _gpus() -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return "no NVIDIA driver"
-    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        names = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.split("\n")
-    except (OSError, subprocess.SubprocessError):
-        return "an NVIDIA driver that does not answer"
-    return ", ".join(name.strip() for name in names if name.strip()) or "no GPU"
+def _others() -> str:
+    """The accelerators that workers on this machine would use."""
+    from services.shell.accelerators import accelerators  # noqa: PLC0415
+
+    found = [f"{one.address} ({one.name}, {one.memory_mb / 1024:.0f} GiB)" for one in accelerators()]
+    return ", ".join(found) or "no accelerator"
 
 
 def _disk(data_dir: Path) -> str:
