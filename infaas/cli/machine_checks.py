@@ -37,7 +37,7 @@ def _python() -> str:
 
 
 def _packages() -> str:
-    missing, seen = [], []
+    missing, seen = list[str](), list[str]()
     for names in (("nats-py",), ("msgspec",), ("numpy",), ("onnxruntime", "onnxruntime-gpu"), ("psycopg",)):
         found = [f"{name} {version}" for name in names if (version := _version(name))]
         seen += found

@@ -29,6 +29,7 @@ def environ_of(worker: WorkerSettings) -> dict[str, str]:
         "INFAAS_WORKER__KIND": worker.kind,
         "INFAAS_WORKER__CORES": str(worker.cores),
         "INFAAS_WORKER__MEMORY_MB": str(worker.memory_mb),
+        "INFAAS_WORKER__GPUS": str(worker.gpus),
         **({"INFAAS_WORKER__SIMULATE": simulate} if simulate else {}),
     }
 

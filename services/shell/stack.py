@@ -211,6 +211,8 @@ class Stack:
         """Start the processes of one worker; raises ServerError."""
         plan = self._plan
         settings = replace(worker_of(kind, plan.settings.machines.kinds, plan.settings.worker), name=worker)
+        if worker != next(iter(plan.initial), worker):
+            settings = replace(settings, gpus=0)  # the machine's accelerators are the first worker's: nobody has them twice
         environ = self._environ | environ_of(settings)
         children = self._workers[worker] = []
         children.append(self._service(f"executor-{worker}", ["executor"], environ, settings))
