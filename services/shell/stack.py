@@ -92,7 +92,9 @@ class Stack:
         ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
         chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any)
         nats_url, writer, reader, environ = await self._start_servers(chosen)
-        self._service("registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer})
+        self._service(
+            "registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer}
+        )
         found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
         endpoints.write(plan.data_dir, found, chosen)
         return found
@@ -211,8 +213,9 @@ class Stack:
         """Start the processes of one worker; raises ServerError."""
         plan = self._plan
         settings = replace(worker_of(kind, plan.settings.machines.kinds, plan.settings.worker), name=worker)
+        # The machine's accelerators are the first worker's: no memory of theirs is promised twice.
         if worker != next(iter(plan.initial), worker):
-            settings = replace(settings, gpus=0)  # the machine's accelerators are the first worker's: nobody has them twice
+            settings = replace(settings, gpus=0)
         environ = self._environ | environ_of(settings)
         children = self._workers[worker] = []
         children.append(self._service(f"executor-{worker}", ["executor"], environ, settings))
