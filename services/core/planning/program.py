@@ -12,7 +12,7 @@ that the same variants may answer are one *group*.
 """
 
 from collections.abc import Sequence
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 from typing import NamedTuple
 
 from services.core.planning.problem import Candidate, Problem
@@ -68,26 +68,32 @@ def compile_program(problem: Problem) -> Program:
             home[c].append(g)
     amounts = [_amounts(problem, one) for one in problem.candidates]
     rows, limits = _limits(problem, amounts)
+    row_of = {name: row for row, name in enumerate(rows)}
     running, fresh = [], []
     for c, one in enumerate(problem.candidates):
         weights, fits = [], True
-        for row, name in enumerate(rows):
-            amount = amounts[c].get(name, 0.0)
+        for name, amount in amounts[c].items():
+            row = row_of[name]
             if amount > limits[row] * (1 + ROUNDING):
                 fits = False
             elif amount > 0:
                 weights.append((row, amount / limits[row]))
-        needed = max((groups[g].least for g in home[c]), default=0)
-        needed = max(needed, ceil(sum(groups[g].need for g in home[c]) / one.saturation_qps), one.least)
-        most = inf if one.most is None else one.most
+        takes = tuple(weights)
+        need, needed = 0.0, one.least
+        for g in home[c]:
+            need += groups[g].need
+            needed = max(needed, groups[g].least)
+        needed = max(needed, ceil(need / one.saturation_qps))
+        most = needed if one.most is None else min(needed, one.most)
         low = min(one.least, one.running)
-        high = int(min(one.running, needed, most)) if fits or problem.make_before_break else low
-        at_no_cost = () if problem.make_before_break else tuple(weights)
-        running.append(Supply(c, one.cost_per_s, one.saturation_qps, low, high, at_no_cost))
+        high = min(one.running, most) if fits or problem.make_before_break else low
+        running.append(
+            Supply(c, one.cost_per_s, one.saturation_qps, low, high, () if problem.make_before_break else takes)
+        )
         low = max(0, one.least - one.running)
-        high = int(max(low, min(needed, most - one.running))) if fits else low
+        high = max(low, min(needed, one.most - one.running) if one.most is not None else needed) if fits else low
         price = fresh_price(problem, one) * (1 + _CHURN)
-        fresh.append(Supply(c, price, one.saturation_qps, low, high, tuple(weights)))
+        fresh.append(Supply(c, price, one.saturation_qps, low, high, takes))
     return Program(problem, tuple(running), tuple(fresh), groups, tuple(map(tuple, home)), rows)
 
 
@@ -139,10 +145,14 @@ def _groups(problem: Problem) -> tuple[Group, ...]:
 
 def _amounts(problem: Problem, one: Candidate) -> dict[str, float]:
     """What one instance takes of everything that is limited."""
-    amounts = {name: amount for name, amount in one.uses.items() if name in problem.resources}
-    if isfinite(problem.budget_per_s):
-        amounts[BUDGET] = one.cost_per_s
-    return amounts
+    limited = problem.resources
+    if not limited:
+        amounts = {}
+    elif one.uses.keys() <= limited.keys():
+        amounts = one.uses
+    else:
+        amounts = {name: amount for name, amount in one.uses.items() if name in limited}
+    return {**amounts, BUDGET: one.cost_per_s} if isfinite(problem.budget_per_s) else amounts
 
 
 def _limits(problem: Problem, amounts: list[dict[str, float]]) -> tuple[tuple[str, ...], list[float]]:
