@@ -52,10 +52,11 @@ class Files:
             raise BadFile(f"input: cannot read {path}: {error.strerror}") from error
         finally:
             os.close(directory)
+        facts = os.fstat(number)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(number)
+            raise BadFile(f"input: {path} is no file")
         with os.fdopen(number, "rb") as file:
-            facts = os.fstat(number)
-            if not stat.S_ISREG(facts.st_mode):
-                raise BadFile(f"input: {path} is no file")
             yield Source(file, facts.st_size, f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ino}")
 
     def check_target(self, path: str) -> None:

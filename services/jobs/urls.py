@@ -60,7 +60,8 @@ def parse(url: str, field: str, prefix: str = "infaas") -> Place:
 def below(path: str, root: str) -> bool:
     """Whether an absolute path, without `..` and with symbolic links already followed, is inside a directory."""
     base = root.rstrip("/") + "/"
-    return path.startswith(base) and posixpath.normpath(path) == path
+    plain = posixpath.normpath(path) == path and not path.startswith("//")  # which normpath leaves as it is
+    return plain and path != base and path.startswith(base)
 
 
 def _absolute(host: str, path: str, field: str) -> str:

@@ -1,0 +1,280 @@
+"""A runner on stage, with the real executor and monitor: what becomes of chunks, whatever happens to them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bus.codec import encode
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import ExecutorExited
+from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
+from bus.messages.public import Tensor
+from services.core.actor import Changed, Synced
+from services.core.catalog import key_of
+from services.executor.work import BatchResult, RunBatch
+from services.jobs.runner.actor import Runner
+from services.jobs.runner.held import uid_of
+from services.jobs.runner.policy import Knobs
+from services.jobs.runner.work import Drop, Extend, GiveBack, Store, Take
+from services.monitor.machine import MachineSample
+from tests.fleet import PRICES, Fleet, variant
+
+
+class Queue:
+    """The scripted edge of a runner: chunks to take, and what became of them."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+        self.parts: list[Part] = []
+        self.dropped: list[tuple[str, int]] = []
+        self.given_back: list[tuple[str, int]] = []
+        self.takes = 0
+        self.fail_stores = 0
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        match command:
+            case Take():
+                self.takes += 1
+                return 0.01, self.chunks.pop(0) if self.chunks else None
+            case Store():
+                if self.fail_stores:
+                    self.fail_stores -= 1
+                    return 0.01, RuntimeError("the bus is away")
+                self.parts.append(command.part)
+            case Drop():
+                self.dropped.append(command.key)
+            case GiveBack():
+                self.given_back.append(command.key)
+            case Extend():
+                pass
+            case _:
+                raise AssertionError(command)
+        return 0.001, None
+
+
+def chunk(number: int, items: int = 4, job: str = "j") -> Chunk:
+    body = encode({"inputs": Tensor("FP32", [items, 2], bytes(8 * items))})
+    return Chunk(job, number, number * items, items, msgspec.Raw(body))
+
+
+class Scene:
+    """One worker with a runner; `job` says that the job is running."""
+
+    def __init__(self, *chunks: Chunk, records: tuple[VariantRecord, ...] = ()) -> None:
+        self.fleet = Fleet(*records)
+        self.stage = self.fleet.stage
+        self.queue = Queue(list(chunks))
+        self.machine = MachineSample(utilisation=0.1, memory_used_mb=500.0)
+        self.stage.members["w0"].edge = lambda _: (0.0, self.machine)
+        self.enter("r1")
+
+    def enter(self, name: str) -> None:
+        self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, Knobs()), self.queue)
+        for record in self.fleet.records:
+            self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
+        self.stage.send(name, Synced("infaas-catalog"))
+        self.stage.send(name, Synced("infaas-jobs"))
+
+    def job(self, state: Any = "running", runner: str = "r1", job: str = "j", chunks: int = 0, **status: Any) -> None:
+        told = JobStatus(job=job, app="app", state=state, input="", output="", **status)
+        record = JobRecord(status=told, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks))
+        self.stage.send(runner, Changed("infaas-jobs", job, encode(record)))
+
+    def numbers(self) -> list[int]:
+        return sorted(part.number for part in self.queue.parts)
+
+    def offline(self) -> list[Any]:
+        return [event for event in self.fleet.outcomes() if event.policy == "offline"]
+
+
+def test_chunks_are_computed_and_recorded_once_each() -> None:
+    scene = Scene(*(chunk(n) for n in range(10)))
+    scene.job()
+    scene.stage.run(5.0)
+    assert scene.numbers() == list(range(10))
+    outputs = msgspec.msgpack.decode(scene.queue.parts[0].outputs, type=dict[str, Tensor])
+    assert outputs["y"].shape == [4, 1]
+    found = scene.offline()
+    assert sorted(event.uid for event in found) == sorted(uid_of("j", n, 0) for n in range(10))
+    assert {(e.outcome, e.items, e.app, e.worker) for e in found} == {("ok", 4, "app", "w0")}
+    assert all(event.cost > 0 for event in found)
+    assert sum(event.cost for event in found) == pytest.approx(sum(part.cost for part in scene.queue.parts))
+
+
+def test_nothing_is_taken_before_there_is_a_job() -> None:
+    scene = Scene(chunk(0))
+    scene.stage.run(5.0)
+    assert scene.queue.takes == 0
+    scene.job(state="reading")
+    scene.stage.run(2.0)
+    assert scene.queue.takes == 0
+
+
+def test_a_busy_worker_takes_nothing_until_it_is_calm_again() -> None:
+    scene = Scene(*(chunk(n) for n in range(3)))
+    scene.machine = MachineSample(utilisation=0.9, memory_used_mb=500.0)
+    scene.stage.listen("infaas.offline.note")
+    scene.stage.run(2.0)
+    scene.job()
+    scene.stage.run(5.0)
+    assert scene.queue.takes == 0
+    notes = [msgspec.msgpack.decode(body) for _, _, body in scene.stage.heard]
+    assert notes[-1]["why"].startswith("cpu is used 90%")
+    scene.machine = MachineSample(utilisation=0.2, memory_used_mb=500.0)
+    scene.stage.run(3.0)
+    assert scene.numbers() == [0, 1, 2]
+    assert msgspec.msgpack.decode(scene.stage.heard[-1][2])["why"] == ""
+
+
+def test_online_queries_go_first_and_share_no_batch_with_offline_work() -> None:
+    scene = Scene(*(chunk(n, items=8) for n in range(6)), records=(variant(base_ms=40.0),))
+    scene.job()
+    batches = scene.fleet.devices["w0"].batches
+    while len(batches) < 2:
+        scene.stage.run(0.01)
+    label = scene.fleet.ask(items=1, latency_ms=500)
+    scene.stage.run(10.0)
+    assert "outputs" in scene.fleet.replies(label)[0]
+    assert [batch for batch in batches if label in batch] == [[label]]
+    assert batches.index([label]) == 2  # after the one that ran, ahead of the one that waited
+    assert scene.numbers() == list(range(6))
+
+
+def test_offline_work_is_no_load_of_the_instance() -> None:
+    scene = Scene(*(chunk(n) for n in range(200)))
+    scene.stage.listen("infaas.heartbeat.worker.w0")
+    scene.job()
+    scene.stage.run(3.0)
+    beats = [msgspec.msgpack.decode(body) for _, _, body in scene.stage.heard]
+    assert {i["load"] for beat in beats for i in beat["instances"]} <= {0.0}
+    assert {i["state"] for beat in beats for i in beat["instances"]} <= {"Loading", "Active"}
+    assert len(scene.queue.parts) > 100
+
+
+def test_an_executor_that_dies_costs_nothing_but_time() -> None:
+    scene = Scene(*(chunk(n) for n in range(40)))
+    scene.job()
+    while len(scene.queue.parts) < 5:
+        scene.stage.run(0.01)
+    assert len(scene.queue.parts) < 40
+    scene.stage.kill("w0/cpu")
+    gone = ExecutorExited(worker="w0", device="cpu", at=scene.stage.now, reason="killed by SIGKILL")
+    scene.stage.publish("infaas.exited.w0.cpu", gone)
+    scene.stage.run(0.3)
+    scene.fleet.start_executor("w0")
+    scene.stage.run(10.0)
+    assert scene.numbers() == list(range(40))
+    assert sorted({event.uid for event in scene.offline()}) == sorted(uid_of("j", n, 0) for n in range(40))
+
+
+def test_a_chunk_that_kills_its_executor_each_time_fails_alone() -> None:
+    scene = Scene(*(chunk(n) for n in range(5)))
+    scene.job()
+    scene.fleet.devices["w0"].poison = {"j/2"}
+    deaths = 0
+    for _ in range(8000):
+        scene.stage.run(0.001)
+        if scene.fleet.devices["w0"].died:
+            scene.stage.kill("w0/cpu")
+            gone = ExecutorExited(worker="w0", device="cpu", at=scene.stage.now, reason="killed by SIGSEGV")
+            scene.stage.publish("infaas.exited.w0.cpu", gone)
+            deaths += 1
+            scene.fleet.start_executor("w0")
+            scene.fleet.devices["w0"].poison = {"j/2"}
+    assert deaths == 3
+    assert scene.numbers() == [0, 1, 2, 3, 4]
+    assert [part.number for part in scene.queue.parts if part.error] == [2]
+    assert "ended each time" in next(part.error for part in scene.queue.parts if part.error)
+
+
+def test_a_chunk_that_the_model_refuses_thrice_fails_and_each_try_is_recorded() -> None:
+    scene = Scene(chunk(0), chunk(1))
+    device = scene.fleet.devices["w0"]
+
+    def refusing(command: Any) -> tuple[float, Any]:
+        if isinstance(command, RunBatch) and command.works[0].route.id == "j/0":
+            now = scene.stage.now
+            return 0.01, BatchResult(now, now + 0.01, [], ["NaN in output"])
+        return device(command)
+
+    scene.stage.members["w0/cpu"].edge = refusing
+    scene.job()
+    scene.stage.run(10.0)
+    by_number = {part.number: part.error for part in scene.queue.parts}
+    assert by_number[1] == ""
+    assert by_number[0].startswith("model_error: ")
+    assert "NaN in output" in by_number[0]
+    errors = [event for event in scene.offline() if event.outcome == "error"]
+    assert sorted(event.uid for event in errors) == sorted(uid_of("j", 0, n) for n in range(3))
+    assert all(event.cost == 0 for event in errors)
+
+
+def test_another_runner_goes_on_with_the_same_uids() -> None:
+    """As after kill -9: the queue delivers again what was not stored."""
+    scene = Scene(*(chunk(n) for n in range(20)))
+    scene.job()
+    while len(scene.queue.parts) < 5:
+        scene.stage.run(0.01)
+    done = set(scene.numbers())
+    scene.stage.kill("r1")
+    scene.queue.chunks = [chunk(n) for n in range(20) if n not in done]
+    scene.enter("r2")
+    scene.job(runner="r2")
+    scene.stage.run(6.0)
+    assert set(scene.numbers()) == set(range(20))
+    assert sorted({event.uid for event in scene.offline()}) == sorted(uid_of("j", n, 0) for n in range(20))
+
+
+def test_what_is_over_or_written_is_dropped_and_what_is_unknown_given_back() -> None:
+    scene = Scene(chunk(3), chunk(0, job="gone"), chunk(0, job="unknown"), chunk(7))
+    scene.job(chunks=5)
+    scene.job(state="cancelled", job="gone")
+    scene.stage.run(3.0)
+    assert scene.queue.dropped == [("j", 3), ("gone", 0)]
+    assert scene.queue.given_back == [("unknown", 0)]
+    assert scene.numbers() == [7]
+
+
+def test_a_part_that_cannot_be_stored_now_is_stored_later() -> None:
+    scene = Scene(chunk(0))
+    scene.queue.fail_stores = 3
+    scene.job()
+    scene.stage.run(6.0)
+    assert scene.numbers() == [0]
+    assert len(scene.offline()) == 1
+
+
+def test_the_cheapest_variant_is_loaded_for_the_job_and_let_go_after_it() -> None:
+    cheap, dear = variant("cheap", base_ms=1.0), variant("dear", base_ms=9.0, accuracy=0.99)
+    scene = Scene(chunk(0), records=(dear, cheap))
+    scene.stage.listen("infaas.worker.w0.*")
+    scene.job()
+    scene.stage.run(3.0)
+    assert [part.variant for part in scene.queue.parts] == ["cheap"]
+    scene.job(state="done")
+    scene.stage.run(15.0)
+    orders = [(subject.rpartition(".")[2], msgspec.msgpack.decode(body)) for _, subject, body in scene.stage.heard]
+    assert [
+        (kind, order["variant"] if kind == "release" else order["variant"]["variant"]) for kind, order in orders
+    ] == [
+        ("load", "cheap"),
+        ("release", "cheap"),
+    ]
+    scene.queue.chunks = [chunk(1, job="exact")]
+    scene.job(job="exact", accuracy=0.95)
+    scene.stage.run(3.0)
+    assert scene.queue.parts[-1].variant == "dear"
+
+
+def test_a_variant_that_online_queries_use_stays() -> None:
+    scene = Scene(chunk(0))
+    scene.stage.listen("infaas.worker.w0.release")
+    scene.job()
+    scene.stage.run(2.0)
+    for _ in range(20):
+        scene.fleet.ask()
+        scene.stage.run(0.1)
+    scene.job(state="done")
+    scene.stage.run(20.0)
+    assert scene.stage.heard == [entry for entry in scene.stage.heard if "release" not in entry[1]]

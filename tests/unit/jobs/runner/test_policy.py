@@ -1,0 +1,106 @@
+"""When a worker takes offline work: the table of the throttle."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.jobs.runner.policy import Knobs, OwnUse, obstacle, ranked
+from tests.fleet import PRICES, variant
+
+RECORD = variant("v")  # a batch of n takes 2 + 0.5 n ms
+KNOBS = Knobs()
+
+
+def device(**fields: Any) -> DeviceStatus:
+    given = {
+        "device": "cpu", "kind": "cpu", "cores": 2, "memory_mb": 4000.0, "memory_used_mb": 0.0, "cores_used": 0.0,
+        "utilisation": 0.1, "price_per_hour": 0.096,
+    }  # fmt: skip
+    return DeviceStatus(**(given | fields))
+
+
+def instance(**fields: Any) -> InstanceStatus:
+    given = {"instance": "i", "variant": "v", "device": "cpu", "state": "Active", "since": 0.0}
+    return InstanceStatus(**(given | fields))
+
+
+def beat(*instances: InstanceStatus, devices: list[DeviceStatus] | None = None, **fields: Any) -> WorkerHeartbeat:
+    given = {"worker": "w0", "hardware": "cpu", "incarnation": 1, "at": 0.0}
+    return WorkerHeartbeat(devices=devices or [device()], instances=list(instances), **(given | fields))
+
+
+def why(heard: WorkerHeartbeat | None, own_use: float = 0.0, knobs: Knobs = KNOBS) -> str:
+    return obstacle(heard, "cpu", own_use, {"v": RECORD}.get, knobs)
+
+
+@pytest.mark.parametrize(
+    ("heard", "own_use"),
+    [
+        (beat(), 0.0),
+        (beat(devices=[device(utilisation=0.4)]), 0.0),  # not above 40 %
+        (beat(devices=[device(utilisation=0.9)]), 0.5),  # its own use does not count
+        (beat(instance(load=100.0, latency_ms=2.5, mean_batch=1.0)), 0.0),  # as profiled
+        (beat(instance(load=100.0, latency_ms=4.4, mean_batch=1.0)), 0.0),  # 1.76 times, but less than 2 ms longer
+        (beat(instance(load=100.0, latency_ms=6.0, mean_batch=8.0)), 0.0),  # as profiled for its batches
+        (beat(instance(load=0.0, latency_ms=50.0, mean_batch=1.0)), 0.0),  # serves nothing online
+        (beat(instance(variant="unknown", load=1.0, latency_ms=50.0, mean_batch=1.0)), 0.0),
+        (beat(instance(state="Loading")), 0.0),
+    ],
+)
+def test_a_calm_worker_takes_offline_work(heard: WorkerHeartbeat, own_use: float) -> None:
+    assert why(heard, own_use) == ""
+
+
+@pytest.mark.parametrize(
+    ("heard", "own_use", "says"),
+    [
+        (None, 0.0, "the worker is silent"),
+        (beat(draining=True), 0.0, "the worker is leaving"),
+        (beat(devices=[device(utilisation=0.41)]), 0.0, "cpu is used 41% by other work, offline work waits above 40%"),
+        (beat(devices=[device(utilisation=0.95)]), 0.5, "cpu is used 45%"),
+        (beat(devices=[device(alive=False)]), 0.0, "the executor of cpu does not run"),
+        (beat(devices=[device(device="gpu-0")]), 0.0, "the executor of cpu does not run"),
+        (beat(instance(state="Overloaded")), 0.0, "v is Overloaded"),
+        (beat(instance(state="Interfered")), 0.0, "v is Interfered"),
+        (beat(instance(app_states={"app": "Interfered"})), 0.0, "v is Interfered"),
+        (
+            beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)),
+            0.0,
+            "v takes 5 ms a batch, its profile says 2.5 ms",
+        ),
+        (beat(instance(), instance(variant="x", state="Overloaded")), 0.0, "x is Overloaded"),
+    ],
+)
+def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, own_use: float, says: str) -> None:
+    assert why(heard, own_use).startswith(says)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_work_is_taken_exactly_while_others_use_no_more_than_the_limit(used: float, own: float, limit: float) -> None:
+    calm = why(beat(devices=[device(utilisation=used)]), own, Knobs(utilisation_below=limit)) == ""
+    assert calm == (max(0.0, used - own) <= limit)
+
+
+def test_own_use_is_counted_over_the_last_second_and_by_cores() -> None:
+    own = OwnUse()
+    own.ran("cpu", 10.0, 10.5, 1)
+    own.ran("cpu", 10.6, 10.8, 2)
+    assert own.share("cpu", 2, 11.0) == pytest.approx((0.5 + 0.4) / 2)
+    assert own.share("cpu", 2, 11.3) == pytest.approx((0.2 + 0.4) / 2)
+    assert own.share("cpu", 2, 12.0) == 0.0
+    assert own.share("gpu-0", 1, 11.0) == 0.0
+
+
+def test_the_cheapest_item_comes_first_among_what_the_worker_has_devices_for() -> None:
+    quick = variant("quick", base_ms=1.0)
+    gpu = variant("gpu", hardware="gpu", base_ms=0.01, per_item_ms=0.001)
+    fake = variant("fake", hardware="gpu", simulated=True, base_ms=0.01, per_item_ms=0.001)
+    devices = [device(), device(device="gpu-0", kind="gpu", cores=1, simulated=True)]
+    found = [(record.variant, where) for record, where in ranked([RECORD, quick, gpu, fake], devices, PRICES, 8)]
+    assert ("gpu", "gpu-0") not in found  # a simulated device runs no real variant
+    assert found.index(("quick", "cpu")) < found.index(("v", "cpu"))
+    assert ("fake", "gpu-0") in found
+    assert ranked([RECORD], [device(alive=False)], PRICES, 8) == []

@@ -1,0 +1,111 @@
+"""Allowed roots on a real file system: nothing outside is read or written, whatever links say."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.jobs.files import BadFile, Files
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "inner").mkdir(parents=True)
+    (root / "inner" / "in.npy").write_bytes(b"inside")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.npy").write_bytes(b"secret")
+    (root / "link.npy").symlink_to(tmp_path / "outside" / "secret.npy")
+    (root / "away").symlink_to(tmp_path / "outside")
+    (root / "friend").symlink_to(root / "inner")
+    return tmp_path
+
+
+def read(tree: Path, path: Path) -> bytes:
+    with Files([tree / "root"]).source(str(path)) as source:
+        return source.file.read()
+
+
+@pytest.mark.parametrize("name", ["inner/in.npy", "friend/in.npy"])
+def test_what_is_inside_is_read_also_through_a_link_that_stays(tree: Path, name: str) -> None:
+    assert read(tree, tree / "root" / name) == b"inside"
+
+
+@pytest.mark.parametrize(
+    "name", ["link.npy", "away/secret.npy", "../outside/secret.npy", "inner/../../outside/secret.npy"]
+)
+def test_what_leads_outside_is_forbidden(tree: Path, name: str) -> None:
+    with pytest.raises(BadFile, match=r"jobs\.roots") as refused:
+        read(tree, tree / "root" / name)
+    assert refused.value.forbidden
+    with pytest.raises(BadFile, match=r"jobs\.roots|exists"):
+        Files([tree / "root"]).check_target(str(tree / "root" / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("none.npy", "No such file"), ("inner", "is no file"), ("no/x.npy", "cannot open the directory")]
+)
+def test_what_cannot_be_read_is_said(tree: Path, name: str, says: str) -> None:
+    with pytest.raises(BadFile, match=f"^input: .*{says}"):
+        read(tree, tree / "root" / name)
+
+
+def test_a_pipe_is_no_file_and_holds_nobody_up(tree: Path) -> None:
+    os.mkfifo(tree / "root" / "pipe.npy")
+    with pytest.raises(BadFile, match="is no file"):
+        read(tree, tree / "root" / "pipe.npy")
+
+
+def test_the_stamp_changes_with_the_file(tree: Path) -> None:
+    files, path = Files([tree / "root"]), tree / "root" / "inner" / "in.npy"
+    with files.source(str(path)) as source:
+        before = source.stamp
+    path.write_bytes(b"another")
+    with files.source(str(path)) as source:
+        assert source.stamp != before
+
+
+def test_an_output_grows_hidden_and_gets_its_name_once(tree: Path) -> None:
+    files, path = Files([tree / "root"]), str(tree / "root" / "out.npy")
+    files.check_target(path)
+    files.append(path, "j1", 0, b"abcdef")
+    files.append(path, "j1", 3, b"XY")  # from a checkpoint: what was behind it goes
+    assert not Path(path).exists()
+    assert files.growing(path, "j1").read_bytes() == b"abcXY"
+    files.finish(path, "j1")
+    files.finish(path, "j1")  # after a crash, once more
+    assert Path(path).read_bytes() == b"abcXY"
+    assert not files.growing(path, "j1").exists()
+    with pytest.raises(BadFile, match="exists already"):
+        files.check_target(path)
+
+
+def test_an_output_that_appeared_meanwhile_is_not_overwritten(tree: Path) -> None:
+    files, path = Files([tree / "root"]), tree / "root" / "out.npy"
+    files.append(str(path), "j1", 0, b"ours")
+    path.write_bytes(b"theirs")
+    with pytest.raises(BadFile, match="exists meanwhile"):
+        files.finish(str(path), "j1")
+    assert path.read_bytes() == b"theirs"
+    files.discard(str(path), "j1")
+    assert not files.growing(str(path), "j1").exists()
+
+
+def test_a_link_in_place_of_the_growing_output_is_not_followed(tree: Path) -> None:
+    files, path = Files([tree / "root"]), str(tree / "root" / "out.npy")
+    files.growing(path, "j1").symlink_to(tree / "outside" / "secret.npy")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.append(path, "j1", 0, b"x")
+    assert (tree / "outside" / "secret.npy").read_bytes() == b"secret"
+
+
+def test_what_was_written_before_must_be_there(tree: Path) -> None:
+    with pytest.raises(BadFile, match="is gone"):
+        Files([tree / "root"]).append(str(tree / "root" / "out.npy"), "j1", 10, b"x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_leave_is_said(tree: Path) -> None:
+    (tree / "root" / "inner").chmod(0o500)
+    with pytest.raises(BadFile, match=r"^output: cannot write"):
+        Files([tree / "root"]).check_target(str(tree / "root" / "inner" / "out.npy"))

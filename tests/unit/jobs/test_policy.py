@@ -1,0 +1,89 @@
+import pytest
+
+from bus.codec import encode
+from bus.messages.catalog import VariantRecord
+from bus.messages.jobs import SubmitJob
+from services.core.catalog import Catalog, key_of
+from services.jobs.policy import batch_within, chunk_items, cost_per_item, eligible, obstacle
+from services.jobs.requests import check
+from tests.fleet import PRICES, catalogue, variant
+
+SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)
+LARGE = variant("large", accuracy=0.9, base_ms=4.0, per_item_ms=4.0)
+UNSURE = variant("unsure", accuracy=None, base_ms=50.0)
+FAKE = variant("fake", accuracy=0.99, simulated=True, hardware="gpu")
+OTHER = variant("other", model="n", accuracy=0.8)
+EVERYTHING = (SMALL, LARGE, UNSURE, FAKE, OTHER)
+
+
+def catalog(*records: VariantRecord) -> Catalog:
+    found = Catalog()
+    for record in catalogue(*(records or EVERYTHING)):
+        found.apply(key_of(record), encode(record))
+    return found
+
+
+def names(**wanted: object) -> set[str]:
+    asked = {"accuracy": None, "model": None, "variant": None} | wanted
+    return {record.variant for record in eligible(catalog(), "app", **asked)}  # type: ignore[arg-type]
+
+
+def test_eligible_is_what_meets_accuracy_model_and_variant() -> None:
+    assert names() == {"small", "large", "unsure", "other"}  # simulated ones may answer with zeros
+    assert names(accuracy=0.75) == {"large", "unsure", "other"}
+    assert names(accuracy=0.75, model="n") == {"other"}
+    assert names(variant="small") == {"small"}
+    assert names(variant="small", accuracy=0.8) == set()
+    assert names(variant="fake") == {"fake"}
+    assert names(variant="nothing") == set()
+
+
+@pytest.mark.parametrize(
+    ("ask", "code", "says"),
+    [
+        ({"app": "nobody"}, "unknown_app", "no app 'nobody'"),
+        ({"app": "no body"}, "bad_request", "app"),
+        ({"model": "nothing"}, "unknown_model", "model: app has no model 'nothing', only m, n"),
+        ({"variant": "nothing"}, "bad_request", "variant: app has no variant 'nothing'"),
+        ({"variant": "small", "model": "n"}, "bad_request", "variant: "),
+        (
+            {"accuracy": 0.95, "model": "n"},
+            "unsatisfiable",
+            "accuracy: no variant reaches 0.95, the most accurate one has 0.8",
+        ),
+        ({"accuracy": -1.0}, "bad_request", "`accuracy`"),
+        ({"input": "file:///a.csv"}, "bad_request", "input: "),
+        ({"output": "gopher://x/a.npy"}, "bad_request", "output: "),
+        ({"output": "file:///a.npy"}, "bad_request", "output: it is the input itself"),
+        ({"job": "a b"}, "bad_request", "job"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: str, says: str) -> None:
+    fields = {"input": "file:///a.npy", "output": "file:///b.npy"} | ask
+    app = str(fields.pop("app", "app"))
+    error = check(app, SubmitJob(**fields), catalog(), "infaas", PRICES)  # type: ignore[arg-type]
+    assert error is not None
+    assert error.code == code
+    assert says in error.message
+
+
+def test_the_closest_is_named_when_the_accuracy_is_too_high() -> None:
+    error = obstacle(catalog(LARGE, SMALL), "app", accuracy=0.95, model=None, variant=None, prices=PRICES)
+    assert error is not None
+    assert error.closest
+    assert (error.closest.variant, error.closest.accuracy) == ("large", 0.9)
+    assert obstacle(catalog(LARGE), "app", accuracy=0.9, model=None, variant=None, prices=PRICES) is None
+
+
+def test_an_item_costs_less_in_larger_batches() -> None:
+    assert cost_per_item(SMALL, 64, PRICES) < cost_per_item(SMALL, 8, PRICES) < cost_per_item(SMALL, 1, PRICES)
+    assert cost_per_item(SMALL, 64, {}) == float("inf")
+
+
+def test_a_chunk_is_one_batch_of_the_cheapest_that_no_query_waits_long_for() -> None:
+    assert batch_within(LARGE, 64, 0.050) == 8  # 36 ms
+    assert batch_within(LARGE, 64, 0.030) == 6
+    assert batch_within(LARGE, 64, 0.001) == 1  # one item at least
+    assert batch_within(LARGE, 4, 0.050) == 4
+    assert chunk_items([SMALL, LARGE], PRICES, 64, 0.050) == batch_within(SMALL, 64, 0.050)
+    assert chunk_items([], PRICES, 64, 0.050) == 1
