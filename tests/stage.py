@@ -117,7 +117,8 @@ class Stage:
             self._deliver(sender, Envelope(self.now, Undelivered(reply), reply))
 
     def _hand(self, member: Member, message: type, subject: str, body: bytes, reply: str) -> None:
-        self._deliver(member, Envelope(self.now, decode(message, body or b"\x80"), subject, reply, body))
+        decoded = body if message is bytes else decode(message, body or b"\x80")
+        self._deliver(member, Envelope(self.now, decoded, subject, reply, body))
 
     def _deliver(self, member: Member, envelope: Envelope) -> None:
         if not member.alive:

@@ -52,6 +52,7 @@ from services.core.placement import OVERCOMMIT
 
 ACQUAINT_S = 2.0  # s in which heartbeats of all workers that are there have come
 APPEAR_S = 30.0  # s of leading after which a worker that has not been heard of is not there
+DONE = "finished"  # the fact that ends registration work
 AT_MOST = 8  # variants that a new machine is filled with
 
 
@@ -61,6 +62,12 @@ class Beat(Struct, frozen=True):
 
 class Look(Struct, frozen=True):
     """Timer: decide."""
+
+
+class Errand(Struct, frozen=True):
+    """What every fact about registration work has: the worker that does it."""
+
+    worker: str
 
 
 class Controller:
@@ -101,6 +108,11 @@ class Controller:
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.controller("ask"), message=AskForCapacity),
+            Inlet(subject=s.workshop("*"), message=bytes),
+            *(
+                Inlet(subject=s.registrar(fact), message=Errand)
+                for fact in ("built", "variant-failed", "progress", DONE)
+            ),
             Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
         )
 
@@ -124,6 +136,10 @@ class Controller:
                 self._ended(message)
             case AskForCapacity():
                 self._asked(message)
+            case bytes():
+                self.fleet.errand(envelope.subject.split(".")[-2], now, over=False)
+            case Errand():
+                self.fleet.errand(message.worker, now, over=envelope.subject.endswith(f".{DONE}"))
             case LoadReply():
                 self._placing.replied(envelope.subject, message)
             case Undelivered():

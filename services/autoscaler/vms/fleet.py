@@ -9,6 +9,9 @@ from services.autoscaler.vms.policy import Hardware, Kind, Seen
 from services.core.lifecycle import COUNTED, SERVING
 
 SILENT_S = 5.0  # s without a heartbeat after which nothing is expected of a worker
+ERRAND_S = (
+    600.0  # s for which a worker that builds or profiles a model is taken to be at it, unless it says that it is done
+)
 GLANCES = 3  # heartbeats in a row that must show a device busy: one, every 0.5 s, says little
 FORGET_S = 60.0  # s after which it is taken to be gone, if nobody has noted that it should be there
 
@@ -23,6 +26,7 @@ class Worker:
         self.seen = 0.0
         self.busy = now
         self.since = now
+        self.errand = 0.0  # until when it is taken to do registration work
         self.draining_since = 0.0
         self._used: deque[dict[Hardware, float]] = deque(maxlen=GLANCES)
 
@@ -39,7 +43,7 @@ class Worker:
             one = (device.kind, device.simulated)
             used[one] = min(used.get(one, 1.0), device.utilisation)
         self._used.append(used)
-        if self.serves or any(one.load > 0 or one.mean_batch > 0 for one in self.instances):
+        if now < self.errand or self.serves or any(one.load > 0 or one.mean_batch > 0 for one in self.instances):
             self.busy = now  # mean_batch: offline work, too
 
     def utilisation(self, now: float, settle_s: float) -> dict[Hardware, float]:
@@ -104,6 +108,13 @@ class Fleet:
         if worker is None:
             worker = self.workers[beat.worker] = Worker(beat.worker, now)
         worker.heard(beat, now)
+
+    def errand(self, name: str, now: float, *, over: bool) -> None:
+        """A worker was sent on registration work, goes on with it, or is done."""
+        worker = self.workers.get(name)
+        if worker is not None:
+            worker.errand = 0.0 if over else now + ERRAND_S
+            worker.busy = now
 
     def noted(self, name: str, record: MachineRecord | None, now: float) -> None:
         """The leader's note about a machine is this now, or has gone."""

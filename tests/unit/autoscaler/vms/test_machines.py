@@ -4,6 +4,7 @@ import itertools
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import AskForCapacity
+from bus.messages.work import WorkFinished
 from tests.cloud import CloudFleet, kind
 from tests.fleet import catalogue, variant
 
@@ -124,6 +125,18 @@ def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes(
     asked.append(fleet.ask(variant=NAME, latency_ms=200))
     fleet.stage.run(1.0)
     assert all_answered(fleet, asked)
+
+
+def test_a_worker_that_builds_a_model_is_not_idle() -> None:
+    fleet = CloudFleet(workers=2, kinds=(kind(minimum=0),), limits={"idle_s": 10.0})
+    for worker in fleet.workers:
+        fleet.stage.publish(fleet.subjects.workshop(worker, "build"), b"whatever it is to build")
+    fleet.stage.run(60.0)
+    assert fleet.stopped == []
+    done = WorkFinished(registration="r", worker="w1", order="build")
+    fleet.stage.publish(fleet.subjects.registrar("finished"), done)
+    fleet.stage.run(20.0)
+    assert [order.worker for order in fleet.stopped] == ["w1"]
 
 
 def test_a_drain_is_taken_back_when_the_worker_is_needed() -> None:

@@ -1,0 +1,330 @@
+"""Machines with real processes: `infaas up` gives workers back and gets new ones; a killed controller's successor goes on."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import psycopg
+import pytest
+
+import infaas
+from bus.codec import decode, encode
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.scaling import LeaderRecord, MachineReply, StartMachine, StopMachine
+from bus.natsbus import NatsBus
+from bus.port import Delivery, NotFound
+from bus.subjects import Subjects
+from services.shell.clock import now
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests import models
+from tests.processes import alive, environ, eventually, living_of, read_line
+from tests.processes import infaas as command
+from tests.responders import until
+from tests.servers import run
+
+pytestmark = pytest.mark.timeout(180)
+
+CLIENTS = 60  # with 64 items each they are seconds of work
+
+SHORT = """
+[registrar]
+threads = [1]
+max_batches = [8]
+[autoscaler]
+policy = "off"
+[machines]
+period_s = 0.25
+idle_s = 1.5
+utilisation_above = 1.0
+[machines.kinds.cpu]
+minimum = 1
+maximum = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, str]]:
+    """`infaas up` with workers of a kind of which there may be one or two; its directory, NATS and SQL."""
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    tmp_path = tmp_path_factory.mktemp("machines")
+    (tmp_path / "infaas.toml").write_text(SHORT)
+    directory = tmp_path / "data"
+    arguments = (
+        "up",
+        "--json",
+        "--workers",
+        "2",
+        "--data-dir",
+        str(directory),
+        "--config",
+        str(tmp_path / "infaas.toml"),
+    )
+    with (tmp_path / "up.err").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "infaas.cli", *arguments], stdout=subprocess.PIPE, stderr=errors, text=True,
+            env=environ(),
+        )  # fmt: skip
+    with process:
+        try:
+            urls = json.loads(read_line(process))
+            assert read_line(process).startswith("ready"), (tmp_path / "up.err").read_text()
+            yield directory, urls["nats"], urls["sql"]
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert living_of(directory) == []
+
+
+def register(directory: Path, app: str, file: bytes, x: np.ndarray, y: np.ndarray) -> None:
+    root = directory.parent
+    (root / f"{app}.onnx").write_bytes(file)
+    (root / f"{app}.npz").write_bytes(models.npz(x=x, y=y))
+    done = command(
+        *("register", str(root / f"{app}.onnx"), "--app", app, "--model", app),
+        *("--validation", str(root / f"{app}.npz"), "--data-dir", str(directory)),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def processes(directory: Path, worker: str) -> list[int]:
+    """Those of one worker."""
+    return [pid for pid in living_of(directory) if f"INFAAS_WORKER__NAME={worker}\0" in _environ(pid)]
+
+
+def _environ(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text() + "\0"
+    except OSError:
+        return ""
+
+
+def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_lost(
+    system: tuple[Path, str, str],
+) -> None:
+    directory, nats, sql = system
+    x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
+    scores = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    register(directory, "pictures", models.convnet(), x, scores.argmax(axis=1))
+    ends: list[Any] = []
+    sent = 0
+
+    async def main() -> list[set[str]]:
+        async with infaas.connect(nats) as client:
+
+            async def one_after_the_other(items: int, pause: float, enough: asyncio.Event) -> None:
+                nonlocal sent
+                while not enough.is_set():
+                    sent += 1
+                    ends.append(await client.query("pictures", x[:items], raise_refused=False))
+                    await asyncio.sleep(pause)
+
+            async def workers() -> dict[str, bool]:
+                """Worker to whether it has an instance that serves."""
+                return {
+                    worker["worker"]: any(one["state"] != "Loading" for one in worker["instances"])
+                    for worker in await client.workers()
+                }
+
+            async def serving(count: int) -> bool:
+                seen.append(await workers())
+                return sum(seen[-1].values()) == count
+
+            async def alone() -> bool:
+                seen.append(await workers())
+                return len(seen[-1]) == 1
+
+            async def burst() -> None:
+                enough = asyncio.Event()
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(CLIENTS):
+                        group.create_task(one_after_the_other(64, 0.0, enough))
+                    await until(lambda: serving(2), 60.0)
+                    enough.set()
+
+            seen: list[dict[str, bool]] = []
+            fleets = []
+            over = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3):  # low load, all the time
+                    group.create_task(one_after_the_other(1, 0.2, over))
+                await burst()
+                fleets.append(set(seen[-1]))
+                await until(alone, 60.0)
+                fleets.append(set(seen[-1]))
+                await burst()
+                fleets.append(set(seen[-1]))
+                over.set()
+            return fleets
+
+    two, one, again = run(main())
+    assert len(two) == 2
+    assert "w0" in two
+    assert one < two
+    assert one < again
+    [gone], [came] = two - one, again - one
+    assert came not in two  # a name that no worker has had
+    assert len(ends) == sent
+    assert [end for end in ends if not isinstance(end, infaas.Answer)] == []
+    assert processes(directory, gone) == []
+
+    def told() -> bool:
+        with psycopg.connect(sql) as connection:
+            rows = connection.execute(
+                "SELECT action, worker FROM infaas.scaling_events WHERE scaler = 'vm' AND action LIKE '%_worker'"
+            ).fetchall()
+            drained = connection.execute(
+                "SELECT worker FROM infaas.worker_events WHERE to_state = 'Draining'"
+            ).fetchall()
+        return {("remove_worker", gone), ("add_worker", came)} <= set(rows) and (gone,) in drained
+
+    assert eventually(told)
+
+
+# -- two controllers of a cluster whose workers and host are this test's
+
+
+CONTROLLER = """
+prefix = "{prefix}"
+[bus]
+url = "{url}"
+[machines]
+period_s = 0.5
+lease_s = 2.0
+[machines.kinds.cpu]
+minimum = 1
+maximum = 3
+"""
+
+
+@contextmanager
+def controller(config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (config.parent / "controller.log").open("a") as log:
+        arguments = [sys.executable, "-P", "-m", "infaas.cli.run", "vm-autoscaler", "--config", str(config)]
+        process = subprocess.Popen(arguments, stderr=log, env=environ())
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def beat(worker: str, state: Any = "Active") -> WorkerHeartbeat:
+    """One worker with one instance in this state."""
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=2, memory_mb=4000.0, memory_used_mb=50.0, cores_used=1.0, utilisation=0.5,
+        price_per_hour=0.1,
+    )  # fmt: skip
+    status = InstanceStatus(instance=f"m.{worker}-1", variant="m", device="cpu", state=state, since=0.0, load=5.0)
+    return WorkerHeartbeat(
+        worker=worker, hardware="cpu", kind="cpu", incarnation=1, at=now(), devices=[device], instances=[status]
+    )
+
+
+def test_a_killed_controller_is_replaced_and_nothing_is_started_twice(
+    nats_url: str, prefix: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "infaas.toml"
+    config.write_text(CONTROLLER.format(prefix=prefix, url=nats_url))
+    subjects = Subjects(prefix)
+
+    async def main() -> None:
+        bus = await NatsBus.connect(nats_url, name="test")
+        control = await bus.key_value(subjects.control_bucket)
+        orders: list[tuple[StartMachine, float]] = []
+        started: set[str] = set()
+        answering = False
+
+        async def leader() -> LeaderRecord | None:
+            try:
+                return decode(LeaderRecord, (await control.get("controller")).value or b"")
+            except NotFound:
+                return None
+
+        def start(delivery: Delivery) -> None:
+            order = decode(StartMachine, delivery.data)
+            orders.append((order, now()))
+            if answering:
+                started.add(order.worker)
+                bus.publish(delivery.reply, encode(MachineReply(worker=order.worker)))
+
+        async def beats() -> None:
+            while True:
+                bus.publish(subjects.worker_heartbeat("w0"), encode(beat("w0", "Overloaded")))
+                for name in started:
+                    bus.publish(subjects.worker_heartbeat(name), encode(beat(name)))
+                await asyncio.sleep(0.2)
+
+        await bus.subscribe(subjects.machines("start"), start)
+        await bus.flush()
+        beating = asyncio.create_task(beats())
+        with controller(config) as first:
+            await until(leader)
+            with controller(config) as second:
+                await until(lambda: orders)
+                await until(
+                    lambda: "vm-autoscaler runs" in (tmp_path / "controller.log").read_text().partition("runs")[2]
+                )
+                first.send_signal(signal.SIGKILL)  # its order stands, unanswered
+                killed = now()
+                before = len(orders)
+                answering = True
+                await until(lambda: len(orders) > before)
+                assert alive(second.pid)
+                print(f"after {orders[before][1] - killed:.2f} s")
+                await asyncio.sleep(4.0)  # several periods in which a second machine could be started
+                record = await leader()
+        beating.cancel()
+        assert {order.worker for order, _ in orders} == {"cpu-1-1"}
+        assert [order.epoch for order, _ in orders] == [1] * before + [2]
+        assert record is not None
+        assert record.epoch == 2
+        await bus.close()
+
+    run(main())
+
+
+def test_orders_of_an_earlier_leader_are_refused(system: tuple[Path, str, str]) -> None:
+    directory, nats, _ = system
+
+    async def main() -> None:
+        bus = await NatsBus.connect(nats, name="test")
+        subjects = Subjects()
+
+        async def say(what: str, order: StartMachine | StopMachine) -> str:
+            reply = await bus.request(subjects.machines(what), encode(order), 20.0)
+            return decode(MachineReply, reply.data).error
+
+        assert "no kind of machine 'tpu'" in await say("start", StartMachine(worker="x", kind="tpu", epoch=99))
+        assert "letters" in await say("start", StartMachine(worker="a.b", kind="cpu", epoch=99))
+        assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
+        assert await say("start", StartMachine(worker="extra", kind="cpu", epoch=99)) == ""
+        assert len(processes(directory, "extra")) >= 2
+        assert await say("stop", StopMachine(worker="extra", epoch=99)) == ""
+        assert processes(directory, "extra") == []
+        assert "another controller leads since epoch" in await say(
+            "start", StartMachine(worker="x", kind="cpu", epoch=98)
+        )
+        assert "another controller leads since epoch" in await say("stop", StopMachine(worker="w0", epoch=98))
+        assert "not used again" in await say("start", StartMachine(worker="extra", kind="cpu", epoch=99))
+        assert await say("stop", StopMachine(worker="nobody", epoch=99)) == ""
+        await bus.close()
+
+    run(main())
+
+
+def test_nonsense_is_refused_at_the_start() -> None:
+    done = command("up", "--workers", "3", "--max-workers", "2")
+    assert done.returncode == 2
+    assert "--max-workers 2 is less than the --workers 3" in done.stderr
