@@ -5,6 +5,7 @@ takes next to no memory.
 """
 
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +19,17 @@ from services.executor.edge import ExecutorEdge
 from services.executor.simulated import SimulatedEdge
 from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
+from services.shell.accelerators import Accelerator
 from services.shell.machine import CPU, cores_of, devices_of, worker_name
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings
 
 
-async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
-    """A batch queue for each device; its incarnation is its start in microseconds, so a later one is always larger."""
+async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:
+    """A batch queue for each device; its incarnation is its start in microseconds, so a later one is always larger.
+
+    found: the machine's accelerators; by default its drivers are asked.
+    """
     subjects = Subjects(settings.prefix)
     worker = worker_name(settings.worker)
     ours = settings.executor
@@ -50,7 +55,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     def runtime(device: Device, edge: Edge) -> Runtime:
         return Runtime(f"executor-{device.name}", partial(executor, device), bus, subjects, edge)
 
-    cpu, *others = devices_of(settings.worker)
+    cpu, *others = devices_of(settings.worker, found)
     real = [device for device in others if not device.simulated]
     addresses: dict[str, str] = {}  # variants are built on the first device of their kind
     for device in real:

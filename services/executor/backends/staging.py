@@ -34,13 +34,14 @@ def staging_mb(slots: Sequence[Slot], largest: int) -> float:
 
 
 class Staging:
-    """The pair of buffers of one slot. device: a torch.device; pinned: page-locked (only where there is a GPU)."""
+    """The pair of buffers of one slot. device: a torch.device, None for an output, which a graph keeps; pinned: page-locked."""
 
     def __init__(self, torch: Any, slot: Slot, largest: int, device: Any, *, pinned: bool) -> None:
         dtype = TORCH_NAMES[slot.dtype]
         self.slot = slot
         self.host = torch.zeros((largest, *slot.shape), dtype=getattr(torch, dtype), pin_memory=pinned)
-        self.device = torch.zeros((largest, *slot.shape), dtype=getattr(torch, dtype), device=device)
+        whole = (largest, *slot.shape) if device is not None else (0,)
+        self.device = torch.zeros(whole, dtype=getattr(torch, dtype), device=device)
         self._array: Array = self.host.numpy()
 
     def put(self, array: "Array", bucket: int) -> None:

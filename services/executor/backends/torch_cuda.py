@@ -163,7 +163,7 @@ class GraphHandle:
             self._in = [Staging(self._torch, slot, largest, lane.device, pinned=lane.pinned) for slot in given]
             made = self._warmed(largest)
             self._out = [
-                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, "cpu", pinned=lane.pinned)
+                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=lane.pinned)
                 for name, one in zip(self.outputs, made, strict=False)
             ]
             try:

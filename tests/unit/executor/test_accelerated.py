@@ -3,8 +3,12 @@
 import pytest
 
 from bus.memory import MemoryBus
+from services.executor.__main__ import wire
 from services.executor.accelerated import AcceleratedEdge, final
 from services.executor.work import BatchResult, LoadModel, MeasureMemory, UnloadModel
+from services.shell.accelerators import Accelerator
+from services.shell.runtime import Runtime
+from services.shell.settings import Settings, WorkerSettings
 from tests.servers import run
 from tests.unit.executor.test_simulated import ARTIFACT, SUBJECTS, batch, record
 
@@ -40,3 +44,28 @@ def test_memory_is_what_the_models_say_of_the_device(tmp_path):
 def test_some_errors_mean_that_the_device_is_lost(errors, lost):
     assert bool(final(BatchResult(0.0, 1.0, [], errors))) == lost
     assert final(None) == final("illegal memory access") == ""
+
+
+def test_a_worker_has_an_executor_for_every_device_it_has_or_simulates(tmp_path):
+    gpus = [Accelerator(address=f"cuda:{n}", kind="gpu", name="T4", memory_mb=15360.0, uuid=str(n)) for n in range(2)]
+    settings = Settings(
+        data_dir=str(tmp_path), worker=WorkerSettings(name="w", cores=2, simulate={"gpu": 1, "inferentia": 1})
+    )
+
+    async def main() -> list[Runtime]:
+        bus = MemoryBus()
+        try:
+            return await wire(settings, bus, gpus)
+        finally:
+            await bus.close()
+
+    edges = {runtime.name: runtime._edge for runtime in run(main())}
+    assert {name: type(edge).__name__ for name, edge in edges.items()} == {
+        "executor": "ExecutorEdge",
+        "workshop": "WorkshopEdge",
+        "executor-gpu-0": "AcceleratedEdge",
+        "executor-gpu-1": "AcceleratedEdge",
+        "executor-gpu-2": "SimulatedEdge",
+        "executor-inferentia-0": "SimulatedEdge",
+    }
+    assert [edges[f"executor-gpu-{n}"]._models._device for n in range(2)] == ["cuda:0", "cuda:1"]
