@@ -28,10 +28,10 @@ BESIDE = ("registrar+recorder", "postgres", "up")
 
 
 @contextmanager
-def system() -> Iterator[System]:
-    """A directory for a system of one's own; what is left of it at the end is stopped and removed."""
+def system(settings: str = "") -> Iterator[System]:
+    """A directory for a system of one's own; what is left of it at the end is stopped and removed. settings: TOML."""
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
-        own = System(Path(directory) / "data")
+        own = System(Path(directory) / "data", settings=settings)
         try:
             yield own
         finally:

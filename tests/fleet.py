@@ -61,13 +61,14 @@ def catalogue(*variants: VariantRecord, app: str = "app") -> list[Any]:
 class Device:
     """The scripted edge of an executor: it answers x -> its first column, as slowly as the profile says.
 
-    poison: ids of queries in whose batch the process dies; slow: factor on every batch.
+    poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
+    the next, as nobody measures it.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.stage = stage
         self.name = name
-        self.slow = 1.0
+        self.slow = self.between = 1.0
         self.poison: set[str] = set()
         self.batches: list[list[str | None]] = []
         self._tables: dict[str, LatencyTable] = {}
@@ -90,7 +91,7 @@ class Device:
                 items = sum(work.items for work in command.works)
                 seconds = self._tables[command.instance].seconds(items) * self.slow
                 outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.works]
-                return seconds, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
+                return seconds * self.between, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
         raise AssertionError(command)
 
 

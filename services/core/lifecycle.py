@@ -41,7 +41,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """
 
     overloaded_backlog_s: float = 0.8
-    overloaded_slo_share: float = 0.8
+    overloaded_slo_share: float = 0.5
     overloaded_clear_share: float = 0.8
     interfered_ratio: float = 2.5
     interfered_least_s: float = 0.005

@@ -13,6 +13,7 @@ from services.core.placement import Amount, cores_needed
 WINDOW = 1.0  # s: loads and latencies are means over this long (the published code's period)
 MEMORY = 5.0  # s: so far back latency is looked for where an instance serves little, and an app counts as using it
 GAIN = 0.05  # weight of one report with plenty of batches in the live correction: a memory of about 10 s
+BACKLOG_GAIN = 0.3  # the same of a report in which there was always work waiting
 PLENTY = 8  # batches in a report that make it count in full
 FACTORS = (0.2, 5.0)  # bounds of the live correction
 
@@ -78,6 +79,7 @@ class Instance:
         self._reports.append((now, seconds, sample))
         while now - self._reports[0][0] >= MEMORY:
             self._reports.popleft()
+        waited = min(self.queued, sample.queued)
         self.queued = sample.queued
         changes: list[Change] = []
         for app in sample.apps:
@@ -91,9 +93,11 @@ class Instance:
         if sample.items > 0 or sample.queued > 0:
             self.last_used = now
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
-            gain = GAIN * min(1.0, sample.batches / PLENTY)
+            gain, spent = GAIN * min(1.0, sample.batches / PLENTY), sample.busy
+            if waited >= self.record.max_batch:  # it had work all the time: this is what it can do here and now, all told
+                gain, spent = BACKLOG_GAIN, max(seconds, spent)
             low, high = FACTORS
-            self.factor += gain * (min(high, max(low, sample.busy / sample.predicted)) - self.factor)
+            self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
         return changes
 
     def moved(self, cores: list[int], now: float, reason: str) -> list[Change]:

@@ -75,7 +75,7 @@ class MonitorSettings(Section, frozen=True, kw_only=True):
     sample_s: float = 2.0
     cost_s: float = 10.0
     overloaded_backlog_s: float = 0.0
-    overloaded_slo_share: float = 0.8
+    overloaded_slo_share: float = 0.5
     interfered_ratio: float = 0.0
     interfered_least_ms: float = 5.0
     interfered_load_share: float = 0.0

@@ -39,7 +39,7 @@ def seen(**changes: float) -> Observed:
         ("backlog of a second", "Active", seen(backlog_s=0.81), "Overloaded"),
         ("backlog within bounds", "Active", seen(backlog_s=0.79), "Active"),
         ("backlog within bounds but not for this SLO", "Active", seen(backlog_s=0.1, slo_s=0.1), "Overloaded"),
-        ("backlog within this SLO", "Active", seen(backlog_s=0.07, slo_s=0.1), "Active"),
+        ("backlog within this SLO", "Active", seen(backlog_s=0.04, slo_s=0.1), "Active"),
         ("a long SLO does not stretch the bound", "Active", seen(backlog_s=0.81, slo_s=30.0), "Overloaded"),
         ("backlog not quite gone", "Overloaded", seen(backlog_s=0.7), "Overloaded"),
         ("backlog gone", "Overloaded", seen(backlog_s=0.6), "Active"),

@@ -67,6 +67,23 @@ def test_beyond_saturation_goodput_stays(slo_ms: float, workers: int, times: flo
     assert codes <= {"overloaded", "deadline"}
 
 
+@pytest.mark.parametrize(("slow", "between"), [(1.5, 1.0), (1.0, 1.5), (1.5, 1.3)])
+@pytest.mark.parametrize("slo_ms", [100.0, 250.0])
+def test_goodput_stays_also_where_nothing_goes_as_fast_as_profiled(slo_ms: float, slow: float, between: float) -> None:
+    """Short batches fill queues to the last millisecond: what is admitted too much makes everything late."""
+    record = variant(base_ms=0.1, per_item_ms=2.5)
+    fleet = Fleet(record)
+    fleet.ask()
+    fleet.stage.run(1.0)
+    device = fleet.devices["w0"]
+    device.slow, device.between = slow, between
+    capacity = record.profile.saturation_qps / (slow * between)
+    offer(fleet, 1.5 * capacity, 2.0, latency_ms=slo_ms)
+    asked = offer(fleet, 1.5 * capacity, 3.0, seed=2, latency_ms=slo_ms)
+    fleet.stage.run(2.0)
+    assert in_time(fleet, asked) / 3.0 >= 0.95 * capacity
+
+
 def test_after_the_peak_everything_is_in_time_again() -> None:
     fleet = serving(1)
     offer(fleet, 2.0 * SATURATION, 3.0, latency_ms=500.0)

@@ -1,0 +1,95 @@
+"""Goodput beyond saturation: `python benches/overload.py [--seconds S] [--rounds N] [--data-dir DIR --app APP]`.
+
+Saturation is what a closed loop of 32 gets answered without any latency objective. Then, in turn with it, an open loop of Poisson
+arrivals at 0.9, 1.5 and 3 times that rate, with a latency objective: goodput is what was answered in time, wanted at 1.5 times
+at least 0.9 of saturation. Without --data-dir on a system of its own, with one CPU instance of a small convolutional network
+and the autoscaler off, so that the capacity stays what it is.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rig
+
+from infaas.demo.system import command, environment
+from tests import models
+
+TIMES = (0.9, 1.5, 3.0)
+SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [8]\n'
+APP = "overload"
+
+
+def say(*arguments: str) -> Any:
+    """What a command prints as JSON."""
+    done = subprocess.run(
+        command(*arguments, "--json"), capture_output=True, text=True, check=False, env=environment(os.environ)
+    )
+    if done.returncode != 0:
+        raise SystemExit(done.stderr.strip())
+    return json.loads(done.stdout)
+
+
+def register(data_dir: Path) -> None:
+    """A network that takes some milliseconds an item, one variant of it."""
+    import onnxruntime
+
+    x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
+    model = models.convnet()
+    scores = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    (data_dir / "convnet.onnx").write_bytes(model)
+    np.savez(data_dir / "validation.npz", x=x, y=scores.argmax(axis=1))
+    files = (str(data_dir / "convnet.onnx"), "--validation", str(data_dir / "validation.npz"))
+    say("register", *files, "--app", APP, "--model", APP, "--data-dir", str(data_dir))
+
+
+def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: float) -> None:
+    def bench(*options: str) -> Any:
+        shared = ("--app", app, "--data-dir", str(data_dir), "--seconds", str(seconds))
+        return say("bench", *shared, *options)
+
+    goodputs: dict[float, list[float]] = {times: [] for times in TIMES}
+    for number in range(rounds):
+        saturation = bench("--closed", "32")["throughput_qps"]
+        print(f"round {number + 1}: saturation {saturation:.0f} queries/s", flush=True)
+        for times in TIMES:
+            seen = bench("--rate", f"{times * saturation:.1f}", "--latency-ms", f"{latency_ms:g}")
+            goodput = seen["slo_attainment"] * seen["offered"] / seen["seconds"]
+            goodputs[times].append(goodput / saturation)
+            print(
+                f"  {times:4.1f} x: {goodput:7.0f} in time/s = {goodput / saturation:.2f} of saturation; p99 "
+                f"{seen['p99_ms'] or 0:.0f} ms; refused {seen['refusals'] or 0}, missed {seen['missed'] or 0}; "
+                f"sent up to {seen['late_send_p99_ms'] or 0:.1f} ms late (p99)",
+                flush=True,
+            )
+    for times, ratios in goodputs.items():
+        print(f"{times:4.1f} x saturation, within {latency_ms:g} ms: {statistics.median(ratios):.2f} of saturation")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--latency-ms", type=float, default=250.0)
+    parser.add_argument("--data-dir", type=Path, help="a running system, instead of one of its own")
+    parser.add_argument("--app", default=APP)
+    given = parser.parse_args()
+    if given.data_dir is not None:
+        measure(given.data_dir, given.app, given.seconds, given.rounds, given.latency_ms)
+        return
+    import asyncio
+
+    with rig.system(SETTINGS) as own:
+        asyncio.run(own.start())
+        register(own.data_dir)
+        measure(own.data_dir, APP, given.seconds, given.rounds, given.latency_ms)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
