@@ -46,8 +46,6 @@ from services.jobs.course import Course
 from services.jobs.news import QUIET_S, News
 from services.jobs.requests import Limits, check, listed, record_of, route_of
 
-SWEEP_S = 1.0
-SILENCE_S = 3.0  # without a word, a coordinator is gone
 AGAIN_S = 2.0
 NOTHING: tuple[Effect, ...] = ()
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
@@ -101,7 +99,7 @@ class Coordinator:
             TimedOut: self._on_not_done,
             Again: lambda envelope: (self._do(envelope.message.effect),),
             Sweep: self._on_sweep,
-            Started: lambda _: (After("sweep", SWEEP_S, Sweep()), self._alive()),
+            Started: lambda _: (After("sweep", limits.sweep_s, Sweep()), self._alive()),
             Stopping: lambda _: (self._alive(leaving=True),),
             Recorded: lambda _: NOTHING,
         }
@@ -218,7 +216,7 @@ class Coordinator:
         course = self._courses.pop(record.status.job, None)
         if course is not None:
             abandon = Do(("clean", course.job), Abandon(course.route, record.checkpoint, keep=False))
-            yield After(abandon.id, SWEEP_S, Again(abandon))  # once what is under way has ended
+            yield After(abandon.id, self._limits.sweep_s, Again(abandon))  # once what is under way has ended
 
     def _on_synced(self, envelope: Envelope) -> Iterator[Effect]:
         self._unsynced.discard(envelope.message.bucket)
@@ -344,7 +342,7 @@ class Coordinator:
 
     def _on_sweep(self, envelope: Envelope) -> Iterator[Effect]:
         now = envelope.now
-        yield After("sweep", SWEEP_S, envelope.message)
+        yield After("sweep", self._limits.sweep_s, envelope.message)
         yield self._alive()
         if self._unsynced:
             return
@@ -362,7 +360,7 @@ class Coordinator:
             if record.status.state in OVER or any(job in known for known in (self._courses, self._asked, self._taking)):
                 continue
             silent = now - self._others.get(record.owner, self._synced_at)
-            if record.owner == self._name or silent > SILENCE_S:
+            if record.owner == self._name or silent > self._limits.silence_s:
                 self._taking.add(job)
                 yield self._do(Do(("takeover", job), TakeOver(job, self._name, record.owner), 10.0))
 

@@ -14,12 +14,17 @@ from services.jobs.urls import BadUrl, parse
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """The settings that decide a chunk's size, in items and seconds; window: chunks of one job under way; keep: ended jobs."""
+    """The settings that decide a chunk's size, in items and seconds; window: chunks of one job under way; keep: ended jobs.
+
+    sweep_s: between looks for silence; a coordinator without a word for silence_s is gone.
+    """
 
     chunk_items: int = 64
     batch_s: float = 0.05
     window: int = 32
     keep: int = 1000
+    sweep_s: float = 1.0
+    silence_s: float = 3.0
 
 
 def check(app: str, ask: SubmitJob, catalog: Catalog, prefix: str, prices: Mapping[str, float]) -> Error | None:

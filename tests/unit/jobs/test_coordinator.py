@@ -1,0 +1,328 @@
+"""The coordinator with its real edge on the memory bus: a worker of the test's own computes sums, in whatever order it likes."""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from bus.codec import decode, encode
+from bus.memory import Broker
+from bus.messages.catalog import Signature, TensorSpec
+from bus.messages.jobs import Chunk, JobRecord, JobStatus, Part, PartStored, RunnerNote
+from bus.messages.public import Error, Refusal, Tensor
+from bus.port import Bus, Consumer
+from bus.subjects import Subjects
+from bus.tensors import from_array, to_array
+from infaas import jobs
+from infaas.errors import Refused
+from services.core.catalog import key_of
+from services.jobs.actor import Coordinator
+from services.jobs.desk import Desk
+from services.jobs.edge import JobsEdge, part_key
+from services.jobs.files import Files
+from services.jobs.requests import Limits
+from services.shell.runtime import Runtime
+from tests import offline
+from tests.fleet import PRICES, catalogue, variant
+from tests.responders import until
+from tests.servers import run
+
+S = Subjects()
+SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[3])], outputs=[TensorSpec(name="y", datatype="FP32", shape=[])]
+)
+X = np.arange(300, dtype="f4").reshape(100, 3)
+
+
+class Scene:
+    """A bus, a directory, coordinators that can be killed, and a worker."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = directory / "jobs"
+        self.files.mkdir()
+        self.broker = Broker()
+        self.bus = self.broker.connect("test")
+        self.running: dict[str, tuple[Runtime, Bus]] = {}
+        self.computed: list[int] = []
+
+    async def open(self) -> None:
+        catalog = await self.bus.key_value(S.catalog_bucket)
+        for record in catalogue(variant(signature=SIGNATURE)):
+            changed = (
+                record if not hasattr(record, "signature") else msgspec.structs.replace(record, signature=SIGNATURE)
+            )
+            await catalog.put(key_of(changed), encode(changed))
+        await self.bus.key_value(S.jobs_bucket)
+
+    async def start(self, name: str, **limits: Any) -> None:
+        bus = self.broker.connect(name)
+        desk = Desk(Files([self.files]), self.directory / "spool")
+        edge = await JobsEdge.open(bus, S, desk, 2**20)
+        given = Limits(**({"chunk_items": 3, "window": 8, "sweep_s": 0.1, "silence_s": 0.3} | limits))
+        runtime = Runtime("jobs", lambda: Coordinator(name, S, given, PRICES, lambda: "made"), bus, S, edge)
+        await runtime.start()
+        self.running[name] = (runtime, bus)
+
+    async def kill(self, name: str) -> None:
+        """As kill -9: no goodbye, and nothing that was under way goes on."""
+        runtime, bus = self.running.pop(name)
+        await bus.close()
+        runtime._live = False
+        for task in list(runtime._tasks):
+            task.cancel()
+        await asyncio.gather(*runtime._tasks, return_exceptions=True)
+        await runtime._drop_timers_and_tasks()
+        runtime._outbox._task.cancel()  # type: ignore[union-attr]
+
+    async def close(self) -> None:
+        for name in list(self.running):
+            await self.kill(name)
+        await self.bus.close()
+
+    # -- the worker
+
+    async def consumer(self) -> Consumer:
+        while True:
+            with contextlib.suppress(Exception):
+                return await self.bus.consumer(S.job_stream, "runners", ack_wait_s=1.0)
+            await asyncio.sleep(0.01)
+
+    async def work(self, *, bad: int = -1, shuffled: bool = False, most: int = 10**9, twice: bool = False) -> None:
+        """Compute chunks until cancelled, or so many; bad: the chunk with this item fails."""
+        consumer = await self.consumer()
+        store = await self.bus.object_store(S.parts_bucket)
+        chooser = random.Random(1)
+        while most > 0:
+            batch = await consumer.fetch(8 if shuffled else 1, 0.05)
+            if shuffled:
+                chooser.shuffle(batch)
+            for stored in batch:
+                chunk = decode(Chunk, stored.data)
+                for _ in range(1 + twice):
+                    await store.put(part_key(chunk.job, chunk.number), encode(self.part(chunk, bad)))
+                    told = PartStored(job=chunk.job, number=chunk.number)
+                    self.bus.publish(S.offline("part"), encode(told))
+                await stored.ack()
+                most -= 1
+
+    def part(self, chunk: Chunk, bad: int) -> Part:
+        self.computed.append(chunk.number)
+        x = to_array(msgspec.msgpack.decode(chunk.body, type=dict[str, Tensor])["inputs"], "inputs")
+        failed = chunk.first <= bad < chunk.first + chunk.items
+        outputs = msgspec.Raw(encode({} if failed else {"y": from_array(x.sum(axis=1))}))
+        told: dict[str, Any] = {"job": chunk.job, "number": chunk.number, "items": chunk.items, "worker": "w0"}
+        return Part(outputs=outputs, variant="v", cost=0.5, error="model_error: no" if failed else "", **told)
+
+    async def submit(self, source: str = "in.npy", target: str = "out.npy", **more: Any) -> str:
+        return await jobs.submit(self.bus, S, "app", str(self.files / source), str(self.files / target), **more)
+
+    async def end(self, job: str) -> JobStatus:
+        return await jobs.wait(self.bus, S, job, timeout=20)
+
+
+def play(tmp_path: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        await scene.open()
+        offline.write(scene.files / "in.npy", X)
+        try:
+            async with asyncio.timeout(30):
+                await body(scene)
+        finally:
+            await scene.close()
+
+    run(main())
+
+
+@contextlib.asynccontextmanager
+async def working(scene: Scene, **how: Any) -> Any:
+    task = asyncio.create_task(scene.work(**how))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("shuffled", "twice"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("form", ["npy", "jsonl", "msgpack"])
+def test_outputs_are_in_order_whatever_order_they_come_in(
+    tmp_path: Path, form: str, shuffled: bool, twice: bool
+) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        async with working(scene, shuffled=shuffled, twice=twice):
+            job = await scene.submit(target=f"out.{form}")
+            status = await scene.end(job)
+        assert (status.state, status.total, status.done, status.failed) == ("done", 100, 100, 0)
+        assert status.cost == pytest.approx(34 * 0.5)
+        assert status.variants == ["v"]
+        assert offline.read(scene.files / f"out.{form}", "y").reshape(-1).tolist() == X.sum(axis=1).tolist()
+        assert sorted(os.listdir(scene.files)) == ["in.npy", f"out.{form}"]
+        store = await scene.bus.object_store(S.parts_bucket)
+        assert twice or await store.keys() == []
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 7, 20, 33])
+def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after: int, remote: bool) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        store = await scene.bus.object_store("things")
+        await store.put("in.npy", scene.files / "in.npy")
+        source, target = ("nats://things/in.npy", "nats://things/out.npy") if remote else ("in.npy", "out.npy")
+        job = await jobs.submit(
+            scene.bus, S, "app", *(url if remote else str(scene.files / url) for url in (source, target))
+        )
+        await asyncio.wait_for(scene.work(most=after), 10)
+        await scene.kill("c1")
+        await scene.start("c2")
+        async with working(scene, shuffled=True):
+            status = await scene.end(job)
+        assert (status.state, status.done) == ("done", 100), status
+        assert status.cost == pytest.approx(34 * 0.5)  # each chunk once, also where it was computed twice
+        if remote:
+            await store.get_to("out.npy", scene.files / "out.npy")
+        assert np.load(scene.files / "out.npy").tolist() == X.sum(axis=1).tolist()
+
+    play(tmp_path, body)
+
+
+def test_no_more_chunks_are_queued_than_the_window_holds(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1", window=4)
+        await scene.submit()
+        consumer = await scene.consumer()
+        found = await consumer.fetch(100, 1.0)
+        found += await consumer.fetch(100, 0.2)
+        assert [decode(Chunk, stored.data).number for stored in found] == [0, 1, 2, 3]
+
+    play(tmp_path, body)
+
+
+def test_a_chunk_that_failed_ends_the_job_and_what_came_before_is_kept(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        async with working(scene, bad=50):
+            status = await scene.end(await scene.submit())
+        assert (status.state, status.done, status.failed) == ("failed", 48, 3)
+        assert status.reason is not None
+        assert status.reason.startswith("items 48 to 50: model_error: no; the first 48 outputs are in file://")
+        assert np.load(scene.files / "out.npy.partial").tolist() == X[:48].sum(axis=1).tolist()
+        assert sorted(os.listdir(scene.files)) == ["in.npy", "out.npy.partial"]
+
+    play(tmp_path, body)
+
+
+def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        job = await scene.submit()
+        await asyncio.wait_for(scene.work(most=5), 10)
+        await jobs.cancel(scene.bus, S, job)
+        status = await scene.end(job)
+        assert (status.state, status.reason) == ("cancelled", "cancelled")
+        await until(lambda: os.listdir(scene.files) == ["in.npy"])
+        await jobs.cancel(scene.bus, S, job)  # once more is harmless
+        again = await scene.submit(target="out.npy")
+        async with working(scene):
+            assert (await scene.end(again)).state == "done"
+        with pytest.raises(Refused, match="is done already"):
+            await jobs.cancel(scene.bus, S, again)
+
+    play(tmp_path, body)
+
+
+def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1", window=4)
+        job = await scene.submit()
+        await asyncio.wait_for(scene.work(most=1), 10)
+        offline.write(scene.files / "in.npy", X + 1)
+        async with working(scene):
+            status = await scene.end(job)
+        assert (status.state, status.reason) == ("failed", status.reason)
+        assert "input: the file was changed" in str(status.reason)
+
+    play(tmp_path, body)
+
+
+def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tmp_path: Path) -> None:
+    """As on another machine: the record is there, the growing output is not."""
+
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        job = await scene.submit()
+        await asyncio.wait_for(scene.work(most=8), 10)
+        records = await scene.bus.key_value(S.jobs_bucket)
+
+        async def appended() -> bool:
+            return decode(JobRecord, (await records.get(job)).value or b"").checkpoint.chunks == 8
+
+        await until(appended)
+        await scene.kill("c1")
+        for path in scene.files.glob(".out*"):
+            path.unlink()
+        await scene.start("c2")
+        async with working(scene):
+            status = await scene.end(job)
+        assert status.state == "done", status
+        assert np.load(scene.files / "out.npy").tolist() == X.sum(axis=1).tolist()
+
+    play(tmp_path, body)
+
+
+def test_ids_outputs_and_questions(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        assert await scene.submit(job="mine") == "mine"
+        assert await scene.submit(job="mine") == "mine"  # the same job, asked for again
+        with pytest.raises(Refused, match="job: this id is in use"):
+            await scene.submit(target="other.npy", job="mine")
+        with pytest.raises(Refused, match="output: job mine writes there"):
+            await scene.submit(job="yours")
+        with pytest.raises(Refused, match="there is none with the id nobody"):
+            await jobs.status(scene.bus, S, "nobody")
+        note = RunnerNote(worker="w0", why="cpu is used 90% by other work")
+        scene.bus.publish(S.offline("note"), encode(note))
+        await until(lambda: _step(scene, "mine", "w0: cpu is used 90%"))
+        reply = await scene.bus.request(S.list("jobs"), encode({"app": "other"}), 5.0)
+        assert msgspec.msgpack.decode(reply.data) == {"items": []}
+        reply = await scene.bus.request(S.list("jobs"), b"", 5.0)
+        assert [item["job"] for item in msgspec.msgpack.decode(reply.data)["items"]] == ["mine"]
+        bad = await scene.bus.request(S.job("app"), encode({"input": 5}), 5.0)
+        error: Error = decode(Refusal, bad.data).error
+        assert error.code == "bad_request"
+        assert "input" in error.message
+
+    play(tmp_path, body)
+
+
+async def _step(scene: Scene, job: str, text: str) -> bool:
+    return text in (await jobs.status(scene.bus, S, job)).step
+
+
+def test_ended_jobs_are_forgotten_in_the_end(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1", keep=1)
+        async with working(scene):
+            for n in range(3):
+                await scene.end(await scene.submit(target=f"out{n}.npy", job=f"j{n}"))
+        records = await scene.bus.key_value(S.jobs_bucket)
+
+        async def kept() -> bool:
+            return await records.keys() == ["j2"]
+
+        await until(kept)
+
+    play(tmp_path, body)
