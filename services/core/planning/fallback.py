@@ -15,6 +15,7 @@ from services.core.planning.trim import trimmed
 
 _NARROW = 0.25  # of what a group costs on average: optimal plans are mostly nearer to the bound than that
 _FIRST = 0.3  # share of the limits for looking there
+_LAST = 0.5  # share for each of up to three runs, where patterns led to no plan
 
 
 class ExactOrGreedy:
@@ -62,7 +63,7 @@ class ExactOrGreedy:
 
     def _by_instances(self, program: Program, packed: Packed, rough: Plan) -> Plan:
         if rough.status == "infeasible" or packed.bound is None:
-            return self._exact.solve_program(program)
+            return self._exact.solve_program(program, 1.0 if packed.bound is None else _LAST)
         return self._near(program, packed, packed.bound)
 
     def _near(self, program: Program, packed: Packed, bound: float) -> Plan:

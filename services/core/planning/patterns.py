@@ -73,7 +73,7 @@ class PatternSearch:
         self._bound = self._held_cost + sum(one.least for one in self._groups) - worth
 
     def run(self, options: dict[str, Any]) -> Cheapest:
-        """The cheapest plan. options: limits, as HiGHS takes them; each of its runs gets a share."""
+        """The cheapest plan. options: limits, as HiGHS takes them; while a plan is known, each of its runs gets a share."""
         found: list[int] | None = None
         scale = max(_EPS, self._bound, 0.01 * self._best if self._best < inf else 0.0)
         farthest, least = _WIDEST * scale, self._bound
@@ -81,7 +81,7 @@ class PatternSearch:
         while True:
             excess = min(excess, self._best - self._bound)
             target = min(self._best, self._bound + excess)
-            counts = self._within(excess, target, _shared(options))
+            counts = self._within(excess, target, options if self._best == inf else _shared(options))
             if counts is not None and (reached := cost(self._program, counts)) < self._best:
                 self._best, found = reached, counts
             if self._stopped and self._best == inf:
