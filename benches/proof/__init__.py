@@ -1,0 +1,1 @@
+"""The parts of benches/fluctuating.py and benches/step.py."""

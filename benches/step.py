@@ -1,0 +1,149 @@
+"""After a threefold step in load: how long until other variants answer: `python benches/step.py [--rounds N]`.
+
+Two systems on one data directory, with the network of proof/network.py: 15 queries/s, evenly spaced, are on one real CPU instance
+(23/s at most); then 45/s come. First with a simulated Inferentia instance already loaded (dearer a query, by the settings' prices,
+so that it is the second choice) and nothing scaled: wanted is an answer from it within 250 ms. Then with nothing else loaded and
+the autoscaler on: wanted is an answer from what it loads within that variant's load time and 1 s. Moments are those of replies.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import rig  # puts this source first
+from proof.load import Sent, send
+from proof.systems import APP, register, settings
+
+import infaas
+from infaas.demo.data import UNSEEN, load
+from infaas.demo.system import System
+from infaas.errors import InfaasError
+
+DEVICES = {"gpu": 1, "inferentia": 1}
+DEAR = {"inferentia": 2.0, "gpu": 60.0}  # US$ per hour
+LOW, HIGH = 15.0, 45.0
+NEEDS: dict[str, Any] = {"latency_ms": 150.0, "accuracy": 0.95}
+BEFORE = 3.0  # s at the low rate
+PATIENCE = 60.0  # s until a system is as a round begins
+
+
+def spaced(rate: float, start: float, end: float) -> list[float]:
+    """Times with equal gaps."""
+    return [start + i / rate for i in range(round((end - start) * rate))]
+
+
+async def step(client: infaas.Client, after: float) -> list[Sent]:
+    """One step, `after` seconds at the high rate; times count from the step."""
+    times = [*spaced(LOW, 0.0, BEFORE), *spaced(HIGH, BEFORE, BEFORE + after)]
+    _, sent = await send(client, APP, times, **NEEDS)
+    return sent
+
+
+def first_other(sent: list[Sent]) -> tuple[float, str]:
+    """Seconds from the step to the first reply by a variant that answered nothing before, and its name."""
+    known = {one.variant for one in sent if one.at + one.took < BEFORE}
+    others = [one for one in sent if one.at >= BEFORE and not one.code and one.variant not in known]
+    if not others:
+        raise InfaasError("no other variant answered")
+    first = min(others, key=lambda one: one.at + one.took)
+    return first.at + first.took - BEFORE, first.variant
+
+
+async def until_only_cpu(client: infaas.Client) -> None:
+    """A light load until one CPU instance alone is loaded, and Active."""
+    for _ in range(round(PATIENCE)):
+        await send(client, APP, spaced(4.0, 0.0, 1.0), **NEEDS)
+        found = [(one["hardware"], one["state"]) for one in await instances(client)]
+        if found == [("cpu", "Active")]:
+            return
+    raise InfaasError(f"after {PATIENCE:.0f} s still: {found}")
+
+
+async def instances(client: infaas.Client) -> list[dict[str, Any]]:
+    """What is loaded or on its way."""
+    kinds = {one["variant"]: one["hardware"] for one in await client.variants(app=APP)}
+    return [
+        {**one, "hardware": kinds.get(one["variant"], "")}
+        for worker in await client.workers()
+        for one in worker["instances"]
+    ]
+
+
+async def loaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) -> list[float]:
+    """Seconds to the first answer by the variant that is loaded beside."""
+    own = System(data_dir, settings=settings("off", DEVICES, prices=DEAR))
+    digit = load(UNSEEN).x[:1]
+    try:
+        await own.start()
+        async with infaas.connect(data_dir=data_dir) as client:
+            for kind in ("cpu", "inferentia"):
+                name = next(one["variant"] for one in variants if one["hardware"] == kind)
+                await client.query(APP, digit, variant=name, latency_ms=20_000.0)
+            found = []
+            for _ in range(rounds):
+                await asyncio.sleep(2.0)
+                found.append(first_other(await step(client, 2.0))[0])
+            return found
+    finally:
+        own.stop()
+
+
+async def unloaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) -> list[tuple[float, float]]:
+    """Seconds to the first answer by a variant that had to be loaded, and its load time by its profile."""
+    own = System(data_dir, settings=settings("infaas", DEVICES))
+    load_s = {one["variant"]: one["load_ms"] / 1000 for one in variants}
+    try:
+        await own.start()
+        async with infaas.connect(data_dir=data_dir) as client:
+            found = []
+            for _ in range(rounds):
+                await until_only_cpu(client)
+                took, variant = first_other(await step(client, max(load_s.values()) + 2.0))
+                found.append((took, load_s[variant]))
+            return found
+    finally:
+        own.stop()
+
+
+async def bench(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
+        data_dir = options.data_dir or Path(directory) / "data"
+        variants = await register(data_dir, DEVICES)
+        beside = await loaded(data_dir, variants, options.rounds)
+        fresh = await unloaded(data_dir, variants, options.rounds)
+    return {
+        "simulated": "Inferentia and GPU",
+        "loaded_ms": [1000 * seconds for seconds in beside],
+        "new_s": [took for took, _ in fresh],
+        "new_load_s": [load for _, load in fresh],
+        "new_over_load_s": [took - load for took, load in fresh],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--data-dir", type=Path, help="the system's directory: kept, and what is registered there used again"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = asyncio.run(bench(options))
+    if options.json:
+        print(json.dumps(found))
+        return
+    each = ", ".join(f"{ms:.0f}" for ms in found["loaded_ms"])
+    print(f"loaded beside:  {statistics.median(found['loaded_ms']):6.0f} ms   wanted: at most 250   (each: {each})")
+    each = ", ".join(f"{s:.2f}" for s in found["new_over_load_s"])
+    print(
+        f"newly loaded:   load time + {statistics.median(found['new_over_load_s']):.2f} s   wanted: at most + 1   (each: {each})"
+    )
+    print(f"{found['simulated']} simulated, the CPU real; {rig.HERE.name}/step.py, {len(found['new_s'])} steps each")
+
+
+if __name__ == "__main__":
+    main()
