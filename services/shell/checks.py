@@ -225,6 +225,12 @@ def _together(settings: "Settings") -> Iterator[Fault]:
             f"must be below monitor.interfered_ratio ({monitor.interfered_ratio:g}), not {monitor.clear_ratio:g}: "
             "an instance would be Interfered and clear at once",
         )
+    if settings.dispatcher.failure_timeout_s <= monitor.heartbeat_s:
+        yield Fault(
+            "dispatcher.failure_timeout_s",
+            f"must be above monitor.heartbeat_s ({monitor.heartbeat_s:g}), not {settings.dispatcher.failure_timeout_s:g}: "
+            "every worker would count as dead between two of its heartbeats",
+        )
     if settings.dispatcher.max_inline >= bus.max_payload:
         yield Fault(
             "dispatcher.max_inline",

@@ -83,6 +83,7 @@ def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None
         ("[dispatcher]\nmax_inline = 8388608", "dispatcher.max_inline: must be below bus.max_payload"),
         ("[dispatcher]\ncount = 1.5", "dispatcher.count: expected a whole number, got a number"),
         ("[dispatcher]\ncount = true", "dispatcher.count: expected a whole number, got true or false"),
+        ("[monitor]\nheartbeat_s = 2", "dispatcher.failure_timeout_s: must be above monitor.heartbeat_s (2), not 2"),
         ("[jobs]\nchunk_kb = 65536", "jobs.chunk_kb: must be below bus.max_payload"),
         ("[registrar]\nthreads = []", "registrar.threads: must name at least one number"),
         ("[worker]\ngpus = 'some'", "worker.gpus: must be a whole number or auto, not 'some'"),
