@@ -33,6 +33,10 @@ class JobAccepted(Struct, frozen=True, kw_only=True):
     job: str
 
 
+class CancelJob(Struct, frozen=True, kw_only=True):
+    """`infaas.job-cancel.<id>`: the subject says it all; the body may be empty."""
+
+
 class JobCancelled(Struct, frozen=True, kw_only=True):
     """The reply to `infaas.job-cancel.<id>`: nothing more of this job is computed."""
 

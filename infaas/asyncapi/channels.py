@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bus.messages import catalog, events, fleet, flow, public, work
+from bus.messages import catalog, events, fleet, flow, jobs, public, work
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -45,7 +45,7 @@ def public_channels() -> list[Channel]:
             NAMES.list("{what}"),
             (public.ListRequest,),
             "receive",
-            "What there is. what: apps, models, variants, workers.",
+            "What there is. what: apps, models, variants, workers, jobs.",
             (public.Listing, refusal),
         ),
         Channel(
@@ -62,6 +62,29 @@ def public_channels() -> list[Channel]:
             (public.RegistrationStatus,),
             "send",
             "Progress of a registration until it is done or failed; a request there answers with the last status.",
+        ),
+        Channel(
+            "job",
+            NAMES.job("{app}"),
+            (jobs.SubmitJob,),
+            "receive",
+            "An offline job: every item of a file or object is computed once, the outputs are written in the same order.",
+            (jobs.JobAccepted, refusal),
+        ),
+        Channel(
+            "job-status",
+            NAMES.job_status("{job}"),
+            (jobs.JobStatus,),
+            "send",
+            "Progress of a job until it is done, failed or cancelled; a request there answers with the last status.",
+        ),
+        Channel(
+            "job-cancel",
+            NAMES.job_cancel("{job}"),
+            (jobs.CancelJob,),
+            "receive",
+            "Nothing more of the job is computed.",
+            (jobs.JobCancelled, refusal),
         ),
         Channel(
             "admin",
@@ -130,6 +153,22 @@ def inner_channels() -> list[Channel]:
                 ("unloaded", fleet.InstanceUnloaded),
                 ("report", fleet.ExecutorReport),
             )
+        ),
+        _inner("job-chunks", NAMES.job_chunks("{job}"), jobs.Chunk, "coordinator of jobs -> runners, in a work queue"),
+        _inner("offline-part", NAMES.offline("part"), jobs.PartStored, "runner -> coordinators of jobs"),
+        _inner("offline-note", NAMES.offline("note"), jobs.RunnerNote, "runner -> coordinators of jobs"),
+        _inner("offline-alive", NAMES.offline("alive"), jobs.JobsHeartbeat, "coordinator -> coordinators of jobs"),
+        _inner(
+            "offline-answer",
+            NAMES.offline_answer("{worker}", "{uid}"),
+            public.Answer,
+            "executor -> its worker's runner",
+        ),
+        _inner(
+            "jobs",
+            f"$KV.{NAMES.jobs_bucket}.{{job}}",
+            jobs.JobRecord,
+            "a key-value bucket written by the coordinators of jobs",
         ),
         _inner("exited", NAMES.exited("{worker}", "{device}"), fleet.ExecutorExited, "supervisor -> all"),
         _inner("workshop-inspect", NAMES.workshop("{worker}", "inspect"), work.InspectModel, "registrar -> workshop"),

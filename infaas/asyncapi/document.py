@@ -16,8 +16,10 @@ PARAMETERS = {
     "worker": "name of a worker",
     "device": "name of a device of that worker, such as cpu",
     "dispatcher": "id of a dispatcher process",
+    "job": "id of an offline job",
+    "uid": "id of a query, in hexadecimal digits",
     "registration": "id of a registration",
-    "what": "apps, models, variants or workers",
+    "what": "apps, models, variants, workers or jobs",
     "verb": "an operator's verb",
 }
 

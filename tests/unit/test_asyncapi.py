@@ -13,6 +13,7 @@ import bus.messages.catalog
 import bus.messages.events
 import bus.messages.fleet
 import bus.messages.flow
+import bus.messages.jobs
 import bus.messages.public
 import bus.messages.work
 from infaas.asyncapi.document import document
@@ -25,11 +26,13 @@ MODULES = (
     bus.messages.events,
     bus.messages.fleet,
     bus.messages.flow,
+    bus.messages.jobs,
     bus.messages.public,
     bus.messages.work,
 )
 # Ways of reading a message in part, a base class, and messages of verbs that no service of this version takes.
 NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event", "Feedback", "Accepted"}
+IN_BUCKETS = {"Part"}  # what objects hold
 
 
 def test_the_file_is_current() -> None:
@@ -44,7 +47,7 @@ def test_every_message_type_is_described() -> None:
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == module.__name__
     }
-    assert declared - described - NOT_CHANNELS == set()
+    assert declared - described - NOT_CHANNELS - IN_BUCKETS == set()
 
 
 def references(value: Any) -> list[str]:
