@@ -1,6 +1,7 @@
 """A whole system on stage: dispatchers, monitors and executors as in production, models scripted by profile."""
 
 import itertools
+import random
 from typing import Any
 
 import msgspec
@@ -62,13 +63,15 @@ class Device:
     """The scripted edge of an executor: it answers x -> its first column, as slowly as the profile says.
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
-    the next, as nobody measures it.
+    the next, as nobody measures it; spread: batches take up to this share more or less.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.stage = stage
         self.name = name
         self.slow = self.between = 1.0
+        self.spread = 0.0
+        self._luck = random.Random(name)
         self.poison: set[str] = set()
         self.batches: list[list[str | None]] = []
         self._tables: dict[str, LatencyTable] = {}
@@ -90,6 +93,7 @@ class Device:
                     self.died = True
                 items = sum(work.items for work in command.works)
                 seconds = self._tables[command.instance].seconds(items) * self.slow
+                seconds *= self._luck.uniform(1.0 - self.spread, 1.0 + self.spread)
                 outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.works]
                 return seconds * self.between, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
         raise AssertionError(command)

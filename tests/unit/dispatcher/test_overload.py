@@ -76,7 +76,7 @@ def test_goodput_stays_also_where_nothing_goes_as_fast_as_profiled(slo_ms: float
     fleet.ask()
     fleet.stage.run(1.0)
     device = fleet.devices["w0"]
-    device.slow, device.between = slow, between
+    device.slow, device.between, device.spread = slow, between, 0.3
     capacity = record.profile.saturation_qps / (slow * between)
     offer(fleet, 1.5 * capacity, 2.0, latency_ms=slo_ms)
     asked = offer(fleet, 1.5 * capacity, 3.0, seed=2, latency_ms=slo_ms)
