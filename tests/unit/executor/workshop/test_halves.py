@@ -1,5 +1,7 @@
 """Half-precision and TensorRT's artifacts, made as the sandbox makes them and run on the CPU: the answers stay."""
 
+import logging
+
 import numpy as np
 import onnx
 import pytest
@@ -18,6 +20,13 @@ SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
     outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
 )
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before():
+    """What makes artifacts silences its process, which is a sandbox elsewhere."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def agreement(path, signature=SIGNATURE, x=X, right=CLASSES):
