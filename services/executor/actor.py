@@ -182,6 +182,8 @@ class Executor:
                 if batch[0].route.alone:
                     effects.extend(self._trying(batch[0]))
                 effects.append(self._runs.begin(loaded, batch))
+            elif loaded.leaving:  # all that it waited for was too late
+                effects.extend(self._residents.let_go(loaded))
         return effects
 
     def _trying(self, suspect: Work) -> list[Effect]:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from bus.codec import encode
-from bus.messages.fleet import LoadInstance, UnloadInstance
+from bus.messages.fleet import InstanceUnloaded, LoadInstance, UnloadInstance
 from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
@@ -111,3 +111,13 @@ def test_what_no_longer_fits_goes_back_to_everybody_who_sent_it() -> None:
     backs = published(alone.tell(Pump()), HandBack)
     assert {back.route.dispatcher for _, back in backs} == {"d1", "d2"}
     assert {back.reason for _, back in backs} == {"deadline"}
+
+
+def test_an_instance_that_leaves_goes_too_when_all_that_was_queued_for_it_is_too_late() -> None:
+    alone = Alone()
+    [fetch] = alone.execute(deadline=NOW + 0.001)
+    alone.tell(Done(fetch.id, INPUTS))
+    assert alone.tell(UnloadInstance(instance="i")) == []  # something waits
+    effects = alone.tell(Pump())
+    assert [type(effect.command) for effect in effects if isinstance(effect, Do)] == [UnloadModel]
+    assert len(published(effects, InstanceUnloaded)) == 1
