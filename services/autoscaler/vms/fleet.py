@@ -92,8 +92,8 @@ class Worker:
 
     @property
     def serves(self) -> bool:
-        """Whether anything is queued, running, being loaded or let go."""
-        return any(one.queued > 0 or one.state in ("Loading", "Unloading") for one in self.instances)
+        """Whether anything is queued, running or being loaded."""
+        return any(one.queued > 0 or one.state == "Loading" for one in self.instances)
 
 
 class Fleet:
