@@ -73,7 +73,8 @@ class _Heard:
             heartbeat = decode(DispatcherHeartbeat, delivery.data)
         except BadMessage:
             return
-        self.dispatchers.add(heartbeat.dispatcher)
+        if not heartbeat.dispatcher.startswith("offline-"):  # a runner of offline jobs, which takes no queries
+            self.dispatchers.add(heartbeat.dispatcher)
         self._note(f"dispatcher {heartbeat.dispatcher}", heartbeat.at)
 
     def _note(self, sender: str, at: float) -> None:
