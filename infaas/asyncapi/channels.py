@@ -145,12 +145,19 @@ def inner_channels() -> list[Channel]:
             fleet.UnloadInstance,
             "monitor -> executor",
         ),
+        Channel(
+            "executor-move",
+            NAMES.executor("{worker}", "{device}", "move"),
+            fleet.MoveInstance,
+            "monitor -> executor",
+        ),
         *(
             _inner(f"monitor-{fact}", NAMES.monitor("{worker}", fact), message, "executor -> monitor")
             for fact, message in (
                 ("loaded", fleet.InstanceLoaded),
                 ("failed", fleet.InstanceFailed),
                 ("unloaded", fleet.InstanceUnloaded),
+                ("moved", fleet.InstanceMoved),
                 ("report", fleet.ExecutorReport),
             )
         ),
