@@ -145,7 +145,7 @@ def inner_channels() -> list[Channel]:
             fleet.UnloadInstance,
             "monitor -> executor",
         ),
-        Channel(
+        _inner(
             "executor-move",
             NAMES.executor("{worker}", "{device}", "move"),
             fleet.MoveInstance,
