@@ -104,7 +104,7 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         backoff = Backoff()
-        while child not in self._stopping:
+        while True:  # also when it is to be stopped before this has begun: its end must be waited for
             process = self._running.get(child)
             lived = 0.0
             if process is not None:
@@ -119,9 +119,12 @@ class Supervisor:
                 log.warning("%s ended (%s)", child.name, reason)
                 if child.on_exit is not None:
                     child.on_exit(reason)
+            if child in self._stopping:
+                return
             await asyncio.sleep(backoff.after(lived))
-            if child not in self._stopping:
-                self._relaunch(child)
+            if child in self._stopping:
+                return
+            self._relaunch(child)
 
     def _relaunch(self, child: Child) -> None:
         self.restarts[child.name] += 1

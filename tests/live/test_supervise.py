@@ -96,3 +96,52 @@ def _pid(file: Path) -> int:
         return int(file.read_text())
     except (OSError, ValueError):
         return 0
+
+
+# Two children, of which one is stopped alone; then a third; then everything is stopped.
+PART = """
+import asyncio, json, signal, sys
+from pathlib import Path
+from services.shell import process
+from services.shell.process import ServerError
+from services.shell.supervise import Child, Supervisor
+
+directory = Path(sys.argv[1])
+
+def tell(**fact):
+    print(json.dumps(fact), flush=True)
+
+def child(name, command):
+    def launch():
+        return process.start(["sh", "-c", command], log=directory / "log", on_our_death=signal.SIGKILL, cwd=directory)
+    return Child(name, launch, steps=((signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0)))
+
+async def main():
+    supervisor = Supervisor()
+    stubborn = child("stubborn", "trap '' TERM; sleep 601 & while :; do sleep 1; done")
+    supervisor.start(stubborn)
+    supervisor.start(child("other", "exec sleep 602"))
+    tell(**supervisor.pids)
+    await supervisor.stop_only([stubborn])
+    tell(left=sorted(supervisor.pids), restarts=sorted(supervisor.restarts))
+    supervisor.start(child("third", "exec sleep 603"))
+    tell(**supervisor.pids)
+    await supervisor.stop()
+    try:
+        supervisor.start(child("late", "exec sleep 604"))
+    except ServerError as error:
+        tell(refused=str(error))
+
+asyncio.run(main())
+"""
+
+
+def test_one_child_can_be_stopped_alone_and_another_started_meanwhile(tmp_path: Path) -> None:
+    with script(PART, str(tmp_path)) as supervisor:
+        first = next_fact(supervisor)
+        assert next_fact(supervisor) == {"left": ["other"], "restarts": ["other"]}
+        assert not alive(first["stubborn"])
+        second = next_fact(supervisor)
+        assert second["other"] == first["other"]
+        assert "being stopped" in next_fact(supervisor)["refused"]
+        assert not [pid for pid in second.values() if alive(pid)]
