@@ -10,7 +10,9 @@ State = Literal["Inactive", "Loading", "Warm", "Active", "Overloaded", "Interfer
 
 
 class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
-    """One device of a worker. kind: "cpu", "gpu", "inferentia". utilisation: 0..1 over the last period."""
+    """One device of a worker. kind: "cpu", "gpu", "inferentia". utilisation: 0..1 over the last period; offline: the part of it
+    that offline work used, which makes way for queries.
+    """
 
     device: str
     kind: str
@@ -23,6 +25,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     simulated: bool = False
     alive: bool = True
     incarnation: int = 0
+    offline: float = 0.0
 
 
 class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):

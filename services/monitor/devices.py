@@ -70,6 +70,14 @@ class DeviceState:
         """By what its instances computed, 0..1."""
         return min(1.0, sum(instance.utilisation for instance in self.instances.values()))
 
+    @property
+    def offline_use(self) -> float:
+        """The part of the device that offline work used lately, 0..1: of a machine its cores, as its utilisation is counted."""
+        if not self.is_machine:
+            return sum(instance.offline_use for instance in self.instances.values())
+        busy = sum(instance.offline_use * max(1, instance.record.threads) for instance in self.instances.values())
+        return busy / max(1, self.spec.cores)
+
     def status(self, utilisation: float) -> DeviceStatus:
         """As heartbeats carry it: memory and cores used are those that instances have been promised."""
         committed = self.committed()
@@ -85,4 +93,5 @@ class DeviceState:
             simulated=self.spec.simulated,
             alive=self.alive,
             incarnation=self.incarnation or 0,
+            offline=min(utilisation, self.offline_use),
         )

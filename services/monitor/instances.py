@@ -180,6 +180,14 @@ class Instance:
         return min(1.0, sum(sample.busy for _, sample in recent) / seconds) if seconds > 0 else 0.0
 
     @property
+    def offline_use(self) -> float:
+        """Share of the time that it computed offline work lately, 0..1; queries of a batch share its time."""
+        recent = self._recent()
+        seconds = sum(s for s, _ in recent)
+        busy = sum(sample.busy * sample.offline / sample.items for _, sample in recent if sample.items > 0)
+        return min(1.0, busy / seconds) if seconds > 0 else 0.0
+
+    @property
     def latency_s(self) -> float:
         """Mean compute seconds of a batch lately; 0 when there was none."""
         batches = sum(sample.batches for _, sample in self._recent())

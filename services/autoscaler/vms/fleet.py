@@ -41,7 +41,7 @@ class Worker:
         used: dict[Hardware, float] = {}
         for device in self.devices:
             one = (device.kind, device.simulated)
-            used[one] = min(used.get(one, 1.0), device.utilisation)
+            used[one] = min(used.get(one, 1.0), device.utilisation - device.offline)  # offline work makes way by itself
         self._used.append(used)
         if now < self.errand or self.serves or any(one.load > 0 or one.mean_batch > 0 for one in self.instances):
             self.busy = now  # mean_batch: offline work, too

@@ -263,8 +263,7 @@ class Runner:
         yield effect
 
     def _on_batch(self, envelope: Envelope) -> Iterable[Effect]:
-        """The answers themselves came before; this says how long it took, and what the executor wants confirmed."""
-        self._view.ran(envelope.message)
+        """The answers themselves came before; this is what the executor wants confirmed."""
         self._told.covers(envelope.message)
         return NOTHING
 

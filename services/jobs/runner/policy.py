@@ -5,7 +5,6 @@ its profiled latency. The published code looks again every 500 ms (common_model_
 loads a copy of its own; here the offline work's own use does not count, and it shares what is loaded: online queries go first.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
@@ -31,14 +30,10 @@ class Knobs(Struct, frozen=True, kw_only=True):
 def obstacle(
     beat: WorkerHeartbeat | None,
     device: str,
-    own_use: float,
     record_of: Callable[[str], VariantRecord | None],
     knobs: Knobs,
 ) -> str:
-    """Why no offline work may be taken on this device now; empty when the worker is calm.
-
-    own_use: the part of the device, 0..1, that offline work itself used lately.
-    """
+    """Why no offline work may be taken on this device now; empty when the worker is calm."""
     if beat is None:
         return "the worker is silent"
     if beat.draining or beat.leaving:
@@ -46,7 +41,7 @@ def obstacle(
     status = next((d for d in beat.devices if d.device == device), None)
     if status is None or not status.alive:
         return f"the executor of {device} does not run"
-    others = max(0.0, status.utilisation - own_use)
+    others = max(0.0, status.utilisation - status.offline)
     if others > knobs.utilisation_below:
         return f"{device} is used {others:.0%} by other work, offline work waits above {knobs.utilisation_below:.0%}"
     for instance in beat.instances:
@@ -83,27 +78,3 @@ def ranked(
                 found.append((cost, record.variant, record, device.device))
                 break
     return [(record, device) for _, _, record, device in sorted(found, key=lambda one: one[:2])]
-
-
-class OwnUse:
-    """How much of each device offline work used lately: core-seconds over the last second."""
-
-    WINDOW = 1.0
-
-    def __init__(self) -> None:
-        self._runs: dict[str, deque[tuple[float, float, int]]] = {}
-
-    def ran(self, device: str, started: float, finished: float, cores: int) -> None:
-        """A batch of ours kept so many cores busy."""
-        self._runs.setdefault(device, deque(maxlen=10_000)).append((started, finished, max(1, cores)))
-
-    def share(self, device: str, cores: int, now: float) -> float:
-        """Of the device's cores, 0..1."""
-        runs = self._runs.get(device)
-        if not runs or cores <= 0:
-            return 0.0
-        since = now - self.WINDOW
-        while runs and runs[0][1] <= since:
-            runs.popleft()
-        busy = sum((min(end, now) - max(start, since)) * used for start, end, used in runs if end > start)
-        return min(1.0, max(0.0, busy) / (self.WINDOW * cores))

@@ -1,4 +1,4 @@
-"""What a runner knows: jobs, catalogue, its worker as the monitor tells it, and how much of it offline work uses. Pure."""
+"""What a runner knows: jobs, catalogue, and its worker as the monitor tells it. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,11 +6,10 @@ import msgspec
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
-from bus.messages.flow import DoneBatch
 from bus.messages.jobs import OVER, JobRecord
 from services.core.catalog import Catalog
 from services.jobs.policy import eligible
-from services.jobs.runner.policy import Knobs, OwnUse, obstacle, ranked
+from services.jobs.runner.policy import Knobs, obstacle, ranked
 
 SILENT_S = 2.0  # without the worker's heartbeat
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
@@ -26,7 +25,6 @@ class View:
         self._prices = prices
         self._knobs = knobs
         self._heard_at = float("-inf")
-        self._own = OwnUse()
 
     # -- jobs
 
@@ -57,12 +55,6 @@ class View:
     def heard(self, beat: WorkerHeartbeat, now: float) -> None:
         self.beat, self._heard_at = beat, now
 
-    def ran(self, batch: DoneBatch) -> None:
-        """A batch of ours was computed."""
-        variant = self.catalog.variant(batch.variant)
-        device = batch.queue.split("/")[1] if batch.queue.count("/") == 2 else ""
-        self._own.ran(device, batch.started, batch.finished, variant.threads if variant is not None else 1)
-
     def candidates(self, record: JobRecord) -> list[tuple[VariantRecord, str]]:
         """The variants that this worker could compute a job with, and on which device, cheapest first."""
         status = record.status
@@ -85,8 +77,7 @@ class View:
                 return f"no device for a variant of job {record.status.job}"
             devices.add(candidates[0][1])
         for device in sorted(devices):
-            cores = next((d.cores for d in beat.devices if d.device == device), 0)
-            why = obstacle(beat, device, self._own.share(device, cores, now), self.catalog.variant, self._knobs)
+            why = obstacle(beat, device, self.catalog.variant, self._knobs)
             if why:
                 return why
         return ""

@@ -149,6 +149,9 @@ def test_offline_work_is_no_load_of_the_instance() -> None:
     beats = [msgspec.msgpack.decode(body) for _, _, body in scene.stage.heard]
     assert {i["load"] for beat in beats for i in beat["instances"]} <= {0.0}
     assert {i["state"] for beat in beats for i in beat["instances"]} <= {"Loading", "Active"}
+    offline = [device["offline"] for beat in beats for device in beat["devices"]]
+    assert offline[0] == 0.0
+    assert 0.05 < max(offline) <= 0.1  # of the 10 % that the machine is used
     assert len(scene.queue.parts) > 100
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.jobs.runner.policy import Knobs, OwnUse, obstacle, ranked
+from services.jobs.runner.policy import Knobs, obstacle, ranked
 from tests.fleet import PRICES, variant
 
 RECORD = variant("v")  # a batch of n takes 2 + 0.5 n ms
@@ -32,66 +32,55 @@ def beat(*instances: InstanceStatus, devices: list[DeviceStatus] | None = None, 
     return WorkerHeartbeat(devices=devices or [device()], instances=list(instances), **(given | fields))
 
 
-def why(heard: WorkerHeartbeat | None, own_use: float = 0.0, knobs: Knobs = KNOBS) -> str:
-    return obstacle(heard, "cpu", own_use, {"v": RECORD}.get, knobs)
+def why(heard: WorkerHeartbeat | None, knobs: Knobs = KNOBS) -> str:
+    return obstacle(heard, "cpu", {"v": RECORD}.get, knobs)
 
 
 @pytest.mark.parametrize(
-    ("heard", "own_use"),
+    ("heard",),
     [
-        (beat(), 0.0),
-        (beat(devices=[device(utilisation=0.4)]), 0.0),  # not above 40 %
-        (beat(devices=[device(utilisation=0.9)]), 0.5),  # its own use does not count
-        (beat(instance(load=100.0, latency_ms=2.5, mean_batch=1.0)), 0.0),  # as profiled
-        (beat(instance(load=100.0, latency_ms=4.4, mean_batch=1.0)), 0.0),  # 1.76 times, but less than 2 ms longer
-        (beat(instance(load=100.0, latency_ms=6.0, mean_batch=8.0)), 0.0),  # as profiled for its batches
-        (beat(instance(load=0.0, latency_ms=50.0, mean_batch=1.0)), 0.0),  # serves nothing online
-        (beat(instance(variant="unknown", load=1.0, latency_ms=50.0, mean_batch=1.0)), 0.0),
-        (beat(instance(state="Loading")), 0.0),
+        (beat(),),
+        (beat(devices=[device(utilisation=0.4)]),),  # not above 40 %
+        (beat(devices=[device(utilisation=0.9, offline=0.5)]),),  # its own use does not count
+        (beat(instance(load=100.0, latency_ms=2.5, mean_batch=1.0)),),  # as profiled
+        (beat(instance(load=100.0, latency_ms=4.4, mean_batch=1.0)),),  # 1.76 times, but less than 2 ms longer
+        (beat(instance(load=100.0, latency_ms=6.0, mean_batch=8.0)),),  # as profiled for its batches
+        (beat(instance(load=0.0, latency_ms=50.0, mean_batch=1.0)),),  # serves nothing online
+        (beat(instance(variant="unknown", load=1.0, latency_ms=50.0, mean_batch=1.0)),),
+        (beat(instance(state="Loading")),),
     ],
 )
-def test_a_calm_worker_takes_offline_work(heard: WorkerHeartbeat, own_use: float) -> None:
-    assert why(heard, own_use) == ""
+def test_a_calm_worker_takes_offline_work(heard: WorkerHeartbeat) -> None:
+    assert why(heard) == ""
 
 
 @pytest.mark.parametrize(
-    ("heard", "own_use", "says"),
+    ("heard", "says"),
     [
-        (None, 0.0, "the worker is silent"),
-        (beat(draining=True), 0.0, "the worker is leaving"),
-        (beat(devices=[device(utilisation=0.41)]), 0.0, "cpu is used 41% by other work, offline work waits above 40%"),
-        (beat(devices=[device(utilisation=0.95)]), 0.5, "cpu is used 45%"),
-        (beat(devices=[device(alive=False)]), 0.0, "the executor of cpu does not run"),
-        (beat(devices=[device(device="gpu-0")]), 0.0, "the executor of cpu does not run"),
-        (beat(instance(state="Overloaded")), 0.0, "v is Overloaded"),
-        (beat(instance(state="Interfered")), 0.0, "v is Interfered"),
-        (beat(instance(app_states={"app": "Interfered"})), 0.0, "v is Interfered"),
+        (None, "the worker is silent"),
+        (beat(draining=True), "the worker is leaving"),
+        (beat(devices=[device(utilisation=0.41)]), "cpu is used 41% by other work, offline work waits above 40%"),
+        (beat(devices=[device(utilisation=0.95, offline=0.5)]), "cpu is used 45%"),
+        (beat(devices=[device(alive=False)]), "the executor of cpu does not run"),
+        (beat(devices=[device(device="gpu-0")]), "the executor of cpu does not run"),
+        (beat(instance(state="Overloaded")), "v is Overloaded"),
+        (beat(instance(state="Interfered")), "v is Interfered"),
+        (beat(instance(app_states={"app": "Interfered"})), "v is Interfered"),
         (
             beat(instance(load=1.0, latency_ms=5.0, mean_batch=1.0)),
-            0.0,
             "v takes 5 ms a batch, its profile says 2.5 ms",
         ),
-        (beat(instance(), instance(variant="x", state="Overloaded")), 0.0, "x is Overloaded"),
+        (beat(instance(), instance(variant="x", state="Overloaded")), "x is Overloaded"),
     ],
 )
-def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, own_use: float, says: str) -> None:
-    assert why(heard, own_use).startswith(says)
+def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, says: str) -> None:
+    assert why(heard).startswith(says)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_work_is_taken_exactly_while_others_use_no_more_than_the_limit(used: float, own: float, limit: float) -> None:
-    calm = why(beat(devices=[device(utilisation=used)]), own, Knobs(utilisation_below=limit)) == ""
+    calm = why(beat(devices=[device(utilisation=used, offline=own)]), Knobs(utilisation_below=limit)) == ""
     assert calm == (max(0.0, used - own) <= limit)
-
-
-def test_own_use_is_counted_over_the_last_second_and_by_cores() -> None:
-    own = OwnUse()
-    own.ran("cpu", 10.0, 10.5, 1)
-    own.ran("cpu", 10.6, 10.8, 2)
-    assert own.share("cpu", 2, 11.0) == pytest.approx((0.5 + 0.4) / 2)
-    assert own.share("cpu", 2, 11.3) == pytest.approx((0.2 + 0.4) / 2)
-    assert own.share("cpu", 2, 12.0) == 0.0
-    assert own.share("gpu-0", 1, 11.0) == 0.0
 
 
 def test_the_cheapest_item_comes_first_among_what_the_worker_has_devices_for() -> None:
