@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bus.messages import catalog, events, fleet, flow, jobs, public, work
+from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, work
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -209,10 +209,58 @@ def inner_channels() -> list[Channel]:
     ]
 
 
+def scaling_channels() -> list[Channel]:
+    """How load becomes capacity: between dispatchers, monitors, the controller, and whoever starts machines."""
+    answers = (scaling.MachineReply,)
+    return [
+        _inner("demand", NAMES.demand("{dispatcher}"), scaling.DemandReport, "dispatcher -> autoscalers"),
+        _inner("controller-ask", NAMES.controller("ask"), scaling.AskForCapacity, "worker -> controller"),
+        _inner(
+            "controller-reply",
+            NAMES.controller("reply.{controller}.{order}"),
+            fleet.LoadReply,
+            "monitor -> controller, as the controller reads it",
+        ),
+        Channel(
+            "worker-drain",
+            NAMES.worker("{worker}", "drain"),
+            (scaling.Drain,),
+            "receive",
+            "controller -> monitor.",
+            (fleet.LoadAccepted, fleet.LoadRefused),
+            "inner",
+        ),
+        *(
+            Channel(
+                f"machines-{order}",
+                NAMES.machines(order),
+                (message,),
+                "receive",
+                "controller -> whoever owns the processes of a machine.",
+                answers,
+                "inner",
+            )
+            for order, message in (("start", scaling.StartMachine), ("stop", scaling.StopMachine))
+        ),
+        _inner(
+            "leader",
+            f"$KV.{NAMES.control_bucket}.controller",
+            scaling.LeaderRecord,
+            "a key changed by compare-and-set: who leads",
+        ),
+        _inner(
+            "machine",
+            f"$KV.{NAMES.control_bucket}.machine.{{worker}}",
+            scaling.MachineRecord,
+            "what the leader is about to do to a machine, for its successor",
+        ),
+    ]
+
+
 def _inner(key: str, address: str, message: type, summary: str) -> Channel:
     return Channel(key, address, (message,), "send", summary, tag="inner")
 
 
 def channels() -> list[Channel]:
     """Every channel there is."""
-    return [*public_channels(), *event_channels(), *inner_channels()]
+    return [*public_channels(), *event_channels(), *inner_channels(), *scaling_channels()]

@@ -15,6 +15,7 @@ import bus.messages.fleet
 import bus.messages.flow
 import bus.messages.jobs
 import bus.messages.public
+import bus.messages.scaling
 import bus.messages.work
 from infaas.asyncapi.document import document
 from infaas.asyncapi.schema import schemas
@@ -28,6 +29,7 @@ MODULES = (
     bus.messages.flow,
     bus.messages.jobs,
     bus.messages.public,
+    bus.messages.scaling,
     bus.messages.work,
 )
 # Ways of reading a message in part, a base class, and messages of verbs that no service of this version takes.
