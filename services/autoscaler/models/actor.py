@@ -42,7 +42,7 @@ BARRED = 5.0  # s for which a variant that was refused here is not ordered again
 BARRED_MOST = 60.0
 PATIENCE = 5.0  # s for a solver, whatever its own limit
 SAVING = 5  # periods between searches for savings while everything is carried
-JUMP = 1.3  # a load grown by this factor is not left to wait for the next look
+JUMP = 1.3  # a load grown by this factor is not left to wait for the next look, one fallen by it not for the next search for savings
 ASK_AGAIN = 5.0  # s before the controller is asked for the same again, beside the load time
 
 
@@ -81,6 +81,7 @@ class ModelAutoscaler:
         self._seen: Situation | None = None  # what is being solved
         self._looks = 0
         self._rate = 0.0  # at the last look
+        self._planned = 0.0  # the rate at the last solve
         self._barred: dict[str, tuple[float, float]] = {}  # variant: until when, and for how long the next time
         self._asked: dict[tuple[str, tuple[str, ...]], float] = {}
 
@@ -149,9 +150,10 @@ class ModelAutoscaler:
         if self._policy == "static":
             workers = sorted(name for name, beat in beats.items() if not beat.draining)
             return self._carry_out(seen, Decision(tuple(static_changes(self._worker, workers, seen, self._choices))))
-        if not (self._scaling.short(seen) or self._scaling.waiting or self._looks % SAVING == 0):
+        fell = JUMP * self._rate < self._planned
+        if not (self._scaling.short(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
-        self._seen = seen
+        self._seen, self._planned = seen, self._rate
         return [Do("solve", Solve(seen.problem), PATIENCE)]
 
     def _situation(self, beats: Mapping[str, WorkerHeartbeat], now: float) -> Situation | None:

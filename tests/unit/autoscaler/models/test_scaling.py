@@ -53,6 +53,19 @@ def test_a_step_is_acted_on_within_a_second_and_the_load_time() -> None:
     assert ready - start <= 1.0 + 0.55
 
 
+@pytest.mark.parametrize("calm_s", [4, 5, 6, 7, 8])
+def test_the_wait_before_an_unload_begins_when_the_load_falls(calm_s: int) -> None:
+    """Whenever that is: searches for savings, which are rarer than looks, do not make it longer."""
+    fleet = ScalingFleet(small(), hold_s=5.0)
+    fleet.load(20, calm_s, latency_ms=200)
+    fleet.load(150, 6, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    fell = fleet.stage.now
+    fleet.load(20, 12, latency_ms=200)
+    alone = next(at for at, counts in fleet.counts if at > fell and counts[NAME].get("Active", 0) == 1)
+    assert 5.0 <= alone - fell <= 5.0 + 2.5
+
+
 def test_nothing_is_unloaded_under_a_square_wave_shorter_than_the_hold() -> None:
     fleet = ScalingFleet(small(), hold_s=5.0)
     for _ in range(6):
