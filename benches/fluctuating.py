@@ -10,7 +10,6 @@ who knows profiles and peak would have chosen; `static@gpu` and `replicate@gpu` 
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from proof.timeline import Figures, Line, figures, line
 
 import infaas
 from infaas.demo.system import System
+from infaas.errors import InfaasError
 
 SETTLE = 6.0  # s after the load until everything is in SQL
 STEPS = 120  # of the time line
@@ -101,8 +101,8 @@ async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Repo
                 f"  {one['variant']} ({kind}): {one['latency_ms']:.1f} ms, at most {one['saturation_qps']:.0f}/s, loads in"
                 f" {one['load_ms'] / 1000:.2f} s, accuracy {one['accuracy']:.3f}, US$ {one['price_per_hour']:.3f}/h"
             )
-        for policy in options.policies:
-            choice = choose(policy, variants, peak, **needs)
+        choices = [choose(policy, variants, peak, **needs) for policy in options.policies]
+        for policy, choice in zip(options.policies, choices, strict=True):
             chosen = f", by choice {choice.instances} x {choice.variant}" if choice else ""
             say(f"{policy.name}{chosen}: {seconds:.0f} s of load")
             sent, records, busy = await serve(data_dir, policy, choice, options)
@@ -162,7 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--compress", type=float, default=3.0, help="the paper's 240 s in so many times less")
     parser.add_argument("--policies", type=policies, default=policies("infaas,static,replicate"))
-    parser.add_argument("--out", type=Path, help="directory for fluctuating.png and fluctuating.json")
+    parser.add_argument(
+        "--out", type=Path, help="directory for fluctuating.png (needs matplotlib) and fluctuating.json"
+    )
     parser.add_argument(
         "--data-dir", type=Path, help="the system's directory: kept, and what is registered there used again"
     )
@@ -173,17 +175,26 @@ def main() -> None:
     parser.add_argument("--warmup", type=float, default=15.0, help="s at 4 queries/s before the load, not counted")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--from", dest="again", type=Path, help="a fluctuating.json: show and draw that run again")
     options = parser.parse_args()
-    report = asyncio.run(bench(options, lambda text: print(text, file=sys.stderr, flush=True)))
-    document = msgspec.to_builtins(report)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "fluctuating.json").write_text(json.dumps(document))
+    if options.again is not None:
+        report = msgspec.json.decode(options.again.read_bytes(), type=Report)
+        show(report)
+        draw(report, options.out or options.again.parent)
+        return
+    try:
+        report = asyncio.run(bench(options, lambda text: print(text, file=sys.stderr, flush=True)))
+    except (InfaasError, ValueError) as error:
+        sys.exit(str(error))
+    document = msgspec.json.encode(report)
     if options.json:
-        print(json.dumps(document))
+        print(document.decode())
     else:
         show(report)
-    draw(report, options.out or Path())
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "fluctuating.json").write_bytes(document)
+        draw(report, options.out)
 
 
 def draw(report: Report, directory: Path) -> None:

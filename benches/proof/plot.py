@@ -18,7 +18,7 @@ COLOURS = {
     "simulated gpu": ("#CC79A7", "#882255"),
 }
 OTHER = "#999999"
-LINES = {"offered": "#000000", "in_time": "#009E73", "missed": "#D55E00"}
+LINES = {"offered": "#000000", "in_time": "#009E73", "missed": "#D55E00", "cost": "#0072B2"}
 WIDTH, HEIGHT, DPI = 12.8, 8.0, 100  # inches, and pixels an inch
 
 
@@ -43,12 +43,11 @@ def picture(report: Any, path: Path) -> None:
             panel.grid(alpha=0.3)
             panel.set_xlim(0, report.seconds)
             panel.set_ylim(bottom=0)
-    panels[0][0].legend(loc="upper left", fontsize=8)
-    panels[2][0].legend(loc="upper left", fontsize=8)
-    handles = {
-        label: handle for row in panels[1] for handle, label in zip(*row.get_legend_handles_labels(), strict=True)
-    }
-    panels[1][0].legend(handles.values(), handles.keys(), loc="upper left", fontsize=8)
+    handles = {}
+    for row in panels:
+        for panel in row:
+            handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=9)
     figure.suptitle(
         f"Fluctuating load, 4 to 80 queries/s, within {report.latency_ms:g} ms and accuracy ≥ {report.accuracy:g};"
         " real CPU, simulated GPU and Inferentia",
@@ -95,5 +94,4 @@ def _instances(panel: Any, run: Any, times: Any, colours: dict[str, str], hardwa
 
 
 def _cost(panel: Any, run: Any, times: Any) -> None:
-    panel.step(times, run.line.cost_rate, where="mid", color="#0072B2", lw=1.6, label="instances in use")
-    panel.plot([], [], " ", label=f"all devices, used or not: {max(run.line.bill_rate, default=0.0):.2f}")
+    panel.step(times, run.line.cost_rate, where="mid", color=LINES["cost"], lw=1.6, label="cost of the instances")
