@@ -41,7 +41,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.jobs.commands import Abandon, Accept, Cancel, CancelResult, Forget, TakeOver
+from services.jobs.commands import Abandon, Accept, Cancel, CancelResult, Forget, Keep, TakeOver
 from services.jobs.course import Course
 from services.jobs.news import QUIET_S, News
 from services.jobs.requests import Limits, check, listed, record_of, route_of
@@ -368,7 +368,12 @@ class Coordinator:
         job = record.status.job
         route = route_of(record.status, self._catalog, self._subjects.prefix)
         if route is None:
-            return  # its app was deleted meanwhile: it may come back
+            reason = f"app: {record.status.app} was deleted, or has no models any more"
+            status = msgspec.structs.replace(record.status, state="failed", step="", reason=reason, finished=now)
+            self._records[job] = msgspec.structs.replace(record, status=status)
+            yield self._do(Do(("close", job), Keep(self._records[job]), 10.0))
+            yield from self._news.tell(status, now)
+            return
         course = self._courses[job] = Course(record, route, self._limits.window)
         self._records[job] = record
         course.moved = now

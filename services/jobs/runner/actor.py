@@ -159,6 +159,8 @@ class Runner:
             yield Do(("give", key), GiveBack(key, LOOK_S), 10.0)  # its record is still on the way to us
         elif self._view.is_over(chunk.job) or chunk.number < record.checkpoint.chunks:
             yield Do(("drop", key), Drop(key), 10.0)
+        elif not self._view.candidates(record):
+            yield Do(("give", key), GiveBack(key, AGAIN_S), 10.0)  # other workers may have the hardware
         elif key not in self._held:
             held = self._held[key] = Held(chunk, record.status, now)
             yield from self._place(held, now)

@@ -70,10 +70,10 @@ def ranked(
 ) -> list[tuple[VariantRecord, str]]:
     """The variants that this worker has a device for, and which, cheapest item first."""
     found: list[tuple[float, str, VariantRecord, str]] = []
-    present = list(devices)
+    present = sorted(devices, key=lambda device: not device.alive)  # one whose executor is away may come back
     for record in records:
         for device in present:
-            if device.alive and (device.kind, device.simulated) == (record.hardware, record.simulated):
+            if (device.kind, device.simulated) == (record.hardware, record.simulated):
                 cost = cost_per_item(record, items, prices, device.cores, device.memory_mb)
                 found.append((cost, record.variant, record, device.device))
                 break

@@ -70,13 +70,10 @@ class View:
         beat = self.beat if now - self._heard_at < SILENT_S else None
         if beat is None:
             return "the worker is silent"
-        devices: set[str] = set()
-        for record in records:
-            candidates = self.candidates(record)
-            if not candidates:
-                return f"no device for a variant of job {record.status.job}"
-            devices.add(candidates[0][1])
-        for device in sorted(devices):
+        wanted = [candidates[0][1] for record in records if (candidates := self.candidates(record))]
+        if not wanted:
+            return "no device for a variant that would do"
+        for device in sorted(set(wanted)):
             why = obstacle(beat, device, self.catalog.variant, self._knobs)
             if why:
                 return why

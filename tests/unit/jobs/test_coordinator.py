@@ -282,6 +282,19 @@ def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tm
     play(tmp_path, body)
 
 
+def test_a_job_whose_app_is_gone_when_its_coordinator_starts_again_fails(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        job = await scene.submit()
+        await scene.kill("c1")
+        await (await scene.bus.key_value(S.catalog_bucket)).delete("app.app")
+        await scene.start("c2")
+        status = await scene.end(job)
+        assert (status.state, status.reason) == ("failed", "app: app was deleted, or has no models any more")
+
+    play(tmp_path, body)
+
+
 def test_ids_outputs_and_questions(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1")

@@ -239,6 +239,16 @@ def test_what_is_over_or_written_is_dropped_and_what_is_unknown_given_back() -> 
     assert scene.numbers() == [7]
 
 
+def test_a_job_for_other_hardware_holds_nobody_up() -> None:
+    gpu = variant("gpu", hardware="gpu", model="n", accuracy=0.99)
+    scene = Scene(chunk(0, job="heavy"), chunk(1), records=(variant(), gpu))
+    scene.job(job="heavy", model="n")
+    scene.job()
+    scene.stage.run(3.0)
+    assert scene.queue.given_back == [("heavy", 0)]
+    assert scene.numbers() == [1]
+
+
 def test_a_part_that_cannot_be_stored_now_is_stored_later() -> None:
     scene = Scene(chunk(0))
     scene.queue.fail_stores = 3

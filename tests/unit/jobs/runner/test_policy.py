@@ -92,4 +92,6 @@ def test_the_cheapest_item_comes_first_among_what_the_worker_has_devices_for() -
     assert ("gpu", "gpu-0") not in found  # a simulated device runs no real variant
     assert found.index(("quick", "cpu")) < found.index(("v", "cpu"))
     assert ("fake", "gpu-0") in found
-    assert ranked([RECORD], [device(alive=False)], PRICES, 8) == []
+    away = [device(device="cpu-0", alive=False), device(device="cpu-1")]
+    assert ranked([RECORD], away, PRICES, 8) == [(RECORD, "cpu-1")]
+    assert ranked([RECORD], away[:1], PRICES, 8) == [(RECORD, "cpu-0")]
