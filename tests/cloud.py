@@ -50,6 +50,7 @@ class CloudFleet(Fleet):
         self.acted: list[tuple[float, str, str, int]] = []  # time, controller, what, epoch
         self.broken = ""
         self.dead_on_arrival = False
+        self.mute = 0  # starts that are carried out without an answer
         self.used = 0.2
         self.used_on: dict[str, float] = {}
         self.cut_off: set[str] = set()  # controllers that cannot reach the bucket
@@ -144,7 +145,8 @@ class CloudFleet(Fleet):
                 if order.worker not in [one.worker for one in self.started] and not self.dead_on_arrival:
                     self.stage._at(order.boot_s, lambda: self.start_worker(order.worker))
                 self.started.append(order)
-                return 0.05, None
+                self.mute -= 1
+                return (1e6 if self.mute >= 0 else 0.05), None
             case Stop():
                 order = command.order
                 self.acted.append((self.stage.now, name, f"stop {order.worker}", order.epoch))

@@ -23,6 +23,7 @@ from services.core.actor import (
     Recorded,
     Started,
     Stopping,
+    TimedOut,
     Undelivered,
 )
 
@@ -139,7 +140,9 @@ class Stage:
                 assert member.edge is not None, effect
                 seconds, result = member.edge(effect.command)
                 failed = isinstance(result, Exception)
-                message = Failed(effect.id, str(result)) if failed else Done(effect.id, result)
+                message: Any = Failed(effect.id, str(result)) if failed else Done(effect.id, result)
+                if 0 < effect.timeout < seconds:
+                    seconds, message = effect.timeout, TimedOut(effect.id)
                 self._at(seconds, lambda: self._deliver(member, Envelope(self.now, message)))
             case Record():
                 self.records.append((type(effect.event).kind, effect.event))

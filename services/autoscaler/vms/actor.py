@@ -184,7 +184,6 @@ class Controller:
         self._placing.forget()
         self._leaving.forget()
         self._blocked.clear()
-        self._leaving.adopt()
 
     # -- what the edge says
 
@@ -228,6 +227,7 @@ class Controller:
         if turn.now - self._started < ACQUAINT_S:
             return
         self._machines.advance()
+        self._leaving.adopt()
         found = wants(self._seen(), self._limits)
         wanted = {want.hardware for want in found} | self._placing.wants_hardware()
         stays = self._leaving.advance(wanted)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain, MachineRecord
 from services.autoscaler.vms.fleet import Fleet, Worker
-from services.autoscaler.vms.machines import PAUSES, Machines
+from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
 from services.autoscaler.vms.packing import pack
 from services.autoscaler.vms.policy import Hardware, Remove
 from services.autoscaler.vms.turn import Turn
@@ -56,6 +56,8 @@ class Leaving:
 
     def adopt(self) -> None:
         """Go on with what an earlier leader had begun to drain."""
+        if self.worker:
+            return
         for worker in self._fleet.workers.values():
             if worker.record is not None and worker.record.state == "Draining":
                 self.worker, self.phase, self._reason = worker.name, "draining", worker.record.reason
@@ -162,7 +164,10 @@ class Leaving:
 
     def _drain(self, worker: Worker) -> None:
         now = self._turn.now
-        if not worker.draining:
+        if now - max(worker.seen, self._since) > LOST_S:
+            self.phase, self._tries = "stopping", 0  # it has gone by itself; what is left of it is to go, too
+            self._stop()
+        elif not worker.draining:
             if now > self._since:  # the order was lost, or is an earlier leader's
                 self._order_drain()
             self._quiet = now

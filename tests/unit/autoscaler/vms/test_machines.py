@@ -190,6 +190,29 @@ def test_the_maximum_and_the_budget_hold_however_long_the_trouble_lasts() -> Non
     assert fleet.scalings("add_worker")[0].reason.endswith("all workers then cost 0.192 of 0.3 US$/h")
 
 
+def test_a_start_that_nobody_answers_is_asked_for_again_under_the_same_name() -> None:
+    fleet = CloudFleet(workers=1, kinds=(kind(boot_s=40.0, maximum=2),))
+    fleet.mute = 2
+    fleet.stage.run(10.0)
+    fleet.used = 0.95
+    fleet.stage.run(70.0)
+    assert [order.worker for order in fleet.started] == ["cpu-1-1"] * 3
+    assert fleet.workers == ["cpu-1-1", "w0"]
+    assert fleet.worker_events("Failed") == []
+
+
+def test_a_worker_that_dies_while_it_drains_is_stopped_and_forgotten() -> None:
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0})
+    while not fleet.worker_events("Draining"):
+        fleet.stage.run(0.05)
+    [leaving] = [event.worker for event in fleet.worker_events("Draining")]
+    fleet.stage.kill(leaving)
+    fleet.stage.run(70.0)
+    assert [order.worker for order in fleet.stopped] == [leaving]
+    assert fleet.machine(leaving) is None
+    assert len(fleet.scalings("remove_worker")) == 1
+
+
 def test_a_machine_that_never_speaks_is_given_up_and_stopped() -> None:
     fleet = CloudFleet(workers=1, kinds=(kind(),))
     fleet.dead_on_arrival = True
