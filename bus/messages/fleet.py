@@ -221,7 +221,7 @@ class AppSample(Struct, frozen=True, array_like=True, gc=False):
 class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
     """What an executor measured of one instance since its last report. busy: seconds computing; predicted: same by profile.
 
-    offline: how many of the items were offline work, which is no load to scale for.
+    offline: how many of the items were offline work, which is no load to scale for; none of it is in `queued`.
     """
 
     instance: str

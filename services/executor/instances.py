@@ -13,7 +13,7 @@ class Loaded:
 
     __slots__ = (
         "_apps", "_batches", "_busy", "_items", "_offline", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
-        "running", "running_items", "table",
+        "running", "running_items", "running_offline", "table",
     )  # fmt: skip
 
     def __init__(self, instance: str, record: VariantRecord, price_per_s: float) -> None:
@@ -25,6 +25,7 @@ class Loaded:
         self.ready = False
         self.running = False
         self.running_items = 0
+        self.running_offline = False
         self.leaving = False
         self._reset()
 
@@ -38,8 +39,8 @@ class Loaded:
 
     @property
     def queued(self) -> int:
-        """Items waiting or running."""
-        return self.queue.items + self.running_items
+        """Items that a query which comes now may have to wait for: waiting or running, without waiting offline work."""
+        return self.queue.items - self.queue.offline + self.running_items
 
     def measured(self, items: int, seconds: float, length: int | None = None) -> None:
         """One batch was computed; the live factor follows slowly (it also corrects this queue's own predictions)."""
@@ -79,7 +80,7 @@ class Loaded:
         sample = InstanceSample(
             self.id,
             self.record.variant,
-            self.queued,
+            self.queued - (self.running_items if self.running_offline else 0),
             now - oldest if oldest is not None else 0.0,
             self._items,
             self._batches,

@@ -6,6 +6,7 @@ Pure: the queue is a heap by deadline; `form` takes from it what runs next and w
 import heapq
 from collections.abc import Iterator
 
+from bus.messages.jobs import OFFLINE
 from services.core.cost import LatencyTable
 from services.executor.work import Work
 
@@ -13,15 +14,19 @@ Heap = list[tuple[float, int, Work]]
 
 
 class EdfQueue:
-    """One instance's queue. table: profiled latency by batch size; factor: live correction of it."""
+    """One instance's queue. table: profiled latency by batch size; factor: live correction of it.
 
-    __slots__ = ("_heap", "_order", "factor", "items", "max_batch", "table")
+    items: waiting; offline: how many of them are offline work, which lets everything else go first.
+    """
+
+    __slots__ = ("_heap", "_order", "factor", "items", "max_batch", "offline", "table")
 
     def __init__(self, table: LatencyTable, max_batch: int) -> None:
         self.table = table
         self.max_batch = max_batch
         self.factor = 1.0
         self.items = 0
+        self.offline = 0
         self._heap: Heap = []
         self._order = 0
 
@@ -34,6 +39,8 @@ class EdfQueue:
     def push(self, work: Work) -> None:
         self._order += 1
         self.items += work.items
+        if work.route.policy == OFFLINE:
+            self.offline += work.items
         heapq.heappush(self._heap, (work.route.deadline, self._order, work))
 
     @property
@@ -57,6 +64,8 @@ class EdfQueue:
             deadline, _, first = heap[0]
             heapq.heappop(heap)
             self.items -= first.items
+            if first.route.policy == OFFLINE:  # it runs alone: none is taken below
+                self.offline -= first.items
             slack = (deadline - now) / self.factor
             table = self.table.at(first.route.length)
             if table.seconds(first.items) > slack:
@@ -87,5 +96,5 @@ class EdfQueue:
         """Empty the queue."""
         works = [work for _, _, work in self._heap]
         self._heap.clear()
-        self.items = 0
+        self.items = self.offline = 0
         return works

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from bus.messages.jobs import OFFLINE
 from services.core.actor import Do
 from services.executor.instances import Loaded
 from services.executor.work import RunBatch, Work
@@ -43,6 +44,7 @@ class Runs:
         run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below and not batch[0].route.alone)
         loaded.running = True
         loaded.running_items = items
+        loaded.running_offline = batch[0].route.policy == OFFLINE
         self._busy += self._needed(loaded)
         self.under_way[self._number] = (loaded, run)
         return Do(self._number, run)
