@@ -1,7 +1,7 @@
 """After a threefold step in load: how long until other variants answer: `python benches/step.py [--rounds N]`.
 
-Two systems on one data directory, with the network of proof/network.py: 15 queries/s, evenly spaced, are on one real CPU instance
-(23/s at most); then 45/s come. First with a simulated Inferentia instance already loaded (dearer a query, by the settings' prices,
+Two systems on one data directory, with the network of proof/network.py: 18 queries/s, evenly spaced, are on one real CPU instance
+(23/s at most; two cores carry two); then 54/s come. First with a simulated Inferentia instance already loaded (dearer a query, by the settings' prices,
 so that it is the second choice) and nothing scaled: wanted is an answer from it within 250 ms. Then with nothing else loaded and
 the autoscaler on: wanted is an answer from what it loads within that variant's load time and 1 s. Moments are those of replies.
 """
@@ -26,7 +26,7 @@ from infaas.errors import InfaasError
 
 DEVICES = {"gpu": 1, "inferentia": 1}
 DEAR = {"inferentia": 2.0, "gpu": 60.0}  # US$ per hour
-LOW, HIGH = 15.0, 45.0
+LOW, HIGH = 18.0, 54.0
 NEEDS: dict[str, Any] = {"latency_ms": 150.0, "accuracy": 0.95}
 BEFORE = 3.0  # s at the low rate
 PATIENCE = 60.0  # s until a system is as a round begins
