@@ -190,6 +190,24 @@ def test_the_maximum_and_the_budget_hold_however_long_the_trouble_lasts() -> Non
     assert fleet.scalings("add_worker")[0].reason.endswith("all workers then cost 0.192 of 0.3 US$/h")
 
 
+def test_what_still_reached_a_worker_that_is_to_drain_is_answered_before_it_is_stopped() -> None:
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0})
+    for worker in fleet.workers:
+        order = EnsureLoaded(variant=slow(), orderer="test")
+        fleet.stage.publish(fleet.subjects.worker(worker, "load"), order)
+    while fleet.machine("w0") is None:
+        fleet.stage.run(0.002)
+    fleet.devices["w0"].slow = 400.0
+    asked = [fleet.ask()]  # the drain is decided, and nobody has heard of it yet
+    fleet.stage.run(6.0)
+    assert [event.worker for event in fleet.worker_events("Draining")] == ["w0"]
+    assert fleet.stopped == []
+    assert not all_answered(fleet, asked)
+    fleet.stage.run(10.0)
+    assert all_answered(fleet, asked)
+    assert [order.worker for order in fleet.stopped] == ["w0"]
+
+
 def test_a_start_that_nobody_answers_is_asked_for_again_under_the_same_name() -> None:
     fleet = CloudFleet(workers=1, kinds=(kind(boot_s=40.0, maximum=2),))
     fleet.mute = 2
