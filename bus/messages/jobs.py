@@ -110,7 +110,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 class Chunk(Struct, frozen=True, array_like=True):
     """`infaas.offline.chunks.<job>`, in the jobs' work queue. body: the fields `inputs` or `inputs_ref` of a query.
 
-    first: number of its first item, counted from 0.
+    first: number of its first item, counted from 0. generation: of the checkpoint that it follows.
     """
 
     job: str
@@ -118,6 +118,7 @@ class Chunk(Struct, frozen=True, array_like=True):
     first: int
     items: int
     body: Raw
+    generation: int = 0
 
 
 class Part(Struct, frozen=True, kw_only=True):

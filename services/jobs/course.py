@@ -127,9 +127,13 @@ class Course:
         self._reading = False
         if self.over:
             return
-        if not result.written:  # another machine had it: begin anew, its parts are of no use any more
+        if not result.written:  # another machine had it: begin anew
             generation = self.record.checkpoint.generation + 1
             self.record = replace(self.record, checkpoint=Checkpoint(generation=generation))
+            self._parts, self._spots, self._fed = set(result.parts), {}, (0, 0, Position())
+            self._resumed = True
+            yield from self._to("running", done=0, cost=0.0, variants=[], step="what was written is gone: once more")
+            return
         checkpoint = self.record.checkpoint
         self._parts |= {number for number in result.parts if number >= checkpoint.chunks}
         if not self._resumed:

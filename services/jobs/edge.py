@@ -176,7 +176,7 @@ class JobsEdge:
                 key = f"{part_key(job, spot.number)}.in"
                 await store.put(key, inputs)
                 body = encode({"inputs_ref": ObjectRef(self._subjects.parts_bucket, key)})
-            chunk = Chunk(job, spot.number, spot.first, spot.items, msgspec.Raw(body))
+            chunk = Chunk(job, spot.number, spot.first, spot.items, msgspec.Raw(body), command.generation)
             name = f"{job}.{spot.number}.{command.generation}"
             await self._bus.publish_durable(self._subjects.job_chunks(job), encode(chunk), name)
         return [spot for spot, _ in found]

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
-from bus.messages.jobs import Chunk, Part
+from bus.messages.jobs import Chunk, JobRecord, Part
 from bus.messages.public import Error, ObjectRef
 from bus.subjects import Subjects
 from services.core.actor import (
@@ -154,15 +154,13 @@ class Runner:
 
     def _took(self, chunk: Chunk, now: float) -> Iterator[Effect]:
         key = (chunk.job, chunk.number)
-        record = self._view.job(chunk.job)
-        if record is None:
-            yield Do(("give", key), GiveBack(key, LOOK_S), 10.0)  # its record is still on the way to us
-        elif self._view.is_over(chunk.job) or chunk.number < record.checkpoint.chunks:
+        fate = self._view.fate(chunk)
+        if fate == "drop":
             yield Do(("drop", key), Drop(key), 10.0)
-        elif not self._view.candidates(record):
-            yield Do(("give", key), GiveBack(key, AGAIN_S), 10.0)  # other workers may have the hardware
+        elif not isinstance(fate, JobRecord):
+            yield Do(("give", key), GiveBack(key, LOOK_S), 10.0)
         elif key not in self._held:
-            held = self._held[key] = Held(chunk, record.status, now)
+            held = self._held[key] = Held(chunk, fate.status, now)
             yield from self._place(held, now)
         yield from self._take(now)
 

@@ -1,16 +1,18 @@
 """What a runner knows: jobs, catalogue, and its worker as the monitor tells it. Pure."""
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
-from bus.messages.jobs import OVER, JobRecord
+from bus.messages.jobs import OVER, Chunk, JobRecord
 from services.core.catalog import Catalog
 from services.jobs.policy import eligible
 from services.jobs.runner.policy import Knobs, obstacle, ranked
 
+STRANGERS = 100  # times that chunks of a job that nobody knows are given back before they go
 SILENT_S = 2.0  # without the worker's heartbeat
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
 
@@ -25,6 +27,7 @@ class View:
         self._prices = prices
         self._knobs = knobs
         self._heard_at = float("-inf")
+        self._strangers: dict[str, int] = {}  # jobs whose chunks came and whose records did not, and how often
 
     # -- jobs
 
@@ -49,6 +52,19 @@ class View:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         return record.status.state == "running" and (before is None or before.status.state != "running")
+
+    def fate(self, chunk: Chunk) -> JobRecord | Literal["drop", "give back"]:
+        """What to do with a chunk from the queue: compute it for this job, drop it, or leave it to somebody else, or to later."""
+        record = self._records.get(chunk.job)
+        if record is None or record.checkpoint.generation < chunk.generation:  # on its way to us, or forgotten
+            times = self._strangers[chunk.job] = self._strangers.pop(chunk.job, 0) + 1
+            if len(self._strangers) > STRANGERS:
+                del self._strangers[next(iter(self._strangers))]
+            return "drop" if times > STRANGERS else "give back"
+        written = record.checkpoint
+        if self.is_over(chunk.job) or (chunk.generation, chunk.number) < (written.generation, written.chunks):
+            return "drop"
+        return record if self.candidates(record) else "give back"
 
     # -- the worker
 

@@ -198,6 +198,28 @@ def test_another_coordinator_goes_on_where_one_died(tmp_path: Path, after: int, 
     play(tmp_path, body)
 
 
+def test_two_coordinators_share_the_jobs_and_inherit_them_all(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        for name in ("c1", "c2"):
+            await scene.start(name)
+        names = [await scene.submit(target=f"out{n}.npy", job=f"j{n}") for n in range(6)]
+        records = await scene.bus.key_value(S.jobs_bucket)
+        owners = {decode(JobRecord, (await records.get(name)).value or b"").owner for name in names}
+        assert owners == {"c1", "c2"}
+        async with working(scene, most=60, shuffled=True) as first:
+            await first
+        for name in names:  # whoever answers knows all of them
+            assert (await jobs.status(scene.bus, S, name)).job == name
+        await scene.kill("c1")
+        async with working(scene, shuffled=True):
+            ends = [await scene.end(name) for name in names]
+        assert [(end.state, end.done, end.cost) for end in ends] == [("done", 100, 17.0)] * 6
+        for n in range(6):
+            assert np.load(scene.files / f"out{n}.npy").tolist() == X.sum(axis=1).tolist()
+
+    play(tmp_path, body)
+
+
 def test_no_more_chunks_are_queued_than_the_window_holds(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1", window=4)
@@ -276,8 +298,9 @@ def test_what_was_written_and_is_gone_is_computed_anew_by_another_coordinator(tm
         await scene.start("c2")
         async with working(scene):
             status = await scene.end(job)
-        assert status.state == "done", status
+        assert (status.state, status.done, status.cost) == ("done", 100, 17.0), status
         assert np.load(scene.files / "out.npy").tolist() == X.sum(axis=1).tolist()
+        assert decode(JobRecord, (await records.get(job)).value or b"").checkpoint.generation == 1
 
     play(tmp_path, body)
 

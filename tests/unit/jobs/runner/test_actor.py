@@ -53,9 +53,9 @@ class Queue:
         return 0.001, None
 
 
-def chunk(number: int, items: int = 4, job: str = "j") -> Chunk:
+def chunk(number: int, items: int = 4, job: str = "j", generation: int = 0) -> Chunk:
     body = encode({"inputs": Tensor("FP32", [items, 2], bytes(8 * items))})
-    return Chunk(job, number, number * items, items, msgspec.Raw(body))
+    return Chunk(job, number, number * items, items, msgspec.Raw(body), generation)
 
 
 class Scene:
@@ -76,9 +76,19 @@ class Scene:
         self.stage.send(name, Synced("infaas-catalog"))
         self.stage.send(name, Synced("infaas-jobs"))
 
-    def job(self, state: Any = "running", runner: str = "r1", job: str = "j", chunks: int = 0, **status: Any) -> None:
+    def job(
+        self,
+        state: Any = "running",
+        runner: str = "r1",
+        job: str = "j",
+        chunks: int = 0,
+        generation: int = 0,
+        **status: Any,
+    ) -> None:
         told = JobStatus(job=job, app="app", state=state, input="", output="", **status)
-        record = JobRecord(status=told, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks))
+        record = JobRecord(
+            status=told, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks, generation=generation)
+        )
         self.stage.send(runner, Changed("infaas-jobs", job, encode(record)))
 
     def numbers(self) -> list[int]:
@@ -239,6 +249,29 @@ def test_what_is_over_or_written_is_dropped_and_what_is_unknown_given_back() -> 
     assert scene.queue.dropped == [("j", 3), ("gone", 0)]
     assert scene.queue.given_back == [("unknown", 0)]
     assert scene.numbers() == [7]
+
+
+def test_chunks_of_a_job_that_was_forgotten_go_in_the_end() -> None:
+    scene = Scene()
+    scene.job()
+    for _ in range(101):
+        assert scene.queue.dropped == []
+        scene.queue.chunks = [chunk(0, job="forgotten")]
+        scene.stage.run(0.6)
+    assert scene.queue.dropped == [("forgotten", 0)]
+
+
+def test_when_a_job_begins_anew_only_its_new_chunks_count() -> None:
+    scene = Scene(chunk(3, generation=1), chunk(9))
+    scene.job(chunks=8)  # what is known of it is behind
+    scene.stage.run(1.0)
+    assert scene.queue.given_back == [("j", 3)]
+    assert scene.numbers() == [9]
+    scene.queue.chunks = [chunk(3, generation=1), chunk(10)]
+    scene.job(chunks=2, generation=1)
+    scene.stage.run(1.0)
+    assert scene.queue.dropped == [("j", 10)]
+    assert scene.numbers() == [3, 9]
 
 
 def test_a_job_for_other_hardware_holds_nobody_up() -> None:
