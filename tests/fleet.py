@@ -63,7 +63,8 @@ class Device:
     """The scripted edge of an executor: it answers x -> its first column, as slowly as the profile says.
 
     poison: ids of queries in whose batch the process dies; slow: factor on every batch; between: on the time from one batch to
-    the next, as nobody measures it; spread: batches take up to this share more or less.
+    the next, as nobody measures it; spread: batches take up to this share more or less; broken: why it cannot load
+    anything, loads: how often it tried.
     """
 
     def __init__(self, stage: Stage, name: str) -> None:
@@ -71,6 +72,8 @@ class Device:
         self.name = name
         self.slow = self.between = 1.0
         self.spread = 0.0
+        self.broken = ""
+        self.loads = 0
         self._luck = random.Random(name)
         self.poison: set[str] = set()
         self.batches: list[list[str | None]] = []
@@ -80,6 +83,9 @@ class Device:
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
             case LoadModel():
+                self.loads += 1
+                if self.broken:
+                    return 0.01, RuntimeError(self.broken)
                 self._tables[command.instance] = LatencyTable(command.variant)
                 return command.variant.profile.load_ms / 1000.0, LoadedModel(1.0, 50.0, "scripted")
             case UnloadModel():
