@@ -1,12 +1,16 @@
 """The monitor's senses."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
+from bus.memory import MemoryBus
+from services.core.quarantine import quarantine_key
 from services.monitor.edge import MachineEdge
-from services.monitor.machine import MachineSample, SampleMachine
+from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
+from tests.servers import run
 
 
 def test_a_sample_is_taken_without_waiting() -> None:
@@ -16,6 +20,25 @@ def test_a_sample_is_taken_without_waiting() -> None:
     assert isinstance(sample, MachineSample)
     assert 0.0 <= sample.utilisation <= 1.0
     assert sample.memory_used_mb > 10.0
+    assert sample.cores
+    assert all(0.0 <= busy <= 1.0 for busy in sample.cores.values())
+    assert sample.utilisation == pytest.approx(sum(sample.cores.values()) / len(sample.cores))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not tell which cores are ours")
+def test_only_the_cores_that_this_process_may_use_are_told() -> None:
+    assert set(MachineEdge().inline(SampleMachine()).cores) == os.sched_getaffinity(0)
+
+
+def test_quarantines_are_kept_where_the_next_monitor_and_the_registrar_look() -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        await MachineEdge(bus=bus, bucket="t-control").perform(KeepQuarantine("w1", "v", "no such operator"))
+        entry = await (await bus.key_value("t-control")).get(quarantine_key("w1", "v"))
+        assert entry.value == b"no such operator"
+        await bus.close()
+
+    run(main())
 
 
 def test_memory_is_the_cgroups_where_it_is_limited(tmp_path: Path) -> None:
