@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from infaas.cli.options import DataDir, Json
-from infaas.cli.output import fail, print_json, progress, show, usage
+from infaas.cli.output import fail, print_json, progress, show
 from infaas.cli.table import Column, number, print_table
 from infaas.connecting import connect
+
+OVER = ("done", "failed", "cancelled")
 
 if TYPE_CHECKING:
     from bus.messages.jobs import JobStatus
@@ -85,7 +87,7 @@ def jobs(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """List the offline jobs, or show one; with --wait follow it to its end.
+    """List the offline jobs, or show one; with --wait follow them to their end.
 
     Exits 1 when a job that was waited for did not end well.
 
@@ -94,18 +96,22 @@ def jobs(
     id
         Only this job.
     wait
-        Follow it until it is done, failed or cancelled.
+        Follow it, or all that are under way, until they are done, failed or cancelled.
     app
         Only the jobs of this app.
 
     """
-    if wait and id is None:
-        usage("name the job to wait for: infaas jobs ID --wait")
 
     async def run() -> "list[dict[str, Any]] | JobStatus":
         async with connect(data_dir=data_dir) as client:
             if id is None:
-                return await client.jobs(app=app)
+                items = await client.jobs(app=app)
+                if not wait:
+                    return items
+                names = [item["job"] for item in items if item["state"] not in OVER]
+                with _progress() as on_progress:
+                    waits = [client.wait_job(name, on_progress=on_progress, timeout=timeout) for name in names]
+                    return [_document(status) for status in await asyncio.gather(*waits)]
             if not wait:
                 return await client.job(id)
             with _progress() as on_progress:
@@ -113,7 +119,11 @@ def jobs(
 
     result = asyncio.run(run())
     if isinstance(result, list):
-        show({"items": result}, json, lambda document: _table(document["items"]))
+        empty = "no jobs are under way" if wait else "no jobs: `infaas submit` hands one in"
+        show({"items": result}, json, lambda document: _table(document["items"], empty))
+        bad = [item["job"] for item in result if wait and item["state"] != "done"]
+        if bad:
+            fail(f"not done: {', '.join(bad)}")
         return 0
     if wait:
         return _end(result, json)
@@ -155,7 +165,7 @@ def _document(status: "JobStatus") -> dict[str, Any]:
     return {field: getattr(status, field) for field in status.__struct_fields__}
 
 
-def _table(items: list[dict[str, Any]]) -> None:
+def _table(items: list[dict[str, Any]], empty: str) -> None:
     columns = (
         Column("job", "job"),
         Column("app", "app"),
@@ -168,7 +178,7 @@ def _table(items: list[dict[str, Any]]) -> None:
         Column("output", "output"),
         Column("", lambda item: item.get("reason") or item.get("step")),
     )
-    print_table(items, columns, "no jobs: `infaas submit` hands one in")
+    print_table(items, columns, empty)
 
 
 def _render(document: Mapping[str, Any]) -> None:
@@ -191,23 +201,34 @@ def _when(seconds: float | None) -> str | None:
 def _progress() -> "Iterator[OnProgress]":
     """A bar on a terminal, else a line a change of state; always on stderr."""
     from rich.console import Console  # noqa: PLC0415  (after the arguments have been understood)
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        last = ""
+        last: dict[str, str] = {}
 
         def line(status: "JobStatus") -> None:
-            nonlocal last
-            if status.state != last:
-                last = status.state
-                progress(f"{status.state}: {status.reason or status.step}")
+            if status.state != last.get(status.job):
+                last[status.job] = status.state
+                told = status.reason or status.step
+                progress(f"{status.job} {status.state}{': ' * bool(told)}{told}")
 
         yield line
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda status: bar.update(
-            task, completed=status.done, total=status.total, description=f"{status.state} {status.step}".strip()
-        )
+        tasks: dict[str, TaskID] = {}
+
+        def update(status: "JobStatus") -> None:
+            task = tasks[status.job] = tasks[status.job] if status.job in tasks else bar.add_task("", total=None)
+            text = f"{status.job} {status.state} {status.step}".strip()
+            bar.update(task, completed=status.done, total=status.total, description=text)
+
+        yield update

@@ -177,9 +177,12 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     asked = ("--input", "nats://things/in.jsonl", "--output", "nats://things/out.msgpack", "--accuracy", "0.5")
     done = system.infaas("submit", "--app", APP, *asked, "--id", "mine", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "mine"}), done.stderr
-    waited = system.infaas("jobs", "mine", "--wait", "--timeout", "60", "--json")
-    document = json.loads(waited.stdout)
+    waited = system.infaas("jobs", "--wait", "--timeout", "60", "--json")
+    [document] = json.loads(waited.stdout)["items"]
     assert (waited.returncode, document["state"], document["done"]) == (0, "done", 500), waited.stderr
+    assert json.loads(system.infaas("jobs", "mine", "--wait", "--json").stdout) == document
+    all_over = system.infaas("jobs", "--wait", "--json")
+    assert (all_over.returncode, json.loads(all_over.stdout)) == (0, {"items": []})
     listed = json.loads(system.infaas("jobs", "--json").stdout)["items"]
     assert [item for item in listed if item["job"] == "mine"] == [document]
     run(get())
