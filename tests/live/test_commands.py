@@ -40,7 +40,7 @@ VARIANT = {
 }
 WORKER = {
     "worker": "w0",
-    "state": "Ready",
+    "kind": "plain", "state": "Ready",
     "devices": [
         {
             "device": "cpu", "kind": "cpu", "alive": True, "utilisation": 0.25, "cores": 2, "cores_used": 0.5,
@@ -188,7 +188,7 @@ def test_lists(tmp_path, nats_url, prefix):
         for command, shown, items in (
             ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20"], [APP]),
             ("variants", ["mlp-v1-ort-fp32-t1-b8", "Active (x2)", "81,234", "1.23e-05", "0.93"], [VARIANT]),
-            ("workers", ["w0", "25%", "0.5 of 2", "500 of 8000", "mlp-v1-ort-fp32-t1-b8"], [WORKER]),
+            ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "mlp-v1-ort-fp32-t1-b8"], [WORKER]),
             ("models", ["no models"], []),
         ):
             code, out, err = await infaas(command)
