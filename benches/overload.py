@@ -59,12 +59,20 @@ def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: f
         shared = ("--app", app, "--variant", best, "--data-dir", str(data_dir), "--seconds", str(seconds))
         return say("bench", *shared, *options)
 
+    def saturate() -> float:
+        found: float = bench("--closed", "32")["throughput_qps"]
+        return found
+
     goodputs: dict[float, list[float]] = {times: [] for times in TIMES}
     for number in range(rounds):
-        saturation = bench("--closed", "32")["throughput_qps"]
-        print(f"round {number + 1}: saturation {saturation:.0f} queries/s", flush=True)
+        before = saturate()
+        print(
+            f"round {number + 1}: saturation {before:.0f} queries/s, load average {os.getloadavg()[0]:.1f}", flush=True
+        )
         for times in TIMES:
-            seen = bench("--rate", f"{times * saturation:.1f}", "--latency-ms", f"{latency_ms:g}")
+            seen = bench("--rate", f"{times * before:.1f}", "--latency-ms", f"{latency_ms:g}")
+            after = saturate()
+            saturation, before = (before + after) / 2.0, after  # neighbours come and go: what it was around that time
             goodput = seen["slo_attainment"] * seen["offered"] / seen["seconds"]
             goodputs[times].append(goodput / saturation)
             print(
@@ -79,7 +87,7 @@ def measure(data_dir: Path, app: str, seconds: float, rounds: int, latency_ms: f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency-ms", type=float, default=250.0)
     parser.add_argument("--data-dir", type=Path, help="a running system, instead of one of its own")

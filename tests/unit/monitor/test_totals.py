@@ -188,7 +188,7 @@ class Totals(RuleBasedStateMachine):
         assert all(len(self.there[f"inferentia-{n}"]) <= 4 for n in (0, 1))
 
 
-Totals.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+Totals.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestTotals = Totals.TestCase
 
 
