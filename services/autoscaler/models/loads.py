@@ -21,11 +21,16 @@ SIGNIFICANT = 3.5  # standard deviations between chance and a change
 
 
 class Load(Struct, frozen=True):
-    """One class: its needs, items/s by worker (worker "": what nobody could take), and when its last query came."""
+    """One class: its needs, items/s by worker (worker "": what nobody could take), and when its last query came.
+
+    counted, turned_away: items of the last seconds, and of them those that nobody could take.
+    """
 
     needs: ClassDemand
     by_worker: dict[str, float]
     last: float
+    counted: int = 0
+    turned_away: int = 0
 
     @property
     def rate(self) -> float:
@@ -68,8 +73,11 @@ class Loads:
         series = self._series()
         found = []
         for of, (at, needs) in self._needs.items():
-            rates = {worker: rate(steps) for (which, worker), steps in series.items() if which == of}
-            found.append(Load(needs, {w: r for w, r in sorted(rates.items()) if r > 0}, at))
+            ours = {worker: steps for (which, worker), steps in series.items() if which == of}
+            rates = {worker: rate(steps) for worker, steps in ours.items()}
+            counts = {worker: sum(items for _, items in steps) for worker, steps in ours.items()}
+            by_worker = {w: r for w, r in sorted(rates.items()) if r > 0}
+            found.append(Load(needs, by_worker, at, sum(counts.values()), counts.get("", 0)))
         found.sort(key=lambda load: repr(band(load.needs)))
         return found
 

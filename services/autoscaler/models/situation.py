@@ -18,7 +18,9 @@ from services.autoscaler.models.wanted import Wanted, strictest, wanted_by
 from services.core.catalog import Catalog
 from services.core.planning.problem import Candidate, Demand, Objective, Problem
 
-CROWDED = 0.02  # of a class's items: when more are refused, its instances are full whatever their profiles say
+CROWDED = 0.02  # of a class's items: when more are refused, its instances are full whatever their profiles say ...
+FEW = 5  # ... unless that were fewer items in the last seconds, which is a burst by chance,
+MUCH = 0.25  # and less than this part of a class that is seldom asked for
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
@@ -118,13 +120,18 @@ def situation(
     )
 
 
+def _pressed(load: Load) -> bool:
+    """Whether so many queries are refused that it is no chance."""
+    return load.refused > CROWDED and (load.turned_away >= FEW or load.turned_away >= MUCH * load.counted)
+
+
 def _crowded(
     worker: str, candidates: list[Candidate], demands: Sequence[Demand], wanted: Sequence[Wanted], supply: Supply
 ) -> list[Candidate]:
     """While queries of a class are refused its instances are full, whatever their profiles say: what they take is all they can."""
     factor: dict[str, float] = {}
     for demand, one in zip(demands, wanted, strict=True):
-        if one.load is None or one.load.refused <= CROWDED:
+        if one.load is None or not _pressed(one.load):
             continue
         running = [c for c in candidates if c.running and demand.accepts(c)]
         capacity = sum(c.running * c.saturation_qps for c in running)

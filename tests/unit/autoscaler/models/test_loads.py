@@ -53,6 +53,7 @@ def test_dispatchers_add_up_and_one_that_falls_silent_no_longer_counts() -> None
         loads.take(report("d1", ClassDemand("app", "w", 20, 49.0), ClassDemand("app", "", 5, 49.0)), now)
     (load,) = loads.classes(now)
     assert load.by_worker == {"": 10.0, "w": 60.0}
+    assert (load.counted, load.turned_away) == (210, 30)
     assert load.needs.latency_ms == 49.0  # the strictest
     for _ in range(4):
         now += 0.5

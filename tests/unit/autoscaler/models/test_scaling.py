@@ -163,6 +163,20 @@ def test_queries_that_nobody_could_take_count_as_load() -> None:
     assert fleet.answered(last) > 0.95
 
 
+@pytest.mark.parametrize(("burst", "refused", "actions"), [(14, 2, []), (60, 48, ["replicate"])])
+def test_two_queries_refused_in_a_burst_are_no_reason_to_scale_but_many_are(
+    burst: int, refused: int, actions: list[str]
+) -> None:
+    fleet = ScalingFleet(small())
+    calm = fleet.load(10, 6, latency_ms=200)
+    labels = [fleet.ask(latency_ms=200) for _ in range(burst)]
+    calm += fleet.load(10, 2, latency_ms=200)
+    fleet.stage.run(1.0)
+    assert fleet.answered(calm) == 1.0
+    assert round(burst * (1.0 - fleet.answered(labels))) == refused
+    assert [action for action, _, _ in fleet.scalings()] == actions
+
+
 def mixed(fleet: ScalingFleet, seconds: int, rough: float, accurate: float) -> None:
     for _ in range(5 * seconds):
         fleet.load(2 * rough, 0.1, latency_ms=400)
