@@ -1,9 +1,10 @@
 """After a threefold step in load: how long until other variants answer: `python benches/step.py [--rounds N]`.
 
 Two systems on one data directory, with the network of proof/network.py: 18 queries/s, evenly spaced, are on one real CPU instance
-(23/s at most; two cores carry two); then 54/s come. First with a simulated Inferentia instance already loaded (dearer a query, by the settings' prices,
-so that it is the second choice) and nothing scaled: wanted is an answer from it within 250 ms. Then with nothing else loaded and
-the autoscaler on: wanted is an answer from what it loads within that variant's load time and 1 s. Moments are those of replies.
+(23/s at most, and two cores carry two); then 54/s come. First with a simulated Inferentia instance already loaded (dearer a query,
+by the settings' prices, so that it is the second choice) and nothing scaled: wanted is an answer from it within 250 ms. Then with
+nothing else loaded and the autoscaler on: wanted is an answer by another variant within its load time and 1 s. Moments are those
+of replies.
 """
 
 import argparse
