@@ -64,8 +64,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     arguments = (
         "up",
         "--json",
-        "--workers",
-        "2",
         "--data-dir",
         str(directory),
         "--config",
