@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.public import Closest, Error
 from services.core.appview import AppView
 from services.core.ask import INFINITE, Ask, Decision, LoadOrder
@@ -19,6 +20,7 @@ OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
 REORDER = (
     3.0  # s that instances must have been full before another load on demand: the autoscalers, who weigh costs, first
 )
+BUSY = 0.95  # utilisation of a device from which another variant beside those that are full would only take from them
 PACK_BELOW = 0.8  # part of a worker that instances keep busy, up to which `pack` keeps filling it
 PACK_AHEAD = 0.2  # s of work waiting, up to which it does
 
@@ -104,7 +106,7 @@ class InfaasPolicy:
         load = None
         idle = not (plan.active or plan.troubled)
         if self._on_demand and not plan.loading and (idle or app.full_for(now) >= REORDER):
-            load = order_for(plan, ask, now, view)
+            load = order_for(plan, ask, now, view, spare_only=not idle)
             if load is not None:
                 app.full_since = now
                 if load.seconds <= slack:
@@ -116,18 +118,25 @@ class InfaasPolicy:
         return refuse(ask, slack, app, plan, soonest, load)
 
 
-def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView) -> LoadOrder | None:
-    """The eligible variant that would be ready soonest, on the least utilised worker of its hardware."""
+def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView, *, spare_only: bool = False) -> LoadOrder | None:
+    """The eligible variant that would be ready soonest, on the least utilised worker of its hardware.
+
+    spare_only: not where the device has nothing left, since there it would only take from those that serve already.
+    """
     for group in plan.loadable:
         if view.not_before.get(group.record.variant, 0.0) > now:
             continue
         shut = frozenset(view.quarantines(group.record.variant))
         worker = view.least_utilised(group.record.hardware, shut, simulated=group.record.simulated)
-        if worker is not None:
-            return LoadOrder(
-                group.record, worker, group.seconds_to_load + group.table.at(ask.length).seconds(ask.items)
-            )
+        if worker is None or (spare_only and _is_busy(view, worker, group.record)):
+            continue
+        return LoadOrder(group.record, worker, group.seconds_to_load + group.table.at(ask.length).seconds(ask.items))
     return None
+
+
+def _is_busy(view: ClusterView, worker: str, record: VariantRecord) -> bool:
+    used = view.workers[worker].utilisation(record.hardware, simulated=record.simulated)
+    return used is not None and used >= BUSY
 
 
 def refuse(ask: Ask, slack: float, app: AppView, plan: Plan, soonest: float, load: LoadOrder | None) -> Decision:

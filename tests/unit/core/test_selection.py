@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
@@ -167,3 +168,14 @@ def test_short_inputs_meet_what_long_ones_cannot() -> None:
         assert refusal is not None
         assert refusal.code == "unsatisfiable"
     assert view.apps["app"].lengths == [16, 64]
+
+
+@pytest.mark.parametrize(("used", "ordered"), [(0.99, False), (0.5, True)])
+def test_another_variant_beside_full_ones_is_loaded_only_where_something_is_left(used: float, ordered: bool) -> None:
+    view = view_of([("Active", {}), (None, {})], queued=[10_000])
+    view.workers["w0"].devices["cpu"] = replace(view.workers["w0"].devices["cpu"], utilisation=used)
+    policy = InfaasPolicy(probe_share=0)
+    times = [NOW + 0.1 * i for i in range(50)]
+    loads = [policy.select(Ask("app", 1, now + 0.2, 0.2), now, view).load for now in times]
+    assert any(load is not None and load.record.variant == "v1" for load in loads) == ordered
+    assert not any(loads[:20])  # the autoscalers first
