@@ -15,6 +15,7 @@ from services.core.cost import LatencyTable, instance_price_per_s
 # (neighbours, the loop, the bus); without this, under overload every query is admitted to end exactly at its deadline, and
 # whatever goes slower than predicted makes most of them late: work done for nothing. A shorter queue costs no throughput.
 CAUTION = 1.3
+STALE = 1.0  # s; what a heartbeat tells of a queue is up to so old: an executor reports to its monitor, which tells us
 SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
 
 
@@ -22,8 +23,8 @@ class Instance:
     """One loaded (or loading) variant on one device. own, others: items dispatched there and not yet done."""
 
     __slots__ = (
-        "batch", "busy", "device", "factor", "id", "others", "own", "per_item", "per_queued", "price_per_s", "ready_at",
-        "record", "state", "status", "table", "worker",
+        "batch", "busy", "device", "factor", "id", "most_before", "most_lately", "noted", "others", "own", "per_item",
+        "per_queued", "price_per_s", "ready_at", "record", "state", "status", "table", "worker",
     )  # fmt: skip
 
     def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
@@ -37,6 +38,8 @@ class Instance:
         self.price_per_s = 0.0
         self.own = 0
         self.others = 0
+        self.most_lately = self.most_before = 0  # of our own items at a time, since `noted` and in the time before
+        self.noted = 0.0
         self.batch = 1
         self.busy = 0.0  # share of the time that it computes, as last told
         self.factor = 1.0
@@ -48,6 +51,21 @@ class Instance:
         """Seconds until these items would be answered, with caution: the queue ahead, then their own batch."""
         table = self.table if length is None else self.table.at(length)
         return ((self.own + self.others) * self.per_queued + table.seconds(items)) * self.factor
+
+    def take(self, items: int) -> None:
+        """We dispatch so many items there."""
+        self.own += items
+        self.most_lately = max(self.most_lately, self.own)
+
+    def told(self, queued: int, now: float) -> None:
+        """A heartbeat says how many items wait or are computed there, ours too: as it was up to STALE ago.
+
+        Ours that were there then are not others', even if they are done by now: else a queue that has just emptied would
+        look full until the next heartbeat, and nothing would be sent there to correct it.
+        """
+        self.others = max(0, queued - max(self.most_lately, self.most_before))
+        if now - self.noted >= STALE:
+            self.most_before, self.most_lately, self.noted = self.most_lately, self.own, now
 
     @property
     def ahead(self) -> float:
@@ -171,7 +189,7 @@ class ClusterView:
             if not where.alive:
                 continue
             listed.add(status.instance)
-            changed |= self._update(worker, where, status, record)
+            changed |= self._update(worker, where, status, record, now)
         for gone in [i for i in worker.instances if i not in listed]:
             self.remove(gone)
             changed = True
@@ -183,7 +201,9 @@ class ClusterView:
             self._unknown.pop(beat.worker, None)
         return changed
 
-    def _update(self, worker: Worker, device: DeviceStatus, status: InstanceStatus, record: VariantRecord) -> bool:
+    def _update(
+        self, worker: Worker, device: DeviceStatus, status: InstanceStatus, record: VariantRecord, now: float
+    ) -> bool:
         instance = self.instances.get(status.instance)
         fresh = instance is None
         if instance is None:
@@ -196,7 +216,7 @@ class ClusterView:
         instance.factor = status.factor
         instance.busy = status.load / status.mean_batch * status.latency_ms / 1000.0 if status.mean_batch > 0 else 0.0
         instance.ready_at = status.ready_at
-        instance.others = max(0, status.queued - instance.own)
+        instance.told(status.queued, now)
         batch = _power_of_two(status.mean_batch)
         state = "Inactive" if worker.draining else status.state
         moved = fresh or state != instance.state or batch != instance.batch or before.app_states != status.app_states

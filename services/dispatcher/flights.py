@@ -27,7 +27,7 @@ class Flights:
     def depart(self, query: Query, instance: Instance) -> None:
         query.instance = instance
         query.attempt += 1
-        instance.own += query.items
+        instance.take(query.items)
         self.flying[query.uid] = query
 
     def land(self, uid: bytes) -> Query | None:
