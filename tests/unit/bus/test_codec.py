@@ -51,6 +51,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([values(part) for part in parts])
     if origin is list:
         return st.lists(values(parts[0]), max_size=3)
+    if origin is tuple and Ellipsis not in parts:
+        return st.tuples(*(values(part) for part in parts))
     if origin is dict:
         return st.dictionaries(values(parts[0]), values(parts[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, Struct):
