@@ -129,7 +129,11 @@ def _list(
 def _render_workers(items: list[Item]) -> None:
     devices = [
         device
-        | {"worker": item["worker"], "machine": item.get("kind") or item.get("hardware", ""), "worker_state": item["state"]}
+        | {
+            "worker": item["worker"],
+            "machine": item.get("kind") or item.get("hardware", ""),
+            "worker_state": item["state"],
+        }
         for item in items
         for device in item["devices"]
     ]

@@ -94,7 +94,9 @@ class Instance:
             self.last_used = now
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / PLENTY), sample.busy
-            if waited >= self.record.max_batch:  # it had work all the time: this is what it can do here and now, all told
+            if (
+                waited >= self.record.max_batch
+            ):  # it had work all the time: this is what it can do here and now, all told
                 gain, spent = BACKLOG_GAIN, max(seconds, spent)
             low, high = FACTORS
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
