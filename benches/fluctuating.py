@@ -86,11 +86,25 @@ async def serve(
 
 
 async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Every policy in turn; with --out, what there is so far is kept after each."""
     runs: list[Run] = []
     hardware: dict[str, str] = {}
     seconds, slo_s = FLUCTUATING[-1][0] / options.compress, options.latency_ms / 1000
     peak = max(rate for _, rate in FLUCTUATING)
     needs = {"latency_ms": options.latency_ms, "accuracy": options.accuracy, "cores": os.cpu_count() or 1}
+
+    def made(runs: list[Run]) -> Report:
+        return Report(
+            simulated="GPU and Inferentia: times by a synthetic profile, prices of the paper; the CPU is real",
+            seconds=seconds,
+            compress=options.compress,
+            seed=options.seed,
+            latency_ms=options.latency_ms,
+            accuracy=options.accuracy,
+            hardware=hardware,
+            runs=runs,
+        )
+
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
         data_dir = options.data_dir or Path(directory) / "data"
         say("making and registering the network: one to two minutes")
@@ -117,20 +131,12 @@ async def bench(options: argparse.Namespace, say: Callable[[str], None]) -> Repo
                 others_cpus=busy,
             )
             runs.append(run)
+            keep(made(runs), options.out)
             for action in run.actions:
                 say(
                     f"  {action.at:7.2f} s  {action.scaler:10} {action.action:9} {action.variant} x {action.count}: {action.reason}"
                 )
-    return Report(
-        simulated="GPU and Inferentia: times by a synthetic profile, prices of the paper; the CPU is real",
-        seconds=seconds,
-        compress=options.compress,
-        seed=options.seed,
-        latency_ms=options.latency_ms,
-        accuracy=options.accuracy,
-        hardware=hardware,
-        runs=runs,
-    )
+    return made(runs)
 
 
 def show(report: Report) -> None:
@@ -186,15 +192,18 @@ def main() -> None:
         report = asyncio.run(bench(options, lambda text: print(text, file=sys.stderr, flush=True)))
     except (InfaasError, ValueError) as error:
         sys.exit(str(error))
-    document = msgspec.json.encode(report)
     if options.json:
-        print(document.decode())
+        print(msgspec.json.encode(report).decode())
     else:
         show(report)
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "fluctuating.json").write_bytes(document)
         draw(report, options.out)
+
+
+def keep(report: Report, directory: Path | None) -> None:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "fluctuating.json").write_bytes(msgspec.json.encode(report))
 
 
 def draw(report: Report, directory: Path) -> None:
