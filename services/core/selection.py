@@ -17,9 +17,7 @@ from services.core.cluster import ClusterView, Instance
 from services.core.plans import Group, Plan
 
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
-REORDER = (
-    3.0  # s that instances must have been full before another load on demand: the autoscalers, who weigh costs, first
-)
+REORDER = 3.0  # s that instances must have been full before a load on demand beside them: the autoscalers, who weigh costs, first
 BUSY = 0.95  # utilisation of a device from which another variant beside those that are full would only take from them
 PACK_BELOW = 0.8  # part of a worker that instances keep busy, up to which `pack` keeps filling it
 PACK_AHEAD = 0.2  # s of work waiting, up to which it does

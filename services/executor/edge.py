@@ -147,10 +147,9 @@ class ExecutorEdge:
         held.running = True
         try:
             if command.works[0].route.alone:
+                # A suspect: what was said of it must be out before it may end this process.
                 with contextlib.suppress(BusError):
-                    await self._bus.flush(
-                        1.0
-                    )  # a suspect: what was said of it must be out before it may end this process
+                    await self._bus.flush(1.0)
             return await self._watched(held, command)
         finally:
             held.running = False
