@@ -81,7 +81,9 @@ def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, 
         if system.writer and not settings.store.dsn:
             more["INFAAS_STORE__DSN"] = system.writer
         return load(config, {**environ, **more})
-    except (SettingsError, NotConnected) as error:
+    except SettingsError as error:
+        usage(str(error))
+    except NotConnected as error:
         raise Failure(str(error)) from error
 
 
