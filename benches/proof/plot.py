@@ -10,6 +10,7 @@ from proof.table import short
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; light to dark within a kind of hardware.
 COLOURS = {
@@ -37,12 +38,14 @@ def picture(report: Any, path: Path) -> None:
         missed, cost = run.figures.violation_ratio, 1e3 * run.figures.cost
         panels[0][column].set_title(f"{run.policy}\n{missed:.1%} violations, {cost:.2f} mUS$", fontsize=10)
         panels[2][column].set_xlabel("time, s")
-    for row, label in enumerate(("queries/s", "instances, loading ones hatched", "US$ per hour")):
+    for row, label in enumerate(("queries/s", "instances, loading ones hatched", "US$ per hour (prices of EC2)")):
         panels[row][0].set_ylabel(label)
         for panel in panels[row]:
             panel.grid(alpha=0.3)
             panel.set_xlim(0, report.seconds)
             panel.set_ylim(bottom=0)
+            if row == 1:
+                panel.yaxis.set_major_locator(MaxNLocator(integer=True))
     handles = {}
     for row in panels:
         for panel in row:
