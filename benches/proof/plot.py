@@ -38,7 +38,7 @@ def picture(report: Any, path: Path) -> None:
         missed, cost = run.figures.violation_ratio, 1e3 * run.figures.cost
         panels[0][column].set_title(f"{run.policy}\n{missed:.1%} violations, {cost:.2f} mUS$", fontsize=10)
         panels[2][column].set_xlabel("time, s")
-    for row, label in enumerate(("queries/s", "instances, loading ones hatched", "US$ per hour (prices of EC2)")):
+    for row, label in enumerate(("queries/s", "instances", "US$ per hour")):
         panels[row][0].set_ylabel(label)
         for panel in panels[row]:
             panel.grid(alpha=0.3)
