@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bus.messages.scaling import ClassDemand
+from services.autoscaler.models.bridging import bridges
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.situation import Situation
 from services.core.planning.plan import Plan
@@ -90,6 +91,7 @@ class InfaasScaling:
                     changes.append(Change(action.variant, one.running - 1, "unload", why))
         self._since = {key: at for key, at in self._since.items() if key in wanted}
         if short:
+            changes.extend(_bridging(changes, by_name, seen))
             elsewhere.extend(_unmet(seen, plan))
         for change in changes:  # the next change of the same variant waits its own time
             self._since.pop((change.variant, "fewer"), None)
@@ -102,6 +104,16 @@ class InfaasScaling:
         left = dict(seen.serving)
         left[one.name] = max(0, left[one.name] - 1)
         return not missing(problem.candidates, problem.demands, left, problem.slack)
+
+
+def _bridging(changes: list[Change], by_name: dict[str, Candidate], seen: Situation) -> Iterator[Change]:
+    """Quick instances for as long as what was just ordered takes to load."""
+    ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
+    slowest = max((by_name[name] for name in ordered), key=lambda one: one.load_s, default=None)
+    for name, count in bridges(seen, ordered).items():
+        one = by_name[name]
+        why = f"serves until {slowest.name} is loaded, in {slowest.load_s:.1f} s" if slowest else ""
+        yield Change(name, one.running + count, "replicate" if one.running else "load", why)
 
 
 def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:

@@ -111,6 +111,23 @@ def _capacity(counts: dict[str, dict[str, int]]) -> float:
     )
 
 
+def test_a_slow_load_is_bridged_by_a_quick_one() -> None:
+    """The GPU is chosen and takes 2 s; until then a second instance of what runs carries what it can, and then goes."""
+    fleet = ScalingFleet(small(), large(), devices={"w0": (CPU, GPU)})
+    fleet.load(20, 4, latency_ms=200)
+    fleet.load(400, 0.9, latency_ms=200)
+    assert fleet.running(NAME) == 2
+    assert fleet.instances()["m-v1-trt-fp32-t1-b8"] == {"Loading": 1}
+    meanwhile = fleet.load(400, 1.0, latency_ms=200)
+    fleet.load(400, 3, latency_ms=200)
+    fleet.load(250, 15, latency_ms=200)
+    assert fleet.answered(meanwhile) > 0.38  # two instances at best 0.44, one 0.22
+    assert fleet.running("m-v1-trt-fp32-t1-b8") == 1
+    assert fleet.running(NAME) == 0
+    bridged = [why for action, name, why in fleet.scalings() if (action, name) == ("replicate", NAME)]
+    assert bridged == ["serves until m-v1-trt-fp32-t1-b8 is loaded, in 2.0 s"]
+
+
 def asks(fleet: ScalingFleet) -> list[AskForCapacity]:
     return [
         decode(AskForCapacity, body) for _, subject, body in fleet.stage.heard if subject.endswith("controller.ask")
