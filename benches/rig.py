@@ -24,7 +24,11 @@ HERE = Path(__file__).parent
 MODEL, VALIDATION = HERE / "models" / "mlp64.onnx", HERE / "models" / "mlp64.npz"
 TICKS = os.sysconf("SC_CLK_TCK")
 SERVING = ("dispatcher", "executor", "monitor", "nats-server")  # what a query's way costs
-BESIDE = ("registrar+recorder", "postgres", "up")
+BESIDE = (
+    "registrar",
+    "postgres",
+    "up",
+)  # a process is named by its first service: recorder and controller are beside the registrar
 
 
 @contextmanager
@@ -67,8 +71,7 @@ def kind(pid: int) -> str:
         return ""
     line = " ".join(words)
     if "infaas.cli.run" in words:
-        services = [word for word in words[words.index("infaas.cli.run") + 1 :] if word and not word.startswith("-")]
-        return "+".join(services)
+        return words[words.index("infaas.cli.run") + 1]
     if "nats-server" in words[0]:
         return "nats-server"
     if "postgres" in words[0]:
