@@ -1,4 +1,7 @@
-"""Baselines beside the paper's policy: round-robin over what meets the needs, and brute force over every variant."""
+"""Baselines beside the paper's policy: round-robin over what meets the needs, and brute force over every variant.
+
+on_demand: load what no instance can serve; without it only what others have loaded is used, as with `InfaasPolicy`.
+"""
 
 from services.core.ask import INFINITE, Ask, Decision
 from services.core.cluster import ClusterView, Instance
@@ -12,8 +15,9 @@ class RoundRobin:
 
     name = "round-robin"
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_demand: bool = True) -> None:
         self._turn = 0
+        self._on_demand = on_demand
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
         app = view.apps[ask.app]
@@ -25,7 +29,7 @@ class RoundRobin:
             return Decision((instances[self._turn % len(instances)].id,), reason="its turn")
         for group in plan.loading:
             return Decision((group.loading[0].id,), reason="loading")
-        load = order_for(plan, ask, now, view)
+        load = order_for(plan, ask, now, view) if self._on_demand else None
         if load is not None:
             return Decision(load=load, wait=True, reason="load on demand")
         return refuse(ask, ask.deadline - now - OVERHEAD, app, plan, INFINITE, None)
@@ -35,6 +39,9 @@ class BruteForce:
     """The same choice as the paper's policy for Active variants, by looking at every variant afresh (its Table 7's rival)."""
 
     name = "brute-force"
+
+    def __init__(self, *, on_demand: bool = True) -> None:
+        self._on_demand = on_demand
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
         app = view.apps[ask.app]
@@ -68,7 +75,8 @@ class BruteForce:
         plan = app.plan(ask)
         for group in plan.loading:
             return Decision((group.loading[0].id,), reason="loading")
-        load = order_for(plan, ask, now, view) if possible and soonest is not None else None
+        wanted = self._on_demand and possible and soonest is not None
+        load = order_for(plan, ask, now, view) if wanted else None
         if load is not None and load.seconds <= slack:
             return Decision(load=load, wait=True, reason="load on demand")
         return refuse(ask, slack, app, plan, INFINITE if load is None else load.seconds, load)

@@ -27,7 +27,7 @@ def load_policy(
     """A built-in policy by name, or a user's class by "module:Class"; raises SettingsError that says what is wrong.
 
     machines: what the dispatch "auto" goes by: "pack" where machines may come and go, so that some empty; else "spread".
-    on_demand: whether the built-in "infaas" may load what no instance can serve; static systems have chosen beforehand.
+    on_demand: whether a built-in policy may load what no instance can serve; static systems have chosen beforehand.
     """
     name = settings.policy
     if settings.dispatch not in ("auto", "spread", "pack"):
@@ -39,9 +39,9 @@ def load_policy(
             dispatch = "pack" if any(kind.maximum > kind.minimum for kind in kinds) else "spread"
         return InfaasPolicy(dispatch=dispatch, probe_share=settings.probe_share, on_demand=on_demand)
     if name == "round-robin":
-        return RoundRobin()
+        return RoundRobin(on_demand=on_demand)
     if name == "brute-force":
-        return BruteForce()
+        return BruteForce(on_demand=on_demand)
     module, _, attribute = name.partition(":")
     if not attribute:
         raise SettingsError(

@@ -13,7 +13,7 @@ from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release, Work
 from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.models.baselines import Choices, Chosen, static_changes
-from services.autoscaler.models.loads import Loads
+from services.autoscaler.models.loads import Load, Loads
 from services.autoscaler.models.policy import Change, Decision, Elsewhere, InfaasScaling
 from services.autoscaler.models.situation import Knobs, Situation, situation
 from services.autoscaler.models.supply import Facts
@@ -148,8 +148,8 @@ class ModelAutoscaler:
         if seen is None:
             return []
         if self._policy == "static":
-            workers = sorted(name for name, beat in beats.items() if not beat.draining)
-            return self._carry_out(seen, Decision(tuple(static_changes(self._worker, workers, seen, self._choices))))
+            staying = {name: beat for name, beat in beats.items() if not beat.draining}
+            return self._carry_out(seen, Decision(tuple(static_changes(self._worker, staying, seen, self._choices))))
         fell = JUMP * self._rate < self._planned
         if not (self._scaling.short(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
@@ -160,6 +160,8 @@ class ModelAutoscaler:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
         only = {} if self._policy == "infaas" else self._choices.variants
         loads = self._loads.classes(now)
+        if self._policy == "static":  # what was chosen is dealt out to all workers, whichever of them the load goes to
+            loads = [Load(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
         return situation(
             self._worker,
             beats,

@@ -3,11 +3,12 @@
 INFaaS compares itself with both (Romero et al., Table 5: SM+ and Clipper+): the developer picks a variant, the system serves it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 
 from msgspec import Struct
 
+from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.policy import Change
 from services.autoscaler.models.situation import Situation
 
@@ -46,16 +47,26 @@ class Choices:
                 self._of[app] = Chosen(best.name, ceil(load / best.saturation_qps))
 
 
-def static_changes(worker: str, workers: Sequence[str], seen: Situation, choices: Choices) -> list[Change]:
-    """This worker's part of what was chosen: instances are dealt out in turn, by the workers' names."""
+def static_changes(
+    worker: str, beats: Mapping[str, WorkerHeartbeat], seen: Situation, choices: Choices
+) -> list[Change]:
+    """This worker's part of what was chosen: instances are dealt out in turn, by the names of the workers with such a device.
+
+    seen: with the load of the whole cluster, so that every worker comes to the same.
+    """
     changes = []
-    position = list(workers).index(worker)
     running = {one.name: one.running for one in seen.problem.candidates}
     for app in sorted(set(seen.apps)):
         chosen = choices.of(app)
         if chosen is None or chosen.variant not in seen.here:
             continue
-        count = len(range(position, chosen.instances, len(workers)))
+        record = seen.records[chosen.variant]
+        able = [
+            name
+            for name, beat in sorted(beats.items())
+            if any(d.alive and (d.kind, d.simulated) == (record.hardware, record.simulated) for d in beat.devices)
+        ]
+        count = len(range(able.index(worker), chosen.instances, len(able)))
         if running.get(chosen.variant, 0) < count:
             changes.append(Change(chosen.variant, count, "load", f"chosen for {app}: {chosen.instances} in all"))
     return changes

@@ -153,6 +153,15 @@ def test_round_robin_takes_turns() -> None:
     assert {policy.select(ask(), NOW, view).assignments for _ in range(4)} == {("i0",), ("i1",)}
 
 
+@pytest.mark.parametrize("baseline", [RoundRobin, BruteForce])
+def test_baselines_load_nothing_where_others_choose_what_runs(baseline: type[RoundRobin] | type[BruteForce]) -> None:
+    view = view_of([(None, {})])
+    assert baseline().select(ask(5.0), NOW, view).load is not None
+    decision = baseline(on_demand=False).select(ask(5.0), NOW, view)
+    assert decision.load is None
+    assert not decision.assignments
+
+
 def test_short_inputs_meet_what_long_ones_cannot() -> None:
     rows = [
         ProfileRow(batch=b, p50_ms=ms * b, p99_ms=ms * b, cpu_ms=ms, wall_over_cpu=1.0, length=n)

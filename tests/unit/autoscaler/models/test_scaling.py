@@ -246,6 +246,31 @@ def test_static_without_a_choice_makes_one_from_the_first_load() -> None:
     assert fleet.running(NAME) == 2
 
 
+def _by_worker(fleet: ScalingFleet, worker: str) -> int:
+    loads = fleet.stage.members[worker].actor._loads  # type: ignore[attr-defined]
+    return sum(one.record.variant == NAME for one in loads.instances.values())
+
+
+def test_static_deals_what_was_chosen_out_to_all_workers_though_one_of_them_could_take_all_the_load() -> None:
+    fleet = ScalingFleet(small(), policy="static", workers=3, choice={"app": Chosen(NAME, 4)})
+    fleet.load(5, 6, latency_ms=200)
+    assert [_by_worker(fleet, worker) for worker in ("w0", "w1", "w2")] == [2, 1, 1]
+
+
+def test_static_deals_only_to_workers_that_have_the_device() -> None:
+    fleet = ScalingFleet(
+        large(), policy="static", workers=2, choice={"app": Chosen(large().variant, 2)}, devices={"w1": (CPU, GPU)}
+    )
+    fleet.load(5, 8, latency_ms=200)
+    assert fleet.running(large().variant) == 2
+
+
+def test_static_workers_make_one_choice_together() -> None:
+    fleet = ScalingFleet(small(), policy="static", workers=2)
+    fleet.load(120, 8, latency_ms=200)
+    assert [_by_worker(fleet, worker) for worker in ("w0", "w1")] == [1, 1]
+
+
 def test_off_does_nothing() -> None:
     fleet = ScalingFleet(small(), policy="off")
     fleet.load(150, 5, latency_ms=200)
