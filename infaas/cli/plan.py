@@ -55,7 +55,7 @@ def plan(
 
     """
     problem = read_plan_file(file)
-    solver = make_solver(policy, time_limit_s=time_limit, gap=0.0)
+    solver = make_solver(policy, time_limit_s=time_limit, gap=0.0, clock=time.perf_counter, patience_s=None)
     if policy == "ilp":
         import scipy.optimize  # noqa: F401, PLC0415  (reading it from disk is not solving)
     with _quiet_stdout():

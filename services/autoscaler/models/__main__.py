@@ -1,5 +1,6 @@
 """Wires the model-autoscaler of one worker."""
 
+import time
 from math import inf
 
 from bus.port import Bus
@@ -41,5 +42,5 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             choice={app: Chosen(choice.variant, choice.instances) for app, choice in ours.choice.items()},
         )
 
-    solver = make_solver(ours.solver, time_limit_s=ours.time_limit_s)
+    solver = make_solver(ours.solver, time_limit_s=ours.time_limit_s, clock=time.monotonic)
     return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver))]

@@ -7,6 +7,7 @@ supplies that can be of use, and flows only for variants that several groups sha
 from typing import Any, NamedTuple
 
 from services.core.planning.conclude import conclude
+from services.core.planning.deadline import Clock, Deadline
 from services.core.planning.model import Model, Unsolved
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
@@ -24,40 +25,54 @@ class Found(NamedTuple):
 
 
 class ExactSolver:
-    """time_limit_s: for each run of HiGHS; an infeasible problem takes up to three. gap: relative, at which to stop.
+    """time_limit_s: for all runs of HiGHS together, by this clock; without one, for each (an infeasible problem takes up to three).
 
-    node_limit bounds the search without a clock, so that the same problem always has the same plan.
+    gap: relative, at which to stop. node_limit bounds the search without a clock, so that the same problem always has the same plan.
     """
 
     name = "ilp"
 
-    def __init__(self, *, time_limit_s: float | None = 0.4, gap: float = 1e-4, node_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        time_limit_s: float | None = 0.4,
+        gap: float = 1e-4,
+        node_limit: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.gap = gap
-        self._time_limit, self._node_limit = time_limit_s, node_limit
+        self._time_limit, self._node_limit, self._clock = time_limit_s, node_limit, clock
+
+    def deadline(self) -> Deadline:
+        """The end of a solve that begins now."""
+        return Deadline(self._time_limit, self._clock)
 
     def solve(self, problem: Problem) -> Plan:
         """The cheapest plan; raises Unsolved when the limits end the search before any is found."""
-        return self.solve_program(compile_program(problem))
+        deadline = self.deadline()
+        return self.solve_program(compile_program(problem), deadline)
 
-    def solve_program(self, program: Program, share: float = 1.0) -> Plan:
-        """The same, of a compiled problem, with a share of the limits."""
+    def solve_program(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> Plan:
+        """The same, of a compiled problem; each run of HiGHS takes no more than a share of what is left."""
         hopeless = {g: (group.need, group.least) for g, group in enumerate(program.groups) if not group.candidates}
-        found = self.search(program, share)
+        deadline = deadline or self.deadline()
+        found = self.search(program, deadline, share)
         if found is not None:
             return self.concluded(program, found, short=hopeless)
-        options = self.options(share)
         groups = _hopeful(program)
-        short = Model(program, groups, elastic=True).shortage(options)
+        short = Model(program, groups, elastic=True).shortage(deadline.bounding(self.options(share), share))
         told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
         carried = {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}
-        answer = Model(program, carried).run(options)
+        answer = Model(program, carried).run(deadline.bounding(self.options(share)))
         if answer is None:
             raise Unsolved("the solver contradicts itself about what can be carried")
         return self.concluded(program, Found(*answer), short=hopeless | told)
 
-    def search(self, program: Program, share: float = 1.0) -> Found | None:
+    def search(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> Found | None:
         """What carries every group that anybody can carry; None when there is no such plan. Raises Unsolved."""
-        answer = Model(program, _hopeful(program)).run(self.options(share))
+        answer = Model(program, _hopeful(program)).run(
+            (deadline or self.deadline()).bounding(self.options(share), share)
+        )
         if answer is None:
             return None
         counts, gap, closed = answer
@@ -76,10 +91,8 @@ class ExactSolver:
         )
 
     def options(self, share: float = 1.0) -> dict[str, Any]:
-        """Limits of one run of HiGHS, as scipy names them."""
+        """Limits of one run of HiGHS, as scipy names them, but for its time."""
         options: dict[str, Any] = {"mip_rel_gap": self.gap}
-        if self._time_limit is not None:
-            options["time_limit"] = self._time_limit * share
         if self._node_limit is not None:
             options["node_limit"] = max(1, int(self._node_limit * share))
         return options

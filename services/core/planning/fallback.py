@@ -4,10 +4,11 @@ from math import inf
 
 from msgspec.structs import replace
 
+from services.core.planning.deadline import Deadline
 from services.core.planning.exact import ExactSolver, Found
 from services.core.planning.greedy import GreedySolver, Packed
 from services.core.planning.model import Unsolved
-from services.core.planning.patterns import PatternSearch
+from services.core.planning.patterns import Cheapest, PatternSearch
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.program import Program, compile_program, cost
@@ -16,6 +17,10 @@ from services.core.planning.trim import trimmed
 _NARROW = 0.25  # of what a group costs on average: optimal plans are mostly nearer to the bound than that
 _FIRST = 0.3  # share of the limits for looking there
 _LAST = 0.5  # share for each of up to three runs, where patterns led to no plan
+_SOME = 0.6  # share of the time for patterns
+_FEW = 20  # groups
+_LONGER = 1.25  # times as long
+_ENOUGH = 0.01  # relative gap that will do once a solve has taken longer than it should
 
 
 class ExactOrGreedy:
@@ -29,18 +34,22 @@ class ExactOrGreedy:
 
     name = "ilp"
 
-    def __init__(self, exact: ExactSolver, greedy: GreedySolver) -> None:
-        self._exact, self._greedy = exact, greedy
+    def __init__(self, exact: ExactSolver, greedy: GreedySolver, *, patience_s: float | None = None) -> None:
+        """patience_s: for each group of demands, and for at least 20 of them; after it a plan within 1 % of the cheapest will do,
+        after a quarter more any plan that is no dearer than greedy's. None: until the limit. Without a clock it counts for nothing.
+        """
+        self._exact, self._greedy, self._patience = exact, greedy, patience_s
 
     def solve(self, problem: Problem) -> Plan:
         """Never raises Unsolved; `solver` in the plan says whose it is."""
+        deadline = self._exact.deadline()
         program = compile_program(problem)
         packed = self._greedy.pack(program)
         rough = self._greedy.concluded(program, packed)
         if rough.gap is not None and rough.gap <= self._exact.gap:
             return replace(rough, status="optimal", solver=self.name)
         try:
-            plan = self._by_patterns(program, packed, rough) or self._by_instances(program, packed, rough)
+            plan = self._planned(program, packed, rough, deadline)
         except Unsolved as unsolved:
             return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
         if rough.status == "infeasible" or rough.objective > plan.objective:
@@ -49,29 +58,48 @@ class ExactOrGreedy:
             return replace(rough, status="optimal", solver=self.name, gap=plan.gap)
         return replace(rough, reason="the exact solver stopped at its limit with no cheaper plan")
 
-    def _by_patterns(self, program: Program, packed: Packed, rough: Plan) -> Plan | None:
-        """The cheapest plan; None where it cannot be found like this."""
+    def _planned(self, program: Program, packed: Packed, rough: Plan, deadline: Deadline) -> Plan:
+        cheapest = self._by_patterns(program, packed, rough, deadline)
+        best = inf if rough.status == "infeasible" else packed.packing.cost()
+        if cheapest is None:
+            return self._by_instances(program, packed, best, deadline)
+        counts = list(packed.packing.counts) if cheapest.counts is None else cheapest.counts
+        known = self._exact.concluded(program, Found(counts, cheapest.gap, cheapest.proven), short={})
+        if cheapest.proven or cheapest.stopped:
+            return known
+        try:
+            other = self._by_instances(program, packed, cost(program, counts), deadline)
+        except Unsolved:
+            return known
+        return known if other.status == "infeasible" or other.objective > known.objective else other
+
+    def _by_patterns(self, program: Program, packed: Packed, rough: Plan, deadline: Deadline) -> Cheapest | None:
+        """The cheapest plan, or the best found in time; None where it cannot be found like this."""
         best = inf if rough.status == "infeasible" else packed.packing.cost()
         if any(not group.candidates for group in program.groups):
             return None
+        some, soon, last = deadline.sooner(_SOME * deadline.left()), None, None
+        if self._patience is not None and deadline.limited:
+            patience = self._patience * max(_FEW, len(program.groups))
+            soon, last = deadline.since(patience), deadline.since(_LONGER * patience)
         try:
-            cheapest = PatternSearch(program, packed.prices, best, self._exact.gap).run(self._exact.options())
+            search = PatternSearch(
+                program, packed.prices, best, self._exact.gap, deadline=some, soon=soon, last=last, enough=_ENOUGH
+            )
+            return search.run(self._exact.options())
         except Unsolved:
             return None
-        counts = list(packed.packing.counts) if cheapest.counts is None else cheapest.counts
-        return self._exact.concluded(program, Found(counts, cheapest.gap, cheapest.proven), short={})
 
-    def _by_instances(self, program: Program, packed: Packed, rough: Plan) -> Plan:
-        if rough.status == "infeasible" or packed.bound is None:
-            return self._exact.solve_program(program, 1.0 if packed.bound is None else _LAST)
-        return self._near(program, packed, packed.bound)
+    def _by_instances(self, program: Program, packed: Packed, best: float, deadline: Deadline) -> Plan:
+        if best == inf or packed.bound is None:
+            return self._exact.solve_program(program, deadline, 1.0 if packed.bound is None else _LAST)
+        return self._near(program, packed, packed.bound, best, deadline)
 
-    def _near(self, program: Program, packed: Packed, bound: float) -> Plan:
-        """Of a programme with a plan, whose cost `bound` says to be at least so much."""
-        best = packed.packing.cost()
+    def _near(self, program: Program, packed: Packed, bound: float, best: float, deadline: Deadline) -> Plan:
+        """Of a programme with a plan that costs `best`, whose cost `bound` says to be at least so much."""
         narrow = min(best, bound * (1 + _NARROW / len(program.groups)))
         try:
-            found = self._exact.search(trimmed(program, packed.prices, narrow - bound), _FIRST)
+            found = self._exact.search(trimmed(program, packed.prices, narrow - bound), deadline, _FIRST)
         except Unsolved:
             found = None
         if found is not None:
@@ -79,4 +107,4 @@ class ExactOrGreedy:
             if found.proven and reached <= narrow * (1 + max(found.gap, self._exact.gap)):
                 return self._exact.concluded(program, found, short={})
             best = min(best, reached)
-        return self._exact.solve_program(trimmed(program, packed.prices, best - bound), 1 - _FIRST)
+        return self._exact.solve_program(trimmed(program, packed.prices, best - bound), deadline, 1 - _FIRST)

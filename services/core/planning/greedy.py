@@ -36,7 +36,7 @@ class GreedySolver:
 
     name = "greedy"
 
-    def __init__(self, *, rounds: int = 8, steps: int = 300) -> None:
+    def __init__(self, *, rounds: int = 8, steps: int = 100) -> None:
         self._rounds, self._steps = rounds, steps
 
     def solve(self, problem: Problem) -> Plan:

@@ -1,9 +1,9 @@
 """Exact planning by patterns: every group that shares nothing with others takes one of its covers.
 
 The programme in these terms has a much tighter relaxation than in instances (Dantzig and Wolfe, 1960; Gilmore and Gomory, 1961,
-for cutting stock): within the gap that is left, few patterns of each group can be part of a cheapest plan. Patterns near
-the bound are searched first, by `beam.py` and, where that is not enough, by HiGHS; then wider ones, until what was found proves
-itself the cheapest.
+for cutting stock): within the gap that is left, few patterns of each group can be part of a cheapest plan. Its prices are found
+by column generation; patterns near the bound at these prices are searched first, by `beam.py` and, where that is not
+enough, by HiGHS; then wider ones, until what was found proves itself the cheapest.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.core.planning.beam import choose
-from services.core.planning.cover import Offer, Search
-from services.core.planning.covers import TooMany, covers
+from services.core.planning.columns import Patterns, column, patterns
+from services.core.planning.deadline import Deadline
 from services.core.planning.model import Unsolved
-from services.core.planning.program import Program, Supply, cost, priced
+from services.core.planning.program import Program, cost
+from services.core.planning.relaxed import Relaxed, chosen, relaxed
 
 if TYPE_CHECKING:
     from numpy import float64, intp
@@ -22,43 +23,52 @@ if TYPE_CHECKING:
 
 _EPS = 1e-9
 _NARROW = 0.5  # of what a group costs on average: how far from the bound is looked first
-_WIDER = 1.5
+_WIDER = 2.0  # where that has no plan
+_FAR = 3.0  # times wider at most, to reach all that may be cheaper than a plan just found
 _WIDEST = 0.5  # of the bound: where no plan is known, not farther than that
 _WIDTHS = (100, 300)
-_MOST = 4000  # patterns of one group
-_STEPS = 3000
-_SHARE = 0.5  # of the time limit, for one run
-_SOLVED, _INFEASIBLE = 0, 2
+_ROUNDS = 5  # of column generation
+_WORTH = 0.1  # of the excess: what the bound must gain by a round for another one
 
 
 class Cheapest(NamedTuple):
     """Counts of all candidates, None for those of the best plan known before. gap: relative, from the cheapest at most.
 
-    proven: the gap is the one that was asked for, or the search was ended by a limit.
+    proven: the gap is the one that was asked for. stopped: a limit ended the search; otherwise patterns were too many.
     """
 
     counts: list[int] | None
     gap: float
     proven: bool
-
-
-class _Group(NamedTuple):
-    need: float
-    supplies: tuple[Supply, ...]
-    offers: tuple[Offer, ...]
-    least: float  # cost of its cheapest cover at the prices
+    stopped: bool
 
 
 class PatternSearch:
     """prices: of the rows, whence the bound is. best: cost of the best plan known, infinite when none is.
 
+    deadline: when to end. soon: when a plan will do that may be `enough` (relative) dearer than the cheapest; last: when any
+    will. None for these: only the deadline counts.
     Raises Unsolved where this way does not lead anywhere: when groups share candidates or need instances whatever their load.
     """
 
-    def __init__(self, program: Program, prices: Sequence[float], best: float, gap: float) -> None:
+    def __init__(
+        self,
+        program: Program,
+        prices: Sequence[float],
+        best: float,
+        gap: float,
+        *,
+        deadline: Deadline | None = None,
+        soon: Deadline | None = None,
+        last: Deadline | None = None,
+        enough: float = 0.01,
+    ) -> None:
         if not program.rows or any(map(program.shared, range(len(program.home)))):
             raise Unsolved("nothing is scarce, or variants are shared")
         self._program, self._gap, self._best = program, gap, best
+        self._deadline, self._enough = deadline or Deadline(), max(gap, enough)
+        self._soon, self._last = soon, last
+        self._found: list[int] | None = None
         self._stopped = False  # by a limit, before the search was complete
         self._held = [running.low + fresh.low for running, fresh in zip(program.running, program.fresh, strict=True)]
         self._held_cost = cost(program, self._held)
@@ -66,189 +76,160 @@ class PatternSearch:
         for one in (*program.running, *program.fresh):
             for row, weight in one.weights:
                 self._room[row] -= one.low * weight
-        self._groups = [found for g in range(len(program.groups)) if (found := self._group(g, prices)) is not None]
-        if not self._groups:
+        self._columns = [
+            found for g in range(len(program.groups)) if (found := column(program, g, self._held)) is not None
+        ]
+        if not self._columns:
             raise Unsolved("nothing needs to be carried")
-        worth = sum(price * free for price, free in zip(prices, self._room, strict=True))
-        self._bound = self._held_cost + sum(one.least for one in self._groups) - worth
+        self._least = self._bound = -inf
+        if not self._rebased(prices):
+            raise Unsolved("a group cannot be covered by what may run")
 
     def run(self, options: dict[str, Any]) -> Cheapest:
-        """The cheapest plan. options: limits, as HiGHS takes them; while a plan is known, each of its runs gets a share."""
-        found: list[int] | None = None
+        """The cheapest plan. options: limits of HiGHS; not its time limit, nor its gap."""
         scale = max(_EPS, self._bound, 0.01 * self._best if self._best < inf else 0.0)
-        farthest, least = _WIDEST * scale, self._bound
-        excess = scale * _NARROW / len(self._groups)
-        while True:
-            excess = min(excess, self._best - self._bound)
-            target = min(self._best, self._bound + excess)
-            counts = self._within(excess, target, options if self._best == inf else _shared(options))
-            if counts is not None and (reached := cost(self._program, counts)) < self._best:
-                self._best, found = reached, counts
-            if self._stopped and self._best == inf:
+        excess, rounds = scale * _NARROW / len(self._columns), _ROUNDS
+        seen: tuple[float, float] | None = None
+        try:
+            while not self._settled():
+                excess = min(excess, self._best - self._bound)
+                if seen != (self._bound, excess):
+                    seen = (self._bound, excess)
+                    near = patterns(self._columns, len(self._room), excess, self._end())
+                    loose = relaxed(near, self._room, scale, self._deadline)
+                if rounds and self._gained(loose, _WORTH * excess):
+                    rounds -= 1
+                    continue
+                before = self._best
+                if loose.fits:
+                    self._within(near, loose, excess, options)
+                else:
+                    self._least = max(self._least, min(self._best, self._bound + excess))
+                self._stopped |= self._best == inf and excess >= _WIDEST * scale
+                nearer = self._best < before and self._best - self._bound <= _FAR * excess
+                excess = self._best - self._bound if nearer else excess * _WIDER
+        except Unsolved:
+            if self._best == inf:
+                raise
+        gap = max(0.0, 1.0 - self._least / self._best) if self._best > 0 else 0.0
+        proven = self._near_enough(self._gap)
+        return Cheapest(self._found, self._gap if proven else gap, proven, stopped=self._limited())
+
+    def _settled(self) -> bool:
+        """Whether the best plan known is near enough to the cheapest, or there is no time to find out."""
+        if self._stopped or self._end().passed():
+            if self._best == inf:
                 raise Unsolved("no plan within the limits")
-            if self._stopped:
-                return Cheapest(found, max(self._gap, 1.0 - least / self._best), proven=False)
-            if self._best <= target * (1 + _EPS):
-                return Cheapest(found, self._gap, proven=True)
-            if self._best == inf and excess >= farthest:
-                raise Unsolved("no plan is near the bound")
-            least = max(least, target)
-            excess *= _WIDER
+            return True
+        return self._best < inf and self._near_enough(self._enough if self._hurried() else self._gap)
 
-    def _group(self, g: int, prices: Sequence[float]) -> _Group | None:
-        """What group g still needs beside what is held; None when that is nothing."""
-        program, group = self._program, self._program.groups[g]
-        if not group.candidates:
-            return None
-        held = [c for c in group.candidates if self._held[c]]
-        need = group.need - sum(self._held[c] * program.fresh[c].rate for c in held)
-        if group.least > max(1, sum(self._held[c] for c in held)) or (group.least and group.need <= 0):
-            raise Unsolved("a demand has a least number of instances")
-        if need <= _EPS * group.need:
-            return None
-        supplies = tuple(
-            one for c in group.candidates for one in (program.running[c], program.fresh[c]) if one.high > one.low
-        )
-        offers = tuple(Offer(one.candidate, priced(one, prices), one.rate, one.high - one.low) for one in supplies)
-        search = Search(need, offers, (), _STEPS)
-        if search.run() is None or not search.finished:
-            raise Unsolved("a group cannot be covered by what may run")
-        return _Group(need, supplies, offers, search.cost)
+    def _limited(self) -> bool:
+        """Whether time is what ends the search, and not the plan."""
+        hurried = self._hurried() and self._near_enough(self._enough)
+        return self._stopped or hurried or self._end().passed()
 
-    def _within(self, excess: float, target: float, options: dict[str, Any]) -> list[int] | None:
-        """A plan of patterns that cost no more than so much beside their groups' cheapest; no dearer than the target if there is one."""
-        import numpy as np  # noqa: PLC0415
-        from scipy.optimize import linprog  # noqa: PLC0415
+    def _hurried(self) -> bool:
+        return self._soon is not None and self._soon.passed()
 
-        found, patterns, group = self._patterns(excess)
-        room, limit = np.array(self._room), target - self._held_cost
-        limits = {key: value for key, value in options.items() if key == "time_limit"}
-        relaxed = linprog(
-            patterns[:, 0],
-            A_ub=patterns[:, 1:].T,
-            b_ub=room + _EPS,
-            A_eq=_choice(group),
-            b_eq=np.ones(len(self._groups)),
-            method="highs",
-            options=limits,
-        )
-        if relaxed.status == _INFEASIBLE:
-            return None
-        if relaxed.x is None:
-            raise Unsolved(f"no plan within the limits: {relaxed.message}")
-        if relaxed.fun > limit * (1 + _EPS):
-            return None
-        prices = -relaxed.ineqlin.marginals
-        left = _usable(patterns, group, prices, limit - relaxed.fun)
-        chosen: NDArray[intp] | None = None
+    def _near_enough(self, gap: float) -> bool:
+        return self._best * (1 - gap) <= self._least + _EPS * abs(self._least)
+
+    def _rebased(self, prices: Sequence[float], worth: float = 0.0) -> bool:
+        """Look from these prices on, if the bound that they give is higher by this."""
+        moved = []
+        for one in self._columns:
+            at = one.at(prices)
+            if at is None:
+                return False
+            moved.append(at)
+        value = sum(price * free for price, free in zip(prices, self._room, strict=True))
+        bound = self._held_cost + sum(one.least for one in moved) - value
+        if bound < self._bound + worth:
+            return False
+        self._columns, self._bound = moved, bound
+        self._least = max(self._least, bound)
+        return True
+
+    def _gained(self, loose: Relaxed, worth: float) -> bool:
+        """Whether the prices of the relaxation are better; not where it is as low as the bound already."""
+        if self._held_cost + loose.cost < self._bound + worth:
+            return False
+        return self._rebased(loose.prices.tolist(), worth)
+
+    def _within(self, near: Patterns, loose: Relaxed, excess: float, options: dict[str, Any]) -> None:
+        """Look for a plan of these patterns that is cheaper than the best known, and for how cheap one of them can be.
+
+        Roughly at first: that shows where to look closer, and is what is wanted when time is short.
+        """
+        covering = self._best - self._bound <= excess * (1 + _EPS)
+        rough = self._hurried() or (not self._near_enough(self._enough) and (self._soon is not None or not covering))
+        goal, room = self._enough if rough else self._gap, self._free()
+        complete, lowest = False, self._held_cost + loose.cost
+        left = _usable(near, loose, self._closer(goal))
         for width in _WIDTHS:
-            closer = limit * (1 + _EPS) if chosen is None else limit - self._gap * target
-            best = choose(patterns[left], group[left], room, prices, closer, width)
-            if best.rows is not None:
-                chosen, limit = left[best.rows], min(limit, best.cost)
-                left = left[_usable(patterns[left], group[left], prices, limit - relaxed.fun)]
-            if best.complete:
+            if complete or not left.size:
                 break
-        else:
-            more, complete = _chosen(patterns[left], group[left], room, closer, options)
-            self._stopped = not complete
-            if more is not None and (chosen is None or patterns[left[more], 0].sum() < patterns[chosen, 0].sum()):
-                chosen = left[more]
-        return None if chosen is None else self._counts([found[row] for row in chosen], group[chosen])
+            found = choose(near.table[left], near.group[left], room, loose.prices, self._closer(goal), width)
+            complete = found.complete
+            if found.rows is not None:
+                self._took(near, left[found.rows])
+                left = _usable(near, loose, self._closer(goal))
+        if not complete and left.size:
+            until = self._until()
+            options = until.bounding(options | {"mip_rel_gap": goal})
+            told = chosen(near.table[left], near.group[left], room, self._closer(goal), options)
+            if told.rows is not None:
+                self._took(near, left[told.rows])
+            complete, lowest = told.complete, max(lowest, self._held_cost + told.bound)
+            self._stopped = not complete and (until is self._deadline or "node_limit" in options)
+        if complete or not left.size:
+            lowest = max(lowest, self._best * (1 - goal) if self._best < inf else inf)
+        self._least = max(self._least, min(self._best, self._bound + excess, lowest))
 
-    def _patterns(self, excess: float) -> "tuple[list[tuple[tuple[int, int], ...]], NDArray[float64], NDArray[intp]]":
-        """Covers, what each costs and takes, and whose it is."""
+    def _end(self) -> Deadline:
+        """With a plan sooner than without one."""
+        return self._deadline if self._last is None or self._best == inf else self._last
+
+    def _until(self) -> Deadline:
+        """How long one run of HiGHS may take: it cannot go on where it stopped, so a first plan gets more time."""
+        if self._soon is None or self._last is None:
+            return self._deadline
+        if self._best < inf:
+            return self._last if self._soon.passed() else self._soon
+        return self._deadline if self._last.passed() else self._last
+
+    def _closer(self, goal: float) -> float:
+        """What patterns may cost that are worth looking for."""
+        return self._best * (1 - goal) - self._held_cost
+
+    def _took(self, near: Patterns, rows: "NDArray[intp]") -> bool:
+        """The plan of these patterns, as the best known if it is."""
+        counts = self._held[:]
+        for row in rows:
+            for i, n in near.covers[row]:
+                counts[self._columns[near.group[row]].supplies[i].candidate] += n
+        reached = cost(self._program, counts)
+        if reached >= self._best:
+            return False
+        self._best, self._found = reached, counts
+        return True
+
+    def _free(self) -> "NDArray[float64]":
         import numpy as np  # noqa: PLC0415
 
-        rows = len(self._program.rows)
-        found: list[tuple[tuple[int, int], ...]] = []
-        blocks, owner = [], []
-        for g, one in enumerate(self._groups):
-            try:
-                mine = covers(one.need, one.offers, one.least + excess + _EPS * abs(one.least), _MOST)
-            except TooMany:
-                raise Unsolved("there are too many ways to carry one load") from None
-            block = np.zeros((len(mine), 1 + rows))
-            for at, cover in enumerate(mine):
-                line = block[at]
-                for i, n in cover:
-                    supply = one.supplies[i]
-                    line[0] += n * supply.price
-                    for row, weight in supply.weights:
-                        line[1 + row] += n * weight
-            kept = _undominated(block)
-            found += [mine[at] for at in kept]
-            blocks.append(block[kept])
-            owner += [g] * len(kept)
-        return found, np.concatenate(blocks), np.array(owner)
-
-    def _counts(self, covers_: Sequence[tuple[tuple[int, int], ...]], owners: Any) -> list[int]:
-        counts = self._held[:]
-        for cover, g in zip(covers_, owners, strict=True):
-            for i, n in cover:
-                counts[self._groups[g].supplies[i].candidate] += n
-        return counts
+        return np.array(self._room)
 
 
-def _undominated(block: "NDArray[float64]") -> "NDArray[intp]":
-    """Rows that are not in every column at least another's."""
+def _usable(near: Patterns, loose: Relaxed, limit: float) -> "NDArray[intp]":
+    """Patterns of which a choice may cost no more than the limit: at the relaxation's prices, each is dearer than its group's cheapest by so much."""
     import numpy as np  # noqa: PLC0415
 
-    order = np.lexsort(block.T[::-1])
-    lines = block[order]
-    kept = []
-    while len(order):
-        kept.append(order[0])
-        others = ~(lines >= lines[0] - _EPS * np.abs(lines[0])).all(axis=1)
-        order, lines = order[others], lines[others]
-    return np.array(kept)
-
-
-def _usable(
-    patterns: "NDArray[float64]", group: "NDArray[intp]", prices: "NDArray[float64]", excess: float
-) -> "NDArray[intp]":
-    """Patterns that cost at these prices no more than so much beside their groups' cheapest."""
-    import numpy as np  # noqa: PLC0415
-
-    price = patterns[:, 0] + patterns[:, 1:] @ prices
-    first = np.searchsorted(group, np.arange(int(group[-1]) + 1))
-    regret = price - np.minimum.reduceat(price, first)[group]
+    excess = limit - loose.cost
+    if excess == inf:
+        return np.arange(len(near.group))
+    if excess < -_EPS * abs(limit):
+        return np.zeros(0, dtype=np.intp)
+    price = near.table[:, 0] + near.table[:, 1:] @ loose.prices
+    first = np.searchsorted(near.group, np.arange(int(near.group[-1]) + 1))
+    regret = price - np.minimum.reduceat(price, first)[near.group]
     return np.flatnonzero(regret <= excess + _EPS * abs(float(price.max())))
-
-
-def _choice(group: "NDArray[intp]") -> Any:
-    """One row a group: ones where its patterns are."""
-    import numpy as np  # noqa: PLC0415
-    from scipy.sparse import csr_array  # noqa: PLC0415
-
-    return csr_array((np.ones(len(group)), (group, np.arange(len(group)))))
-
-
-def _chosen(
-    patterns: "NDArray[float64]",
-    group: "NDArray[intp]",
-    room: "NDArray[float64]",
-    limit: float,
-    options: dict[str, Any],
-) -> "tuple[NDArray[intp] | None, bool]":
-    """The cheapest choice of one pattern for each group up to a limit, by HiGHS, None when there is none; and whether it could end."""
-    import numpy as np  # noqa: PLC0415
-    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
-
-    result = milp(
-        patterns[:, 0],
-        integrality=np.ones(len(patterns)),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(patterns[:, 1:].T, -np.inf, room + _EPS),
-            LinearConstraint(patterns[:, :1].T / limit, -np.inf, 1.0),
-            LinearConstraint(_choice(group), 1, 1),
-        ],
-        options=options,
-    )
-    rows = None if result.x is None else np.flatnonzero(result.x > 0.5)
-    return rows, result.status in (_SOLVED, _INFEASIBLE)
-
-
-def _shared(options: dict[str, Any]) -> dict[str, Any]:
-    return options | {key: value * _SHARE for key, value in options.items() if key == "time_limit"}

@@ -1,22 +1,34 @@
 """Solvers by the names that settings and the command line use."""
 
+from services.core.planning.deadline import Clock
 from services.core.planning.exact import ExactSolver
 from services.core.planning.fallback import ExactOrGreedy
 from services.core.planning.greedy import GreedySolver
 from services.core.planning.plan import Solver
 
 SOLVERS = ("ilp", "greedy")
+PATIENCE_S = 0.0016
 
 
 def make_solver(
-    name: str = "ilp", *, time_limit_s: float | None = 0.4, gap: float = 1e-4, node_limit: int | None = None
+    name: str = "ilp",
+    *,
+    time_limit_s: float | None = 0.4,
+    gap: float = 1e-4,
+    node_limit: int | None = None,
+    clock: Clock | None = None,
+    patience_s: float | None = PATIENCE_S,
 ) -> Solver:
     """By name: "ilp", exact within its limits and backed by greedy; "greedy". Raises ValueError for other names.
 
-    Limits are ExactSolver's. A node limit and no time limit give the same plan for the same problem on any machine.
+    time_limit_s: of a whole solve, by this clock (seconds, such as time.monotonic); without one, of each run of HiGHS.
+    patience_s: for each group of demands (20 at least); after so long a plan within 1 % of the cheapest will do, and after
+    a quarter more any. None: only the limit counts. A node limit and no time limit give the same plan for the same problem
+    on any machine.
     """
     if name == "ilp":
-        return ExactOrGreedy(ExactSolver(time_limit_s=time_limit_s, gap=gap, node_limit=node_limit), GreedySolver())
+        exact = ExactSolver(time_limit_s=time_limit_s, gap=gap, node_limit=node_limit, clock=clock)
+        return ExactOrGreedy(exact, GreedySolver(), patience_s=patience_s)
     if name == "greedy":
         return GreedySolver()
     raise ValueError(f"there is no solver {name!r}; there are: {', '.join(SOLVERS)}")
