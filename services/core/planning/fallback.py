@@ -78,7 +78,7 @@ class ExactOrGreedy:
         best = inf if rough.status == "infeasible" else packed.packing.cost()
         if any(not group.candidates for group in program.groups):
             return None
-        some, soon, last = deadline.sooner(_SOME * deadline.left()), None, None
+        some, soon, last = deadline.sooner(_SOME * deadline.left()), None, deadline
         if self._patience is not None and deadline.limited:
             patience = self._patience * max(_FEW, len(program.groups))
             soon, last = deadline.since(patience), deadline.since(_LONGER * patience)

@@ -46,8 +46,8 @@ class Cheapest(NamedTuple):
 class PatternSearch:
     """prices: of the rows, whence the bound is. best: cost of the best plan known, infinite when none is.
 
-    deadline: when to end. soon: when a plan will do that may be `enough` (relative) dearer than the cheapest; last: when any
-    will. None for these: only the deadline counts.
+    deadline: when to end without a plan. last: when to end with one; None for the same. soon: when one will do that may be
+    `enough` (relative) dearer than the cheapest; None for never.
     Raises Unsolved where this way does not lead anywhere: when groups share candidates or need instances whatever their load.
     """
 
@@ -181,7 +181,8 @@ class PatternSearch:
             if told.rows is not None:
                 self._took(near, left[told.rows])
             complete, lowest = told.complete, max(lowest, self._held_cost + told.bound)
-            self._stopped = not complete and (until is self._deadline or "node_limit" in options)
+            final = self._soon is None or until is self._deadline or "node_limit" in options
+            self._stopped = final and not complete
         if complete or not left.size:
             lowest = max(lowest, self._best * (1 - goal) if self._best < inf else inf)
         self._least = max(self._least, min(self._best, self._bound + excess, lowest))
@@ -193,7 +194,7 @@ class PatternSearch:
     def _until(self) -> Deadline:
         """How long one run of HiGHS may take: it cannot go on where it stopped, so a first plan gets more time."""
         if self._soon is None or self._last is None:
-            return self._deadline
+            return self._end()
         if self._best < inf:
             return self._last if self._soon.passed() else self._soon
         return self._deadline if self._last.passed() else self._last
