@@ -82,7 +82,7 @@ def _plan(
     simulate: str | None,
     config: Path | None,
 ) -> "Plan":
-    from services.shell.budget import check_budget  # noqa: PLC0415
+    from services.shell.budget import check_budget, place_of  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
     from services.shell.stack import Plan  # noqa: PLC0415
 
@@ -96,7 +96,7 @@ def _plan(
         environ["INFAAS_MACHINES__KINDS__CPU__MAXIMUM"] = str(max_workers)
     try:
         settings = load(config, environ)
-        check_budget(settings, workers)
+        check_budget(settings, workers, place_of(config, environ))
     except SettingsError as error:
         usage(str(error))
     plain = settings.machines.kinds.get("cpu")

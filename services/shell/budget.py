@@ -1,10 +1,24 @@
 """Whether the budget pays for the workers that must run."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from services.core.cost import UnknownPrice, price_per_hour
 from services.shell.machine import devices_of
 from services.shell.machinekinds import initial, worker_of
 from services.shell.prices import load_prices
 from services.shell.settings import Settings, SettingsError
+
+KEY = "autoscaler.budget_per_hour"
+VARIABLE = "INFAAS_AUTOSCALER__BUDGET_PER_HOUR"
+
+
+def place_of(config: Path | None, environ: Mapping[str, str]) -> str:
+    """Where the budget stands: a variable or the settings file, and its key."""
+    variable = next((name for name in (VARIABLE, f"{VARIABLE}_FILE") if environ.get(name)), None)
+    if variable is not None:
+        return f"{variable} ({KEY})"
+    return f"{config}: {KEY}" if config is not None else KEY
 
 
 def least_per_hour(settings: Settings, workers: int) -> float:
@@ -23,14 +37,17 @@ def least_per_hour(settings: Settings, workers: int) -> float:
     return total
 
 
-def check_budget(settings: Settings, workers: int) -> None:
-    """Refuse a budget below the price of these workers: nothing could be added, and nothing may be removed. No budget: fine."""
+def check_budget(settings: Settings, workers: int, place: str = KEY) -> None:
+    """Refuse a budget below the price of these workers: nothing could be added, and nothing may be removed. No budget: fine.
+
+    place: where the budget was given, as `place_of` says it.
+    """
     budget = settings.autoscaler.budget_per_hour
     if not budget:
         return
     least = least_per_hour(settings, workers)
     if least > budget * (1 + 1e-9):
         raise SettingsError(
-            f"autoscaler.budget_per_hour: {budget:g} US$/h does not pay for the workers that must run: they cost "
+            f"{place}: {budget:g} US$/h does not pay for the workers that must run: they cost "
             f"{least:.4g}; raise it, or start fewer workers"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.shell.budget import check_budget, least_per_hour
+from services.shell.budget import check_budget, least_per_hour, place_of
 from services.shell.checks import RULES, Number, faults, leaves
 from services.shell.prices import load_prices
 from services.shell.settings import PriceSettings, Settings, SettingsError, load
@@ -140,6 +140,11 @@ def test_a_budget_pays_for_the_workers_that_must_run() -> None:
     check_budget(load(environ={**environ, "INFAAS_AUTOSCALER__BUDGET_PER_HOUR": "3.35"}), 2)
     with pytest.raises(SettingsError, match=r"budget_per_hour: 3 US\$/h does not pay for .* they cost 3.348; raise it"):
         check_budget(load(environ={**environ, "INFAAS_AUTOSCALER__BUDGET_PER_HOUR": "3"}), 2)
+    place = place_of(Path("a.toml"), {})
+    with pytest.raises(SettingsError, match=r"^a\.toml: autoscaler\.budget_per_hour: 3 US\$/h does not pay"):
+        check_budget(load(environ={**environ, "INFAAS_AUTOSCALER__BUDGET_PER_HOUR": "3"}), 2, place)
+    variable = "INFAAS_AUTOSCALER__BUDGET_PER_HOUR"
+    assert place_of(Path("a.toml"), {variable: "3"}) == f"{variable} (autoscaler.budget_per_hour)"
 
 
 def test_a_price_of_unknown_hardware_is_legal_and_a_likely_typo_is_told(caplog: pytest.LogCaptureFixture) -> None:
