@@ -35,7 +35,7 @@ class Moves:
         now, knobs = self._journal.now, self._knobs
         for instance in list(self._loads.instances.values()):
             waited = instance.state == "Interfered" and now - instance.since >= knobs.mitigate_after_s
-            if waited and now >= instance.move_after:
+            if waited and now >= instance.move_after and instance.latency_s > 0:  # its queries have not just ended
                 instance.move_after = now + knobs.mitigate_again_s
                 self._mitigate(instance)
 

@@ -64,6 +64,18 @@ def test_interference_moves_an_instance_to_the_idle_core() -> None:
     assert (event.scaler, event.variant, event.app) == ("monitor", "v", "faces")
 
 
+def test_an_instance_whose_queries_have_ended_stays() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    slowed(world, instance, 1.5)
+    assert world.states() == {instance: "Interfered"}
+    for _ in range(8):
+        world.advance(0.5)
+        world.report({})
+    assert said(world, MoveInstance) == []
+
+
 def test_not_again_within_the_back_off() -> None:
     world = World(knobs=KNOBS)
     world.machine = HOGGED
