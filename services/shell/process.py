@@ -59,10 +59,10 @@ def start(
 
     Call it from the main thread (see `dies_with_parent`); raises ServerError.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    _rotate(log)
-    with log.open("ab") as output:
-        try:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        _rotate(log)
+        with log.open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -76,8 +76,8 @@ def start(
                 pass_fds=held,
                 preexec_fn=dies_with_parent(on_our_death, before),  # noqa: PLW1509  only from the main thread
             )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ServerError(f"cannot start {command[0]}: {error}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ServerError(f"cannot start {command[0]}: {error}") from error
 
 
 def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:

@@ -63,6 +63,12 @@ def test_a_program_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
         process.start([tmp_path / "nosuchprogram"], log=tmp_path / "log", on_our_death=signal.SIGKILL)
 
 
+def test_a_log_that_cannot_be_written_is_a_clear_error_too(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with pytest.raises(ServerError, match="cannot start echo: .*log"):
+        process.start(["echo"], log=tmp_path / "log", on_our_death=signal.SIGKILL)
+
+
 def test_a_large_log_is_set_aside_at_the_start(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * (10 * 2**20 + 1))
