@@ -36,7 +36,7 @@ class ExactOrGreedy:
 
     def __init__(self, exact: ExactSolver, greedy: GreedySolver, *, patience_s: float | None = None) -> None:
         """patience_s: for each group of demands, and for at least 20 of them; after it a plan within 1 % of the cheapest will do,
-        after a quarter more any plan that is no dearer than greedy's. None: until the limit. Without a clock it counts for nothing.
+        after a quarter more one within 7 %. None: until the limit. Without a clock it counts for nothing.
         """
         self._exact, self._greedy, self._patience = exact, greedy, patience_s
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _EPS = 1e-9
 _NARROW = 0.5  # of what a group costs on average: how far from the bound is looked first
 _WIDER = 2.0  # where that has no plan
+_POOR = 7.0  # times what is enough: too far from optimal to end there before the deadline
 _FAR = 3.0  # times wider at most, to reach all that may be cheaper than a plan just found
 _WIDEST = 0.5  # of the bound: where no plan is known, not farther than that
 _WIDTHS = (100, 300)
@@ -46,7 +47,7 @@ class Cheapest(NamedTuple):
 class PatternSearch:
     """prices: of the rows, whence the bound is. best: cost of the best plan known, infinite when none is.
 
-    deadline: when to end without a plan. last: when to end with one; None for the same. soon: when one will do that may be
+    deadline: when to end without a good plan. last: when to end with one; None for the same. soon: when one will do that may be
     `enough` (relative) dearer than the cheapest; None for never.
     Raises Unsolved where this way does not lead anywhere: when groups share candidates or need instances whatever their load.
     """
@@ -189,14 +190,16 @@ class PatternSearch:
 
     def _end(self) -> Deadline:
         """With a plan sooner than without one."""
-        return self._deadline if self._last is None or self._best == inf else self._last
+        if self._last is None or self._best == inf:
+            return self._deadline
+        return self._last if self._soon is None or self._near_enough(_POOR * self._enough) else self._deadline
 
     def _until(self) -> Deadline:
         """How long one run of HiGHS may take: it cannot go on where it stopped, so a first plan gets more time."""
         if self._soon is None or self._last is None:
             return self._end()
         if self._best < inf:
-            return self._last if self._soon.passed() else self._soon
+            return self._end() if self._soon.passed() else self._soon
         return self._deadline if self._last.passed() else self._last
 
     def _closer(self, goal: float) -> float:

@@ -23,7 +23,7 @@ def make_solver(
 
     time_limit_s: of a whole solve, by this clock (seconds, such as time.monotonic); without one, of each run of HiGHS.
     patience_s: for each group of demands (20 at least); after so long a plan within 1 % of the cheapest will do, and after
-    a quarter more any. None: only the limit counts. A node limit and no time limit give the same plan for the same problem
+    a quarter more one within 7 %. None: only the limit counts. A node limit and no time limit give the same plan for the same problem
     on any machine.
     """
     if name == "ilp":
