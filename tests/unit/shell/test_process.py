@@ -65,7 +65,7 @@ def test_a_program_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_is_a_clear_error_too(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    with pytest.raises(ServerError, match="cannot start echo: .*log"):
+    with pytest.raises(ServerError, match=r"cannot start echo: .*log"):
         process.start(["echo"], log=tmp_path / "log", on_our_death=signal.SIGKILL)
 
 
