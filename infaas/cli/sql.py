@@ -13,7 +13,7 @@ from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, show, usage
 from infaas.locate import find_sql
 
-_WIDEST = 60  # characters of a cell shown to people; --json shows all
+_WIDEST = 60  # characters of a cell shown to people, the last column apart; --json shows all
 
 
 def sql(query: str | None = None, *, data_dir: DataDir = None, json: Json = False) -> None:
@@ -89,22 +89,26 @@ def _render(document: dict[str, Any]) -> None:
     right = [
         all(isinstance(row[i], (int, float, type(None))) for row in rows) and bool(rows) for i in range(len(columns))
     ]
-    lines = [columns, *([_cell(cell) for cell in row] for row in rows)]
+    lines = [columns, *([*(_cell(cell) for cell in row[:-1]), _text(row[-1])] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for number, line in enumerate(lines):
         print(
             "  ".join(_pad(text, width, flag) for text, width, flag in zip(line, widths, right, strict=True)).rstrip()
         )
         if number == 0:
-            print("  ".join("-" * width for width in widths))
+            print("  ".join("-" * min(width, _WIDEST) for width in widths))
     print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
 
 
-def _cell(cell: Any) -> str:
+def _text(cell: Any) -> str:
     if cell is None:
         return ""
     text = f"{cell:.6g}" if isinstance(cell, float) else str(cell)
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _cell(cell: Any) -> str:
+    text = _text(cell)
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
