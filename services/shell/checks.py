@@ -137,7 +137,7 @@ RULES: Mapping[str, Rule] = {
     "autoscaler.time_limit_s": Number(above=True, most=3600.0),
     "autoscaler.hold_s": _WAIT,
     "autoscaler.budget_per_hour": Number(most=1e9, zero="no limit"),
-    "autoscaler.choice.*.variant": _SOMETHING,
+    "autoscaler.choice.*.variant": _TOKEN,
     "autoscaler.choice.*.instances": Number(1, 1e6),
     "machines.provider": None,
     "machines.period_s": Number(above=True, most=3600.0),

@@ -71,7 +71,7 @@ def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None
         ("[autoscaler]\nbudget_per_hour = -1", "autoscaler.budget_per_hour: must be at least 0 (0: no limit) and at most 1e+09, not -1"),
         ("[autoscaler]\nslak = 1", "autoscaler.slak: there is no such setting; did you mean slack?"),
         ("[autoscaler.choice.a]\ninstances = 1", "autoscaler.choice.a.variant: is missing"),
-        ("[autoscaler.choice.a]\nvariant = ' '", "autoscaler.choice.a.variant: must be some text"),
+        ("[autoscaler.choice.a]\nvariant = 'a b'", "autoscaler.choice.a.variant: must be 1 to 64 letters, digits"),
         ("[machines]\nprovider = 'aws'", "machines.provider: must be local or off or simulated, not 'aws'"),
         ("[machines]\nlease_s = 0", "machines.lease_s: must be at least 0.2"),
         ("[machines.kinds.a]\nminimum = 2\nmaximum = 1", "machines.kinds.a.minimum: must be at most machines.kinds.a.maximum (1)"),
