@@ -47,6 +47,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             memory_share=settings.monitor.memory_share,
             cores_overcommit=settings.monitor.cores_overcommit,
             simulated=provider is not None and provider.simulated,
+            shared_machine=provider is not None and provider.shared_machine,
         )
 
     return [Runtime("vm-autoscaler", make, bus, subjects, ControllerEdge(bus, subjects, provider))]

@@ -71,7 +71,9 @@ class Errand(Struct, frozen=True):
 
 
 class Controller:
-    """name: unique to this process's life, "vm-...". simulated: machines are, and events say so."""
+    """name: unique to this process's life, "vm-...". simulated: machines are, and events say so. shared_machine: workers are
+    processes of one machine, so that only what their own instances compute says how busy their CPU is.
+    """
 
     def __init__(
         self,
@@ -84,9 +86,10 @@ class Controller:
         memory_share: float = 0.8,
         cores_overcommit: float = OVERCOMMIT,
         simulated: bool = False,
+        shared_machine: bool = False,
     ) -> None:
         self.lease = Lease(name, lease_s)
-        self.fleet = Fleet(limits.kinds)
+        self.fleet = Fleet(limits.kinds, self._threads if shared_machine else None)
         self._name = name
         self._subjects = subjects
         self._limits = limits
@@ -101,6 +104,10 @@ class Controller:
         self._led_since = 0.0
         self._led = 0  # the epoch that we have taken up
         self._blocked: dict[Hardware, str] = {}
+
+    def _threads(self, variant: str) -> int:
+        record = self._catalog.variant(variant)
+        return max(1, record.threads) if record is not None else 1
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:

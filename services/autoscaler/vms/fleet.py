@@ -1,13 +1,14 @@
 """The workers of a cluster, folded from their heartbeats and from the leader's notes; followers keep it up to date, too. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.policy import Hardware, Kind, Seen
 from services.core.lifecycle import COUNTED, SERVING
 
+Threads = Callable[[str], int]
 SILENT_S = 5.0  # s without a heartbeat after which nothing is expected of a worker
 ERRAND_S = (
     600.0  # s for which a worker that builds or profiles a model is taken to be at it, unless it says that it is done
@@ -17,10 +18,15 @@ FORGET_S = 60.0  # s after which it is taken to be gone, if nobody has noted tha
 
 
 class Worker:
-    """One worker. seen: when its last heartbeat came (0: none yet); busy: when it last served or loaded something."""
+    """One worker. seen: when its last heartbeat came (0: none yet); busy: when it last served or loaded something.
 
-    def __init__(self, name: str, now: float) -> None:
+    threads: of a variant, where its machine is not its own: then only what its instances compute counts as use of its CPU,
+    since what neighbours, other workers and the system itself use there is no reason for another worker.
+    """
+
+    def __init__(self, name: str, now: float, threads: Threads | None = None) -> None:
         self.name = name
+        self._threads = threads
         self.beat: WorkerHeartbeat | None = None
         self.record: MachineRecord | None = None
         self.seen = 0.0
@@ -41,10 +47,17 @@ class Worker:
         used: dict[Hardware, float] = {}
         for device in self.devices:
             one = (device.kind, device.simulated)
-            used[one] = min(used.get(one, 1.0), device.utilisation - device.offline)  # offline work makes way by itself
+            used[one] = min(used.get(one, 1.0), self._use(device))
         self._used.append(used)
         if now < self.errand or self.serves or any(one.load > 0 or one.mean_batch > 0 for one in self.instances):
             self.busy = now  # mean_batch: offline work, too
+
+    def _use(self, device: DeviceStatus) -> float:
+        whole = device.utilisation - device.offline  # offline work makes way by itself
+        if self._threads is None or device.kind != "cpu":
+            return whole
+        own = sum(_busy(one) * self._threads(one.variant) for one in self.instances if one.device == device.device)
+        return min(whole, own / max(1, device.cores))
 
     def utilisation(self, now: float, settle_s: float) -> dict[Hardware, float]:
         """Of the least used living device of each kind, at the least lately; a worker that has only just come is not used yet."""
@@ -97,16 +110,17 @@ class Worker:
 
 
 class Fleet:
-    """kinds: of machine that may be started here; workers of other kinds are counted and left alone."""
+    """kinds: of machine that may be started here; workers of other kinds are counted and left alone. threads: see Worker."""
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, kinds: Mapping[str, Kind], threads: Threads | None = None) -> None:
+        self._threads = threads
         self.workers: dict[str, Worker] = {}
         self._kinds = kinds
 
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> None:
         worker = self.workers.get(beat.worker)
         if worker is None:
-            worker = self.workers[beat.worker] = Worker(beat.worker, now)
+            worker = self.workers[beat.worker] = Worker(beat.worker, now, self._threads)
         worker.heard(beat, now)
 
     def errand(self, name: str, now: float, *, over: bool) -> None:
@@ -122,7 +136,7 @@ class Fleet:
         if worker is None:
             if record is None:
                 return
-            worker = self.workers[name] = Worker(name, now)
+            worker = self.workers[name] = Worker(name, now, self._threads)
         worker.record = record
         if record is None and worker.beat is None:
             del self.workers[name]
@@ -201,3 +215,8 @@ class Fleet:
 def in_state(status: InstanceStatus, state: str) -> bool:
     """Whether the instance is in this state, for itself or for one of its apps."""
     return status.state == state or state in status.app_states.values()
+
+
+def _busy(status: InstanceStatus) -> float:
+    """Share of the time that an instance computes."""
+    return min(1.0, status.load / status.mean_batch * status.latency_ms / 1000.0) if status.mean_batch > 0 else 0.0

@@ -4,6 +4,7 @@ Each chunk is one query with a far deadline in its own worker's executor queue, 
 dies meanwhile, a chunk stays in the jobs' queue until its part is in the bucket; its uid is always the same, so it is charged once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -39,14 +40,14 @@ from services.jobs.runner.loads import Loads
 from services.jobs.runner.policy import LOOK_S, Knobs
 from services.jobs.runner.told import Told
 from services.jobs.runner.view import View
-from services.jobs.runner.work import Drop, Extend, GiveBack, Store, Take
+from services.jobs.runner.work import NO_OUTPUTS, Drop, Extend, GiveBack, Heard, Store, Take
 
 TRIES = 3  # of a chunk, before it counts as failed
 EXTEND_S = 1.5
 PATIENCE_S = 5.0  # that a chunk waits for a busy worker before another one may have it
 LOST_S = 60.0  # without an answer, after which a chunk is sent once more; the executor knows it if it still has it
 AGAIN_S = 1.0
-NO_OUTPUTS = Raw(b"\x80")
+SETTLING = 64  # chunks at most whose outcomes are on their way to the disk
 NOTHING: tuple[Effect, ...] = ()
 
 
@@ -58,17 +59,6 @@ class Again(Struct, frozen=True):
     """Time to do something that failed."""
 
     effect: Do
-
-
-class Heard(Struct, frozen=True):
-    """An Answer or a Refusal, as far as it concerns us."""
-
-    outputs: Raw = NO_OUTPUTS
-    outputs_ref: ObjectRef | None = None
-    variant: str = ""
-    batch: int = 1
-    cost: float = 0.0
-    error: Error | None = None
 
 
 class Runner:
@@ -87,6 +77,7 @@ class Runner:
         self._stopping = False
         self._extended = 0.0
         self._doing: dict[Any, Do] = {}
+        self._settling: deque[tuple[int, Do]] = deque()  # parts to be stored once so many events are on disk
         self._takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             WorkerHeartbeat: self._on_heartbeat,
             ExecutorExited: self._on_exited,
@@ -144,7 +135,8 @@ class Runner:
 
     def _take(self, now: float) -> Iterator[Effect]:
         running = self._view.running()
-        if not running or self._taking or self._stopping or len(self._held) >= self._in_flight:
+        busy = len(self._held) - len(self._settling)
+        if not running or self._taking or self._stopping or busy >= self._in_flight or len(self._settling) >= SETTLING:
             return
         why = self._view.obstacle(running, now)
         yield from self._told.note(why, now)
@@ -236,6 +228,7 @@ class Runner:
             yield from self._refused(held, heard.error, now)
             return
         yield from self._store(held, heard.outputs, heard.outputs_ref, heard.variant, heard.cost)
+        yield from self._take(now)
 
     def _refused(self, held: Held, error: Error, now: float) -> Iterator[Effect]:
         if error.code in ("deadline", "overloaded"):
@@ -259,8 +252,16 @@ class Runner:
             cost=cost,
             error=error,
         )
-        effect = self._doing[held.key] = Do(("store", held.key), Store(part, ref), 60.0)
-        yield effect
+        # Its outcome first: a job that is done has all its rows, whoever is killed meanwhile.
+        self._settling.append((self._told.recorded, Do(("store", held.key), Store(part, ref), 60.0)))
+        yield from self._settled()
+
+    def _settled(self) -> Iterator[Effect]:
+        """Store the parts whose outcomes are on disk."""
+        while self._settling and self._told.on_disk(self._settling[0][0]):
+            _, effect = self._settling.popleft()
+            self._doing[effect.id[1]] = effect
+            yield effect
 
     def _on_batch(self, envelope: Envelope) -> Iterable[Effect]:
         """The answers themselves came before; this is what the executor wants confirmed."""
@@ -347,9 +348,9 @@ class Runner:
         wanted = {variant.variant for record in running for variant, _ in self._view.candidates(record)[:1]}
         yield from self._loads.release(wanted | {held.variant for held in self._held.values()}, now)
 
-    def _on_recorded(self, envelope: Envelope) -> Iterable[Effect]:
+    def _on_recorded(self, envelope: Envelope) -> Iterator[Effect]:
         self._told.stored(envelope.message.through)
-        return NOTHING
+        yield from self._settled()
 
     def _on_stopping(self, envelope: Envelope) -> Iterator[Effect]:
         """What is not stored yet somebody else computes; the executor records what it still ends for us."""

@@ -64,6 +64,14 @@ class Told:
         self._recorded += 1
         return Record(event)
 
+    @property
+    def recorded(self) -> int:
+        """How many events so far; `on_disk` says of such a number whether they all are kept."""
+        return self._recorded
+
+    def on_disk(self, number: int) -> bool:
+        return number <= self._stored
+
     def covers(self, batch: DoneBatch) -> None:
         """All outcomes of this batch have been recorded."""
         if self._recorded <= self._stored:

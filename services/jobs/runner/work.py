@@ -1,11 +1,23 @@
-"""What the runner's actor has its edge do, and what comes back."""
+"""What the runner's actor has its edge do, what comes back, and what it reads of an answer."""
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from bus.messages.jobs import Part
-from bus.messages.public import ObjectRef
+from bus.messages.public import Error, ObjectRef
 
 Key = tuple[str, int]  # job and chunk
+NO_OUTPUTS = Raw(b"\x80")
+
+
+class Heard(Struct, frozen=True):
+    """An Answer or a Refusal, as far as it concerns us."""
+
+    outputs: Raw = NO_OUTPUTS
+    outputs_ref: ObjectRef | None = None
+    variant: str = ""
+    batch: int = 1
+    cost: float = 0.0
+    error: Error | None = None
 
 
 class Take(Struct, frozen=True):

@@ -16,6 +16,7 @@ class Provider(Protocol):
     """
 
     simulated: bool
+    shared_machine: bool
 
     async def start(self, order: StartMachine) -> None:
         """Return once it is under way. order.boot_s: what the kind's settings say. Raises ProviderError, TimeoutError."""

@@ -16,6 +16,7 @@ class Local:
     """Asks over the bus. Nothing boots here: what the settings say of boot times is left out."""
 
     simulated = False
+    shared_machine = True  # its workers are processes of this one
 
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self._bus = bus

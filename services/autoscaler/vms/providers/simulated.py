@@ -10,6 +10,7 @@ class Simulated(Local):
     """As `Local`, with the boot time; every event about what it starts says that it is simulated."""
 
     simulated = True
+    shared_machine = True
 
     async def start(self, order: StartMachine) -> None:
         await self._ask("start", replace(order, simulated=True), START_S)

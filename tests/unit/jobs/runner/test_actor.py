@@ -112,6 +112,17 @@ def test_chunks_are_computed_and_recorded_once_each() -> None:
     assert sum(event.cost for event in found) == pytest.approx(sum(part.cost for part in scene.queue.parts))
 
 
+def test_a_part_is_stored_only_once_its_outcome_is_on_disk() -> None:
+    """Else a job could end while the row of a chunk dies with its worker."""
+    scene = Scene(chunk(0))
+    scene.job()
+    while not scene.offline():
+        scene.stage.run(0.005)
+    scene.stage.kill("r1")
+    scene.stage.run(1.0)
+    assert scene.numbers() == []
+
+
 def test_nothing_is_taken_before_there_is_a_job() -> None:
     scene = Scene(chunk(0))
     scene.stage.run(5.0)

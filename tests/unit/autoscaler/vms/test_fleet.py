@@ -1,0 +1,33 @@
+"""How busy a worker is: its machine, or on a machine that workers share what its own instances compute."""
+
+import pytest
+
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.autoscaler.vms.fleet import GLANCES, Fleet
+
+CPU = ("cpu", False)
+
+
+def beat(at: float, load: float) -> WorkerHeartbeat:
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=2, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.95,
+        price_per_hour=0.1,
+    )  # fmt: skip
+    instance = InstanceStatus(
+        instance="v.w0-1", variant="v", device="cpu", state="Active", since=0.0, load=load,
+        mean_batch=1.0 if load else 0.0, latency_ms=10.0,
+    )  # fmt: skip
+    return WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=at, devices=[device], instances=[instance])
+
+
+@pytest.mark.parametrize(
+    ("shared", "load", "used"),
+    [(False, 0.0, 0.95), (True, 0.0, 0.0), (True, 40.0, 0.4), (True, 90.0, 0.9), (True, 99.0, 0.95)],
+)
+def test_neighbours_on_a_shared_machine_are_no_use_of_the_workers(shared: bool, load: float, used: float) -> None:
+    """Two threads, 10 ms an item: 40 items/s keep them busy for 0.4 of the time."""
+    fleet = Fleet({}, (lambda variant: 2) if shared else None)
+    for i in range(GLANCES + 10):
+        fleet.heartbeat(beat(100.0 + i, load), 100.0 + i)
+    (seen,) = fleet.seen(112.0, 5.0)
+    assert seen.utilisation[CPU] == pytest.approx(used)
