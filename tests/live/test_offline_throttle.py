@@ -28,6 +28,8 @@ from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from infaas import jobs
 from services.core.catalog import key_of
+from services.recorder.__main__ import streams
+from services.shell.settings import BusSettings
 from tests import offline
 from tests.fleet import catalogue, variant
 from tests.processes import environ
@@ -105,6 +107,14 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
 
     async def main() -> None:
         bus = await NatsBus.connect(nats_url, name="test")
+        try:
+            await scene(bus)
+        finally:
+            await bus.close()
+
+    async def scene(bus: NatsBus) -> None:
+        for spec in streams(subjects, BusSettings(outcome_bytes=2**24, event_bytes=2**24)).values():
+            await bus.ensure_stream(spec)  # a part is stored once its outcome is kept
         catalog = await bus.key_value(subjects.catalog_bucket)
         for record in catalogue(VARIANT):
             await catalog.put(key_of(record), encode(record))
@@ -136,6 +146,5 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
         found = offline.read(tmp_path / "jobs" / "out.jsonl", "y")
         assert found.tolist() == (X[:, :1] * 2).tolist()
         worker.beating.cancel()
-        await bus.close()
 
     run(main())
