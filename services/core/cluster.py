@@ -214,7 +214,7 @@ class ClusterView:
         before = instance.status
         instance.status = status
         instance.factor = status.factor
-        instance.busy = status.load / status.mean_batch * status.latency_ms / 1000.0 if status.mean_batch > 0 else 0.0
+        instance.busy = busy_share(status)
         instance.ready_at = status.ready_at
         instance.told(status.queued, now)
         batch = _power_of_two(status.mean_batch)
@@ -286,6 +286,11 @@ class ClusterView:
             if used is not None and (best is None or (used, worker.name) < best):
                 best = (used, worker.name)
         return best[1] if best else None
+
+
+def busy_share(status: InstanceStatus) -> float:
+    """Share of the time that an instance computes: batches a second times seconds a batch."""
+    return status.load / status.mean_batch * status.latency_ms / 1000.0 if status.mean_batch > 0 else 0.0
 
 
 def _power_of_two(batch: float) -> int:

@@ -6,8 +6,8 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.flow import DoneBatch, Route
 from bus.messages.public import Error, Refusal
 from services.core.actor import Effect, Envelope, Publish
+from services.core.history import History
 from services.core.outcome import answered, refused
-from services.dispatcher.history import History
 from services.dispatcher.query import Query
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.policy import Hardware, Kind, Seen
+from services.core.cluster import busy_share
 from services.core.lifecycle import COUNTED, SERVING
 
 Threads = Callable[[str], int]
@@ -56,7 +57,11 @@ class Worker:
         whole = device.utilisation - device.offline  # offline work makes way by itself
         if self._threads is None or device.kind != "cpu":
             return whole
-        own = sum(_busy(one) * self._threads(one.variant) for one in self.instances if one.device == device.device)
+        own = sum(
+            min(1.0, busy_share(one)) * self._threads(one.variant)
+            for one in self.instances
+            if one.device == device.device
+        )
         return min(whole, own / max(1, device.cores))
 
     def utilisation(self, now: float, settle_s: float) -> dict[Hardware, float]:
@@ -215,8 +220,3 @@ class Fleet:
 def in_state(status: InstanceStatus, state: str) -> bool:
     """Whether the instance is in this state, for itself or for one of its apps."""
     return status.state == state or state in status.app_states.values()
-
-
-def _busy(status: InstanceStatus) -> float:
-    """Share of the time that an instance computes."""
-    return min(1.0, status.load / status.mean_batch * status.latency_ms / 1000.0) if status.mean_batch > 0 else 0.0

@@ -116,6 +116,17 @@ class Backend(Protocol):
         """Load and prove where it runs: never silently somewhere else. Raises Unavailable, LoadFailed."""
 
 
+def in_order(inputs: "dict[str, Array]", names: tuple[str, ...]) -> "list[Array]":
+    """The arrays in the order that the model takes them in; raises BadInput when one is missing, or too many."""
+    try:
+        arrays = [inputs[name] for name in names]
+    except KeyError as error:
+        raise BadInput(f"input {error.args[0]!r} is missing: the model takes {', '.join(names)}") from error
+    if len(inputs) != len(arrays):
+        raise BadInput(f"there are inputs that the model does not take: it takes {', '.join(names)}")
+    return arrays
+
+
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]*)+(?::\d+)?")
 _ORT = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |(?<=Status Message: )[^()]*::\w+\([^()]*\) (?=\w)")
 

@@ -18,6 +18,7 @@ from services.executor.backends.base import (
     LoadSpec,
     RunFailed,
     Unavailable,
+    in_order,
     plain,
     trim_memory,
 )
@@ -86,13 +87,7 @@ class TorchHandle:
         self._threads = threads
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        try:
-            arrays = [inputs[name] for name in self.inputs]
-        except KeyError as error:
-            raise BadInput(f"input {error.args[0]!r} is missing: the model takes {', '.join(self.inputs)}") from error
-        if len(inputs) != len(arrays):
-            raise BadInput(f"there are inputs that the model does not take: it takes {', '.join(self.inputs)}")
-        return dict(zip(self.outputs, self._call(arrays), strict=False))
+        return dict(zip(self.outputs, self._call(in_order(inputs, self.inputs)), strict=False))
 
     def run_single(self, array: "Array") -> "list[Array]":
         return self._call([array])

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from bus.tensors import NUMPY_NAMES
 from services.executor.backends import pt2
-from services.executor.backends.base import BackendError, BadInput, LoadFailed, LoadSpec, RunFailed, Unavailable, plain
+from services.executor.backends.base import (
+    BackendError,
+    BadInput,
+    LoadFailed,
+    LoadSpec,
+    RunFailed,
+    Unavailable,
+    in_order,
+    plain,
+)
 from services.executor.backends.cuda import bucket_for, buckets, gpu, growth
 from services.executor.backends.lanes import CudaLane, Lane
 from services.executor.backends.staging import TORCH_NAMES, Slot, Staging
@@ -194,13 +203,7 @@ class GraphHandle:
     # -- running
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        try:
-            arrays = [inputs[name] for name in self.inputs]
-        except KeyError as error:
-            raise BadInput(f"input {error.args[0]!r} is missing: the model takes {', '.join(self.inputs)}") from error
-        if len(inputs) != len(arrays):
-            raise BadInput(f"there are inputs that the model does not take: it takes {', '.join(self.inputs)}")
-        return dict(zip(self.outputs, self._call(arrays), strict=False))
+        return dict(zip(self.outputs, self._call(in_order(inputs, self.inputs)), strict=False))
 
     def run_single(self, array: "Array") -> "list[Array]":
         return self._call([array])

@@ -223,7 +223,7 @@ class Runner:
                 cost_per_item=heard.cost / held.chunk.items,
                 code=code,
             )
-            yield self._told.record(event)
+            yield self._told.history.record(event)
         if heard.error is not None:
             yield from self._refused(held, heard.error, now)
             return
@@ -253,19 +253,19 @@ class Runner:
             error=error,
         )
         # Its outcome first: a job that is done has all its rows, whoever is killed meanwhile.
-        self._settling.append((self._told.recorded, Do(("store", held.key), Store(part, ref), 60.0)))
+        self._settling.append((self._told.history.recorded, Do(("store", held.key), Store(part, ref), 60.0)))
         yield from self._settled()
 
     def _settled(self) -> Iterator[Effect]:
         """Store the parts whose outcomes are on disk."""
-        while self._settling and self._told.on_disk(self._settling[0][0]):
+        while self._settling and self._told.history.on_disk(self._settling[0][0]):
             _, effect = self._settling.popleft()
             self._doing[effect.id[1]] = effect
             yield effect
 
     def _on_batch(self, envelope: Envelope) -> Iterable[Effect]:
         """The answers themselves came before; this is what the executor wants confirmed."""
-        self._told.covers(envelope.message)
+        self._told.history.covers(envelope.message)
         return NOTHING
 
     def _on_trying(self, envelope: Envelope) -> Iterable[Effect]:
@@ -349,7 +349,7 @@ class Runner:
         yield from self._loads.release(wanted | {held.variant for held in self._held.values()}, now)
 
     def _on_recorded(self, envelope: Envelope) -> Iterator[Effect]:
-        self._told.stored(envelope.message.through)
+        self._told.history.stored(envelope.message.through)
         yield from self._settled()
 
     def _on_stopping(self, envelope: Envelope) -> Iterator[Effect]:

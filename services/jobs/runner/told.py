@@ -1,14 +1,11 @@
 """What a runner tells: heartbeats to executors, outcomes to history, and to coordinators why it takes nothing. Pure."""
 
-from collections import deque
 from collections.abc import Iterator
 
-from bus.messages.events import Event
-from bus.messages.fleet import DispatcherHeartbeat
-from bus.messages.flow import DoneBatch
 from bus.messages.jobs import RunnerNote
 from bus.subjects import Subjects
-from services.core.actor import Effect, Publish, Record
+from services.core.actor import Effect, Publish
+from services.core.history import History
 
 BEAT_S = 0.4
 AFTER_S = 5.0  # that it goes on beating when there is nothing to do any more
@@ -23,9 +20,7 @@ class Told:
         self._worker = worker
         self._subject = subjects.dispatcher_heartbeat(name)
         self._notes = subjects.offline("note")
-        self._flushed: dict[str, int] = {}
-        self._recorded = self._stored = 0
-        self._open: deque[tuple[int, str, int]] = deque()
+        self.history = History()
         self._beaten = self._active = float("-inf")
         self._noted = float("-inf")
         self._why: str | None = None
@@ -47,9 +42,7 @@ class Told:
             yield self._beat(now, leaving=True)
 
     def _beat(self, now: float, *, leaving: bool = False) -> Publish:
-        beat = DispatcherHeartbeat(
-            dispatcher=self._name, incarnation=0, at=now, flushed=dict(self._flushed), leaving=leaving
-        )
+        beat = self.history.heartbeat(self._name, now, leaving=leaving)
         return Publish(self._subject, beat)
 
     def note(self, why: str, now: float) -> Iterator[Effect]:
@@ -57,31 +50,3 @@ class Told:
         if (bool(why) != bool(self._why)) or self._why is None or now - self._noted >= NOTE_S:
             self._noted, self._why = now, why
             yield Publish(self._notes, RunnerNote(worker=self._worker, why=why))
-
-    # -- what is on disk
-
-    def record(self, event: Event) -> Record:
-        self._recorded += 1
-        return Record(event)
-
-    @property
-    def recorded(self) -> int:
-        """How many events so far; `on_disk` says of such a number whether they all are kept."""
-        return self._recorded
-
-    def on_disk(self, number: int) -> bool:
-        return number <= self._stored
-
-    def covers(self, batch: DoneBatch) -> None:
-        """All outcomes of this batch have been recorded."""
-        if self._recorded <= self._stored:
-            self._flushed[batch.queue] = batch.seq
-        else:
-            self._open.append((self._recorded, batch.queue, batch.seq))
-
-    def stored(self, through: int) -> None:
-        """So many events are on disk."""
-        self._stored = through
-        while self._open and self._open[0][0] <= through:
-            _, queue, seq = self._open.popleft()
-            self._flushed[queue] = seq

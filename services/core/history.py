@@ -1,4 +1,4 @@
-"""Events that a dispatcher records, counted, so that executors learn which of their done batches are safely on disk."""
+"""Events that a dispatcher (of queries, or of offline work) records, counted, so that executors learn which of their done batches are safely on disk."""
 
 from collections import deque
 
@@ -20,6 +20,14 @@ class History:
     def record(self, event: Event) -> Record:
         self._recorded += 1
         return Record(event)
+
+    @property
+    def recorded(self) -> int:
+        """How many events so far; `on_disk` says of such a number whether they all are kept."""
+        return self._recorded
+
+    def on_disk(self, number: int) -> bool:
+        return number <= self._stored
 
     def covers(self, batch: DoneBatch) -> None:
         """All outcomes of this batch have been recorded."""
