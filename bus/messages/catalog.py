@@ -50,7 +50,8 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     """One way to run one version of a model. artifact: object key (sha256) in the artifacts bucket.
 
     precision: fp32, int8 (static QDQ), int8-dynamic, fp16, bf16. hardware: device kind, "cpu", "gpu", ...
-    memory_gb of the instance's share and threads decide its price. agreement: share of answers equal to fp32's.
+    memory_gb of the instance's share and threads decide its price, unless price_per_s (US$ per second of an instance) states it.
+    agreement: share of answers equal to fp32's.
     """
 
     variant: str
@@ -71,6 +72,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
     simulated: bool = False
     batching: str = "edf"
     attributes: dict[str, str] = {}
+    price_per_s: float | None = None
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):

@@ -45,7 +45,12 @@ def device_share(record: VariantRecord, device_cores: int, device_memory_mb: flo
 def instance_price_per_s(
     record: VariantRecord, prices: Mapping[str, float], device_cores: int, device_memory_mb: float
 ) -> float:
-    """US$ per second of one loaded instance: its share of the device times the device's price; raises UnknownPrice."""
+    """US$ per second of one loaded instance: what its record states, else its share of the device times the device's price.
+
+    Raises UnknownPrice.
+    """
+    if record.price_per_s is not None:
+        return record.price_per_s
     share = device_share(record, device_cores, device_memory_mb)
     return share * price_per_hour(record.hardware, prices, device_cores) / 3600.0
 
