@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.ask import Ask
 from services.core.cost import cost_per_1000, open_axis
+from services.core.goal import Goal, merit
 from services.core.plans import Group, Kind, Plan, Ranked
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
 
 
 class AppView:
-    """The index of one app."""
+    """The index of one app. goal: what its variants are ordered by, cheapest first or most accurate first."""
 
     def __init__(
-        self, app: AppRecord, records: tuple[VariantRecord, ...], price: Callable[[VariantRecord], float]
+        self,
+        app: AppRecord,
+        records: tuple[VariantRecord, ...],
+        price: Callable[[VariantRecord], float],
+        goal: Goal = "cost",
     ) -> None:
         self.app = app
+        self._goal = goal
         self.records = records
         # Versions that are not linked now serve only queries that name them.
         self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
@@ -40,6 +46,7 @@ class AppView:
         self.accuracy: NDArray[np.float64] = np.array(
             [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
         )
+        self._merit: NDArray[np.float64] = np.array([merit(r.accuracy) for r in records], dtype=np.float64)
         self.load_s: NDArray[np.float64] = np.array([g.seconds_to_load for g in self.groups], dtype=np.float64)
         self.saturation: NDArray[np.float64] = np.array([r.profile.saturation_qps for r in records], dtype=np.float64)
         self.cost: NDArray[np.float64] = np.zeros(count)
@@ -68,6 +75,14 @@ class AppView:
             self._price[i] = price(record)
             self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
         self._changed()
+
+    def in_order(self, found: NDArray[np.intp]) -> NDArray[np.intp]:
+        """These variants (indices), those to be looked at first in front: by the goal, then by cost."""
+        if found.size < 2:
+            return found
+        if self._goal == "cost":
+            return found[np.argsort(self.cost[found], kind="stable")]
+        return found[np.lexsort((self.cost[found], -self._merit[found]))]
 
     def latency(self, items: int, length: int | None = None) -> NDArray[np.float64]:
         """Inference latency in s of a batch of so many items, by variant."""

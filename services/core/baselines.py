@@ -6,6 +6,7 @@ on_demand: load what no instance can serve; without it only what others have loa
 from services.core.ask import INFINITE, Ask, Decision
 from services.core.cluster import ClusterView, Instance
 from services.core.cost import cost_per_1000
+from services.core.goal import Goal, merit
 from services.core.plans import Group
 from services.core.selection import OVERHEAD, order_for, refuse
 
@@ -40,13 +41,14 @@ class BruteForce:
 
     name = "brute-force"
 
-    def __init__(self, *, on_demand: bool = True) -> None:
+    def __init__(self, *, on_demand: bool = True, goal: Goal = "cost") -> None:
         self._on_demand = on_demand
+        self.goal = goal
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
         app = view.apps[ask.app]
         slack = ask.deadline - now - OVERHEAD
-        best: tuple[float, Instance] | None = None
+        best: tuple[tuple[float, float], Instance] | None = None
         soonest: tuple[float, Group] | None = None
         possible = False
         for i, group in enumerate(app.groups):
@@ -63,15 +65,18 @@ class BruteForce:
             ):
                 continue
             possible = True
+            rank = (-merit(record.accuracy) if self.goal == "accuracy" else 0.0, cost)
             for instance in group.active:
-                if instance.predict(ask.items, ask.length) <= slack and (best is None or cost < best[0]):
-                    best = (cost, instance)
+                if instance.predict(ask.items, ask.length) <= slack and (best is None or rank < best[0]):
+                    best = (rank, instance)
             if not (group.active or group.loading or group.troubled):
                 ready = group.seconds_to_load + alone
                 if soonest is None or ready < soonest[0]:
                     soonest = (ready, group)
         if best is not None:
-            return Decision((best[1].id,), reason="cheapest of all")
+            return Decision(
+                (best[1].id,), reason=f"{'most accurate' if self.goal == 'accuracy' else 'cheapest'} of all"
+            )
         plan = app.plan(ask)
         for group in plan.loading:
             return Decision((group.loading[0].id,), reason="loading")

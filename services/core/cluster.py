@@ -10,6 +10,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.appview import AppView
 from services.core.cost import LatencyTable, instance_price_per_s
+from services.core.goal import Goal
 
 # Queues are filled to 1/1.3 of what deadlines allow and no further. What a queue drains at is known to some tens of percent only
 # (neighbours, the loop, the bus); without this, under overload every query is admitted to end exactly at its deadline, and
@@ -120,8 +121,9 @@ class Worker:
 class ClusterView:
     """All workers, instances and apps. Call `set_app`/`drop_app` when the catalogue changes, `heartbeat` when one comes."""
 
-    def __init__(self, prices: Mapping[str, float]) -> None:
+    def __init__(self, prices: Mapping[str, float], goal: Goal = "cost") -> None:
         self.prices = prices
+        self._goal = goal
         self.workers: dict[str, Worker] = {}
         self.instances: dict[str, Instance] = {}
         self.apps: dict[str, AppView] = {}
@@ -134,7 +136,7 @@ class ClusterView:
 
     def set_app(self, app: AppRecord, records: Iterable[VariantRecord], key: str = "") -> None:
         """An app's variants are these now. key: how queries find it, when that is not its name."""
-        view = AppView(app, tuple(records), self.nominal_price_per_s)
+        view = AppView(app, tuple(records), self.nominal_price_per_s, self._goal)
         self.apps[key or app.app] = view
         for record in view.records:
             self.records[record.variant] = record

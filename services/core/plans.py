@@ -1,7 +1,8 @@
-"""Which variants of an app may serve one set of needs, cheapest first: made as far as a query looks, and no further.
+"""Which variants of an app may serve one set of needs, in order: made as far as a query looks, and no further.
 
+The order is the app's (`AppView.in_order`): cheapest first, or most accurate first where that is the goal.
 Most queries end at the first few Active variants. So only those are looked at at once, in arrays that hold the Active
-variants alone, in order of cost; what is loading, troubled or could be loaded is worked out when somebody asks for it.
+variants alone, in that order; what is loading, troubled or could be loaded is worked out when somebody asks for it.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -38,12 +39,10 @@ class Group:
 
 
 class Ranked:
-    """The variants of an app that have an instance in one state, by cost, with their static facts in the same order."""
+    """The variants of an app that have an instance in one state, in order, with their static facts in the same order."""
 
     def __init__(self, app: "AppView", mask: NDArray[np.bool_]) -> None:
-        found = np.flatnonzero(mask)
-        if found.size > 1:
-            found = found[np.argsort(app.cost[found], kind="stable")]
+        found = app.in_order(np.flatnonzero(mask))
         self.groups = [app.groups[i] for i in found.tolist()]
         self._app = app
         self._found = found
@@ -72,7 +71,7 @@ class Ranked:
 
 
 class Plan:
-    """For one set of needs. first: the cheapest Active variants; the lists below: all of each kind, cheapest first."""
+    """For one set of needs. first: the first few Active variants; the lists below: all of each kind, in order."""
 
     __slots__ = ("_active", "_app", "_ask", "_loadable", "_loading", "_places", "_troubled", "first")
 

@@ -1,6 +1,7 @@
 """getVariant: which instance answers a query (INFaaS, section 4.1; the order of docs/architecture.md).
 
-1 Active instances whose predicted latency meets the deadline, cheapest variant first; 2 a variant that is loading or can be
+1 Active instances whose predicted latency meets the deadline, cheapest variant first, or most accurate first where accuracy
+is the goal, so that it gives way to less accurate ones before anything is refused; 2 a variant that is loading or can be
 loaded, soonest first, the load starting in any case; 3 troubled instances that would still be in time, and a small share of
 probes; 4 a refusal that says why and what comes nearest.
 """
@@ -14,6 +15,7 @@ from bus.messages.public import Closest, Error
 from services.core.appview import AppView
 from services.core.ask import INFINITE, Ask, Decision, LoadOrder
 from services.core.cluster import ClusterView, Instance
+from services.core.goal import Goal
 from services.core.plans import Group, Plan
 
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
@@ -36,12 +38,16 @@ class SelectionPolicy(Protocol):
 class InfaasPolicy:
     """The paper's getVariant. dispatch: "spread" (least loaded instance) or "pack" (fullest worker that is still in time).
 
-    on_demand: load what no instance can serve; without it only what others have loaded is used.
+    on_demand: load what no instance can serve; without it only what others have loaded is used. goal: by what the view orders
+    variants; whoever makes the view reads it here.
     """
 
     name = "infaas"
 
-    def __init__(self, *, dispatch: str = "spread", probe_share: float = 0.1, on_demand: bool = True) -> None:
+    def __init__(
+        self, *, dispatch: str = "spread", probe_share: float = 0.1, on_demand: bool = True, goal: Goal = "cost"
+    ) -> None:
+        self.goal = goal
         self._pack = dispatch == "pack"
         self._on_demand = on_demand
         self._probe_every = round(1 / probe_share) if probe_share > 0 else 0
@@ -63,7 +69,7 @@ class InfaasPolicy:
         return self._beyond_active(ask, now, slack, view, app, plan)
 
     def _within(self, groups: list[Group], ask: Ask, slack: float, *, troubled: bool = False) -> Instance | None:
-        """The first group, cheapest first, with an instance that would answer within `slack`."""
+        """The first group, in the order of the goal, with an instance that would answer within `slack`."""
         items, length = ask.items, ask.length
         for group in groups:
             best: Instance | None = None

@@ -13,7 +13,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One dispatcher actor with a name of its own; several share the queries by queue group."""
     subjects = Subjects(settings.prefix)
     ours = settings.dispatcher
-    policy = load_policy(ours, settings.machines, on_demand=settings.autoscaler.policy in ("infaas", "off"))
+    on_demand = settings.autoscaler.policy in ("infaas", "off")
+    policy = load_policy(ours, settings.machines, on_demand=on_demand, goal=settings.goal)
     prices = load_prices(settings.prices)
 
     def make() -> Dispatcher:

@@ -75,7 +75,7 @@ class Dispatcher:
         max_queue: int = 100_000,
     ) -> None:
         self.name = name
-        self.view = ClusterView(prices)
+        self.view = ClusterView(prices, getattr(policy, "goal", "cost"))
         self.apps = Apps(self.view)
         self.flights = Flights()
         self._subjects = subjects

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from services.core.baselines import BruteForce, RoundRobin
+from services.core.goal import Goal
 from services.core.selection import InfaasPolicy, SelectionPolicy
 from services.shell.settings import DispatcherSettings, MachineSettings, SettingsError
 
@@ -22,12 +23,17 @@ def dispatcher_name() -> str:
 
 
 def load_policy(
-    settings: DispatcherSettings, machines: MachineSettings | None = None, *, on_demand: bool = True
+    settings: DispatcherSettings,
+    machines: MachineSettings | None = None,
+    *,
+    on_demand: bool = True,
+    goal: Goal = "cost",
 ) -> SelectionPolicy:
     """A built-in policy by name, or a user's class by "module:Class"; raises SettingsError that says what is wrong.
 
     machines: what the dispatch "auto" goes by: "pack" where machines may come and go, so that some empty; else "spread".
-    on_demand: whether a built-in policy may load what no instance can serve; static systems have chosen beforehand.
+    on_demand: whether a built-in policy may load what no instance can serve; static systems have chosen beforehand. goal: by what
+    built-in policies order variants; a user's class may have a `goal` of its own.
     """
     name = settings.policy
     if settings.dispatch not in ("auto", "spread", "pack"):
@@ -37,11 +43,11 @@ def load_policy(
         if dispatch == "auto":
             kinds = machines.kinds.values() if machines is not None and machines.provider != "off" else ()
             dispatch = "pack" if any(kind.maximum > kind.minimum for kind in kinds) else "spread"
-        return InfaasPolicy(dispatch=dispatch, probe_share=settings.probe_share, on_demand=on_demand)
+        return InfaasPolicy(dispatch=dispatch, probe_share=settings.probe_share, on_demand=on_demand, goal=goal)
     if name == "round-robin":
         return RoundRobin(on_demand=on_demand)
     if name == "brute-force":
-        return BruteForce(on_demand=on_demand)
+        return BruteForce(on_demand=on_demand, goal=goal)
     module, _, attribute = name.partition(":")
     if not attribute:
         raise SettingsError(

@@ -76,6 +76,7 @@ _SIMULATED = Number(most=MOST)
 
 RULES: Mapping[str, Rule] = {
     "prefix": _TOKEN,
+    "goal": None,
     "data_dir": _SOMETHING,
     "log_level": Text("(?i)debug|info|warning|error|critical", "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     "bus.url": Text(r"\S+", "a URL as nats://host:4222"),

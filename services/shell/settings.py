@@ -204,9 +204,14 @@ class PriceSettings(Section, frozen=True, kw_only=True):
 
 
 class Settings(Section, frozen=True, kw_only=True):
-    """All settings of one process."""
+    """All settings of one process.
+
+    goal: what queries are served with, among what meets their needs: "cost", the cheapest, or "accuracy", the most accurate
+    that the machines which are there can carry. Dispatchers and model-autoscalers must have the same.
+    """
 
     prefix: str = "infaas"
+    goal: Literal["cost", "accuracy"] = "cost"
     data_dir: str = ".infaas"
     log_level: str = "INFO"
     bus: BusSettings = field(default_factory=BusSettings)
@@ -228,6 +233,7 @@ _SHORT = {
     "INFAAS_SQL_DSN": "store.dsn",
     "INFAAS_DATA_DIR": "data_dir",
     "INFAAS_PREFIX": "prefix",
+    "INFAAS_GOAL": "goal",
     "INFAAS_LOG_LEVEL": "log_level",
 }
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number

@@ -12,6 +12,7 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.ask import Ask
 from services.core.baselines import BruteForce, RoundRobin
 from services.core.cluster import ClusterView
+from services.core.goal import Goal, merit
 from services.core.selection import OVERHEAD, InfaasPolicy
 from tests.fleet import PRICES, variant
 
@@ -19,10 +20,12 @@ NOW = 1000.0
 STATES = ("Active", "Loading", "Overloaded", "Interfered", None)  # None: no instance
 
 
-def view_of(states: list[tuple[Any, dict[str, Any]]], queued: list[int] | None = None) -> ClusterView:
+def view_of(
+    states: list[tuple[Any, dict[str, Any]]], queued: list[int] | None = None, goal: Goal = "cost"
+) -> ClusterView:
     """One app with a variant per entry, each with one instance in that state."""
     records = [variant(f"v{i}", **({"model": f"m{i}", "accuracy": 0.5} | facts)) for i, (_, facts) in enumerate(states)]
-    view = ClusterView(PRICES)
+    view = ClusterView(PRICES, goal)
     view.set_app(AppRecord(app="app", links={record.model: "1" for record in records}), records)
     instances = [
         InstanceStatus(
@@ -101,6 +104,38 @@ def test_the_cheapest_active_variant_in_time_answers(
         if not fitting:
             assert decision.refusal is not None
             assert decision.refusal.code in ("unsatisfiable", "unknown_model")
+
+
+@settings(max_examples=200)
+@given(fleets, st.lists(st.integers(0, 12), min_size=24, max_size=24), st.lists(asks, min_size=1, max_size=4))
+def test_where_accuracy_is_the_goal_the_most_accurate_active_variant_in_time_answers_the_cheapest_of_equals(
+    states: list[tuple[Any, dict[str, Any]]], queued: list[int], wishes: list[Ask]
+) -> None:
+    view = view_of(states, queued, "accuracy")
+    app = view.apps["app"]
+    policy = InfaasPolicy(probe_share=0.0, goal="accuracy")
+    for wish in [*wishes, *wishes]:
+        slack = wish.deadline - NOW - OVERHEAD
+        active = {}
+        for i in view.instances.values():
+            at, record = app.index[i.record.variant], i.record
+            alone, cost = app.groups[at].table.seconds(1), float(app.cost[at])
+            fits = (record.accuracy or 0.0) >= wish.accuracy and alone <= wish.latency_s and cost <= wish.cost
+            named = wish.model in (None, record.model)
+            if i.state == "Active" and fits and named and i.predict(1) <= slack:
+                active[i.id] = (-merit(record.accuracy), cost)
+        decision = policy.select(wish, NOW, view)
+        if active:
+            assert active[decision.assignments[0]] == min(active.values())
+            other = BruteForce(goal="accuracy").select(wish, NOW, view)
+            assert active[other.assignments[0]] == min(active.values())
+        else:
+            assert not any(view.instances[name].state == "Active" for name in decision.assignments)
+
+
+def test_a_variant_whose_accuracy_nobody_measured_comes_last_where_accuracy_is_the_goal() -> None:
+    view = view_of([("Active", {"accuracy": None}), ("Active", {"accuracy": 0.1, "threads": 4})], None, "accuracy")
+    assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).assignments == ("i1",)
 
 
 def test_more_active_variants_than_are_looked_at_first() -> None:
