@@ -1,0 +1,234 @@
+"""What a run was like: counts, quantiles and time lines, gathered while it runs in memory that queries do not add to.
+
+Time is the scenario's, in seconds, and never goes back. Latency, accuracy and violations are the client's view. The definitions stand
+in docs/simulation.md.
+"""
+
+from collections import defaultdict
+from math import ceil, inf
+from typing import Any
+
+import msgspec
+
+from bus.messages.events import Event, ScalingEvent
+from services.simulation.histogram import Histogram
+from services.simulation.scenario.model import PolicySpec, Scenario
+from services.simulation.series import Flow, Sample, Series
+from services.simulation.tally import WINDOW_S, Drop, Tally
+
+__all__ = ["MEASURED", "Report", "Sample"]
+
+MEASURED = (
+    "decisions",
+    "events_per_s",
+    "solve_ms",
+    "wall_s",
+)  # keys of wall-clock figures, which differ from run to run
+KEPT = 1000  # scaling decisions that are listed; of the rest only the number
+_ENOUGH = 4096  # values at a time that are quickly counted, and take little room until then
+_SAME = 1e-9  # s by which an answer may exceed its limit: times are sums of floats
+_MS, _US = 1e3, 1e6
+
+
+class Report:
+    """One policy's run. Feed it while the run goes on, then call `finished` once."""
+
+    def __init__(
+        self, policy: str, duration_s: float, every_s: float, *, base: str = "", hardware: dict[str, str] | None = None
+    ) -> None:
+        """hardware: kind of device of each variant, for the result's readers."""
+        self._policy, self._base = policy, base or policy
+        self._duration, self._every = duration_s, every_s
+        self._hardware = hardware or {}
+        self._apps: defaultdict[str, Tally] = defaultdict(Tally)
+        self._variants: defaultdict[str, int] = defaultdict(int)
+        self._drop = Drop()
+        self._series = Series(every_s, duration_s)
+        self._windows = 0  # closed
+        self._end = min(every_s, WINDOW_S)  # of the interval or window that ends next
+        self._actions: defaultdict[str, int] = defaultdict(int)
+        self._scalings: list[dict[str, Any]] = []
+        self._more = 0
+        self._solving = Histogram()
+        self._deciding = Histogram()
+
+    @classmethod
+    def of(cls, scenario: Scenario, policy: PolicySpec) -> "Report":
+        """An empty one for this run."""
+        hardware = {record.variant: record.hardware for record in scenario.variants}
+        return cls(policy.name, scenario.duration_s, scenario.metrics_every_s, base=policy.base, hardware=hardware)
+
+    def offered(self, app: str, now: float) -> None:
+        """A query was sent, at its intended time."""
+        if now >= self._end:
+            self._close(now)
+        self._apps[app].offered += 1
+
+    def answered(
+        self, app: str, now: float, seconds: float, limit_s: float, accuracy: float | None, variant: str
+    ) -> None:
+        """A query's answer has arrived, so many seconds after it was to be sent. limit_s: inf without an objective."""
+        if now >= self._end:
+            self._close(now)
+        tally = self._apps[app]
+        tally.answered += 1
+        tally.latency.fresh.append(seconds)
+        self._variants[variant] += 1
+        if seconds - limit_s > _SAME:
+            tally.late += 1
+        elif accuracy is not None:
+            tally.rated += 1
+            tally.accuracy += accuracy
+
+    def refused(self, app: str, now: float, code: str) -> None:
+        """A query was refused, with a code of the contract."""
+        if now >= self._end:
+            self._close(now)
+        refusals = self._apps[app].refusals
+        refusals[code] = refusals.get(code, 0) + 1
+
+    def event(self, kind: str, event: Event, now: float) -> None:
+        """An actor has recorded something: scaling decisions are counted and listed."""
+        if kind != ScalingEvent.kind:
+            return
+        assert isinstance(event, ScalingEvent)
+        if event.count:  # 0: what was wanted and not done
+            self._actions[event.action] += 1
+        if event.solve_ms is not None:
+            self._solving.fresh.append(event.solve_ms)
+        if len(self._scalings) >= KEPT:
+            self._more += 1
+            return
+        row = msgspec.structs.asdict(event)
+        del row["solve_ms"], row["objective"]
+        self._scalings.append({**row, "time": now})
+
+    def sample(self, sample: Sample) -> None:
+        """How the world is; every metrics_every_s."""
+        if sample.time >= self._end:
+            self._close(sample.time)
+        self._series.sample(sample)
+
+    def decided(self, seconds: float) -> None:
+        """A variant was selected for a query, which took so long by the wall clock."""
+        self._deciding.fresh.append(seconds)
+
+    def finished(self, cost: float, events: int, wall_s: float, open_queries: int) -> dict[str, Any]:
+        """The result. cost: US$ of the run. events, wall_s: of the kernel. open_queries: sent, and still unanswered at the end."""
+        self._close_all()
+        latency, refusals = Histogram(), defaultdict[str, int](int)
+        for tally in self._apps.values():
+            latency.merge(tally.latency)
+            for code, count in tally.refusals.items():
+                refusals[code] += count
+        sums = self._sums()
+        refused, late = sum(refusals.values()), sum(tally.late for tally in self._apps.values())
+        failed = sums.offered - sums.answered - refused
+        p50, p99 = latency.quantiles(0.5, 0.99)
+        used = self._series.variants() | set(self._variants)
+        p50_decide, p99_decide = self._deciding.quantiles(0.5, 0.99)
+        return {
+            "policy": self._policy,
+            "base": self._base,
+            "simulated": True,
+            "duration_s": self._duration,
+            "queries": sums.offered,
+            "answered": sums.answered,
+            "refused": refused,
+            "late": late,
+            "failed": failed,
+            "open": open_queries,
+            "refusals": dict(sorted(refusals.items())),
+            "slo_violation_ratio": _ratio(late + refused + failed, sums.offered) or 0.0,
+            "effective_accuracy": _ratio(sums.accuracy, sums.rated),
+            "max_accuracy_drop": self._drop.most,
+            "throughput_qps": sums.answered / self._duration,
+            "p50_ms": _times(p50, _MS),
+            "p99_ms": _times(p99, _MS),
+            "cost": cost,
+            "cost_per_1000": _ratio(1000.0 * cost, sums.answered),
+            "mean_utilisation": self._series.mean_utilisation(),
+            "scale_actions": dict(sorted(self._actions.items())),
+            "apps": {app: _app(tally) for app, tally in sorted(self._apps.items())},
+            "variants": dict(sorted(self._variants.items())),
+            "hardware": {name: kind for name, kind in sorted(self._hardware.items()) if name in used},
+            "scaling": {"decisions": self._scalings, "more": self._more},
+            "series": self._series.document(),
+            "events": events,
+            "decisions": {
+                "count": self._deciding.count,
+                "p50_us": _times(p50_decide, _US),
+                "p99_us": _times(p99_decide, _US),
+            },
+            "solve_ms": self._solve_ms(),
+            "events_per_s": _ratio(events, wall_s),
+            "wall_s": wall_s,
+        }
+
+    def _solve_ms(self) -> dict[str, Any]:
+        p50, p99 = self._solving.quantiles(0.5, 0.99)
+        return {"count": self._solving.count, "p50": p50, "p99": p99}
+
+    def _sums(self) -> Flow:
+        offered = answered = bad = rated = 0
+        accuracy = 0.0
+        for tally in self._apps.values():
+            offered += tally.offered
+            answered += tally.answered
+            bad += tally.late + tally.refused
+            rated += tally.rated
+            accuracy += tally.accuracy
+        return Flow(offered, answered, bad, rated, accuracy)
+
+    def _close(self, now: float) -> None:
+        """Close all intervals and windows that have ended by now."""
+        for histogram in (self._deciding, self._solving, *(tally.latency for tally in self._apps.values())):
+            histogram.settle(least=_ENOUGH)
+        while now >= self._end:
+            if self._end >= (self._windows + 1) * WINDOW_S:
+                self._close_window()
+            if self._end >= (self._series.length + 1) * self._every:
+                self._series.close(self._sums())
+            self._end = min((self._series.length + 1) * self._every, (self._windows + 1) * WINDOW_S)
+
+    def _close_window(self) -> None:
+        self._windows += 1
+        for tally in self._apps.values():
+            tally.drop.close(tally.rated, tally.accuracy)
+        sums = self._sums()
+        self._drop.close(sums.rated, sums.accuracy)
+
+    def _close_all(self) -> None:
+        """Close what the duration holds, and what has begun since if anything happened in it."""
+        length = ceil(self._duration / self._every - _SAME)
+        self._close((length + 0.5) * self._every if self._series.length < length else 0.0)
+        if self._series.unlike(self._sums()):
+            self._series.close(self._sums())
+        self._close_window()
+        self._end = inf
+
+
+def _app(tally: Tally) -> dict[str, Any]:
+    p50, p99 = tally.latency.quantiles(0.5, 0.99)
+    failed = tally.offered - tally.answered - tally.refused
+    return {
+        "queries": tally.offered,
+        "answered": tally.answered,
+        "refused": tally.refused,
+        "late": tally.late,
+        "failed": failed,
+        "refusals": dict(sorted(tally.refusals.items())),
+        "slo_violation_ratio": _ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
+        "effective_accuracy": _ratio(tally.accuracy, tally.rated),
+        "max_accuracy_drop": tally.drop.most,
+        "p50_ms": _times(p50, _MS),
+        "p99_ms": _times(p99, _MS),
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
