@@ -22,14 +22,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     worker = worker_name(settings.worker)
     ours = settings.autoscaler
     prices = load_prices(settings.prices)
-    knobs = Knobs(
-        slack=ours.slack,
-        loading_weight=ours.loading_weight,
-        objective=ours.objective,
-        hold_s=ours.hold_s,
-        budget_per_s=ours.budget_per_hour / 3600.0 if ours.budget_per_hour > 0 else inf,
-        memory_share=settings.monitor.memory_share,
-    )
+    knobs = knobs_of(settings)
 
     def make() -> ModelAutoscaler:
         return ModelAutoscaler(
@@ -44,3 +37,16 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 
     solver = make_solver(ours.solver, time_limit_s=ours.time_limit_s, clock=time.monotonic)
     return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver))]
+
+
+def knobs_of(settings: Settings) -> Knobs:
+    """The settings that planning reads."""
+    ours = settings.autoscaler
+    return Knobs(
+        slack=ours.slack,
+        loading_weight=ours.loading_weight,
+        objective=ours.objective,
+        hold_s=ours.hold_s,
+        budget_per_s=ours.budget_per_hour / 3600.0 if ours.budget_per_hour > 0 else inf,
+        memory_share=settings.monitor.memory_share,
+    )

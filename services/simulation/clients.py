@@ -1,0 +1,136 @@
+"""The clients of a simulated system: they send what the scenario's loads say, and tell the report what came back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bus.codec import decode, encode
+from bus.messages.public import Answer, QueryHead, Refusal, Tensor
+from bus.subjects import Subjects
+from services.simulation.report import Report
+from services.simulation.scenario.model import LoadSpec, Needs
+from services.simulation.stage import Stage
+from services.simulation.workload import arrivals
+
+PRIMING = 1.0  # s between the queries that wake each app before the scenario begins
+INBOX = "_INBOX.c."
+PRIMED = "_INBOX.primed"
+
+
+class Asked:
+    """What all queries of one load to one app have in common."""
+
+    __slots__ = ("app", "body", "head", "limit", "subject")
+
+    def __init__(self, app: str, needs: Needs, items: int, subjects: Subjects, patience: float) -> None:
+        """patience: seconds beyond its objective that an answer may take to reach the client, being under way."""
+        fields: dict[str, Any] = {}
+        if needs.latency_ms is not None:
+            fields["latency_ms"] = needs.latency_ms
+        if needs.accuracy:
+            fields["accuracy"] = needs.accuracy
+        if needs.cost is not None:
+            fields["cost"] = needs.cost
+        self.app = app
+        self.subject = subjects.query(app)
+        self.body = encode({"inputs": Tensor("FP32", [items, 1], b"\0\0\0\0" * items), **fields})
+        self.head = decode(QueryHead, self.body)
+        self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
+
+
+class Stream:
+    """One load's arrivals, a chunk at a time. kinds: what is asked, by index of app."""
+
+    __slots__ = ("apps", "at", "chunks", "kinds", "times")
+
+    def __init__(self, chunks: Iterator[tuple[Any, Any]], kinds: Sequence[Asked]) -> None:
+        self.chunks = chunks
+        self.kinds = kinds
+        self.times: list[float] = []
+        self.apps: list[int] = []
+        self.at = 0
+
+    def next(self) -> float | None:
+        """When the next query sets out, seconds from the beginning; None after the last."""
+        while self.at >= len(self.times):
+            chunk = next(self.chunks, None)
+            if chunk is None:
+                return None
+            self.times, self.apps, self.at = chunk[0].tolist(), chunk[1].tolist(), 0
+        return self.times[self.at]
+
+
+class Clients:
+    """begins: the stage's time at which the scenario does. delay: seconds that a message is under way when nothing is wrong."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        loads: Sequence[LoadSpec],
+        needs: Mapping[str, Needs],
+        subjects: Subjects,
+        report: Report,
+        *,
+        begins: float,
+        duration_s: float,
+        seed: int,
+        delay: float,
+    ) -> None:
+        self.open: dict[str, tuple[float, Asked]] = {}
+        self._stage = stage
+        self._report = report
+        self._begins = begins
+        self._sent = 0
+        self._streams: list[Stream] = []
+        self._primed: dict[tuple[str, bytes], Asked] = {}
+        for load, source in zip(loads, np.random.SeedSequence(seed).spawn(len(loads)), strict=True):
+            kinds = [Asked(app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6) for app in load.apps]
+            self._streams.append(Stream(arrivals(load, duration_s, np.random.default_rng(source)), kinds))
+            self._primed.update({(kind.app, kind.body): kind for kind in kinds})
+
+    def prime(self, until: float) -> None:
+        """Ask once a second for everything that will be asked for, so that each policy loads what it would; not counted."""
+        for kind in self._primed.values():
+            self._stage.publish(kind.subject, kind.head, PRIMED, kind.body)
+        if self._stage.now + PRIMING < until:
+            self._stage.at(PRIMING, self.prime, until)
+
+    def start(self) -> None:
+        """From now on the loads."""
+        for stream in self._streams:
+            self._schedule(stream)
+
+    def _schedule(self, stream: Stream) -> None:
+        due = stream.next()
+        if due is not None:
+            self._stage.at(max(0.0, self._begins + due - self._stage.now), self._send, stream)
+
+    def _send(self, stream: Stream) -> None:
+        kind = stream.kinds[stream.apps[stream.at]]
+        stream.at += 1
+        self._sent = number = self._sent + 1
+        inbox = f"{INBOX}{number}"
+        now = self._stage.now
+        self.open[inbox] = (now, kind)
+        self._stage.publish(kind.subject, kind.head, inbox, kind.body)
+        self._report.offered(kind.app, now - self._begins)
+        due = stream.next()
+        if due is not None:
+            self._stage.at(self._begins + due - now, self._send, stream)
+
+    def received(self, inbox: str, message: Any) -> None:
+        """An answer or a refusal has come."""
+        found = self.open.pop(inbox, None)
+        if found is None:
+            if inbox != PRIMED:
+                raise AssertionError(f"a second end of one query: {inbox}")
+            return
+        sent, kind = found
+        now = self._stage.now
+        if type(message) is Answer:
+            self._report.answered(
+                kind.app, now - self._begins, now - sent, kind.limit, message.accuracy, message.variant
+            )
+        elif type(message) is Refusal:
+            self._report.refused(kind.app, now - self._begins, message.error.code)

@@ -1,0 +1,160 @@
+"""The simulated edges of the services' actors: what each command takes, and what comes of it. They decide nothing."""
+
+from collections.abc import Callable
+from math import log2
+from typing import Any
+
+from bus.codec import encode
+from bus.messages.catalog import VariantRecord
+from bus.messages.public import Tensor
+from bus.messages.scaling import LeaderRecord, StartMachine
+from services.autoscaler.models.work import Solve, Solved
+from services.autoscaler.vms import notes
+from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop
+from services.core.planning.plan import Solver
+from services.core.quarantine import quarantine_key
+from services.executor.work import (
+    BatchResult,
+    LoadedModel,
+    LoadModel,
+    MeasureMemory,
+    MovedModel,
+    MoveModel,
+    RunBatch,
+    Shrink,
+    UnloadModel,
+)
+from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
+from services.simulation.hardware import Machine, SimDevice
+from services.simulation.stage import Stage
+
+STORE = 0.001  # s for one write to a bucket
+UNLOAD = 0.01  # s
+FAILS = 0.05  # s until a load that is to fail has failed
+NO_OUTPUTS: dict[str, Tensor] = {}
+NOTES = "simulated"
+
+
+class LoadFault(RuntimeError):
+    """A load that the scenario lets fail."""
+
+
+class DeviceHands:
+    """An executor's edge. load_seconds: of a variant now, or LoadFault. holds: told of each instance that comes (+1) or goes (-1)."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        device: SimDevice,
+        load_seconds: Callable[[VariantRecord], float],
+        holds: Callable[[VariantRecord, int], None],
+    ) -> None:
+        self._stage = stage
+        self._device = device
+        self._load_seconds = load_seconds
+        self._holds = holds
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        if type(command) is RunBatch:
+            works = command.works
+            items = len(works) if len(works) == 1 and works[0].items == 1 else sum(work.items for work in works)
+            now = self._stage.now
+            seconds = self._device.run(command.instance, items, works[0].route.length, now)
+            return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(works))
+        match command:
+            case LoadModel():
+                try:
+                    seconds = self._load_seconds(command.variant)
+                except LoadFault as fault:
+                    return FAILS, fault
+                self._device.load(command.instance, command.variant)
+                self._holds(command.variant, 1)
+                return seconds, LoadedModel(1000.0 * seconds, command.variant.profile.memory_mb, NOTES)
+            case UnloadModel():
+                self._unload(command.instance)
+                return UNLOAD, None
+            case MoveModel():
+                return self._load_seconds(command.variant), MovedModel(NOTES)
+            case MeasureMemory():
+                return STORE, self._device.memory_mb
+            case Shrink():
+                return 0.0, None
+        return 0.0, ValueError(f"simulated devices cannot {type(command).__name__}")
+
+    def _unload(self, instance: str) -> None:
+        resident = self._device.residents.get(instance)
+        if resident is not None:
+            self._device.unload(instance)
+            self._holds(resident.record, -1)
+
+
+class MachineHands:
+    """A monitor's edge."""
+
+    def __init__(self, stage: Stage, machine: Machine, control_bucket: str) -> None:
+        self._stage = stage
+        self._machine = machine
+        self._bucket = control_bucket
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        match command:
+            case SampleMachine():
+                used = self._machine.utilisation_of("cpu", self._stage.now)
+                memory = sum(d.memory_mb for d in self._machine.devices.values() if d.spec.kind == "cpu")
+                return 0.0, MachineSample(utilisation=used, memory_used_mb=memory)
+            case KeepQuarantine():
+                self._stage.put(self._bucket, quarantine_key(command.worker, command.variant), command.reason.encode())
+                return STORE, None
+        return 0.0, ValueError(f"simulated machines cannot {type(command).__name__}")
+
+
+class SolverHands:
+    """The model-autoscaler's edge: the real solver; the time that it is said to take grows with the problem, as measured on
+    two cores of a server for 8 to 800 candidates (docs/planning.md), since the clock on the wall must not count.
+    """
+
+    def __init__(self, solver: Solver, *, exact: bool) -> None:
+        self._solver = solver
+        self._per_candidate = 100e-6 if exact else 15e-6
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        if not isinstance(command, Solve):
+            return 0.0, ValueError(f"solvers cannot {type(command).__name__}")
+        count = len(command.problem.candidates)
+        seconds = 0.0005 + self._per_candidate * count * log2(2 + len(command.problem.demands)) / 4
+        return seconds, Solved(self._solver.solve(command.problem), 1000.0 * seconds)
+
+
+class ControllerHands:
+    """The VM-autoscaler's edge: the control bucket, and whoever starts and stops machines."""
+
+    def __init__(
+        self, stage: Stage, bucket: str, start: Callable[[StartMachine], None], stop: Callable[[str], None]
+    ) -> None:
+        self._stage = stage
+        self._bucket = bucket
+        self._start = start
+        self._stop = stop
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        match command:
+            case Claim():
+                return STORE, self._claim(command)
+            case Save():
+                self._stage.put(self._bucket, notes.key_of(command.record.worker), encode(command.record))
+            case Drop():
+                self._stage.put(self._bucket, notes.key_of(command.worker), None)
+            case Start():
+                self._start(command.order)
+            case Stop():
+                self._stop(command.order.worker)
+            case _:
+                return 0.0, ValueError(f"simulated controllers cannot {type(command).__name__}")
+        return STORE, None
+
+    def _claim(self, claim: Claim) -> Claimed:
+        present: LeaderRecord | None = notes.leader(self._stage.get(self._bucket, notes.LEADER))
+        if not claim.allows(present):
+            return Claimed(ok=False, present=present)
+        self._stage.put(self._bucket, notes.LEADER, encode(claim.record))
+        return Claimed(ok=True)

@@ -1,0 +1,158 @@
+"""Simulated machines: what is loaded on each device, how long a batch takes there, how busy it is, what it all costs.
+
+Interference (nothing in the paper beyond its Fig. 1): instances that compute on one device at the same time slow each other
+down, kernels that are short against the others' most. With u_j the part of the last second that instance j computed, and t its
+profiled time of one batch:
+
+    factor_i = 1 + strength · t_others / (t_others + t_i) · max(0, Σ_{j≠i} u_j − FREE)
+
+strength: of the kind of device, from the scenario (0: none, as between Inferentia's cores).
+"""
+
+from collections.abc import Mapping
+from math import exp
+
+from bus.messages.catalog import VariantRecord
+from services.core.cost import LatencyTable
+from services.core.placement import Device
+from services.simulation.scenario.model import CostSpec, MachineSpec
+
+FREE = 0.5  # of the device: as much as others may compute before anybody notices
+MEMORY = 1.0  # s over which an instance's share of the time is averaged
+
+
+class Resident:
+    """An instance on a device. share: seconds of the last MEMORY that it computed, as of `at`, decaying."""
+
+    __slots__ = ("at", "cores", "one", "record", "share", "table")
+
+    def __init__(self, record: VariantRecord, cores: int) -> None:
+        self.record = record
+        self.table = LatencyTable(record)
+        self.one = self.table.seconds(1)
+        self.cores = cores
+        self.share = 0.0
+        self.at = 0.0
+
+    def busy(self, now: float) -> float:
+        """The part of the last second that it computed, 0..1."""
+        return min(1.0, self.share * exp((self.at - now) / MEMORY) / MEMORY)
+
+    def computes(self, now: float, seconds: float) -> None:
+        self.share = self.share * exp((self.at - now) / MEMORY) + seconds
+        self.at = now
+
+
+class SimDevice:
+    """One device of a simulated machine. strength: of interference. slow: factor on every batch (a fault)."""
+
+    def __init__(self, spec: Device, strength: float) -> None:
+        self.spec = spec
+        self.slow = 1.0
+        self.residents: dict[str, Resident] = {}
+        self._strength = strength
+        self._begun = 0.0  # core-seconds of all batches begun so far
+        self._used = 0.0  # ... that lay before the last sample
+        self._open: list[tuple[float, int]] = []  # end and cores of batches that may not have ended at the last sample
+
+    def load(self, instance: str, record: VariantRecord) -> None:
+        cores = max(1, min(record.threads, self.spec.cores)) if self.spec.kind == "cpu" else 1
+        self.residents[instance] = Resident(record, cores)
+
+    def unload(self, instance: str) -> None:
+        self.residents.pop(instance, None)
+
+    def run(self, instance: str, items: int, length: int | None, now: float) -> float:
+        """A batch begins; how many seconds it takes. Raises KeyError for an instance that is not here."""
+        resident = self.residents[instance]
+        table = resident.table if length is None else resident.table.at(length)
+        seconds = table.seconds(items) * self.slow
+        if self._strength > 0 and len(self.residents) > 1:
+            seconds *= self._interference(instance, resident, now)
+            resident.computes(now, seconds)
+        self._begun += seconds * resident.cores
+        self._open.append((now + seconds, resident.cores))
+        return seconds
+
+    def _interference(self, instance: str, resident: Resident, now: float) -> float:
+        busy = weighted = 0.0
+        for name, other in self.residents.items():
+            if name != instance:
+                share = other.busy(now)
+                busy += share
+                weighted += share * other.one
+        if busy <= FREE:
+            return 1.0
+        others = weighted / busy
+        return 1.0 + self._strength * others / (others + resident.one) * (busy - FREE)
+
+    def used(self, now: float) -> float:
+        """Core-seconds computed since the last call."""
+        left = [(end, cores) for end, cores in self._open if end > now]
+        self._open = left
+        done = self._begun - sum((end - now) * cores for end, cores in left)
+        used, self._used = done - self._used, done
+        return used
+
+    @property
+    def memory_mb(self) -> float:
+        return sum(resident.record.profile.memory_mb for resident in self.residents.values())
+
+
+class Machine:
+    """A worker's hardware. since: when it was last sampled by its monitor."""
+
+    def __init__(self, worker: str, spec: MachineSpec, strengths: Mapping[str, float], now: float) -> None:
+        self.worker = worker
+        self.spec = spec
+        self.devices = {device.name: SimDevice(device, strengths.get(device.kind, 0.0)) for device in spec.devices}
+        self.used = dict.fromkeys(self.devices, 0.0)  # core-seconds until now
+        self._sampled = now
+        self._at_sample = dict(self.used)
+
+    def advance(self, now: float) -> None:
+        for name, device in self.devices.items():
+            self.used[name] += device.used(now)
+
+    def utilisation_of(self, kind: str, now: float) -> float:
+        """Of the cores of all devices of a kind since the last call, 0..1 (what a monitor samples)."""
+        self.advance(now)
+        elapsed, self._sampled = now - self._sampled, now
+        cores, used = 0, 0.0
+        for name, device in self.devices.items():
+            if device.spec.kind == kind:
+                cores += device.spec.cores
+                used += self.used[name] - self._at_sample[name]
+            self._at_sample[name] = self.used[name]
+        return min(1.0, used / (cores * elapsed)) if cores and elapsed > 0 else 0.0
+
+
+class Bill:
+    """What it costs: an integral of the rate that holds from one change to the next. begins: seconds from when it counts."""
+
+    def __init__(self, spec: CostSpec, begins: float) -> None:
+        self.total = 0.0
+        self._spec = spec
+        self._at = begins
+        self._machines = 0.0  # US$/s
+        self._memory = 0.0  # US$/s
+
+    @property
+    def rate(self) -> float:
+        """US$/s now."""
+        return self._machines if self._spec.meter == "worker" else self._memory
+
+    def machine(self, spec: MachineSpec, number: int, now: float) -> None:
+        """So many machines more (or fewer)."""
+        self.advance(now)
+        self._machines += number * spec.price_per_hour / 3600.0
+
+    def instance(self, record: VariantRecord, number: int, now: float) -> None:
+        """So many instances more (or fewer) hold their memory."""
+        self.advance(now)
+        self._memory += number * record.profile.memory_mb / 1024.0 * self._spec.per_gb_s.get(record.hardware, 0.0)
+
+    def advance(self, now: float) -> None:
+        if now > self._at:
+            self.total += (now - self._at) * self.rate
+            self._at = now

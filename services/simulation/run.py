@@ -1,0 +1,142 @@
+"""One scenario under one policy, from the first machine to the last answer; and all of a scenario's policies, one after another."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from bus.messages.events import Event, OutcomeEvent
+from services.simulation.clients import Clients
+from services.simulation.faults import Faults
+from services.simulation.kernel import NETWORK, Kernel
+from services.simulation.report import Report, Sample
+from services.simulation.scenario.model import PolicySpec, Scenario
+from services.simulation.system import System
+
+BEGINS = 1_000_000.0  # the clock at the scenario's time 0
+WARM_UP = 15.0  # s before that: machines meet, each app is asked for once a second, loads are instant
+PRIMED_AFTER = 3.0  # s of it until the first query
+DRAIN = 60.0  # s after the end for what is still under way
+STEP = 1.0  # s between reports of progress
+
+Progress = Callable[[float], None]
+
+
+class Run:
+    """The parts of one run. report: what is counted."""
+
+    def __init__(self, scenario: Scenario, policy: PolicySpec, report: Report) -> None:
+        self.scenario = scenario
+        self.report = report
+        self.kernel = Kernel(BEGINS - WARM_UP, self._received, self._told)
+        self.system = System(self.kernel, scenario, policy, BEGINS, report.decided)
+        self.clients = Clients(
+            self.kernel,
+            scenario.loads,
+            scenario.needs,
+            self.system.subjects,
+            report,
+            begins=BEGINS,
+            duration_s=scenario.duration_s,
+            seed=scenario.seed,
+            delay=NETWORK,
+        )
+        self._sampled: dict[str, float] = {}
+        self._sampled_at = BEGINS
+
+    def __call__(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Everything, to the end. progress: told the scenario's time as it goes."""
+        kernel, scenario = self.kernel, self.scenario
+        began = perf_counter()
+        self.system.build()
+        kernel.at(PRIMED_AFTER, self.clients.prime, BEGINS)
+        kernel.run(BEGINS)
+        Faults(kernel, self.system, scenario.faults, BEGINS)
+        self.clients.start()
+        self._sample()
+        end = BEGINS + scenario.duration_s
+        at = BEGINS
+        while at < end:
+            at = min(end, at + STEP)
+            kernel.run(at)
+            if progress is not None:
+                progress(at - BEGINS)
+        self._sample(last=True)
+        cost = self.system.bill.total
+        while self.clients.open and kernel.now < end + DRAIN:
+            kernel.run(kernel.now + STEP)
+        return self.report.finished(cost, kernel.events, perf_counter() - began, len(self.clients.open))
+
+    def _received(self, inbox: str, message: Any) -> None:
+        self.clients.received(inbox, message)
+
+    def _told(self, name: str, event: Event) -> None:
+        del name
+        if type(event) is not OutcomeEvent and self.kernel.now >= BEGINS:
+            self.report.event(event.kind, event, self.kernel.now - BEGINS)
+
+    def _sample(self, argument: Any = None, *, last: bool = False) -> None:
+        """The state of things now, and the use of the devices since the last time."""
+        del argument
+        now = self.kernel.now
+        if not last and now - BEGINS < self.scenario.duration_s:
+            self.kernel.at(self.scenario.metrics_every_s, self._sample)
+        elapsed = now - self._sampled_at
+        instances: dict[str, int] = {}
+        workers: dict[str, int] = {}
+        shares: list[float] = []
+        sampled: dict[str, float] = {}
+        for worker, machine in self.system.machines.items():
+            machine.advance(now)
+            workers[machine.spec.kind] = workers.get(machine.spec.kind, 0) + 1
+            for name, device in machine.devices.items():
+                key = f"{worker}/{name}"
+                sampled[key] = machine.used[name]
+                if elapsed > 0:
+                    used = machine.used[name] - self._sampled.get(key, 0.0)
+                    shares.append(min(1.0, used / (elapsed * device.spec.cores)))
+                for resident in device.residents.values():
+                    variant = resident.record.variant
+                    instances[variant] = instances.get(variant, 0) + 1
+        self._sampled, self._sampled_at = sampled, now
+        self.system.bill.advance(now)
+        used = sum(shares) / len(shares) if shares else 0.0
+        self.report.sample(
+            Sample(
+                time=now - BEGINS,
+                instances=instances,
+                workers=workers,
+                cost_rate=self.system.bill.rate,
+                utilisation=used,
+            )
+        )
+
+
+def simulate(
+    scenario: Scenario, policy: PolicySpec, report: Report, progress: Progress | None = None
+) -> dict[str, Any]:
+    """One policy's result (docs/contract.md, section 5). The same scenario and seed give the same, but for measured times."""
+    with _seldom_collected():
+        return Run(scenario, policy, report)(progress)
+
+
+def simulate_all(scenario: Scenario, progress: Callable[[str, float], None] | None = None) -> dict[str, Any]:
+    """All policies of a scenario. progress: told the policy and the scenario's time as it goes."""
+    results = []
+    for policy in scenario.policies:
+        report = Report.of(scenario, policy)
+        told = None if progress is None else lambda at, name=policy.name: progress(name, at)
+        results.append(simulate(scenario, policy, report, told))
+    return {"scenario": scenario.name, "seed": scenario.seed, "policies": results, "simulated": True}
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Hardly anything here is in cycles: looking for them all the time would cost a tenth."""
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

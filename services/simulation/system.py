@@ -1,0 +1,259 @@
+"""A whole system on a stage: the services' own actors, wired as their __main__ modules wire them, on simulated machines."""
+
+from collections.abc import Callable
+from itertools import count
+from math import inf
+from time import perf_counter
+
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.scaling import StartMachine
+from bus.subjects import Subjects
+from services.autoscaler.models.__main__ import knobs_of as planning_knobs
+from services.autoscaler.models.actor import ModelAutoscaler
+from services.autoscaler.models.baselines import Chosen
+from services.autoscaler.vms.actor import Controller
+from services.autoscaler.vms.policy import Kind, Limits
+from services.core.ask import Ask, Decision
+from services.core.catalog import key_of
+from services.core.cluster import ClusterView
+from services.core.planning.solvers import make_solver
+from services.core.selection import SelectionPolicy
+from services.dispatcher.actor import Dispatcher
+from services.dispatcher.edge import load_policy
+from services.executor.actor import Executor
+from services.monitor.__main__ import knobs_of as monitor_knobs
+from services.monitor.actor import MonitorActor
+from services.shell.settings import MachineKind
+from services.simulation.hands import ControllerHands, DeviceHands, LoadFault, MachineHands, SolverHands
+from services.simulation.hardware import Bill, Machine
+from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
+from services.simulation.stage import Stage
+
+SPREAD = 0.5  # s over which the workers' first words are spread, as machines do not start in step
+INSTANT = 0.001  # s for a load before the scenario begins
+NODES = 200  # of a branch-and-bound search: the same plan on any machine
+MEASURED_EVERY = 8  # decisions
+GOLDEN = 0.6180339887
+
+
+class Timed:
+    """A selection policy whose decisions are timed now and then, on the wall's clock; they are not changed."""
+
+    def __init__(self, policy: SelectionPolicy, decided: Callable[[float], None]) -> None:
+        self.name = policy.name
+        self._select = policy.select
+        self._decided = decided
+        self._count = 0
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        self._count += 1
+        if self._count % MEASURED_EVERY:
+            return self._select(ask, now, view)
+        began = perf_counter()
+        decision = self._select(ask, now, view)
+        self._decided(perf_counter() - began)
+        return decision
+
+
+class System:
+    """All machines and services of one run. begins: when the scenario does; loads before that are instant.
+
+    machines: those that run, by worker.
+    """
+
+    def __init__(
+        self, stage: Stage, scenario: Scenario, policy: PolicySpec, begins: float, decided: Callable[[float], None]
+    ) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.bill = Bill(scenario.cost, begins)
+        self.subjects = Subjects()
+        self.load_fails: Callable[[VariantRecord], bool] = lambda _: False
+        self._stage = stage
+        self._scenario = scenario
+        self._policy = policy
+        self._begins = begins
+        self._decided = decided
+        self._specs = {spec.kind: spec for spec in policy.machines}
+        self._settings = policy.settings
+        self._incarnations = count(1)
+        self._uids = count(1)
+        self._solver = self._make_solver()
+        self._selection = self._make_selection()
+
+    # -- what there is from the beginning
+
+    def build(self) -> None:
+        """The catalogue, dispatchers, the controller and the machines that run at time 0."""
+        self._catalogue()
+        settings = self._settings
+        for number in range(settings.dispatcher.count):
+            self._stage.enter(f"d-{number}", self._dispatcher(f"d-{number}"))
+        fixed = settings.autoscaler.policy == "static"
+        controller = self._controller(() if fixed else self._policy.machines)
+        bucket = self.subjects.control_bucket
+        self._stage.enter("vm-0", controller, ControllerHands(self._stage, bucket, self._boot, self.stop))
+        number = 0
+        for spec in self._policy.machines:
+            for index in range(spec.start):
+                self._stage.at(SPREAD * (number * GOLDEN % 1.0), self._appear, (f"{spec.kind}-{index}", spec))
+                number += 1
+
+    def _catalogue(self) -> None:
+        kinds = self._policy.hardware
+        records: list[VariantRecord | ModelRecord | AppRecord] = [
+            *(one for one in self._scenario.variants if kinds is None or one.hardware in kinds),
+            *self._scenario.models,
+            *self._scenario.apps,
+        ]
+        for record in records:
+            self._stage.put(self.subjects.catalog_bucket, key_of(record), encode(record))
+
+    def _dispatcher(self, name: str) -> Dispatcher:
+        ours = self._settings.dispatcher
+        return Dispatcher(
+            name,
+            self.subjects,
+            self._selection,
+            self._scenario.prices,
+            lambda: next(self._uids).to_bytes(16, "big"),
+            default_deadline_s=ours.default_deadline_s,
+            max_inline=ours.max_inline,
+            failure_timeout_s=ours.failure_timeout_s,
+            max_attempts=ours.max_attempts,
+            max_queue=ours.max_queue,
+        )
+
+    def _make_selection(self) -> Timed:
+        settings = self._settings
+        kinds = {
+            spec.kind: MachineKind(minimum=spec.minimum, maximum=spec.maximum)
+            for spec in self._policy.machines
+            if spec.maximum
+        }
+        machines = replace(settings.machines, provider="simulated", kinds=kinds)
+        on_demand = settings.autoscaler.policy in ("infaas", "off")
+        return Timed(load_policy(settings.dispatcher, machines, on_demand=on_demand), self._decided)
+
+    def _make_solver(self) -> SolverHands:
+        name = self._settings.autoscaler.solver
+        solver = make_solver(name, time_limit_s=None, gap=1e-3, node_limit=NODES, patience_s=None)
+        return SolverHands(solver, exact=name == "ilp")
+
+    def _controller(self, specs: tuple[MachineSpec, ...]) -> Controller:
+        settings = self._settings
+        ours = settings.machines
+        kinds = {
+            spec.kind: Kind(
+                name=spec.kind,
+                devices=spec.devices,
+                price_per_hour=spec.price_per_hour,
+                minimum=spec.minimum,
+                maximum=spec.maximum,
+                boot_s=spec.boot_s,
+            )
+            for spec in specs
+        }
+        limits = Limits(
+            kinds=kinds,
+            utilisation_above=ours.utilisation_above,
+            overloaded_share=ours.overloaded_share,
+            idle_s=ours.idle_s,
+            budget_per_hour=settings.autoscaler.budget_per_hour or inf,
+        )
+        return Controller(
+            "vm-0",
+            self.subjects,
+            limits,
+            period_s=ours.period_s,
+            lease_s=ours.lease_s,
+            memory_share=settings.monitor.memory_share,
+            cores_overcommit=settings.monitor.cores_overcommit,
+        )
+
+    # -- machines
+
+    def _boot(self, order: StartMachine) -> None:
+        """The controller wants one: it costs from now on, and works once it has booted."""
+        spec = self._specs[order.kind]
+        if order.worker not in self.machines:
+            self.bill.machine(spec, 1, self._stage.now)
+            self._stage.at(spec.boot_s, self._appear, (order.worker, spec, True))
+
+    def _appear(self, what: tuple[str, MachineSpec] | tuple[str, MachineSpec, bool]) -> None:
+        """A machine is up: its executors, its monitor and its autoscaler begin."""
+        worker, spec, *booted = what
+        if worker in self.machines:
+            return
+        now, settings = self._stage.now, self._settings
+        if not booted:
+            self.bill.machine(spec, 1, now)
+        machine = self.machines[worker] = Machine(worker, spec, self._scenario.interference, now)
+        for name, device in machine.devices.items():
+            executor = Executor(
+                worker,
+                name,
+                next(self._incarnations),
+                self.subjects,
+                cores=device.spec.cores,
+                inline_below_s=0.0,
+                failure_timeout_s=settings.dispatcher.failure_timeout_s,
+            )
+            hands = DeviceHands(self._stage, device, self._load_seconds, self._holds)
+            self._stage.enter(f"{worker}/{name}", executor, hands)
+        monitor = MonitorActor(
+            worker,
+            spec.devices[0].kind,
+            spec.devices,
+            self._scenario.prices,
+            self.subjects,
+            next(self._incarnations),
+            monitor_knobs(settings),
+            spec.kind,
+        )
+        self._stage.enter(
+            f"monitor-{worker}", monitor, MachineHands(self._stage, machine, self.subjects.control_bucket)
+        )
+        autoscaler = ModelAutoscaler(
+            worker,
+            self.subjects,
+            self._scenario.prices,
+            planning_knobs(settings),
+            policy=settings.autoscaler.policy,
+            period_s=settings.autoscaler.period_s,
+            choice={app: Chosen(one.variant, one.instances) for app, one in self._policy.choice.items()},
+        )
+        self._stage.enter(f"model-{worker}", autoscaler, self._solver)
+
+    def stop(self, worker: str) -> None:
+        """Asked to stop: everybody says goodbye."""
+        self._end(worker, goodbye=True)
+
+    def kill(self, worker: str) -> None:
+        """As when the plug is pulled."""
+        self._end(worker, goodbye=False)
+
+    def _end(self, worker: str, *, goodbye: bool) -> None:
+        machine = self.machines.pop(worker, None)
+        if machine is None:
+            return
+        for name in (f"model-{worker}", f"monitor-{worker}", *(f"{worker}/{device}" for device in machine.devices)):
+            self._stage.leave(name, goodbye=goodbye)
+        now = self._stage.now
+        for device in machine.devices.values():
+            for resident in device.residents.values():
+                self.bill.instance(resident.record, -1, now)
+            device.residents.clear()
+        self.bill.machine(machine.spec, -1, now)
+
+    def _holds(self, record: VariantRecord, number: int) -> None:
+        self.bill.instance(record, number, self._stage.now)
+
+    def _load_seconds(self, record: VariantRecord) -> float:
+        if self._stage.now < self._begins:
+            return INSTANT
+        if self.load_fails(record):
+            raise LoadFault(f"{record.variant} does not load: a fault of the scenario")
+        return record.profile.load_ms / 1000.0
