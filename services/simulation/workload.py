@@ -1,0 +1,165 @@
+"""When the queries of a scenario's load set out, and for which app. Used by the simulator and, against live systems, by `infaas bench`.
+
+Times come in chunks, so that memory does not grow with their number, and depend on nothing but the load, the duration and
+the generator of random numbers: not on the chunks' size.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.simulation import processes
+from services.simulation.rates import Rates
+from services.simulation.scenario.model import LoadSpec, Times
+from services.simulation.traces import WorkloadError
+
+CHUNK = 65_536  # arrivals at once, about
+PEAK_OVER = 1.0  # s over which the peak of given arrival times is measured
+
+Apps = NDArray[np.int64]
+
+
+def arrivals(
+    load: LoadSpec, duration_s: float, rng: np.random.Generator, *, chunk: int = CHUNK
+) -> Iterator[tuple[Times, Apps]]:
+    """Rising times in [0, duration_s), seconds, each with the index into load.apps of the app that is asked.
+
+    poisson, gamma: a renewal process under way since long before (the first gap is the rest of one), in operational time: where
+    the rate changes, gaps stretch and shrink with it and keep their CV. uniform: the first at 0, equal gaps in operational time.
+    mmpp: Poisson at the rate of the present state; a stay lasts exponentially with mean dwell_s of the state, then each
+    other state is as likely; the first state as in the long run.
+    trace: as many in a line as it says (a fraction is rounded at random), each anywhere in the line; with range_qps each
+    line is a rate instead, the trace's lowest mapped to the range's lowest, its highest (also of a flat trace) to its highest,
+    linearly between, and arrivals are Poisson. times: as given.
+    A trace or times shorter than the duration: the load ends with them. Apps: by `shares`, each arrival for itself.
+
+    Raises WorkloadError for a load that makes no sense.
+    """
+    _check(load, duration_s)
+    # One stream of numbers for the times and one for the apps: then neither depends on where chunks end.
+    when, which = (np.random.default_rng(rng.integers(2**63, size=4)) for _ in range(2))
+    return _with_apps(_times(load, duration_s, when, chunk), load.shares, which)
+
+
+def at_once(load: LoadSpec, duration_s: float, rng: np.random.Generator) -> tuple[Times, Apps]:
+    """All arrivals in two arrays, for those who can hold them. Raises WorkloadError."""
+    parts = list(arrivals(load, duration_s, rng))
+    if not parts:
+        return np.empty(0), np.empty(0, np.int64)
+    return np.concatenate([times for times, _ in parts]), np.concatenate([apps for _, apps in parts])
+
+
+def mean_rate(load: LoadSpec, duration_s: float) -> float:
+    """Queries/s that the load offers over the duration, all apps together: expected ones. mmpp: in the long run."""
+    _check(load, duration_s)
+    if load.arrivals == "mmpp":
+        return math.fsum(rate * dwell for rate, dwell in zip(load.rates, load.dwell_s, strict=True)) / sum(load.dwell_s)
+    if load.times is not None and load.arrivals == "times":
+        return float(np.searchsorted(load.times, duration_s)) / duration_s
+    return _rates(load, duration_s).expected / duration_s
+
+
+def peak_rate(load: LoadSpec, duration_s: float) -> float:
+    """The highest rate within the duration, queries/s, all apps together. times: of their seconds, counted from 0."""
+    _check(load, duration_s)
+    if load.arrivals == "mmpp":
+        return max(load.rates)
+    if load.times is not None and load.arrivals == "times":
+        within = load.times[: np.searchsorted(load.times, duration_s)]
+        _, counts = np.unique(within // PEAK_OVER, return_counts=True)
+        return float(counts.max(initial=0)) / min(PEAK_OVER, duration_s)
+    rates = _rates(load, duration_s)
+    return float(max(rates.first.max(), rates.last.max()))
+
+
+def zipf(n: int, s: float = 1.0) -> tuple[float, ...]:
+    """Shares of n apps, most popular first, in proportion to 1 / rank^s; they add up to 1."""
+    weights = np.arange(1, n + 1, dtype=np.float64) ** -s
+    return tuple((weights / weights.sum()).tolist())
+
+
+def _times(load: LoadSpec, duration: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
+    if load.arrivals == "times":
+        assert load.times is not None
+        end = int(np.searchsorted(load.times, duration))
+        return (load.times[at : min(at + chunk, end)] for at in range(0, end, chunk))
+    if load.arrivals == "trace" and load.range_qps is None:
+        assert load.counts is not None
+        return processes.counted(load.counts, load.seconds_per_line, duration, rng, chunk)
+    if load.arrivals == "mmpp":
+        stays = np.random.default_rng(rng.integers(2**63, size=4))
+        blocks = processes.modulated(load.rates, load.dwell_s, duration, stays)
+    else:
+        blocks = iter([_rates(load, duration)])
+    match load.arrivals:
+        case "uniform":
+            return processes.timed(blocks, processes.even(chunk))
+        case "gamma":
+            return processes.timed(blocks, processes.gamma(load.cv, rng, chunk))
+        case _:
+            return processes.timed(blocks, processes.exponential(rng, chunk))
+
+
+def _rates(load: LoadSpec, duration: float) -> Rates:
+    """The rate over the duration, of loads that have one."""
+    if load.arrivals != "trace":
+        return Rates.through(load.rate, duration)
+    assert load.counts is not None
+    rates = load.counts / load.seconds_per_line
+    if load.range_qps is not None:
+        lowest, highest = load.range_qps
+        low, high = rates.min(), rates.max()
+        rates = lowest + (highest - lowest) * ((rates - low) / (high - low) if high > low else np.ones_like(rates))
+    return Rates.stairs(rates, load.seconds_per_line, duration)
+
+
+def _with_apps(
+    times: Iterator[Times], shares: tuple[float, ...], rng: np.random.Generator
+) -> Iterator[tuple[Times, Apps]]:
+    borders = np.cumsum(shares)[:-1]
+    for part in times:
+        if len(borders):
+            yield part, np.searchsorted(borders, rng.random(len(part)), "right")
+        else:
+            yield part, np.zeros(len(part), np.int64)
+
+
+def _check(load: LoadSpec, duration: float) -> None:
+    """Refuse what would never end, or mean nothing. Readers of scenarios and commands check with better words before."""
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            raise WorkloadError(what)
+
+    need(0 < duration < math.inf, f"a load's duration must be above 0 s, not {duration:g}")
+    need(len(load.apps) == len(load.shares) > 0, f"a load needs one share for each app: {len(load.shares)} given")
+    need(
+        min(load.shares) >= 0 and abs(sum(load.shares) - 1) < 1e-6,
+        f"shares must be at least 0 and add up to 1, not {sum(load.shares):g}",
+    )
+    match load.arrivals:
+        case "mmpp":
+            need(len(load.rates) == len(load.dwell_s) > 0, "mmpp needs one dwell_s for each of its rates")
+            need(_sane(load.rates), "rates must be at least 0")
+            need(_sane(load.dwell_s) and min(load.dwell_s) > 0, "dwell_s must be above 0 s")
+        case "trace":
+            need(load.counts is not None and len(load.counts) > 0, "a trace needs counts")
+            need(0 < load.seconds_per_line < math.inf, "seconds_per_line must be above 0")
+            need(
+                load.range_qps is None or (_sane(load.range_qps) and load.range_qps[0] <= load.range_qps[1]),
+                "range_qps must be two rates of at least 0, the lower first",
+            )
+        case "times":
+            need(load.times is not None, "arrivals at given times need times")
+        case _:
+            at = tuple(second for second, _ in load.rate)
+            need(len(at) > 0, "rate needs a point")
+            need(_sane(at) and list(at) == sorted(at), "rate's points must be at rising seconds of at least 0")
+            need(_sane(tuple(rate for _, rate in load.rate)), "rate must be at least 0")
+            need(load.arrivals != "gamma" or 0 < load.cv < math.inf, "cv must be above 0")
+
+
+def _sane(values: tuple[float, ...]) -> bool:
+    return all(0 <= value < math.inf for value in values)
