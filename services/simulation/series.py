@@ -60,8 +60,11 @@ class Series:
         )
 
     def sample(self, sample: Sample) -> None:
-        """Note the world; of several in one interval the last one counts."""
-        self._samples[ceil(sample.time / self._every - 1e-6)] = sample
+        """Note the world; of several in one interval the last one counts, of several at one time the first."""
+        place = ceil(sample.time / self._every - 1e-6)
+        known = self._samples.get(place)
+        if known is None or known.time != sample.time:
+            self._samples[place] = sample
 
     def unlike(self, sums: Flow) -> bool:
         """Whether anything happened since the last interval was closed."""

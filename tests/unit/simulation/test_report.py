@@ -77,6 +77,7 @@ def test_samples_hold_from_their_time_on_and_late_comers_were_zero_before() -> N
     )
     one.sample(Sample(time=7.9, instances={"big": 1}, workers={"gpu": 1}, cost_rate=0.2, utilisation=0.75))
     one.sample(Sample(time=10.0, instances={"big": 9}, workers={"gpu": 9}, cost_rate=9.0, utilisation=1.0))
+    one.sample(Sample(time=10.0, instances={}, workers={}, cost_rate=0.0, utilisation=0.0))  # again: nothing has passed
     found = end(one)
     series = found["series"]
     assert series["instances"] == {"big": [0, 0, 1, 1, 1], "small": [2, 2, 1, 1, 0]}
