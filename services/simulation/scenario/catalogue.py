@@ -1,0 +1,183 @@
+"""[[app]] and [[variant]] blocks: the catalogue as a registrar would have written it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
+from services.core.cost import PER_CORE, price_per_hour
+from services.simulation.scenario import profiles
+from services.simulation.scenario.linking import Entry, link
+from services.simulation.scenario.machines import MB, UNLIMITED_MB, Machine, largest_of
+from services.simulation.scenario.model import CostSpec, Needs
+from services.simulation.scenario.place import meant, shown
+from services.simulation.scenario.table import Table, name_at, number_at, one_of, whole_at
+
+_APP_KEYS = ("name", "latency_ms", "accuracy", "cost")
+_VARIANT_KEYS = (
+    *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb"),
+    *profiles.KEYS,
+)
+_ELSEWHERE = {"qps": "has no place here: how many queries come is said in [[load]]"}
+_SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[1])],
+    outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
+)
+_FILLED = "synthetic"  # what a scenario's variants have in place of a framework and a file
+
+
+class Catalogue(Struct, frozen=True, kw_only=True):
+    """What there is. serving: for each app its variants, in the file's order."""
+
+    apps: tuple[AppRecord, ...]
+    models: tuple[ModelRecord, ...]
+    variants: tuple[VariantRecord, ...]
+    needs: dict[str, Needs]
+    serving: dict[str, tuple[VariantRecord, ...]]
+
+
+def needs_of(block: Table) -> Needs:
+    """What queries ask for, from a block that may say latency_ms, accuracy, cost."""
+    return Needs(
+        latency_ms=block.maybe("latency_ms", most=1e9, above=True),
+        accuracy=block.number("accuracy", 0.0, most=1.0),
+        cost=block.maybe("cost", most=1e9, above=True),
+    )
+
+
+def catalogue(scenario: Table, machines: list[Machine], prices: Mapping[str, float], cost: CostSpec) -> Catalogue:
+    """Apps with their needs, models and variants; raises ScenarioError."""
+    asked: dict[str, Needs] = {}
+    for block in scenario.blocks("app", _APP_KEYS, _ELSEWHERE):
+        name = block.name("name")
+        if name in asked:
+            block.at("name").refuse(f"{name} is there twice: other needs of some of its queries are said in [[load]]")
+        asked[name] = needs_of(block)
+    blocks = scenario.blocks("variant", _VARIANT_KEYS)
+    if not blocks:
+        scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
+    strict = bool(asked)
+    entries: list[Entry] = []
+    named: set[str] = set()
+    for block in blocks:
+        record = _variant(block, machines, prices, cost)
+        if record.variant in named:
+            block.at("name").refuse(f"{record.variant} is there twice: a variant's name is unique")
+        named.add(record.variant)
+        entries.append(Entry(record, _apps_of(block, asked if strict else None)))
+    for app in sorted({app for entry in entries for app in entry.apps}):
+        asked.setdefault(app, Needs())
+    serving = {app: tuple(one.record for one in entries if app in one.apps) for app in asked}
+    for i, (app, variants) in enumerate(serving.items()):
+        if not variants:
+            scenario.at("app").at(i).refuse(f"no [[variant]] serves {app}: name it in some variant's `app`")
+    linked = link(entries)
+    by_name = {one.variant: one for one in linked.variants}
+    return Catalogue(
+        apps=tuple(
+            AppRecord(app=app, links=linked.links[app], signature=_SIGNATURE, latency_ms=needs.latency_ms)
+            for app, needs in asked.items()
+        ),
+        models=tuple(
+            ModelRecord(
+                model=model, version=version, task=None, metric="top1", format=_FILLED, source=_FILLED, validation=_FILLED,
+                signature=_SIGNATURE, created=0.0, registration=_FILLED,
+            )
+            for model, version in linked.models
+        ),
+        variants=linked.variants,
+        needs=asked,
+        serving={app: tuple(by_name[one.variant] for one in records) for app, records in serving.items()},
+    )  # fmt: skip
+
+
+def _apps_of(block: Table, known: Mapping[str, Needs] | None) -> frozenset[str]:
+    """known: apps that have blocks; None where none has."""
+    given: Any = block.get("app")
+    listed = isinstance(given, list)
+    apps: list[str] = []
+    for i, app in enumerate(given if isinstance(given, list) else [given]):
+        place = block.at("app").at(i) if listed else block.at("app")
+        name = name_at(app, place)
+        if known is not None and name not in known:
+            place.refuse(f"there is no [[app]] {shown(name)}{meant(name, known)}")
+        if name in apps:
+            place.refuse(f"{name} is there twice")
+        apps.append(name)
+    if not apps:
+        block.at("app").refuse("must name at least one app")
+    return frozenset(apps)
+
+
+def _variant(block: Table, machines: list[Machine], prices: Mapping[str, float], cost: CostSpec) -> VariantRecord:
+    name = block.name("name")
+    kinds = {device.kind for one in machines for device in one.spec.devices}
+    hardware = one_of(block.get("hardware"), block.at("hardware"), kinds, "device of any [[worker]] of kind")
+    device = largest_of(machines, hardware)
+    assert device is not None  # hardware is one of those kinds
+    threads, memory_gb = _uses(block, hardware)
+    stated = block.maybe("memory_gb", most=UNLIMITED_MB / MB)
+    if stated is not None and memory_gb is not None and stated != memory_gb:
+        block.at("memory_gb").refuse(f"is {stated:g}, while uses says {memory_gb:g}: leave one of them out")
+    memory_mb = MB * (stated if stated is not None else memory_gb or 0.0)
+    if memory_mb > device.memory_mb:
+        block.at("memory_gb" if stated is not None else "uses").refuse(
+            f"{memory_mb / MB:g} GB of memory are more than any {hardware} has ({device.memory_mb / MB:g} GB)"
+        )
+    cores = max(d.cores for one in machines for d in one.spec.devices if d.kind == hardware)
+    if hardware in PER_CORE and threads > cores:
+        block.at("uses").at("cpu_cores").refuse(f"{threads} cores are more than any {hardware} has ({cores})")
+    block.whole("running", 0, 0, 10**6)  # the planning file's; here each policy starts with what it would choose
+    profile, max_batch = profiles.speed_of(block, memory_mb)
+    price = block.maybe("cost_per_s", most=1e9)
+    if price is None and hardware in cost.per_gb_s and memory_mb > 0:
+        price = memory_mb / MB * cost.per_gb_s[hardware]
+    shared = memory_mb > 0 and device.memory_mb < UNLIMITED_MB
+    if price is None and hardware not in PER_CORE and not shared:
+        price = price_per_hour(hardware, prices) / 3600.0  # nothing says how many would fit beside it
+    return VariantRecord(
+        variant=name,
+        model=name_at(block.content.get("model", name), block.at("model")),
+        version="1",
+        framework=_FILLED,
+        precision=_FILLED,
+        threads=threads,
+        max_batch=max_batch,
+        hardware=hardware,
+        artifact=_FILLED,
+        format=_FILLED,
+        accuracy=block.maybe("accuracy", most=1.0),
+        agreement=None,
+        profile=profile,
+        signature=_SIGNATURE,
+        simulated=True,
+        price_per_s=price,
+    )
+
+
+def _uses(block: Table, hardware: str) -> tuple[int, float | None]:
+    """Threads on the device, and GB of its memory where they are said. Threads of other hardware than the CPU are 1."""
+    place = block.at("uses")
+    memory = "memory_gb", f"{hardware}_memory_gb"
+    keys = {"cpu_cores", "cpu_memory_gb", *memory, hardware, f"{hardware}s", f"{hardware}_cores"}
+    table = Table(block.content.get("uses", {}), place, keys)
+    said = [key for key in memory if key in table]
+    if len(said) > 1:
+        place.at(said[1]).refuse(f"says the same as {said[0]}: leave one of them out")
+    for key in table.content.keys() - {"cpu_cores", *memory}:
+        amount = number_at(table.content[key], place.at(key))
+        if key != "cpu_memory_gb" and (hardware, key) != ("cpu", "cpu_cores") and amount > 1:
+            place.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")
+    gb = table.maybe(said[0], most=UNLIMITED_MB / MB) if said else None
+    if "cpu_cores" not in table:
+        return 1, gb
+    if hardware != "cpu":
+        table.number("cpu_cores")
+        return 1, gb
+    return whole_at(table.content["cpu_cores"], place.at("cpu_cores"), 1, 4096), gb
+
+
+def served_by(serving: Mapping[str, Sequence[VariantRecord]], app: str) -> dict[str, VariantRecord]:
+    """An app's variants by name."""
+    return {one.variant: one for one in serving[app]}

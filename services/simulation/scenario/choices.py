@@ -1,0 +1,158 @@
+"""What a developer of a static system would have chosen: said in [baseline], else as the static system's own rule has it.
+
+The rule is `Choices.learn` of services/autoscaler/models/baselines.py, asked once with each app's peak. Not its concern, and
+done here: only kinds of device that the policy may use, no more instances than its machines hold, and an app whose needs no
+variant meets gets its fastest one.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from msgspec.structs import replace
+
+from bus.messages.catalog import VariantRecord
+from services.autoscaler.models.baselines import Choices
+from services.autoscaler.models.situation import Situation
+from services.autoscaler.models.supply import throughput
+from services.core.cost import HANDLING_MS, LatencyTable, instance_price_per_s, load_seconds
+from services.core.placement import Device
+from services.core.planning.problem import Candidate, Demand, Problem
+from services.simulation.scenario.model import Choice, LoadSpec, Needs, PolicySpec
+from services.simulation.scenario.rooms import Rooms
+from services.simulation.workload import peak_rate
+
+
+class Peaks:
+    """What each app is asked at most: items/s by needs."""
+
+    def __init__(self, loads: Sequence[LoadSpec], needs: Mapping[str, Needs], duration_s: float) -> None:
+        self._of: dict[str, dict[Needs, float]] = {}
+        for load in loads:
+            peak = peak_rate(load, duration_s)
+            for app, share in zip(load.apps, load.shares, strict=True):
+                asked = load.needs or needs[app]
+                of = self._of.setdefault(app, {})
+                of[asked] = of.get(asked, 0.0) + peak * share * load.items
+
+    def demands(self, app: str, needs: Needs) -> list[Demand]:
+        """needs: where nothing is asked, so that something is chosen for every app."""
+        return [
+            Demand(
+                app=app,
+                load=max(load, 1e-3),
+                latency_ms=inf if asked.latency_ms is None else asked.latency_ms,
+                accuracy=asked.accuracy,
+                cost=inf if asked.cost is None else asked.cost,
+            )
+            for asked, load in (self._of.get(app) or {needs: 0.0}).items()
+        ]
+
+
+def choose(
+    policy: PolicySpec,
+    given: Mapping[str, Choice],
+    serving: Mapping[str, Sequence[VariantRecord]],
+    needs: Mapping[str, Needs],
+    prices: Mapping[str, float],
+    peaks: Peaks,
+) -> dict[str, Choice]:
+    """By app; apps that no variant of the policy's hardware serves are left out. given: what is said, which stays."""
+    rooms = Rooms(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
+    found: dict[str, Choice] = {}
+    rest: dict[str, tuple[VariantRecord, int]] = {}
+    for app, records in serving.items():
+        by_name = {one.variant: one for one in records}
+        if app in given:
+            found[app] = given[app]
+            rooms.take(by_name[given[app].variant], given[app].instances)
+            continue
+        able = [one for one in records if policy.hardware is None or one.hardware in policy.hardware]
+        fitting = [one for one in able if rooms.device(one) is not None]
+        if fitting or able:
+            rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, rooms)
+            found[app] = Choice(rest[app][0].variant, 1)
+    # One more for each app in turn, as far as they need and the machines hold, so that no app takes all.
+    growing = {app: (record, min(count, rooms.lanes(record))) for app, (record, count) in rest.items()}
+    while growing:
+        for app, (record, count) in list(growing.items()):
+            if found[app].instances >= count or not rooms.take(record, 1):
+                del growing[app]
+            else:
+                found[app] = Choice(record.variant, found[app].instances + 1)
+    return found
+
+
+def _first(
+    app: str,
+    records: Sequence[VariantRecord],
+    demands: list[Demand],
+    policy: PolicySpec,
+    prices: Mapping[str, float],
+    rooms: Rooms,
+) -> tuple[VariantRecord, int]:
+    """The variant, with room for one instance taken, and how many the peak needs. The best that has room, else the best."""
+    left = list(records)
+    best: tuple[VariantRecord, int] | None = None
+    while left:
+        record, count = _best(app, left, demands, policy, prices, rooms)
+        best = best or (record, count)
+        if rooms.take(record, 1):
+            return record, count
+        left.remove(record)
+    assert best is not None  # there is at least one record
+    return best
+
+
+def _best(
+    app: str,
+    records: Sequence[VariantRecord],
+    demands: list[Demand],
+    policy: PolicySpec,
+    prices: Mapping[str, float],
+    rooms: Rooms,
+) -> tuple[VariantRecord, int]:
+    limit_s = min(demand.latency_ms for demand in demands) / 1000.0
+    candidates = tuple(_candidate(app, one, limit_s, prices, rooms.device(one)) for one in records)
+    problem = Problem(candidates=candidates, demands=tuple(demands), slack=policy.settings.autoscaler.slack)
+    named = {one.variant: one for one in records}
+    choices = Choices({})
+    asked = (app,) * len(demands)
+    seen = Situation(
+        problem=problem, records=named, serving={}, here=frozenset(named), classes=(None,) * len(demands), apps=asked
+    )
+    choices.learn(seen)
+    chosen = choices.of(app)
+    if chosen is not None:
+        return named[chosen.variant], chosen.instances
+    fastest = min(candidates, key=lambda one: (one.latency_ms, one.name))
+    plain = replace(problem, candidates=(fastest,), demands=tuple(_unlimited(one) for one in demands))
+    choices.learn(replace(seen, problem=plain))
+    chosen = choices.of(app)
+    return named[fastest.name], 1 if chosen is None else chosen.instances
+
+
+def _unlimited(demand: Demand) -> Demand:
+    return Demand(app=demand.app, load=demand.load)
+
+
+def _candidate(
+    app: str, record: VariantRecord, limit_s: float, prices: Mapping[str, float], device: Device | None
+) -> Candidate:
+    """As services/autoscaler/models/supply.py sees a variant."""
+    table = LatencyTable(record)
+    alone_ms = table.seconds(1) * 1000.0
+    price = instance_price_per_s(
+        record, prices, device.cores if device is not None else 1, device.memory_mb if device is not None else 0.0
+    )
+    return Candidate(
+        name=record.variant,
+        apps=(app,),
+        model=record.model,
+        hardware=record.hardware,
+        latency_ms=alone_ms,
+        saturation_qps=throughput(table, limit_s),
+        cost_per_s=price,
+        load_s=load_seconds(record),
+        accuracy=record.accuracy,
+        cost_per_1000=price * (alone_ms + HANDLING_MS),
+    )

@@ -1,0 +1,107 @@
+"""The smaller tables: [[job]], [[fault]], [interference], [cost]."""
+
+from collections.abc import Collection, Mapping
+from typing import cast, get_args
+
+from services.simulation.scenario.catalogue import Catalogue
+from services.simulation.scenario.machines import Machine
+from services.simulation.scenario.model import CostSpec, FaultKind, FaultSpec, JobSpec
+from services.simulation.scenario.table import Table, number_at, one_of
+
+_FAULTS: Mapping[str, tuple[str, ...]] = {
+    "worker-dies": ("worker", "hardware"),
+    "device-slow": ("worker", "hardware", "factor"),
+    "load-fails": ("variant",),
+    "messages-delayed": ("delay_s",),
+}
+_FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
+assert set(_FAULTS) == set(get_args(FaultKind))
+
+
+def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
+    """Offline work; raises ScenarioError."""
+    found = []
+    for block in scenario.blocks("job", ("app", "at_s", "inputs", "accuracy", "model")):
+        app = one_of(block.get("app"), block.at("app"), things.needs, "app")
+        models = {one.model for one in things.serving[app]}
+        model = one_of(block.get("model"), block.at("model"), models, "model of this app") if "model" in block else None
+        found.append(
+            JobSpec(
+                app=app,
+                at_s=block.number("at_s", 0.0, most=duration_s),
+                inputs=block.whole("inputs", None, 1, 10**8),
+                accuracy=block.number("accuracy", 0.0, most=1.0),
+                model=model,
+            )
+        )
+    return tuple(found)
+
+
+def faults_of(
+    scenario: Table, machines: list[Machine], variants: Collection[str], duration_s: float
+) -> tuple[FaultSpec, ...]:
+    """What goes wrong; raises ScenarioError."""
+    kinds = [one.spec.kind for one in machines]
+    found = []
+    for block in scenario.blocks("fault", _FAULT_KEYS):
+        kind = one_of(block.get("kind"), block.at("kind"), _FAULTS, "kind of fault")
+        for key in sorted(block.content.keys() - {"kind", "at_s", "until_s", *_FAULTS[kind]}):
+            block.at(key).refuse(f"means nothing for {kind}, which takes {', '.join(_FAULTS[kind])}: leave it out")
+        at = block.number("at_s", most=duration_s)
+        until = block.maybe("until_s", above=True)
+        if until is not None and until <= at:
+            block.at("until_s").refuse(f"must be after at_s ({at:g}), not {until:g}")
+        if until is not None and kind == "worker-dies":
+            block.at("until_s").refuse("means nothing for worker-dies: a worker that has died stays dead")
+        hardware = ""
+        if "hardware" in block and kind == "worker-dies":
+            hardware = one_of(block.get("hardware"), block.at("hardware"), kinds, "kind of [[worker]]")
+        elif "hardware" in block:
+            hardware = one_of(block.get("hardware"), block.at("hardware"), devices_of(machines), "kind of device")
+        variant = one_of(block.get("variant"), block.at("variant"), variants, "variant") if "variant" in block else ""
+        found.append(
+            FaultSpec(
+                kind=cast(FaultKind, kind),
+                at_s=at,
+                until_s=float("inf") if until is None else until,
+                worker=block.name("worker") if "worker" in block else "",
+                hardware=hardware,
+                variant=variant,
+                factor=block.number("factor", None if kind == "device-slow" else 1.0, most=1e6, above=True),
+                delay_s=block.number("delay_s", None if kind == "messages-delayed" else 0.0, most=1e6),
+            )
+        )
+    return tuple(found)
+
+
+def interference_of(scenario: Table, machines: list[Machine]) -> dict[str, float]:
+    """Strength by kind of device; raises ScenarioError."""
+    place = scenario.at("interference")
+    return {
+        one_of(kind, place.at(kind), devices_of(machines), "kind of device"): number_at(value, place.at(kind), most=1e3)
+        for kind, value in scenario.table("interference").items()
+    }
+
+
+def cost_of(scenario: Table, machines: list[Machine]) -> CostSpec:
+    """What is counted as cost; raises ScenarioError."""
+    table = Table(scenario.content.get("cost", {}), scenario.at("cost"), ("meter", "per_gb_s"))
+    meter = one_of(table.content.get("meter", "worker"), table.at("meter"), ("worker", "memory"), "meter")
+    place = table.at("per_gb_s")
+    prices = {
+        one_of(kind, place.at(kind), devices_of(machines), "kind of device"): number_at(value, place.at(kind), most=1e9)
+        for kind, value in table.table("per_gb_s").items()
+    }
+    if meter == "worker":
+        if prices:
+            place.refuse('means nothing with meter "worker": leave it out, or set meter = "memory"')
+        return CostSpec()
+    missing = sorted(devices_of(machines) - prices.keys())
+    if missing:
+        place.refuse(f"has no price for {', '.join(missing)}: state it, in US$ per GB and second")
+    return CostSpec(meter="memory", per_gb_s=prices)
+
+
+def devices_of(machines: list[Machine]) -> set[str]:
+    """Kinds of device on any machine."""
+    return {device.kind for one in machines for device in one.spec.devices}

@@ -1,0 +1,172 @@
+"""[[load]] blocks: streams of queries."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from services.simulation.scenario.catalogue import needs_of
+from services.simulation.scenario.model import Arrivals, LoadSpec, Needs, Times
+from services.simulation.scenario.place import Place, shown
+from services.simulation.scenario.table import Table, list_at, number_at, one_of
+from services.simulation.traces import WorkloadError, read_counts, read_times
+
+_MOST_QPS = 1e7
+_LATEST = 1e9  # seconds
+_EVERYWHERE = ("app", "apps", "shares", "arrivals", "latency_ms", "accuracy", "cost", "items")
+_OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
+    "poisson": ("poisson", ("rate",)),
+    "uniform": ("uniform", ("rate",)),
+    "gamma": ("gamma", ("rate", "cv")),
+    "mmpp": ("mmpp", ("rates", "dwell_s")),
+    "trace": ("trace", ("file", "seconds_per_line", "range_qps")),
+    "times": ("times", ("file",)),
+}
+_KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
+
+
+class Stream(Struct, frozen=True, kw_only=True):
+    """What a block says of times alone."""
+
+    rate: tuple[tuple[float, float], ...] = ()
+    cv: float = 1.0
+    rates: tuple[float, ...] = ()
+    dwell_s: tuple[float, ...] = ()
+    counts: Times | None = None
+    seconds_per_line: float = 1.0
+    range_qps: tuple[float, float] | None = None
+    times: Times | None = None
+
+
+def loads_of(scenario: Table, needs: Mapping[str, Needs], folder: Path) -> tuple[LoadSpec, ...]:
+    """All streams; raises ScenarioError. needs: of each app. folder: where the file stands, which paths are relative to."""
+    return tuple(_load(block, needs, folder) for block in scenario.blocks("load", _KEYS))
+
+
+def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:
+    apps, shares = _apps(block, needs)
+    kind = one_of(block.content.get("arrivals", "poisson"), block.at("arrivals"), _OF, "arrivals")
+    arrivals, keys = _OF[kind]
+    for key in block.content.keys() - {*_EVERYWHERE, *keys}:
+        block.at(key).refuse(f"means nothing with arrivals {kind!r}, which take {', '.join(keys)}: leave it out")
+    times = _stream(block, arrivals, folder)
+    return LoadSpec(
+        apps=apps,
+        shares=shares,
+        arrivals=arrivals,
+        rate=times.rate,
+        cv=times.cv,
+        rates=times.rates,
+        dwell_s=times.dwell_s,
+        counts=times.counts,
+        seconds_per_line=times.seconds_per_line,
+        range_qps=times.range_qps,
+        times=times.times,
+        needs=needs_of(block) if {"latency_ms", "accuracy", "cost"} & block.content.keys() else None,
+        items=block.whole("items", 1, 1, 65536),
+    )
+
+
+def _stream(block: Table, arrivals: Arrivals, folder: Path) -> Stream:
+    match arrivals:
+        case "mmpp":
+            rates = _numbers(block.get("rates"), block.at("rates"), most=_MOST_QPS)
+            dwell = _numbers(block.get("dwell_s"), block.at("dwell_s"), most=_LATEST, above=True)
+            if len(rates) != len(dwell):
+                block.at("dwell_s").refuse(f"must have one entry for each of rates ({len(rates)}), not {len(dwell)}")
+            return Stream(rates=rates, dwell_s=dwell)
+        case "trace":
+            span = block.content.get("range_qps")
+            return Stream(
+                counts=_recorded(block, folder, read_counts),
+                seconds_per_line=block.number("seconds_per_line", 1.0, most=_LATEST, above=True),
+                range_qps=None if span is None else _range(span, block.at("range_qps")),
+            )
+        case "times":
+            return Stream(times=_recorded(block, folder, read_times))
+    rate = _rate(block.get("rate"), block.at("rate"))
+    return Stream(rate=rate, cv=block.number("cv", most=1000.0, above=True) if arrivals == "gamma" else 1.0)
+
+
+def _apps(block: Table, needs: Mapping[str, Needs]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    if ("app" in block) == ("apps" in block):
+        block.at("app").refuse("must be there, or apps for a stream spread over several; not both")
+    if "app" in block:
+        if "shares" in block:
+            block.at("shares").refuse("needs apps, a list: one app has all of the stream")
+        return (one_of(block.get("app"), block.at("app"), needs, "app"),), (1.0,)
+    apps = tuple(
+        one_of(app, block.at("apps").at(i), needs, "app") for i, app in enumerate(list_at(block.get("apps"), block.at("apps")))
+    )  # fmt: skip
+    if not apps:
+        block.at("apps").refuse("must name at least one app")
+    if len(set(apps)) < len(apps):
+        block.at("apps").refuse("names an app twice")
+    return apps, _shares(block.content.get("shares"), block.at("shares"), len(apps))
+
+
+def _shares(given: Any, place: Place, count: int) -> tuple[float, ...]:
+    """Of each app; equal ones where nothing is said, by Zipf's law in the order of the apps where that is."""
+    if given is None:
+        return (1.0 / count,) * count
+    if isinstance(given, str):
+        if given != "zipf":
+            place.refuse(f'must be "zipf", {{ zipf = 0.9 }}, or a list of shares, not {shown(given)}')
+        given = {"zipf": 1.0}
+    if isinstance(given, dict):
+        exponent = Table(given, place, ("zipf",)).number("zipf", most=100.0)
+        weights = [float(rank) ** -exponent for rank in range(1, count + 1)]
+    else:
+        weights = list(_numbers(given, place, most=1.0))
+        if len(weights) != count:
+            place.refuse(f"must have one entry for each of apps ({count}), not {len(weights)}")
+        if abs(sum(weights) - 1.0) > 1e-3:
+            place.refuse(f"must add up to 1, not {sum(weights):g}")
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+def _numbers(given: Any, place: Place, most: float, *, above: bool = False) -> tuple[float, ...]:
+    found = tuple(number_at(one, place.at(i), 0.0, most, above=above) for i, one in enumerate(list_at(given, place)))
+    if not found:
+        place.refuse("must have at least one entry")
+    return found
+
+
+def _rate(given: Any, place: Place) -> tuple[tuple[float, float], ...]:
+    """One number, or points."""
+    if isinstance(given, dict | str):
+        place.refuse(f"must be one number, or points as [[0, 4], [60, 80]], not {shown(given)}")
+    if not isinstance(given, list):
+        return ((0.0, number_at(given, place, 0.0, _MOST_QPS)),)
+    points: list[tuple[float, float]] = []
+    for i, pair in enumerate(given):
+        at = place.at(i)
+        if not isinstance(pair, list) or len(pair) != 2:
+            at.refuse(f"must be [second, queries/s], not {shown(pair)}")
+        second = number_at(pair[0], at.at(0), 0.0, _LATEST)
+        if points and second <= points[-1][0]:
+            at.at(0).refuse(f"must be after the point before it ({points[-1][0]:g} s), not {second:g}: times rise")
+        points.append((second, number_at(pair[1], at.at(1), 0.0, _MOST_QPS)))
+    if not points:
+        place.refuse("must have at least one point, as [[0, 4]]")
+    return tuple(points)
+
+
+def _range(given: Any, place: Place) -> tuple[float, float]:
+    span = _numbers(given, place, most=_MOST_QPS)
+    if len(span) != 2 or span[0] > span[1]:
+        place.refuse(f"must be [lowest, highest] queries/s, not {shown(given)}")
+    return span[0], span[1]
+
+
+def _recorded(block: Table, folder: Path, read: Callable[[Path], Times]) -> Times:
+    place = block.at("file")
+    path = folder / block.text("file")
+    try:
+        return read(path)
+    except WorkloadError as error:
+        place.refuse(str(error))
+    except (OSError, ValueError) as error:  # no path can be so
+        place.refuse(f"cannot read {shown(str(path))}: {error}")

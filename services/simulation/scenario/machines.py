@@ -1,0 +1,126 @@
+"""[[worker]] blocks: kinds of machine, what one has and how many there are.
+
+devices counts devices by kind. `cpu = 8` is one device of 8 cores; `inferentia = 1` is one chip of 4 cores, each of which holds
+one instance; of every other kind each device runs one batch at a time. resources says what they have:
+
+    <kind>_memory_gb   memory of each device of that kind (cpu: `memory_gb` says the same); left out = unlimited
+    cpu_cores          cores beside accelerators: a device `cpu`, unless devices names one
+"""
+
+from typing import Any, NamedTuple
+
+from services.core.emulation import KINDS
+from services.core.placement import Device
+from services.simulation.scenario.model import MachineSpec
+from services.simulation.scenario.table import Table, name_at, number_at, whole_at
+
+KEYS = ("kind", "devices", "resources", "price_per_hour", "boot_s", "start", "min", "max")
+UNLIMITED_MB = 1e7  # 10 TB: more than any device has, few enough for sums over many devices
+MB = 1024.0  # of a GB
+LONGEST_KIND = 40  # letters; the names of workers are made from it
+MOST = 10_000  # machines of one kind
+_MOST_CORES = 4096
+_MOST_DEVICES = 64
+_CHIP_CORES = {kind: spec.cores for kind, spec in KINDS.items() if spec.cores > 1}
+
+
+class Machine(NamedTuple):
+    """A kind as its block has it. price: US$ per hour, None where the price list is to say it."""
+
+    spec: MachineSpec
+    price: float | None
+    block: Table
+
+
+def machines_of(scenario: Table) -> list[Machine]:
+    """All kinds of machine; raises ScenarioError."""
+    blocks = scenario.blocks("worker", KEYS)
+    if not blocks:
+        scenario.at("worker").refuse("there must be at least one [[worker]]: queries need a machine")
+    found: list[Machine] = []
+    for block in blocks:
+        one = _machine(block)
+        if any(one.spec.kind == other.spec.kind for other in found):
+            block.at("kind").refuse(f"{one.spec.kind} is there twice: write one block, with start and max")
+        found.append(one)
+    return found
+
+
+def _machine(block: Table) -> Machine:
+    kind = block.name("kind")
+    if len(kind) > LONGEST_KIND:
+        block.at("kind").refuse(f"must be at most {LONGEST_KIND} letters long: the names of workers are made from it")
+    price = block.maybe("price_per_hour", most=1e9)
+    start = block.whole("start", 0, 0, MOST)
+    most = block.whole("max", max(start, block.whole("min", 0, 0, MOST)), 0, MOST)
+    if most < start:
+        block.at("max").refuse(f"must be at least start ({start}), not {most}")
+    least = block.whole("min", min(1, start), 0, MOST)
+    if least > most:
+        block.at("min").refuse(f"must be at most max ({most}), not {least}")
+    if start < least:
+        block.at("start").refuse(f"must be at least min ({least}), not {start}")
+    spec = MachineSpec(
+        kind=kind,
+        devices=_devices(block),
+        price_per_hour=price or 0.0,
+        boot_s=block.number("boot_s", 0.0, most=1e7),
+        start=start,
+        minimum=least,
+        maximum=most,
+    )
+    return Machine(spec, price, block)
+
+
+def _devices(block: Table) -> tuple[Device, ...]:
+    counts = {name_at(kind, block.at("devices").at(kind)): count for kind, count in block.table("devices").items()}
+    if not counts:
+        block.at("devices").refuse("must name at least one device, as { cpu = 8 } or { gpu = 1 }")
+    resources = block.table("resources")
+    cores = resources.get("cpu_cores")
+    kinds: dict[str, int] = {}
+    if cores is not None:
+        kinds["cpu"] = whole_at(cores, block.at("resources").at("cpu_cores"), 0, _MOST_CORES)
+    for kind, count in counts.items():
+        kinds[kind] = whole_at(count, block.at("devices").at(kind), 1, _MOST_CORES if kind == "cpu" else _MOST_DEVICES)
+    if cores is not None and "cpu" in counts and counts["cpu"] != kinds["cpu"]:
+        block.at("resources").at("cpu_cores").refuse("says another number than devices.cpu: leave it out")
+    kinds = {kind: count for kind, count in kinds.items() if count}
+    memory = _memory(block, resources, kinds)
+    return tuple(device for kind, count in kinds.items() for device in _of_kind(kind, count, memory.get(kind)))
+
+
+def _memory(block: Table, resources: dict[str, Any], kinds: dict[str, int]) -> dict[str, float]:
+    """MB of each device, by kind."""
+    place = block.at("resources")
+    known = {"cpu_cores": "", "memory_gb": "cpu", **{f"{kind}_memory_gb": kind for kind in ("cpu", *kinds)}}
+    Table(resources, place, known)
+    found: dict[str, float] = {}
+    for key, kind in known.items():
+        if kind and key in resources:
+            if kind in found and key != "memory_gb":
+                place.at(key).refuse("says the same as memory_gb: leave one of them out")
+            found[kind] = MB * number_at(resources[key], place.at(key), most=UNLIMITED_MB / MB, above=True)
+    return found
+
+
+def _of_kind(kind: str, count: int, memory_mb: float | None) -> list[Device]:
+    room = UNLIMITED_MB if memory_mb is None else memory_mb
+    if kind == "cpu":
+        return [Device(name=kind, kind=kind, cores=count, memory_mb=room, simulated=True)]
+    return [
+        Device(
+            name=kind if i == 0 else f"{kind}{i}",
+            kind=kind,
+            cores=_CHIP_CORES.get(kind, 1),
+            memory_mb=room,
+            simulated=True,
+        )
+        for i in range(count)
+    ]
+
+
+def largest_of(machines: list[Machine], hardware: str) -> Device | None:
+    """The device of this kind with most memory; None where no machine has one."""
+    devices = [device for one in machines for device in one.spec.devices if device.kind == hardware]
+    return max(devices, key=lambda device: (device.memory_mb, device.cores), default=None)

@@ -1,0 +1,129 @@
+"""A variant's profile from what a scenario says of its speed.
+
+Three ways to say it, all in ms of one batch:
+
+    batch_latency_ms   by batch size; linear between, the smallest's below, proportional to the size beyond (as measured profiles)
+    base_ms, per_item_ms   a batch of n takes base_ms + per_item_ms x n
+    latency_ms alone   every batch takes as long. How many items a batch may have then follows from saturation_qps, unless
+                       max_batch says it: as many as an instance needs to serve so much one batch at a time, else 1
+
+latency_ms beside one of the first two is the planning file's figure for the same batches, and must agree with them.
+saturation_qps left out: of the best batch, one at a time, as an instance runs them on its threads.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+from bus.messages.catalog import Profile, ProfileRow
+from services.core.cost import latency_ms
+from services.core.emulation import PROVENANCE
+from services.simulation.scenario.place import Place, shown
+from services.simulation.scenario.table import Table, number_at
+
+KEYS = ("latency_ms", "batch_latency_ms", "base_ms", "per_item_ms", "max_batch", "saturation_qps", "load_s")
+LARGEST_BATCH = 65536
+_LONGEST_MS = 1e9
+_MOST_QPS = 1e9
+_TOLERANCE = 1.25  # a stated figure may differ from the table's by so much
+
+
+class Speed(NamedTuple):
+    """A profile, and the largest batch that the variant takes."""
+
+    profile: Profile
+    max_batch: int
+
+
+def speed_of(block: Table, memory_mb: float) -> Speed:
+    """What a [[variant]] block says; raises ScenarioError for what no machine can do."""
+    stated = block.maybe("saturation_qps", most=_MOST_QPS, above=True)
+    points = _points(block, stated)
+    largest = block.whole("max_batch", max(points), 1, LARGEST_BATCH)
+    if "base_ms" in block or "per_item_ms" in block:
+        base, per_item = _line(block)
+        points = {n: base + per_item * n for n in sorted({1, largest})}
+    rows = [ProfileRow(batch=n, p50_ms=ms, p99_ms=ms, cpu_ms=ms, wall_over_cpu=1.0) for n, ms in sorted(points.items())]
+    best = max(1000.0 * n / latency_ms(rows, n) for n in {1, largest, *(n for n in points if n <= largest)})
+    if stated is not None and stated >= _TOLERANCE * best:
+        block.at("saturation_qps").refuse(
+            f"{stated:g} queries/s is more than the best batch can do ({best:.4g}, one batch at a time): "
+            "leave it out to have it derived, or correct the latencies or max_batch"
+        )
+    load_ms = 1000.0 * block.number("load_s", 0.0, most=1e6)
+    return Speed(
+        Profile(
+            rows=rows,
+            load_ms=load_ms,
+            memory_mb=memory_mb,
+            saturation_qps=best if stated is None else stated,
+            provenance=PROVENANCE,
+        ),
+        largest,
+    )
+
+
+def _points(block: Table, stated: float | None) -> dict[int, float]:
+    """Batch size to ms. stated: saturation_qps, where it is."""
+    ways = [way for way in ("batch_latency_ms", "base_ms") if way in block]
+    if "per_item_ms" in block and "base_ms" not in block:
+        block.at("base_ms").refuse("is missing: per_item_ms comes on top of it")
+    if len(ways) > 1:
+        block.at("base_ms").refuse("says the same as batch_latency_ms: leave one of them out")
+    flat = block.maybe("latency_ms", most=_LONGEST_MS, above=True)
+    if not ways:
+        if flat is None:
+            block.at("latency_ms").refuse(
+                "is missing: say how long a batch takes, by latency_ms, batch_latency_ms, or base_ms and per_item_ms"
+            )
+        size = 1 if stated is None else ceil(stated * flat / 1000.0 - 1e-6)
+        if size > LARGEST_BATCH:
+            block.at("saturation_qps").refuse(f"needs batches of {size:.3g}: the most is {LARGEST_BATCH}")
+        largest = block.whole("max_batch", max(1, size), 1, LARGEST_BATCH)
+        return dict.fromkeys((1, largest), flat)
+    if ways == ["base_ms"]:
+        base, per_item = _line(block)
+        sizes = (1, block.whole("max_batch", 1, 1, LARGEST_BATCH))
+        points = {n: base + per_item * n for n in sizes}
+    else:
+        points = _table(block)
+    low, high = min(points.values()), max(points.values())
+    if flat is not None and not low / _TOLERANCE <= flat <= high * _TOLERANCE:
+        block.at("latency_ms").refuse(
+            f"{flat:g} ms is no batch's time: they take from {low:g} to {high:g} ms; leave it out, or correct one of them"
+        )
+    return points
+
+
+def _line(block: Table) -> tuple[float, float]:
+    base = block.number("base_ms", most=_LONGEST_MS)
+    per_item = block.number("per_item_ms", 0.0, most=_LONGEST_MS)
+    if base + per_item <= 0:
+        block.at("base_ms").refuse("must be above 0, or per_item_ms must be: no batch takes no time")
+    return base, per_item
+
+
+def _table(block: Table) -> dict[int, float]:
+    place = block.at("batch_latency_ms")
+    points: dict[int, float] = {}
+    for key, value in block.table("batch_latency_ms").items():
+        size = _size(key, place)
+        if size in points:
+            place.at(key).refuse(f"batch size {size} is there twice")
+        points[size] = number_at(value, place.at(key), most=_LONGEST_MS, above=True)
+    if not points:
+        place.refuse("must name at least one batch size, as { 1 = 15.0, 8 = 22.0 }")
+    before = 0
+    for size in sorted(points):
+        if before and points[size] < points[before]:
+            place.at(str(size)).refuse(
+                f"{points[size]:g} ms is less than a batch of {before} takes ({points[before]:g} ms): "
+                "a larger batch never takes less"
+            )
+        before = size
+    return points
+
+
+def _size(key: str, place: Place) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) <= 5 and 1 <= int(key) <= LARGEST_BATCH):
+        place.at(key).refuse(f"must be a batch size from 1 to {LARGEST_BATCH}, not {shown(key)}")
+    return int(key)

@@ -1,0 +1,91 @@
+"""A scenario file into a Scenario: everything is checked before anything runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from services.shell.prices import load_prices
+from services.simulation.scenario.catalogue import catalogue
+from services.simulation.scenario.choices import Peaks
+from services.simulation.scenario.extras import cost_of, faults_of, interference_of, jobs_of
+from services.simulation.scenario.knobs import DEFAULTS, settings_of, tree_at
+from services.simulation.scenario.loads import loads_of
+from services.simulation.scenario.machines import machines_of
+from services.simulation.scenario.model import LoadSpec, Objective, Scenario
+from services.simulation.scenario.place import Place
+from services.simulation.scenario.policies import Policies
+from services.simulation.scenario.prices import device_prices, priced
+from services.simulation.scenario.source import read_toml
+from services.simulation.scenario.table import Table, one_of, text_at, whole_at
+from services.simulation.traces import WorkloadError
+from services.simulation.workload import mean_rate
+
+_TABLES = ("scenario", "variant", "app", "worker", "load", "baseline", "policy", "job", "fault", "interference", "cost", "settings")  # fmt: skip
+_KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
+_ELSEWHERE = {
+    "slack": "has no place here: write it as [settings.autoscaler] slack",
+    "lambda": "has no place here: write it as [settings.autoscaler] loading_weight",
+    "resources": "has no place here: what there is, is said in [[worker]] blocks",
+    **{key: f"has no place here: write it in [scenario], as {key}" for key in _KEYS},
+}
+_LONGEST = 1e7  # seconds
+_MOST_SAMPLES = 1e6
+_LAST_SEED = 2**63 - 1
+
+
+def read(path: Path, policies: Sequence[str], seed: int | None) -> Scenario:
+    """As `read_scenario` of this package says."""
+    place = Place(str(path))
+    file = Table(read_toml(path), place, _TABLES, _ELSEWHERE)
+    if "scenario" not in file:
+        place.at("scenario").refuse("is missing: a [scenario] table states at least duration_s")
+    header = Table(file.get("scenario"), place.at("scenario"), _KEYS)
+    duration = header.number("duration_s", most=_LONGEST, above=True)
+    every = header.number("metrics_every_s", min(2.0, duration), most=duration, above=True)
+    if duration / every > _MOST_SAMPLES:
+        header.at("metrics_every_s").refuse(f"would be {duration / every:.3g} samples: at least {duration / 1e6:g}")
+    objective = one_of(
+        header.content.get("objective", "cost"), header.at("objective"), ("cost", "accuracy"), "objective"
+    )
+    first = whole_at(header.content.get("seed", 1), header.at("seed"), 0, _LAST_SEED)
+    machines = machines_of(file)
+    cost = cost_of(file, machines)
+    common = settings_of(file.at("settings"), DEFAULTS, tree_at(file.content.get("settings", {}), file.at("settings")))
+    listed = load_prices(common.prices)
+    machines = priced(machines, listed, needed=cost.meter == "worker")
+    prices = device_prices(machines, listed, common.prices.per_hour)
+    things = catalogue(file, machines, prices, cost)
+    loads = loads_of(file, things.needs, path.parent)
+    for i, load in enumerate(loads):
+        _possible(load, duration, file.at("load").at(i))
+    jobs = jobs_of(file, things, duration)
+    if not loads and not jobs:
+        file.at("load").refuse("there must be at least one [[load]], or [[job]]: nothing would happen")
+    chosen = Policies(file, machines, things, prices, Peaks(loads, things.needs, duration), path.parent)
+    from_file = chosen.listed(header.content.get("policies"), header.at("policies"))
+    return Scenario(
+        name=header.text("name", text_at(path.stem, place)),
+        duration_s=duration,
+        seed=first if seed is None else whole_at(seed, place.at("seed"), 0, _LAST_SEED),
+        objective=cast(Objective, objective),
+        metrics_every_s=every,
+        apps=things.apps,
+        models=things.models,
+        variants=things.variants,
+        prices=prices,
+        needs=things.needs,
+        policies=chosen.named(tuple(policies), place.at("policies")) if policies else from_file,
+        loads=loads,
+        jobs=jobs,
+        faults=faults_of(file, machines, [one.variant for one in things.variants], duration),
+        interference=interference_of(file, machines),
+        cost=cost,
+    )
+
+
+def _possible(load: LoadSpec, duration_s: float, place: Place) -> None:
+    """Refuse what the generator of arrivals refuses."""
+    try:
+        mean_rate(load, duration_s)
+    except WorkloadError as error:
+        place.refuse(str(error))
