@@ -8,6 +8,7 @@ import numpy as np
 from bus.codec import decode, encode
 from bus.messages.public import Answer, QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
+from services.core.actor import Publish
 from services.simulation.report import Report
 from services.simulation.scenario.model import LoadSpec, Needs
 from services.simulation.stage import Stage
@@ -34,7 +35,7 @@ class Asked:
             fields["cost"] = needs.cost
         self.app = app
         self.subject = subjects.query(app)
-        self.body = encode({"inputs": Tensor("FP32", [items, 1], b"\0\0\0\0" * items), **fields})
+        self.body = encode({"inputs": Tensor("BOOL", [items], b"\0" * items), **fields})
         self.head = decode(QueryHead, self.body)
         self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
 
@@ -119,8 +120,9 @@ class Clients:
         if due is not None:
             self._stage.at(self._begins + due - now, self._send, stream)
 
-    def received(self, inbox: str, message: Any) -> None:
+    def received(self, reply: Publish) -> None:
         """An answer or a refusal has come."""
+        inbox, message = reply.subject, reply.message
         found = self.open.pop(inbox, None)
         if found is None:
             if inbox != PRIMED:

@@ -40,7 +40,7 @@ STORED = 0.2  # s until events are on disk: the outbox sends what it has collect
 INBOX = "_INBOX."
 GRACE = 1.0
 
-Receive = Callable[[str, Any], None]
+Receive = Callable[[Publish], None]
 Listen = Callable[[str, Event], None]
 
 
@@ -67,11 +67,12 @@ class Member:
 
 
 class Route:
-    """Who hears a subject: everybody in `all`, and one of each queue group in turn."""
+    """Who hears a subject: everybody in `all`, and one of each queue group in turn. one: the only one who ever does."""
 
-    __slots__ = ("all", "groups", "turns")
+    __slots__ = ("all", "groups", "one", "turns")
 
     def __init__(self) -> None:
+        self.one: tuple[Member, type] | None = None
         self.all: list[tuple[Member, type]] = []
         self.groups: list[list[tuple[Member, type]]] = []
         self.turns: list[int] = []
@@ -80,12 +81,13 @@ class Route:
 class Kernel:
     """start: the clock's first reading, seconds. received: gets what is sent to clients' inboxes, told: gets every event recorded."""
 
-    def __init__(self, start: float, received: Receive, told: Listen, *, delay: float = NETWORK) -> None:
+    received: Receive
+
+    def __init__(self, start: float, told: Listen, *, delay: float = NETWORK) -> None:
         self.now = start
         self.events = 0  # calls of `handle`
         self.delay = delay
         self.members: dict[str, Member] = {}
-        self._received = received
         self._told = told
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._mail: deque[tuple[float, int, Callable[[Any], None], Any]] = deque()
@@ -189,25 +191,31 @@ class Kernel:
 
     def _publish(self, member: Member, effect: Publish) -> None:
         subject = effect.subject
-        self._number += 1
+        number = self._number = self._number + 1
         due = self.now + self.delay
         if due < self._last_mail:
             due = self._last_mail
         self._last_mail = due
-        if subject.startswith(INBOX):
-            self._mail.append((due, self._number, self._reply, effect))
+        if subject[:7] == INBOX:
+            self._mail.append((due, number, self.received, effect))
         else:
-            self._mail.append((due, self._number, self._route, (subject, effect.message, effect.reply, member, b"")))
-
-    def _reply(self, effect: Publish) -> None:
-        self._received(effect.subject, effect.message)
+            self._mail.append((due, number, self._route, (subject, effect.message, effect.reply, member, b"")))
 
     def _route(self, mail: tuple[str, Any, str, Member | None, bytes]) -> None:
         subject, message, reply, sender, body = mail
         route = self._routes.get(subject)
+        if route is not None and (one := route.one) is not None and type(message) is one[1]:
+            member = one[0]  # nearly all messages: without any further call
+            self.events += 1
+            effects = member.handle(Envelope(self.now, message, subject, reply, body))
+            if effects:
+                perform = self._perform
+                for effect in effects:
+                    perform[type(effect)](member, effect)
+            return
         if route is None:
             if subject.startswith(INBOX):
-                self._received(subject, message)
+                self.received(Publish(subject, message))
                 return
             route = self._routes[subject] = self._resolve(subject)
         if route.all:
@@ -241,6 +249,8 @@ class Kernel:
             (groups.setdefault(inlet.queue, []) if inlet.queue else route.all).append((member, inlet.message))
         route.groups = list(groups.values())
         route.turns = [-1] * len(route.groups)
+        if len(found) == 1:
+            route.one = (found[0][0], found[0][1].message)
         return route
 
     def _change(self, change: tuple[str, str, bytes | None]) -> None:
@@ -269,9 +279,15 @@ class Kernel:
 
     def _ring(self, timer: tuple[Member, After, int]) -> None:
         member, effect, number = timer
-        if member.timers.get(effect.key) == number:
-            del member.timers[effect.key]
-            self._deliver(member, Envelope(self.now, effect.message))
+        timers = member.timers
+        if timers.get(effect.key) == number and member.alive:
+            del timers[effect.key]
+            self.events += 1
+            effects = member.handle(Envelope(self.now, effect.message))
+            if effects:
+                perform = self._perform
+                for each in effects:
+                    perform[type(each)](member, each)
 
     def _cancel(self, member: Member, effect: Cancel) -> None:
         member.timers.pop(effect.key, None)

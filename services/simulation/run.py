@@ -29,7 +29,7 @@ class Run:
     def __init__(self, scenario: Scenario, policy: PolicySpec, report: Report) -> None:
         self.scenario = scenario
         self.report = report
-        self.kernel = Kernel(BEGINS - WARM_UP, self._received, self._told)
+        self.kernel = Kernel(BEGINS - WARM_UP, self._told)
         self.system = System(self.kernel, scenario, policy, BEGINS, report.decided)
         self.clients = Clients(
             self.kernel,
@@ -42,6 +42,7 @@ class Run:
             seed=scenario.seed,
             delay=NETWORK,
         )
+        self.kernel.received = self.clients.received
         self._sampled: dict[str, float] = {}
         self._sampled_at = BEGINS
 
@@ -67,9 +68,6 @@ class Run:
         while self.clients.open and kernel.now < end + DRAIN:
             kernel.run(kernel.now + STEP)
         return self.report.finished(cost, kernel.events, perf_counter() - began, len(self.clients.open))
-
-    def _received(self, inbox: str, message: Any) -> None:
-        self.clients.received(inbox, message)
 
     def _told(self, name: str, event: Event) -> None:
         del name
