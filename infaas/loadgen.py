@@ -9,20 +9,24 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from bus.codec import DECODE_ERRORS
-from infaas.arrivals import MOST, Times
 from infaas.client import Client
 from infaas.errors import InfaasError, NotConnected, Timeout
 from infaas.queries import Prepared
 
+Times = NDArray[np.float64]
+Apps = NDArray[np.int64]
+
+MOST = 20_000_000  # queries of one run
 BURST = 256  # sendings before replies get a turn
 MOST_WAITING = 20_000  # open queries; what comes on top is not sent and counts as failed
 
@@ -44,8 +48,19 @@ class _Head(Struct, gc=False):
 _head = msgspec.msgpack.Decoder(_Head).decode
 
 
+class AppReport(Struct, kw_only=True):
+    """One app's part of a run."""
+
+    offered: int
+    answered: int
+    slo_attainment: float
+    p99_ms: float | None
+
+
 class Report(Struct, kw_only=True):
     """What a run showed. Latencies in ms: from the intended (open loop) or actual (closed) sending to the reply, at the client.
+
+    app: several have commas between them; apps: each one's part.
 
     slo_attainment: answers within latency_ms (all answers when none was asked) over all offered. effective_accuracy: mean
     measured accuracy of the answers in time. cost_per_1000: US$ per 1,000 items answered. late_send_*: how much later than
@@ -76,20 +91,47 @@ class Report(Struct, kw_only=True):
     late_send_p99_ms: float | None = None
     late_send_max_ms: float | None = None
     resent: int = 0
+    apps: dict[str, AppReport] = field(default_factory=dict)
+
+
+class _Part:
+    """What is counted of one app."""
+
+    def __init__(self, prepared: Sequence[Prepared]) -> None:
+        self.turn = itertools.cycle(prepared)
+        self.offered = self.in_time = 0
+        self.latencies = array("d")
+
+    def report(self) -> AppReport:
+        return AppReport(
+            offered=self.offered,
+            answered=len(self.latencies),
+            slo_attainment=self.in_time / self.offered if self.offered else 0.0,
+            p99_ms=1000 * float(np.percentile(self.latencies, 99)) if self.latencies else None,
+        )
+
+
+def in_shares(shares: Sequence[float], rng: np.random.Generator) -> Iterator[int]:
+    """Which app is asked next, without end: at random by its share."""
+    while True:
+        yield from rng.choice(len(shares), 1024, p=shares).tolist()
 
 
 class Generator:
-    """One run of prepared queries, sent in turn (all with the same requirements). warmup: seconds at the start that are sent but not counted. items: in each query."""
+    """One run. prepared: each app's queries, sent in turn, all with the same requirements.
 
-    def __init__(self, client: Client, prepared: Sequence[Prepared], *, items: int = 1, warmup: float = 0.0) -> None:
+    warmup: seconds at the start that are sent but not counted. items: in each query.
+    """
+
+    def __init__(
+        self, client: Client, prepared: Mapping[str, Sequence[Prepared]], *, items: int = 1, warmup: float = 0.0
+    ) -> None:
         self._client = client
-        self._prepared = itertools.cycle(prepared)
-        self._first = first = prepared[0]
+        self._names = tuple(prepared)
+        self._parts = [_Part(queries) for queries in prepared.values()]
         self._items = items
         self._warmup = warmup
-        self._latencies = array("d")
         self._lateness = array("d")
-        self._in_time = 0
         self._accuracy = 0.0
         self._rated = 0
         self._cost = 0.0
@@ -99,26 +141,36 @@ class Generator:
         self._failures: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._variants: Counter[str] = Counter()
-        self._limit = float("inf") if first.latency_ms is None else first.latency_ms / 1000
+        self._latency_ms = next(iter(prepared.values()))[0].latency_ms
+        self._limit = float("inf") if self._latency_ms is None else self._latency_ms / 1000
 
-    async def closed(self, clients: int, seconds: float) -> Report:
-        """`clients` queries under way all the time, each followed by the next as soon as its reply is there."""
+    async def closed(self, clients: int, seconds: float, which: Iterator[int] | None = None) -> Report:
+        """`clients` queries under way all the time, each followed by the next as soon as its reply is there.
+
+        which: number of the app that is asked, for each query (without end); None: the first.
+        """
         resent = self._client.resent
+        self._which = itertools.repeat(0) if which is None else which
         self._begin(seconds)
         for _ in range(clients):
-            self._send(time.monotonic(), self._settled_closed)
+            self._send(time.monotonic(), next(self._which), self._settled_closed)
         await self._finished
         return self._report(f"closed loop of {clients}", seconds, resent)
 
-    async def open(self, times: Times, seconds: float, kind: str) -> Report:
-        """One query at each of `times` (seconds from now), whatever the answers do."""
+    async def open(self, arrivals: Iterable[tuple[Times, Apps]], seconds: float, kind: str) -> Report:
+        """One query at each of the times (seconds from now, rising), whatever the answers do.
+
+        arrivals: in chunks, each with the numbers of the apps that are asked.
+        """
         resent = self._client.resent
+        self._chunks = iter(arrivals)
+        self._times: list[float] = []
+        self._apps: list[int] = []
+        self._next = self._due = 0
         self._begin(seconds)
-        self._times = times.tolist()
-        self._next = 0
         self._pump()
         await self._finished
-        return self._report(f"open loop, {kind}, {len(times) / seconds:.1f}/s", seconds, resent)
+        return self._report(f"open loop, {kind}, {self._due / seconds:.1f}/s", seconds, resent)
 
     # -- the run
 
@@ -132,53 +184,66 @@ class Generator:
 
     def _pump(self) -> None:
         """Send what is due, then sleep until the next."""
-        times, start = self._times, self._start
+        start = self._start
         due = time.monotonic() - start
-        last = min(self._next + BURST, len(times))
-        while self._next < last and times[self._next] <= due and not self._ended:
-            intended = start + times[self._next]
+        last = self._due + BURST
+        while self._more() and self._due < last and self._times[self._next] <= due and not self._ended:
+            intended = start + self._times[self._next]
+            app = self._apps[self._next]
             self._next += 1
+            self._due += 1
             if intended >= self._counted:
                 self._lateness.append(time.monotonic() - intended)
-            self._send(intended, self._settled)
-        if self._next == len(times) or self._ended:
+            self._send(intended, app, self._settled)
+        if self._ended or not self._more():
             self._stop_sending()
-        elif times[self._next] <= due:
+        elif self._times[self._next] <= due:
             self._loop.call_soon(self._pump)
         else:
-            self._loop.call_later(start + times[self._next] - time.monotonic(), self._pump)
+            self._loop.call_later(start + self._times[self._next] - time.monotonic(), self._pump)
 
-    def _send(self, intended: float, settled: Any) -> None:
+    def _more(self) -> bool:
+        """Whether there is a next arrival; its chunk is at hand then."""
+        while self._next == len(self._times):
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return False
+            self._times, self._apps, self._next = chunk[0].tolist(), chunk[1].tolist(), 0
+        return True
+
+    def _send(self, intended: float, app: int, settled: Any) -> None:
         counted = intended >= self._counted
+        part = self._parts[app]
         self._offered += counted
+        part.offered += counted
         if self._waiting >= MOST_WAITING:
             self._failures["not_sent"] += counted
             return
         self._waiting += 1
         try:
-            self._client.send(next(self._prepared), partial(settled, intended))
+            self._client.send(next(part.turn), partial(settled, intended, part))
         except InfaasError as error:
             self._waiting -= 1
             self._failures[_name(error)] += counted
             self._ended = self._ended or isinstance(error, NotConnected)
 
-    def _settled_closed(self, intended: float, reply: bytes | InfaasError) -> None:
-        self._settled(intended, reply)
+    def _settled_closed(self, intended: float, part: _Part, reply: bytes | InfaasError) -> None:
+        self._settled(intended, part, reply)
         now = self._last
         if now < self._end and self._offered < MOST and not self._ended:
-            self._send(now, self._settled_closed)
+            self._send(now, next(self._which), self._settled_closed)
         else:
             self._stop_sending()
 
-    def _settled(self, intended: float, reply: bytes | InfaasError) -> None:
+    def _settled(self, intended: float, part: _Part, reply: bytes | InfaasError) -> None:
         self._last = now = time.monotonic()
         self._waiting -= 1
         if intended >= self._counted:
-            self._count(now - intended, reply)
+            self._count(now - intended, part, reply)
         if self._ended:
             self._check_finished()
 
-    def _count(self, took: float, reply: bytes | InfaasError) -> None:
+    def _count(self, took: float, part: _Part, reply: bytes | InfaasError) -> None:
         if isinstance(reply, InfaasError):
             self._failures[_name(reply)] += 1
             return
@@ -190,13 +255,13 @@ class Generator:
         if head.error is not None:
             self._refusals[head.error.code] += 1
             return
-        self._latencies.append(took)
+        part.latencies.append(took)
         self._cost += head.cost
         self._variants[head.variant] += 1
         for what in head.missed:
             self._missed[what] += 1
         if took <= self._limit and "latency" not in head.missed:
-            self._in_time += 1
+            part.in_time += 1
             if head.accuracy is not None:
                 self._accuracy += head.accuracy
                 self._rated += 1
@@ -212,14 +277,14 @@ class Generator:
     # -- what it showed
 
     def _report(self, mode: str, seconds: float, resent: int) -> Report:
-        answered = len(self._latencies)
+        answered = sum(len(part.latencies) for part in self._parts)
         refused, failed = self._refusals.total(), self._failures.total()
         measured = max(seconds - self._warmup, self._last - self._counted)
-        latencies = 1000 * np.frombuffer(self._latencies) if answered else None
+        latencies = 1000 * np.concatenate([np.array(part.latencies) for part in self._parts]) if answered else None
         p50, p95, p99 = (None,) * 3 if latencies is None else map(float, np.percentile(latencies, [50, 95, 99]))
         late = 1000 * np.frombuffer(self._lateness) if self._lateness else None
         return Report(
-            app=self._first.subject.rpartition(".")[2],
+            app=",".join(self._names),
             mode=mode,
             seconds=measured,
             offered=self._offered,
@@ -232,8 +297,8 @@ class Generator:
             p95_ms=p95,
             p99_ms=p99,
             max_ms=None if latencies is None else float(latencies.max()),
-            latency_ms=self._first.latency_ms,
-            slo_attainment=self._in_time / self._offered if self._offered else 0.0,
+            latency_ms=self._latency_ms,
+            slo_attainment=sum(part.in_time for part in self._parts) / self._offered if self._offered else 0.0,
             effective_accuracy=self._accuracy / self._rated if self._rated else None,
             cost_per_1000=1000 * self._cost / (answered * self._items) if answered else None,
             refusals=dict(self._refusals.most_common()),
@@ -243,6 +308,7 @@ class Generator:
             late_send_p99_ms=None if late is None else float(np.percentile(late, 99)),
             late_send_max_ms=None if late is None else float(late.max()),
             resent=self._client.resent - resent,
+            apps={name: part.report() for name, part in zip(self._names, self._parts, strict=True)},
         )
 
 

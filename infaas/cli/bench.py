@@ -3,12 +3,13 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from infaas.cli.load import CLOSED, NO_LOAD, LoadOptions
 from infaas.cli.needs import NO_NEEDS, NeedOptions, told
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import FAILED, fail, progress, show, usage
@@ -20,12 +21,11 @@ from infaas.errors import Refused
 if TYPE_CHECKING:
     import numpy as np
 
-    from infaas.arrivals import Times
     from infaas.loadgen import Report
     from infaas.queries import Prepared
 
 _DISTINCT = 64  # different queries, sent in turn
-_CLOSED = 16  # queries under way, when nothing else is asked
+_CHUNK = 4096  # arrivals drawn at once: the loop must not wait long for them
 _UPLOADS_LIVE = 500.0  # s that large inputs surely stay in the object store
 _PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # s between tries
 _WAKE = 60.0  # s for the first answer: what it needs may have to be loaded
@@ -34,15 +34,11 @@ _PASSING = ("deadline", "overloaded")  # refusals that another try may not get
 
 def bench(
     *,
-    app: str,
+    app: Annotated[list[str], Parameter(negative="")],
     input: Path | None = None,
     input_key: str | None = None,
     items: Annotated[int, Parameter(validator=Number(gte=1, lte=65_536))] = 1,
-    closed: Annotated[int | None, Parameter(validator=Number(gte=1, lte=10_000))] = None,
-    rate: Annotated[float | None, Parameter(validator=Number(gt=0, lte=200_000))] = None,
-    arrivals: Literal["poisson", "gamma", "uniform"] = "poisson",
-    cv: Annotated[float, Parameter(validator=Number(gt=0, lte=100))] = 1.0,
-    trace: Path | None = None,
+    load: LoadOptions = NO_LOAD,
     seconds: Annotated[float, Parameter(validator=Number(gt=0, lte=3600))] = 10.0,
     warmup: Annotated[float, Parameter(validator=Number(gte=0, lte=600))] = 1.0,
     seed: int = 0,
@@ -58,23 +54,13 @@ def bench(
     Parameters
     ----------
     app
-        The application to query.
+        The application to query; several times for a load that is spread over several.
     input
-        A .npy or .npz file whose items are sent in turn. Left out: random ones of the app's shape.
+        A .npy or .npz file whose items are sent in turn. Left out: random ones of each app's shape.
     input_key
         Which array of the .npz file to send.
     items
         Items in each query.
-    closed
-        Queries under way in a closed loop; 16 when neither this nor a rate nor a trace is given.
-    rate
-        Queries a second of an open loop; with a trace, the mean rate that it is scaled to.
-    arrivals
-        How the gaps of an open loop are spread.
-    cv
-        Standard deviation / mean of gamma gaps.
-    trace
-        File with a count of queries for each second, one a line (may be .gz).
     seconds
         How long to measure.
     warmup
@@ -83,28 +69,36 @@ def bench(
         Of the arrivals and the random inputs.
 
     """
-    if closed is not None and (rate is not None or trace is not None):
-        usage("--closed is another kind of load than --rate and --trace: give one of them")
+    apps = tuple(app)
+    if len(set(apps)) < len(apps):
+        usage("--app: an app is named twice: --shares says how often each is asked")
     import numpy as np  # noqa: PLC0415  (commands that are not used cost nothing)
     import uvloop  # noqa: PLC0415
 
     rng = np.random.default_rng(seed)
-    kind, times = _arrivals(closed, rate, arrivals, cv, trace, seconds + warmup, rng)
+    kind, spec, shares = load.spec(apps, seconds + warmup)
 
     async def work() -> "Report":
-        from infaas.loadgen import Generator  # noqa: PLC0415
+        from infaas.loadgen import Generator, in_shares  # noqa: PLC0415
+        from services.simulation.workload import arrivals  # noqa: PLC0415
 
         async with connect(data_dir=data_dir) as client:
-            queries = await _queries(client, app, input, input_key, items, rng)
-            prepared = [await client.prepare(app, x, **needs.to_needs()) for x in queries]
-            if prepared[0].upload is not None and seconds + warmup > _UPLOADS_LIVE:
+            prepared = {
+                name: [
+                    await client.prepare(name, x, **needs.to_needs())
+                    for x in await _queries(client, name, input, input_key, items, rng)
+                ]
+                for name in apps
+            }
+            if any(queries[0].upload for queries in prepared.values()) and seconds + warmup > _UPLOADS_LIVE:
                 fail(f"inputs this large expire in the object store: measure at most {_UPLOADS_LIVE:g} s")
-            await _wake(client, prepared[0])
+            for queries in prepared.values():
+                await _wake(client, queries[0])
             generator = Generator(client, prepared, items=items, warmup=warmup)
             progress(f"sending for {seconds + warmup:g} s: {kind}")
-            if times is None:
-                return await generator.closed(closed or _CLOSED, seconds + warmup)
-            return await generator.open(times, seconds + warmup, kind)
+            if spec is None:
+                return await generator.closed(load.closed or CLOSED, seconds + warmup, in_shares(shares, rng))
+            return await generator.open(arrivals(spec, seconds + warmup, rng, chunk=_CHUNK), seconds + warmup, kind)
 
     try:
         report = uvloop.run(work())
@@ -112,24 +106,6 @@ def bench(
         fail(told(refused))
     show(msgspec.to_builtins(report), json, lambda _: _render(report))
     return 0 if report.answered else FAILED
-
-
-def _arrivals(
-    closed: int | None,
-    rate: float | None,
-    arrivals: Literal["poisson", "gamma", "uniform"],
-    cv: float,
-    trace: Path | None,
-    seconds: float,
-    rng: "np.random.Generator",
-) -> "tuple[str, Times | None]":
-    from infaas.arrivals import read_counts, renewal, replay  # noqa: PLC0415
-
-    if trace is not None:
-        return trace.name, replay(read_counts(trace), rng, seconds=seconds, rate=rate)
-    if rate is not None:
-        return f"gamma with CV {cv:g}" if arrivals == "gamma" else arrivals, renewal(arrivals, rate, seconds, rng, cv)
-    return f"closed loop of {closed or _CLOSED}", None
 
 
 async def _queries(
@@ -178,6 +154,9 @@ def _render(report: "Report") -> None:
         f" max {shown(report.max_ms)} ms"
     )
     print(f"attainment    {report.slo_attainment:.2%} of all queries answered{limit}")
+    if len(report.apps) > 1:
+        for name, app in report.apps.items():
+            print(f"{'':13} {name}: {app.slo_attainment:.2%} of {app.offered:,}, p99 {shown(app.p99_ms)} ms")
     print(f"accuracy      {shown(report.effective_accuracy)} effective (mean of the answers in time)")
     print(f"cost          US$ {shown(report.cost_per_1000)} per 1,000")
     for title, counts in (

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from infaas.arrivals import renewal
 from infaas.client import Client
 from infaas.demo.asks import Ask
 from infaas.demo.family import Family, Labelled
@@ -16,6 +15,8 @@ from infaas.demo.judge import wrong_answer, wrong_refusal
 from infaas.demo.tally import Tally
 from infaas.errors import InfaasError, Refused
 from infaas.queries import Needs
+from services.simulation.scenario.model import LoadSpec
+from services.simulation.workload import at_once
 
 ALONE = 0.8  # share of queries with a single picture
 PATIENCE = 20.0  # s until what is possible must be answered once, variants being loaded
@@ -71,13 +72,14 @@ class Load:
         """Send for so many seconds at the changing rate, then wait for all that is still under way."""
         rates = self._family.rates
         phase = seconds / len(rates)
-        parts = [number * phase + renewal("poisson", rate, phase, self._rng) for number, rate in enumerate(rates)]
-        times = np.concatenate(parts).tolist()
-        weights = np.array([ask.weight for ask in self._asks])
-        picks = self._rng.choice(len(self._asks), len(times), p=weights / weights.sum()).tolist()
+        steps = tuple((at * phase, rate) for number, rate in enumerate(rates) for at in (number, number + 1))
+        total = sum(ask.weight for ask in self._asks)
+        # To the generator of arrivals, each set of requirements is what an app is in a scenario.
+        names, shares = tuple(ask.name for ask in self._asks), tuple(ask.weight / total for ask in self._asks)
+        times, picks = at_once(LoadSpec(apps=names, shares=shares, rate=steps), seconds, self._rng)
         start = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for due, pick in zip(times, picks, strict=True):
+            for due, pick in zip(times.tolist(), picks.tolist(), strict=True):
                 ahead = start + due - time.monotonic()
                 if ahead > 0:
                     await asyncio.sleep(ahead)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.simulation.rates import Rates
-from services.simulation.scenario.model import Times
+from services.simulation.traces import Times
 
 STAYS = 1024  # of a modulated process, drawn at once
 FIRST = 256  # arrivals in the first chunk

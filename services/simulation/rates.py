@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.simulation.scenario.model import Times
+from services.simulation.traces import Times
 
 
 class Rates:

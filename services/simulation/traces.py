@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from services.simulation.scenario.model import Times
-
+Times = NDArray[np.float64]
 MOST_IN_LINE = 1_000_000_000  # queries; more is no count
 
 

@@ -6,14 +6,17 @@ the generator of random numbers: not on the chunks' size.
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.simulation import processes
 from services.simulation.rates import Rates
-from services.simulation.scenario.model import LoadSpec, Times
-from services.simulation.traces import WorkloadError
+from services.simulation.traces import Times, WorkloadError
+
+if TYPE_CHECKING:  # the reader of scenarios uses this module: it may not need the reader
+    from services.simulation.scenario.model import LoadSpec
 
 CHUNK = 65_536  # arrivals at once, about
 PEAK_OVER = 1.0  # s over which the peak of given arrival times is measured
@@ -22,7 +25,7 @@ Apps = NDArray[np.int64]
 
 
 def arrivals(
-    load: LoadSpec, duration_s: float, rng: np.random.Generator, *, chunk: int = CHUNK
+    load: "LoadSpec", duration_s: float, rng: np.random.Generator, *, chunk: int = CHUNK
 ) -> Iterator[tuple[Times, Apps]]:
     """Rising times in [0, duration_s), seconds, each with the index into load.apps of the app that is asked.
 
@@ -43,7 +46,7 @@ def arrivals(
     return _with_apps(_times(load, duration_s, when, chunk), load.shares, which)
 
 
-def at_once(load: LoadSpec, duration_s: float, rng: np.random.Generator) -> tuple[Times, Apps]:
+def at_once(load: "LoadSpec", duration_s: float, rng: np.random.Generator) -> tuple[Times, Apps]:
     """All arrivals in two arrays, for those who can hold them. Raises WorkloadError."""
     parts = list(arrivals(load, duration_s, rng))
     if not parts:
@@ -51,7 +54,7 @@ def at_once(load: LoadSpec, duration_s: float, rng: np.random.Generator) -> tupl
     return np.concatenate([times for times, _ in parts]), np.concatenate([apps for _, apps in parts])
 
 
-def mean_rate(load: LoadSpec, duration_s: float) -> float:
+def mean_rate(load: "LoadSpec", duration_s: float) -> float:
     """Queries/s that the load offers over the duration, all apps together: expected ones. mmpp: in the long run."""
     _check(load, duration_s)
     if load.arrivals == "mmpp":
@@ -61,7 +64,7 @@ def mean_rate(load: LoadSpec, duration_s: float) -> float:
     return _rates(load, duration_s).expected / duration_s
 
 
-def peak_rate(load: LoadSpec, duration_s: float) -> float:
+def peak_rate(load: "LoadSpec", duration_s: float) -> float:
     """The highest rate within the duration, queries/s, all apps together. times: of their seconds, counted from 0."""
     _check(load, duration_s)
     if load.arrivals == "mmpp":
@@ -80,7 +83,7 @@ def zipf(n: int, s: float = 1.0) -> tuple[float, ...]:
     return tuple((weights / weights.sum()).tolist())
 
 
-def _times(load: LoadSpec, duration: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
+def _times(load: "LoadSpec", duration: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
     if load.arrivals == "times":
         assert load.times is not None
         end = int(np.searchsorted(load.times, duration))
@@ -102,7 +105,7 @@ def _times(load: LoadSpec, duration: float, rng: np.random.Generator, chunk: int
             return processes.timed(blocks, processes.exponential(rng, chunk))
 
 
-def _rates(load: LoadSpec, duration: float) -> Rates:
+def _rates(load: "LoadSpec", duration: float) -> Rates:
     """The rate over the duration, of loads that have one."""
     if load.arrivals != "trace":
         return Rates.through(load.rate, duration)
@@ -126,7 +129,7 @@ def _with_apps(
             yield part, np.zeros(len(part), np.int64)
 
 
-def _check(load: LoadSpec, duration: float) -> None:
+def _check(load: "LoadSpec", duration: float) -> None:
     """Refuse what would never end, or mean nothing. Readers of scenarios and commands check with better words before."""
 
     def need(holds: bool, what: str) -> None:

@@ -262,6 +262,23 @@ def test_bench_closed_open_and_trace(tmp_path, nats_url, prefix):
         assert code == 0
         assert "5: 5 answered" in out
         assert "trace.txt" in err
+        several = (
+            "--app",
+            "other",
+            "--shares",
+            "0.7,0.3",
+            "--arrivals",
+            "mmpp",
+            "--rates",
+            "50,400",
+            "--dwell",
+            "0.1,0.1",
+        )
+        code, out, _ = await infaas("bench", *common, *several)
+        spread = json.loads(out)
+        assert (code, spread["app"], list(spread["apps"])) == (0, "digits,other", ["digits", "other"])
+        assert spread["apps"]["digits"]["offered"] > spread["apps"]["other"]["offered"] > 0
+        assert sum(part["answered"] for part in spread["apps"].values()) == spread["answered"] == spread["offered"]
         bodies = [body for body in infaas.queries.heard if body["inputs"] != infaas.queries.heard[0]["inputs"]]
         assert bodies, "the inputs are all the same"
         assert {tuple(body["inputs"]["x"]["shape"]) for body in infaas.queries.heard} == {(1, 4)}

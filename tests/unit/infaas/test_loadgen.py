@@ -7,9 +7,15 @@ import pytest
 
 from bus.memory import Broker
 from infaas.client import Client
-from infaas.loadgen import Generator
+from infaas.loadgen import Generator, in_shares
 from tests.responders import Responder, answer, refusal
 from tests.servers import run
+
+
+def due(times, apps=1):
+    """In chunks of 7, the apps in turn."""
+    which = np.arange(len(times)) % apps
+    return ((times[at : at + 7], which[at : at + 7]) for at in range(0, len(times), 7))
 
 
 def measured(behave, drive, **options):
@@ -20,7 +26,7 @@ def measured(behave, drive, **options):
         peer = await Responder(broker.connect(), behave).listen("infaas.query.*")
         async with await Client(broker.connect()).open() as client:
             prepared = await client.prepare("a", [[1.0], [2.0]], **options.pop("needs", {}))
-            return await drive(Generator(client, [prepared], **options)), peer
+            return await drive(Generator(client, {"a": [prepared]}, **options)), peer
 
     return run(main())
 
@@ -44,7 +50,7 @@ def test_a_closed_loop_keeps_its_number_under_way():
 
         await bus.subscribe("infaas.query.a", hear)
         async with await Client(broker.connect()).open() as client:
-            generator = Generator(client, [await client.prepare("a", [[1.0]])])
+            generator = Generator(client, {"a": [await client.prepare("a", [[1.0]])]})
             return await generator.closed(4, 0.3), counts
 
     report, counts = run(main())
@@ -56,7 +62,7 @@ def test_a_closed_loop_keeps_its_number_under_way():
 
 def test_an_open_loop_sends_each_arrival_once_and_says_how_late():
     times = np.linspace(0, 0.2, 50)
-    report, peer = measured(lambda body, n: answer(body), lambda g: g.open(times, 0.2, "uniform"), items=2)
+    report, peer = measured(lambda body, n: answer(body), lambda g: g.open(due(times), 0.2, "uniform"), items=2)
     assert report.offered == report.answered == len(peer.heard) == 50
     assert len({body["retry_key"] for body in peer.heard}) == 50
     assert report.cost_per_1000 == pytest.approx(0.5)
@@ -71,7 +77,7 @@ def test_latency_counts_from_the_intended_time():
     # Every arrival is due at the start, and the loop is blocked before it may send: all have waited for that long.
     async def drive(generator):
         asyncio.get_running_loop().call_soon(lambda: time.sleep(0.1))
-        return await generator.open(np.full(300, 0.01), 0.1, "burst")
+        return await generator.open(due(np.full(300, 0.01)), 0.1, "burst")
 
     report, _ = measured(lambda body, n: answer(body), drive)
     assert report.p50_ms >= 80
@@ -86,7 +92,7 @@ def test_refusals_missed_needs_and_slow_answers_are_told_apart():
             return answer(body, missed=["latency", "cost"], accuracy=0.1)
         return answer(body, variant="fine", accuracy=0.95)
 
-    report, _ = measured(behave, lambda g: g.open(np.arange(40) / 400, 0.1, "x"), needs={"latency_ms": 5000})
+    report, _ = measured(behave, lambda g: g.open(due(np.arange(40) / 400), 0.1, "x"), needs={"latency_ms": 5000})
     assert (report.answered, report.refused, report.failed) == (30, 10, 0)
     assert report.refusals == {"overloaded": 10}
     assert report.missed == {"latency": 10, "cost": 10}
@@ -96,14 +102,16 @@ def test_refusals_missed_needs_and_slow_answers_are_told_apart():
 
 
 def test_no_answer_is_a_failure():
-    report, _ = measured(lambda body, n: None, lambda g: g.open(np.zeros(3), 0.1, "x"), needs={"timeout": 0.1})
+    report, _ = measured(lambda body, n: None, lambda g: g.open(due(np.zeros(3)), 0.1, "x"), needs={"timeout": 0.1})
     assert report.failures == {"timeout": 3}
     assert report.p50_ms is report.effective_accuracy is report.cost_per_1000 is None
     assert report.slo_attainment == 0.0
 
 
 def test_a_warm_up_is_sent_but_not_counted():
-    report, peer = measured(lambda body, n: answer(body), lambda g: g.open(np.arange(20) / 100, 0.2, "x"), warmup=0.1)
+    report, peer = measured(
+        lambda body, n: answer(body), lambda g: g.open(due(np.arange(20) / 100), 0.2, "x"), warmup=0.1
+    )
     assert len(peer.heard) == 20
     assert report.offered == report.answered == 10
 
@@ -111,8 +119,49 @@ def test_a_warm_up_is_sent_but_not_counted():
 def test_a_connection_lost_ends_the_run():
     async def drive(generator):
         asyncio.get_running_loop().call_later(0.05, generator._client._exchange.close)
-        return await generator.open(np.arange(1000) / 100, 10.0, "x")
+        return await generator.open(due(np.arange(1000) / 100), 10.0, "x")
 
     report, _ = measured(lambda body, n: answer(body), drive)
     assert report.failures == {"not_connected": 1}
     assert report.answered + 1 == report.offered < 1000
+
+
+def several(behave, drive):
+    """A run against apps x and y."""
+
+    async def main():
+        broker = Broker()
+        peer = await Responder(broker.connect(), behave).listen("infaas.query.*")
+        async with await Client(broker.connect()).open() as client:
+            prepared = {
+                app: [await client.prepare(app, [[float(n)]], latency_ms=5000) for n in range(numbers)]
+                for app, numbers in (("x", 2), ("y", 3))
+            }
+            return await drive(Generator(client, prepared)), peer
+
+    return run(main())
+
+
+def test_several_apps_are_asked_in_their_places_and_told_apart():
+    def behave(body, n):
+        return answer(body) if n % 2 else refusal("overloaded")
+
+    report, peer = several(behave, lambda g: g.open(due(np.arange(40) / 400, apps=2), 0.1, "x"))
+    assert report.app == "x,y"
+    assert (report.apps["x"].offered, report.apps["x"].answered, report.apps["x"].slo_attainment) == (20, 20, 1.0)
+    assert (report.apps["y"].offered, report.apps["y"].answered, report.apps["y"].slo_attainment) == (20, 0, 0.0)
+    assert report.apps["y"].p99_ms is None
+    assert report.apps["x"].p99_ms == report.p99_ms
+    assert (report.offered, report.answered, report.refused, report.slo_attainment) == (40, 20, 20, 0.5)
+    inputs = [body["inputs"][0][0] for body in peer.heard]
+    assert inputs[::2][:4] == [0, 1, 0, 1]
+    assert inputs[1::2][:4] == [0, 1, 2, 0]
+
+
+def test_a_closed_loop_asks_apps_by_their_shares():
+    report, _ = several(
+        lambda body, n: answer(body), lambda g: g.closed(4, 0.3, in_shares((0.1, 0.9), np.random.default_rng(1)))
+    )
+    x, y = report.apps["x"].answered, report.apps["y"].answered
+    assert x + y == report.answered
+    assert 0 < x < y
