@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 FAILED = 1  # the request failed
 USAGE = 2  # the command was used wrongly
@@ -35,9 +35,9 @@ def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:
         render(document)
 
 
-def print_json(document: Any) -> None:
-    """One JSON document on one line of stdout; numpy scalars and paths become what they stand for."""
-    print(json.dumps(document, default=_plain, allow_nan=False), flush=True)
+def print_json(document: Any, file: TextIO | None = None) -> None:
+    """One JSON document on one line of stdout (or a file); numpy scalars and paths become what they stand for."""
+    print(json.dumps(document, default=_plain, allow_nan=False), file=file, flush=True)
 
 
 def progress(text: str) -> None:
