@@ -11,7 +11,7 @@ from services.simulation.scenario.table import Table, number_at, one_of
 _FAULTS: Mapping[str, tuple[str, ...]] = {
     "worker-dies": ("worker", "hardware"),
     "device-slow": ("worker", "hardware", "factor"),
-    "load-fails": ("variant",),
+    "load-fails": ("variant", "hardware"),
     "messages-delayed": ("delay_s",),
 }
 _FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
