@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "infaas.cli.plan:plan",
         "Plan instances and cost for loads and objectives in a file; nothing needs to run.",
     ),
+    "simulate": (
+        "infaas.cli.simulate:simulate",
+        "Run a scenario's load, machines and faults on virtual time under one policy or several.",
+    ),
     "apps": ("infaas.cli.lists:apps", "List the apps."),
     "models": ("infaas.cli.lists:models", "List the registered models."),
     "variants": ("infaas.cli.lists:variants", "List the variants with what was measured of them."),

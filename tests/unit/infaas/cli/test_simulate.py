@@ -1,0 +1,213 @@
+"""`infaas simulate`: from a file to a table, a document and a picture; what is refused and how."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infaas.cli import main
+from services.simulation.report import MEASURED
+from tests.processes import environ, infaas
+
+SCENARIO = """
+[scenario]
+name = "small"
+duration_s = 20
+seed = 3
+policies = ["infaas", "clipper+"]
+[[variant]]
+app = "faces"
+model = "net"
+name = "light"
+hardware = "cpu"
+batch_latency_ms = { 1 = 10.0, 8 = 40.0 }
+max_batch = 8
+accuracy = 0.7
+load_s = 0.5
+memory_gb = 0.5
+[[app]]
+name = "faces"
+latency_ms = 200
+[[worker]]
+kind = "cpu"
+devices = { cpu = 4 }
+resources = { cpu_memory_gb = 16.0 }
+price_per_hour = 0.2
+boot_s = 5.0
+start = 1
+max = 2
+[[load]]
+app = "faces"
+arrivals = "poisson"
+rate = 30
+"""
+HEAVY = SCENARIO.replace("rate = 30", "rate = 300").replace("duration_s = 20", "duration_s = 20000")
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def heavy(tmp_path: Path) -> Path:
+    path = tmp_path / "heavy.toml"
+    path.write_text(HEAVY)
+    return path
+
+
+def strip(document: dict[str, Any]) -> str:
+    runs = [{key: value for key, value in run.items() if key not in MEASURED} for run in document["policies"]]
+    return json.dumps(document | {"policies": runs})
+
+
+def test_the_document_has_what_the_contract_names_and_repeats_itself(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.json"
+    assert main(["simulate", str(scenario), "--json", "--out", str(kept)]) == 0
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert said.out == kept.read_text()
+    assert (document["scenario"], document["seed"]) == ("small", 3)
+    assert [run["policy"] for run in document["policies"]] == ["infaas", "clipper+"]
+    for run in document["policies"]:
+        assert run["simulated"] is True
+        assert run["queries"] == pytest.approx(600, rel=0.2)
+        assert run["answered"] == run["queries"] - run["refused"] - run["failed"]
+        assert run["effective_accuracy"] == pytest.approx(0.7)
+        assert 10 <= run["p50_ms"] <= run["p99_ms"]
+        assert run["cost"] == pytest.approx(20 * 0.2 / 3600, rel=0.2)
+        assert run["cost_per_1000"] == pytest.approx(1000 * run["cost"] / run["answered"])
+        assert 0 < run["mean_utilisation"] < 1
+        assert run["decisions"].keys() >= {"p50_us", "p99_us"}
+        assert run["events_per_s"] > 0
+        series = run["series"]
+        assert {"offered_qps", "answered_qps", "violations", "cost_rate"} < series.keys()
+        lengths = {len(row) for row in series.values() if isinstance(row, list)}
+        lengths |= {len(row) for of in ("instances", "workers") for row in series[of].values()}
+        assert lengths == {len(series["time"])}
+        assert max(series["instances"]["light"]) >= 1
+        assert series["workers"]["cpu"][0] == 1
+    assert main(["simulate", str(scenario), "--json"]) == 0
+    assert strip(json.loads(capsys.readouterr().out)) == strip(document)
+    assert main(["simulate", str(scenario), "--json", "--seed", "4"]) == 0
+    assert strip(json.loads(capsys.readouterr().out)) != strip(document)
+
+
+def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        [str(scenario), "--policy", "sm+", "infaas"],
+        [str(scenario), "--policy", "sm+", "--policy", "infaas"],
+        ["--policy", "sm+", "infaas", str(scenario)],
+    ):
+        assert main(["simulate", *arguments]) == 0
+        said = capsys.readouterr()
+        assert [line.split()[0] for line in said.out.splitlines()[1:4]] == ["policy", "sm+", "infaas"]
+        assert said.err == ""
+
+
+def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.png"
+    code = main(["simulate", str(scenario), "--policy", "infaas", "--plot", str(path)])
+    said = capsys.readouterr()
+    if find_spec("matplotlib") is None:
+        assert code == 2
+        assert "infaas[plot]" in said.err
+        return
+    assert code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert said.err == f"wrote {path}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "which scenario? infaas simulate SCENARIO.toml"),
+        (["nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
+        (["small.toml", "--policy", "nosuch"], "nosuch"),
+        (["small.toml", "--seed", "-1"], "--seed"),
+        (["small.toml", "--seed", "x"], "--seed"),
+        (["small.toml", "--out", "nowhere/kept.json"], "--out nowhere/kept.json: there is no directory nowhere"),
+        (["small.toml", "--out", "."], "--out .: cannot be written"),
+        (["small.toml", "--plot", "run.bmp"], "--plot run.bmp: the name must end in .png, .svg or .pdf"),
+    ],
+)
+def test_bad_usage_exits_2_with_one_line_before_anything_runs(
+    arguments: list[str],
+    said: str,
+    scenario: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(scenario.parent)
+    assert main(["simulate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("infaas: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("rate = 30", "rate = -4", "load[0].rate: must be at least 0, not -4"),
+        ("seed = 3", "sede = 3", "scenario.sede: there is no such key; did you mean seed?"),
+        ('arrivals = "poisson"\nrate = 30', 'arrivals = "trace"\nfile = "gone.txt"', "gone.txt"),
+    ],
+)
+def test_bad_files_exit_2_with_file_key_and_reason(
+    old: str, new: str, said: str, scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert old in SCENARIO
+    scenario.write_text(SCENARIO.replace(old, new))
+    assert main(["simulate", str(scenario), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"infaas: {scenario}: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    """As on a terminal, whose bar says when the run is under way."""
+    ours, theirs = pty.openpty()
+    said = b""
+    command = [sys.executable, "-m", "infaas.cli", "simulate", str(heavy(tmp_path)), "--policy", "infaas"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environ(TERM="xterm")) as process:
+        os.close(theirs)
+        try:
+            while b"%" not in said:
+                said += os.read(ours, 4096)
+            process.send_signal(signal.SIGINT)
+            try:
+                while True:
+                    said += os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                pass
+            assert process.wait(30) == 130
+            assert process.stdout is not None
+            assert process.stdout.read() == b""
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"infaas" in said
+    assert b"Traceback" not in said
+    assert said.rfind(b"\x1b[?25h") > said.rfind(b"\x1b[?25l")  # the cursor is back
+
+
+def test_help_is_quick(scenario: Path) -> None:
+    done = infaas("simulate", "--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    assert "SCENARIO" in done.stdout
+    for heavy_one in ("numpy", "matplotlib", "nats", "services.simulation.run"):
+        assert f" {heavy_one}\n" not in done.stderr
