@@ -141,7 +141,7 @@ class Coordinator:
     def _on_submit(self, envelope: Envelope) -> Iterator[Effect]:
         ask: SubmitJob = envelope.message
         app = envelope.subject.rpartition(".")[2]
-        error = check(app, ask, self._catalog, self._subjects.prefix, self._prices)
+        error = check(app, ask, self._catalog, self._subjects.prefix, self._prices, self._limits)
         if error is not None:
             yield from self._answer(envelope.reply, Refusal(error=error))
             return
@@ -156,7 +156,7 @@ class Coordinator:
             yield from self._refuse(envelope.reply, "bad_request", text)
         else:
             record = record_of(app, ask, job, self._name, envelope.now, self._catalog, self._prices, self._limits)
-            route = route_of(record.status, self._catalog, self._subjects.prefix)
+            route = route_of(record.status, self._catalog, self._subjects.prefix, self._limits)
             if route is None:
                 text = f"app: {app} has no signature yet: nothing is known of its inputs"
                 yield from self._refuse(envelope.reply, "unsatisfiable", text)
@@ -366,7 +366,7 @@ class Coordinator:
 
     def _adopt(self, record: JobRecord, now: float) -> Iterator[Effect]:
         job = record.status.job
-        route = route_of(record.status, self._catalog, self._subjects.prefix)
+        route = route_of(record.status, self._catalog, self._subjects.prefix, self._limits)
         if route is None:
             reason = f"app: {record.status.app} was deleted, or has no models any more"
             status = msgspec.structs.replace(record.status, state="failed", step="", reason=reason, finished=now)

@@ -13,18 +13,25 @@ from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instan
 
 
 def eligible(
-    catalog: Catalog, app: str, *, accuracy: float | None, model: str | None, variant: str | None
+    catalog: Catalog,
+    app: str,
+    *,
+    accuracy: float | None,
+    model: str | None,
+    variant: str | None,
+    simulated: bool = False,
 ) -> list[VariantRecord]:
     """The variants that may compute this job, in no order. Simulated ones only by name: their outputs may be zeros.
 
-    A variant named is taken in whatever version; otherwise each model's version that serves now.
+    A variant named is taken in whatever version; otherwise each model's version that serves now. simulated: in a system that is
+    simulated as a whole those count as others do.
     """
     if variant is not None:
         record = catalog.variant(variant)
         linked = catalog.app(app)
         found = [record] if record is not None and linked is not None and record.model in linked.links else []
     else:
-        found = [record for record in catalog.variants_of(app) if not record.simulated]
+        found = [record for record in catalog.variants_of(app) if simulated or not record.simulated]
     return [
         record
         for record in found
@@ -45,6 +52,7 @@ def obstacle(
     model: str | None,
     variant: str | None,
     prices: Mapping[str, float],
+    simulated: bool = False,
 ) -> Error | None:
     """Why no variant can compute this job; None when one can."""
     record = catalog.app(app)
@@ -55,9 +63,9 @@ def obstacle(
         return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")
     if variant is not None and not eligible(catalog, app, accuracy=None, model=model, variant=variant):
         return Error(code="bad_request", message=f"variant: {app} has no variant {variant!r}: see infaas.list.variants")
-    if eligible(catalog, app, accuracy=accuracy, model=model, variant=variant):
+    if eligible(catalog, app, accuracy=accuracy, model=model, variant=variant, simulated=simulated):
         return None
-    candidates = eligible(catalog, app, accuracy=None, model=model, variant=variant)
+    candidates = eligible(catalog, app, accuracy=None, model=model, variant=variant, simulated=simulated)
     if not candidates:
         return Error(code="unsatisfiable", message=f"{app} has no variant that really computes yet")
     best = max(candidates, key=accuracy_of)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Error
 from services.core.catalog import Catalog
@@ -16,7 +17,7 @@ from services.jobs.urls import BadUrl, parse
 class Limits(Struct, frozen=True, kw_only=True):
     """The settings that decide a chunk's size, in items and seconds; window: chunks of one job under way; keep: ended jobs.
 
-    sweep_s: between looks for silence; a coordinator without a word for silence_s is gone.
+    sweep_s: between looks for silence; a coordinator without a word for silence_s is gone. simulated: the whole system is.
     """
 
     chunk_items: int = 64
@@ -25,9 +26,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     keep: int = 1000
     sweep_s: float = 1.0
     silence_s: float = 3.0
+    simulated: bool = False
 
 
-def check(app: str, ask: SubmitJob, catalog: Catalog, prefix: str, prices: Mapping[str, float]) -> Error | None:
+def check(
+    app: str, ask: SubmitJob, catalog: Catalog, prefix: str, prices: Mapping[str, float], limits: Limits
+) -> Error | None:
     """Why a job is refused before any file is looked at."""
     try:
         check_name(app, "app")
@@ -42,19 +46,33 @@ def check(app: str, ask: SubmitJob, catalog: Catalog, prefix: str, prices: Mappi
         return Error(code="bad_request", message=f"field `accuracy` is {ask.accuracy}: give 0 to 1")
     if ask.input == ask.output:
         return Error(code="bad_request", message="output: it is the input itself")
-    return policy.obstacle(catalog, app, accuracy=ask.accuracy, model=ask.model, variant=ask.variant, prices=prices)
+    return policy.obstacle(
+        catalog,
+        app,
+        accuracy=ask.accuracy,
+        model=ask.model,
+        variant=ask.variant,
+        prices=prices,
+        simulated=limits.simulated,
+    )
 
 
-def route_of(status: JobStatus, catalog: Catalog, prefix: str) -> Route | None:
+def route_of(status: JobStatus, catalog: Catalog, prefix: str, limits: Limits) -> Route | None:
     """The job's places and what its items look like; None when its app or models are gone."""
     record = catalog.app(status.app)
     if record is None:
         return None
-    found = policy.eligible(catalog, status.app, accuracy=status.accuracy, model=status.model, variant=status.variant)
+    found = _eligible(catalog, status.app, status, limits)
     signature = policy.signature_of(record, found)
     if signature is None or not signature.inputs:
         return None
     return Route(status.job, parse(status.input, "input", prefix), parse(status.output, "output", prefix), signature)
+
+
+def _eligible(catalog: Catalog, app: str, ask: SubmitJob | JobStatus, limits: Limits) -> list[VariantRecord]:
+    return policy.eligible(
+        catalog, app, accuracy=ask.accuracy, model=ask.model, variant=ask.variant, simulated=limits.simulated
+    )
 
 
 def record_of(
@@ -68,7 +86,7 @@ def record_of(
     limits: Limits,
 ) -> JobRecord:
     """The job as it is kept when it begins."""
-    found = policy.eligible(catalog, app, accuracy=ask.accuracy, model=ask.model, variant=ask.variant)
+    found = _eligible(catalog, app, ask, limits)
     status = JobStatus(
         job=job,
         app=app,

@@ -19,12 +19,15 @@ _TROUBLED = ("Overloaded", "Interfered")
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
-    """See JobsSettings. latency_least_s: seconds by which a batch must exceed its profile to count."""
+    """See JobsSettings. latency_least_s: seconds by which a batch must exceed its profile to count. simulated: the whole system
+    is, and its variants count as others do.
+    """
 
     utilisation_below: float = 0.4
     latency_ratio: float = 1.25
     latency_least_s: float = 0.002
     in_flight: int = 2
+    simulated: bool = False
 
 
 def obstacle(

@@ -74,7 +74,14 @@ class View:
     def candidates(self, record: JobRecord) -> list[tuple[VariantRecord, str]]:
         """The variants that this worker could compute a job with, and on which device, cheapest first."""
         status = record.status
-        found = eligible(self.catalog, status.app, accuracy=status.accuracy, model=status.model, variant=status.variant)
+        found = eligible(
+            self.catalog,
+            status.app,
+            accuracy=status.accuracy,
+            model=status.model,
+            variant=status.variant,
+            simulated=self._knobs.simulated,
+        )
         return ranked(found, self.beat.devices if self.beat is not None else (), self._prices, record.chunk_items)
 
     def instances(self, variant: str, device: str) -> list[InstanceStatus]:

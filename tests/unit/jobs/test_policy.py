@@ -5,7 +5,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
 from services.jobs.policy import batch_within, chunk_items, cost_per_item, eligible, obstacle
-from services.jobs.requests import check
+from services.jobs.requests import Limits, check
 from tests.fleet import PRICES, catalogue, variant
 
 SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)
@@ -61,7 +61,7 @@ def test_eligible_is_what_meets_accuracy_model_and_variant() -> None:
 def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: str, says: str) -> None:
     fields = {"input": "file:///a.npy", "output": "file:///b.npy"} | ask
     app = str(fields.pop("app", "app"))
-    error = check(app, SubmitJob(**fields), catalog(), "infaas", PRICES)  # type: ignore[arg-type]
+    error = check(app, SubmitJob(**fields), catalog(), "infaas", PRICES, Limits())  # type: ignore[arg-type]
     assert error is not None
     assert error.code == code
     assert says in error.message
