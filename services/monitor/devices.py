@@ -1,6 +1,6 @@
 """What a monitor remembers of one device: the executor process that drives it, and what its instances take. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus
@@ -67,16 +67,19 @@ class DeviceState:
 
     @property
     def utilisation(self) -> float:
-        """By what its instances computed, 0..1."""
-        return min(1.0, sum(instance.utilisation for instance in self.instances.values()))
+        """By what its instances computed, 0..1: a share of its time, or of its cores' time where it has several."""
+        return min(1.0, self._share((instance, instance.utilisation) for instance in self.instances.values()))
 
     @property
     def offline_use(self) -> float:
         """The part of the device that offline work used lately, 0..1: of a machine its cores, as its utilisation is counted."""
-        if not self.is_machine:
-            return sum(instance.offline_use for instance in self.instances.values())
-        busy = sum(instance.offline_use * max(1, instance.record.threads) for instance in self.instances.values())
-        return busy / max(1, self.spec.cores)
+        return self._share((instance, instance.offline_use) for instance in self.instances.values())
+
+    def _share(self, busy: Iterable[tuple[Instance, float]]) -> float:
+        """Of the device, when each instance computes so much of the time: on its threads, or on one core of an accelerator."""
+        threaded = self.spec.kind == "cpu"
+        cores = sum(used * (max(1, instance.record.threads) if threaded else 1) for instance, used in busy)
+        return cores / max(1, self.spec.cores)
 
     def status(self, utilisation: float) -> DeviceStatus:
         """As heartbeats carry it: memory and cores used are those that instances have been promised."""
