@@ -91,7 +91,8 @@ def _rows(runs: Sequence[Run], unit: float) -> list[Panel]:
         ("US$ per hour", 1.2, _rate),
         ("US$", 1.2, spent),
     ]
-    if any(len({value for value in run["series"]["effective_accuracy"] if value is not None}) > 1 for run in runs):
+    known = [value for run in runs for value in run["series"]["effective_accuracy"] if value is not None]
+    if known and max(known) - min(known) > 1e-6:
         rows.insert(1, ("accuracy", 1.2, _accuracy))
     return rows
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
-from bus.messages.events import Event, ScalingEvent
+from bus.messages.events import Event, JobEvent, ScalingEvent
 from services.simulation.histogram import Histogram
+from services.simulation.offline_tally import OfflineTally
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.series import Flow, Sample, Series
-from services.simulation.tally import WINDOW_S, Drop, Tally
+from services.simulation.tally import UNITS, WINDOW_S, Drop, Tally, Units
 
 __all__ = ["MEASURED", "Report", "Sample"]
 
@@ -42,6 +43,7 @@ class Report:
         self._hardware = hardware or {}
         self._apps: defaultdict[str, Tally] = defaultdict(Tally)
         self._variants: defaultdict[str, int] = defaultdict(int)
+        self._units = Units()
         self._drop = Drop()
         self._series = Series(every_s, duration_s)
         self._windows = 0  # closed
@@ -51,6 +53,8 @@ class Report:
         self._more = 0
         self._solving = Histogram()
         self._deciding = Histogram()
+        self._offline = OfflineTally(every_s, duration_s)
+        self.job, self.job_refused, self.offline = self._offline.job, self._offline.refused, self._offline.written
 
     @classmethod
     def of(cls, scenario: Scenario, policy: PolicySpec) -> "Report":
@@ -78,7 +82,7 @@ class Report:
             tally.late += 1
         elif accuracy is not None:
             tally.rated += 1
-            tally.accuracy += accuracy
+            tally.accuracy += self._units[accuracy]
 
     def refused(self, app: str, now: float, code: str) -> None:
         """A query was refused, with a code of the contract."""
@@ -89,6 +93,9 @@ class Report:
 
     def event(self, kind: str, event: Event, now: float) -> None:
         """An actor has recorded something: scaling decisions are counted and listed."""
+        if kind == JobEvent.kind:
+            assert isinstance(event, JobEvent)
+            self._offline.event(event, now)
         if kind != ScalingEvent.kind:
             return
         assert isinstance(event, ScalingEvent)
@@ -101,7 +108,7 @@ class Report:
             return
         row = msgspec.structs.asdict(event)
         del row["solve_ms"], row["objective"]
-        self._scalings.append({**row, "time": now})
+        self._scalings.append({**row, "time": round(now, 6)})
 
     def sample(self, sample: Sample) -> None:
         """How the world is; every metrics_every_s."""
@@ -140,7 +147,7 @@ class Report:
             "open": open_queries,
             "refusals": dict(sorted(refusals.items())),
             "slo_violation_ratio": _ratio(late + refused + failed, sums.offered) or 0.0,
-            "effective_accuracy": _ratio(sums.accuracy, sums.rated),
+            "effective_accuracy": _ratio(sums.accuracy, UNITS * sums.rated),
             "max_accuracy_drop": self._drop.most,
             "throughput_qps": sums.answered / self._duration,
             "p50_ms": _times(p50, _MS),
@@ -153,7 +160,8 @@ class Report:
             "variants": dict(sorted(self._variants.items())),
             "hardware": {name: kind for name, kind in sorted(self._hardware.items()) if name in used},
             "scaling": {"decisions": self._scalings, "more": self._more},
-            "series": self._series.document(),
+            "series": {**self._series.document(), **self._offline.series(self._series.length)},
+            "jobs": self._offline.rows(),
             "events": events,
             "decisions": {
                 "count": self._deciding.count,
@@ -170,8 +178,7 @@ class Report:
         return {"count": self._solving.count, "p50": p50, "p99": p99}
 
     def _sums(self) -> Flow:
-        offered = answered = bad = rated = 0
-        accuracy = 0.0
+        offered = answered = bad = rated = accuracy = 0
         for tally in self._apps.values():
             offered += tally.offered
             answered += tally.answered
@@ -219,7 +226,7 @@ def _app(tally: Tally) -> dict[str, Any]:
         "failed": failed,
         "refusals": dict(sorted(tally.refusals.items())),
         "slo_violation_ratio": _ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
-        "effective_accuracy": _ratio(tally.accuracy, tally.rated),
+        "effective_accuracy": _ratio(tally.accuracy, UNITS * tally.rated),
         "max_accuracy_drop": tally.drop.most,
         "p50_ms": _times(p50, _MS),
         "p99_ms": _times(p99, _MS),

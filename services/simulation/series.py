@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from services.simulation.tally import UNITS
+
 
 class Sample(Struct, frozen=True, kw_only=True, gc=False):
     """The world at a moment, scenario's seconds. instances: loaded ones by variant. workers: that run, by kind of machine.
@@ -21,13 +23,16 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Flow(Struct, frozen=True, gc=False):
-    """Sums at a moment, since the start. violations: late and refused. rated: answers in time whose variant has an accuracy."""
+    """Sums at a moment, since the start. violations: late and refused. rated: answers in time whose variant has an accuracy.
+
+    accuracy: sum of these, in tally.UNITS.
+    """
 
     offered: int = 0
     answered: int = 0
     violations: int = 0
     rated: int = 0
-    accuracy: float = 0.0
+    accuracy: int = 0
 
 
 class Series:
@@ -88,7 +93,7 @@ class Series:
             "offered_qps": [flow.offered / span for flow, span in zip(flows, spans, strict=True)],
             "answered_qps": [flow.answered / span for flow, span in zip(flows, spans, strict=True)],
             "violations": [flow.violations for flow in flows],
-            "effective_accuracy": [flow.accuracy / flow.rated if flow.rated else None for flow in flows],
+            "effective_accuracy": [flow.accuracy / (UNITS * flow.rated) if flow.rated else None for flow in flows],
             "cost_rate": [sample.cost_rate if sample else 0.0 for sample in seen],
             "utilisation": [sample.utilisation if sample else 0.0 for sample in seen],
             "instances": _columns([sample.instances if sample else {} for sample in seen]),

@@ -3,10 +3,19 @@
 from services.simulation.histogram import Histogram
 
 WINDOW_S = 10.0  # of the accuracy drop
+UNITS = 10**12  # of accuracy: whole numbers add up without rounding, in any order
+
+
+class Units(dict[float, int]):
+    """An accuracy in units, kept once it was asked for."""
+
+    def __missing__(self, accuracy: float) -> int:
+        self[accuracy] = found = round(accuracy * UNITS)
+        return found
 
 
 class Tally:
-    """Counts of one app's queries. rated, accuracy: how many answers in time have an accuracy, and the sum of these."""
+    """Counts of one app's queries. rated, accuracy: how many answers in time have an accuracy, and the sum of these, in units."""
 
     __slots__ = ("accuracy", "answered", "drop", "late", "latency", "offered", "rated", "refusals")
 
@@ -15,7 +24,7 @@ class Tally:
         self.answered = 0
         self.late = 0
         self.rated = 0
-        self.accuracy = 0.0
+        self.accuracy = 0
         self.refusals: dict[str, int] = {}
         self.latency = Histogram()
         self.drop = Drop()
@@ -38,13 +47,13 @@ class Drop:
         self.most: float | None = None
         self._best = 0.0
         self._rated = 0
-        self._accuracy = 0.0
+        self._accuracy = 0
 
-    def close(self, rated: int, accuracy: float) -> None:
-        """A window has ended, with these sums since the start."""
+    def close(self, rated: int, accuracy: int) -> None:
+        """A window has ended, with these sums since the start; accuracy in units."""
         if rated == self._rated:
             return
-        mean = (accuracy - self._accuracy) / (rated - self._rated)
+        mean = (accuracy - self._accuracy) / (UNITS * (rated - self._rated))
         self._rated, self._accuracy = rated, accuracy
         if self.most is None:
             self._best, self.most = mean, 0.0

@@ -133,6 +133,16 @@ def test_scaling_decisions_are_counted_and_the_first_are_listed() -> None:
     assert found["solve_ms"] == {"count": 1, "p50": pytest.approx(2.0, rel=0.01), "p99": pytest.approx(2.0, rel=0.01)}
 
 
+def test_many_answers_of_one_accuracy_have_that_accuracy() -> None:
+    one = report(duration=40.0)
+    for number in range(4000):
+        one.answered("a", number / 100, 0.1, 1.0, 0.7, "small")
+    found = end(one)
+    assert found["effective_accuracy"] == 0.7
+    assert found["max_accuracy_drop"] == 0.0
+    assert set(found["series"]["effective_accuracy"]) == {0.7}
+
+
 def test_nothing_happened() -> None:
     found = end(report())
     assert (found["queries"], found["slo_violation_ratio"], found["cost_per_1000"], found["p50_ms"]) == (
