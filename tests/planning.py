@@ -75,6 +75,27 @@ def scarce(problem: Problem, plan: Plan, seed: int, least: float, most: float) -
     )
 
 
+def accuracy_problem(seed: int) -> Problem:
+    """Served for accuracy, which slower variants of a kind have more of; 0.2 to 1.1 times the memory that the best would take."""
+    rng = Random(f"accuracy {seed}")
+    plain = random_problem(seed, variants=rng.choice([4, 6, 8]))
+    candidates = tuple(
+        replace(one, saturation_qps=one.saturation_qps * (1.6 - accuracy), accuracy=round(accuracy, 3))
+        for one, accuracy in ((one, rng.uniform(0.5, 0.95)) for one in plain.candidates)
+    )
+    best = {
+        app: max((c for c in candidates if app in c.apps and c.latency_ms <= 50.0), key=lambda c: c.accuracy or 0.0)
+        for app in {demand.app for demand in plain.demands}
+    }
+    used: dict[str, float] = {}
+    for demand in plain.demands:
+        one = best[demand.app]
+        for name, amount in one.uses.items():
+            used[name] = used.get(name, 0.0) + amount * (1 + demand.load * 1.05 // one.saturation_qps)
+    resources = {f"{kind}_memory": max(6.0, used.get(f"{kind}_memory", 0.0) * rng.uniform(0.2, 1.1)) for kind in KINDS}
+    return replace(plain, candidates=candidates, resources=resources, goal="accuracy")
+
+
 def entangled_problem(seed: int) -> Problem:
     """Several classes an app, variants that several apps share, some running or held, least instances, a budget."""
     rng = Random(seed)
@@ -242,7 +263,7 @@ def _legal(one: Candidate, n: int) -> bool:
 def _over(problem: Problem, counts: list[int], amounts: list[float], total: float, name: str) -> list[str]:
     """What is held already is there, whatever the total; with make-before-break everything that runs."""
     mine = list(zip(problem.candidates, counts, amounts, strict=True))
-    if problem.make_before_break:
+    if problem.make_before_break and name not in problem.time_shared:
         taken = sum(amount * max(n, one.running) for one, n, amount in mine)
         there = sum(amount * max(one.least, one.running) for one, _, amount in mine)
     else:

@@ -79,6 +79,8 @@ def _document(found: Plan, solve_ms: float) -> dict[str, Any]:
         "solver": found.solver,
         "objective": found.objective,
     }
+    if found.accuracy is not None:
+        document["accuracy"] = found.accuracy
     if found.reason:
         document["reason"] = found.reason
     if found.unmet:
@@ -101,7 +103,8 @@ def _render(problem: Problem, found: Plan, solve_ms: float) -> None:
         for one in problem.candidates
     ]
     print_table(rows, _COLUMNS, "")
-    print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s")
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4g}"
+    print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s{accuracy}")
     if found.reason and found.status != "infeasible":
         print(found.reason)
 

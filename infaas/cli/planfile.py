@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from infaas.cli.output import usage
+from services.core.goal import Goal
 from services.core.planning.problem import Candidate, Demand, InvalidProblem, Objective, Problem, check
 
 
@@ -46,7 +47,7 @@ class AppBlock(_Block, frozen=True, kw_only=True):
 
 
 class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
-    """The whole file. weight: written `lambda`. budget_per_hour: US$ that all instances together may cost."""
+    """The whole file. weight: written `lambda`. budget_per_hour: US$ that all instances together may cost. goal: as in the settings."""
 
     variant: list[VariantBlock]
     app: list[AppBlock]
@@ -54,6 +55,7 @@ class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
     slack: float = 1.05
     weight: float = 0.1
     objective: Objective = "multiplicative"
+    goal: Goal = "cost"
     budget_per_hour: float | None = None
 
 
@@ -166,6 +168,7 @@ def _problem(file: PlanFile) -> Problem:
         slack=file.slack,
         loading_weight=file.weight,
         objective=file.objective,
+        goal=file.goal,
         budget_per_s=inf if file.budget_per_hour is None else file.budget_per_hour / 3600.0,
     )
 

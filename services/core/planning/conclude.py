@@ -1,7 +1,9 @@
 """From counts of instances to a plan: actions with their kinds, cost, and what is not met, in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from services.core.goal import merit
+from services.core.planning.delivered import deliver
 from services.core.planning.plan import Action, Kind, Plan, Status, Unmet
 from services.core.planning.problem import Candidate, Problem
 from services.core.planning.program import BUDGET, ROUNDING, Program, fresh_price
@@ -32,6 +34,7 @@ def conclude(
         reason="; ".join([*([reason] if reason else []), *(one.reason for one in unmet)]),
         unmet=unmet,
         gap=None if unmet else gap,
+        accuracy=deliver(program, counts).accuracy if problem.goal == "accuracy" else None,
     )
 
 
@@ -47,25 +50,37 @@ def objective(problem: Problem, counts: Sequence[int]) -> float:
 def actions(problem: Problem, counts: Sequence[int]) -> tuple[Action, ...]:
     """What to do, in the order of the candidates.
 
-    A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1): against the
-    dearest of its apps' variants that lose instances, or else of those that run; it is a load when none runs.
+    A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1), or by its accuracy
+    where that is the goal: against the dearest (most accurate) of its apps' variants that lose instances, or else of those
+    that run; it is a load when none runs.
     """
     deltas = [n - one.running for one, n in zip(problem.candidates, counts, strict=True)]
     pairs = list(zip(problem.candidates, deltas, strict=True))
-    return tuple(Action(one.name, delta, _kind(one, delta, pairs)) for one, delta in pairs if delta)
+    worth = _accuracy if problem.goal == "accuracy" else _price
+    return tuple(Action(one.name, delta, _kind(one, delta, pairs, worth)) for one, delta in pairs if delta)
 
 
-def _kind(one: Candidate, delta: int, all_of_them: Sequence[tuple[Candidate, int]]) -> Kind:
+def _price(one: Candidate) -> float:
+    return one.cost_per_s
+
+
+def _accuracy(one: Candidate) -> float:
+    return merit(one.accuracy)
+
+
+def _kind(
+    one: Candidate, delta: int, all_of_them: Sequence[tuple[Candidate, int]], worth: Callable[[Candidate], float]
+) -> Kind:
     if delta < 0:
         return "unload"
     if one.running:
         return "replicate"
     apps = set(one.apps)
-    there = [(other.cost_per_s, change) for other, change in all_of_them if other.running and apps & set(other.apps)]
-    compared = [cost for cost, change in there if change < 0] or [cost for cost, _ in there]
+    there = [(worth(other), change) for other, change in all_of_them if other.running and apps & set(other.apps)]
+    compared = [value for value, change in there if change < 0] or [value for value, _ in there]
     if not compared:
         return "load"
-    return "upgrade" if one.cost_per_s >= max(compared) else "downgrade"
+    return "upgrade" if worth(one) >= max(compared) else "downgrade"
 
 
 def _unmet(program: Program, counts: Sequence[int], short: Short) -> tuple[Unmet, ...]:
@@ -122,8 +137,9 @@ def _binds(program: Program, counts: Sequence[int], candidates: Sequence[int], r
     name = program.rows[row]
     of = program.problem.candidates
     total, taken = _total(program.problem, name), 0.0
+    kept = program.problem.make_before_break and name not in program.problem.time_shared
     for one, n in zip(of, counts, strict=True):
-        there = max(n, one.running) if program.problem.make_before_break else n
+        there = max(n, one.running) if kept else n
         taken += there * _amount(one, name)
     return any(_amount(of[c], name) > 0 and taken + _amount(of[c], name) > total * (1 + ROUNDING) for c in candidates)
 

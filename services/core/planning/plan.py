@@ -35,7 +35,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     demand; this one carries as much as it found room for, and `unmet` says what is missing and why). instances: of every
     candidate, after the plan. cost_per_s: US$ per second of all of them. objective: cost of the actions, as the problem
     defines it. solver: who found it. reason: for people, empty when there is nothing to say. gap: how far from optimal it
-    may be at most, relative; None when unknown.
+    may be at most, relative; None when unknown. accuracy: where that is the goal, the mean over the load that is carried.
     """
 
     status: Status
@@ -47,6 +47,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     reason: str = ""
     unmet: tuple[Unmet, ...] = ()
     gap: float | None = None
+    accuracy: float | None = None
 
 
 class Solver(Protocol):

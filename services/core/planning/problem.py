@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from services.core.goal import Goal
+
 Objective = Literal["multiplicative", "additive"]
 
 
@@ -81,7 +83,10 @@ class Problem(Struct, frozen=True, kw_only=True):
     the paper's lambda, 1/s (multiplicative) or US$/s² (additive). objective: cost of an action that adds d instances,
     `C d (1 + lambda T)`, or `C d + lambda T d` (the paper's print leaves both readings open; they agree at lambda 0).
     budget_per_s: US$ per second that all instances together may cost. make_before_break: what is unloaded keeps its
-    resources until its replacement runs, so that there must be room for both.
+    resources until its replacement runs, so that there must be room for both. time_shared: resources of which that does not
+    hold, since those that compute at the same time get a share each (cores). goal: least cost; or, of the plans that carry as
+    much as can be, most accuracy, the load-weighted mean over what serves it (a candidate without accuracy counts as 0), then
+    least cost.
     """
 
     candidates: tuple[Candidate, ...]
@@ -92,6 +97,8 @@ class Problem(Struct, frozen=True, kw_only=True):
     objective: Objective = "multiplicative"
     budget_per_s: float = inf
     make_before_break: bool = False
+    time_shared: frozenset[str] = frozenset()
+    goal: Goal = "cost"
 
 
 class Flaw(NamedTuple):

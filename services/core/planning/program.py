@@ -71,14 +71,16 @@ def compile_program(problem: Problem) -> Program:
     row_of = {name: row for row, name in enumerate(rows)}
     running, fresh = [], []
     for c, one in enumerate(problem.candidates):
-        weights, fits = [], True
+        weights, stays, fits, keeps = [], [], True, True
         for name, amount in amounts[c].items():
             row = row_of[name]
+            kept = problem.make_before_break and name not in problem.time_shared  # whether it runs on or not
             if amount > limits[row] * (1 + ROUNDING):
-                fits = False
+                fits, keeps = False, keeps and kept
             elif amount > 0:
                 weights.append((row, amount / limits[row]))
-        takes = tuple(weights)
+                if not kept:
+                    stays.append(weights[-1])
         need, needed = 0.0, one.least
         for g in home[c]:
             need += groups[g].need
@@ -86,14 +88,12 @@ def compile_program(problem: Problem) -> Program:
         needed = max(needed, ceil(need / one.saturation_qps))
         most = needed if one.most is None else min(needed, one.most)
         low = min(one.least, one.running)
-        high = min(one.running, most) if fits or problem.make_before_break else low
-        running.append(
-            Supply(c, one.cost_per_s, one.saturation_qps, low, high, () if problem.make_before_break else takes)
-        )
+        high = min(one.running, most) if keeps else low
+        running.append(Supply(c, one.cost_per_s, one.saturation_qps, low, high, tuple(stays)))
         low = max(0, one.least - one.running)
         high = max(low, min(needed, one.most - one.running) if one.most is not None else needed) if fits else low
         price = fresh_price(problem, one) * (1 + _CHURN)
-        fresh.append(Supply(c, price, one.saturation_qps, low, high, takes))
+        fresh.append(Supply(c, price, one.saturation_qps, low, high, tuple(weights)))
     return Program(problem, tuple(running), tuple(fresh), groups, tuple(map(tuple, home)), rows)
 
 
@@ -166,7 +166,7 @@ def _limits(problem: Problem, amounts: list[dict[str, float]]) -> tuple[tuple[st
         pairs = [(of[name], one) for of, one in zip(amounts, problem.candidates, strict=True) if name in of]
         if not pairs:
             continue
-        if problem.make_before_break:
+        if problem.make_before_break and name not in problem.time_shared:
             free = total - sum(amount * one.running for amount, one in pairs)
             held = sum(amount * max(0, one.least - one.running) for amount, one in pairs)
         else:
