@@ -1,0 +1,242 @@
+"""The simulated edges of offline jobs: a work queue of chunks, a bucket of parts, inputs of nothing, outputs that are counted.
+
+The coordinator's and the runners' own actors decide when and where anything is computed; what they have done here is
+what services/jobs/edge.py and services/jobs/runner/edge.py do with JetStream, objects and files.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.jobs import Chunk, Part, PartStored, SubmitJob
+from bus.messages.public import Refusal
+from bus.subjects import Subjects
+from services.jobs.commands import (
+    Abandon,
+    Accept,
+    Assemble,
+    Assembled,
+    Broken,
+    Conclude,
+    Feed,
+    Forget,
+    Keep,
+    Read,
+    Resume,
+    Resumed,
+    Spot,
+    WasRead,
+)
+from services.jobs.runner.edge import ACK_WAIT_S, WAIT_S
+from services.jobs.runner.work import Drop, Extend, GiveBack, Key, Store, Take
+from services.simulation.hands import STORE
+from services.simulation.scenario.model import JobSpec
+from services.simulation.stage import Stage
+
+INBOX = "_INBOX.job."
+BODY = Raw(encode({"inputs": {}}))
+
+
+class WorkQueue:
+    """As the stream of chunks is: each goes to one runner, and comes back unless that one is done with it in time.
+
+    What comes back goes first.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, Chunk] = {}
+        self._waiting: deque[int] = deque()
+        self._back: dict[int, float] = {}  # delivered: when it comes back
+        self._due: list[tuple[float, int]] = []  # the same, soonest first, with some that do not hold any more
+        self._number = 0
+
+    def __len__(self) -> int:
+        """Chunks that nobody is done with."""
+        return len(self._chunks)
+
+    def put(self, chunk: Chunk) -> None:
+        self._number += 1
+        self._chunks[self._number] = chunk
+        self._waiting.append(self._number)
+
+    def take(self, now: float) -> tuple[int, Chunk] | None:
+        """Deliver one: its number in the queue, and the chunk."""
+        number = self._next(now)
+        if number is None:
+            return None
+        self.hold(number, now + ACK_WAIT_S)
+        return number, self._chunks[number]
+
+    def _next(self, now: float) -> int | None:
+        while self._due and self._due[0][0] <= now:
+            at, number = heappop(self._due)
+            if self._back.get(number) == at:
+                return number
+        return self._waiting.popleft() if self._waiting else None
+
+    def hold(self, number: int, until: float) -> None:
+        """Nobody else gets it before then."""
+        if number in self._chunks:
+            self._back[number] = until
+            heappush(self._due, (until, number))
+
+    def done(self, number: int) -> None:
+        self._chunks.pop(number, None)
+        self._back.pop(number, None)
+
+
+class Offline:
+    """What the jobs of one run share. jobs: the scenario's, which are called job-0, job-1, ... in their order.
+
+    written: told of each job's new outputs, as (job, items).
+    """
+
+    def __init__(self, stage: Stage, subjects: Subjects, jobs: Sequence[JobSpec]) -> None:
+        self.written: Callable[[str, int], None] | None = None
+        self.queue = WorkQueue()
+        self.parts: dict[Key, Part] = {}
+        self.jobs = {f"job-{number}": spec for number, spec in enumerate(jobs)}
+        self._stage = stage
+        self._subjects = subjects
+        self._outputs = dict.fromkeys(self.jobs, 0)
+
+    def submit(self, job: str) -> None:
+        """Ask for it, as a client does."""
+        spec = self.jobs[job]
+        places = {"input": f"file:///{job}.npy", "output": f"file:///{job}-outputs.npy"}
+        ask = SubmitJob(**places, accuracy=spec.accuracy or None, model=spec.model, job=job)
+        self._stage.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
+
+    def mailboxes(self, refused: Callable[[str, str], None]) -> dict[str, Callable[[Any], None]]:
+        """Where replies to `submit` go. refused: told the job and why."""
+
+        def take(job: str, reply: Any) -> None:
+            if type(reply) is Refusal:
+                refused(job, reply.error.message)
+
+        return {f"{INBOX}{job}": partial(take, job) for job in self.jobs}
+
+    # -- the coordinator's edge
+
+    def coordinate(self, command: Any) -> tuple[float, Any]:
+        """See services.simulation.stage.Hands."""
+        match command:
+            case Accept():
+                self._keep(command.route.job, encode(command.record))
+            case Read():
+                return STORE, WasRead(self.jobs[command.route.job].inputs, "simulated")
+            case Feed():
+                return STORE, self._feed(command)
+            case Resume():
+                return STORE, Resumed(True, frozenset(n for job, n in self.parts if job == command.route.job))
+            case Assemble():
+                return STORE, self._assemble(command)
+            case Keep():
+                job = command.record.status.job
+                self._keep(job, encode(command.record))
+                for number in command.drop:
+                    self.parts.pop((job, number), None)
+                return STORE, True
+            case Conclude():
+                return STORE, None
+            case Abandon():
+                for key in [key for key in self.parts if key[0] == command.route.job]:
+                    del self.parts[key]
+                return STORE, ""
+            case Forget():
+                self._keep(command.job, None)
+            case _:
+                return 0.0, ValueError(f"simulated jobs cannot {type(command).__name__}")
+        return STORE, None
+
+    def _keep(self, job: str, record: bytes | None) -> None:
+        self._stage.put(self._subjects.jobs_bucket, job, record)
+
+    def _feed(self, feed: Feed) -> list[Spot]:
+        spots: list[Spot] = []
+        number, first = feed.number, feed.first
+        while len(spots) < feed.count and first < feed.total:
+            items = min(feed.chunk_items, feed.total - first)
+            spots.append(Spot(number, first, items, feed.position, feed.position))
+            if number not in feed.skip:
+                self.queue.put(Chunk(feed.route.job, number, first, items, BODY, feed.generation))
+            number, first = number + 1, first + items
+        return spots
+
+    def _assemble(self, command: Assemble) -> Assembled | Broken:
+        """Append to the output, cut back to its checkpoint first; ends early at a part that failed."""
+        job, checkpoint = command.route.job, command.checkpoint
+        cost, variants = 0.0, list[str]()
+        failure, failed = "", 0
+        for spot in command.spots:
+            part = self.parts.get((job, spot.number))
+            if part is None:
+                return Broken(f"output: a part of it is gone: {spot.number}")
+            if part.error:
+                failure, failed = f"items {spot.first} to {spot.first + spot.items - 1}: {part.error}", spot.items
+                break
+            after = checkpoint.items + part.items
+            checkpoint = replace(checkpoint, chunks=spot.number + 1, items=after, bytes=after)
+            cost += part.cost
+            if part.variant not in variants:
+                variants.append(part.variant)
+        new, self._outputs[job] = checkpoint.bytes - self._outputs[job], checkpoint.bytes
+        if new and self.written is not None:
+            self.written(job, new)
+        return Assembled(checkpoint, cost, variants, failure, failed)
+
+    # -- the runners' edges
+
+    def runner(self) -> "RunnerHands":
+        """The edge of one more."""
+        return RunnerHands(self._stage, self, self._subjects)
+
+
+class RunnerHands:
+    """A runner's edge."""
+
+    def __init__(self, stage: Stage, offline: Offline, subjects: Subjects) -> None:
+        self._stage = stage
+        self._offline = offline
+        self._queue = offline.queue
+        self._subject = subjects.offline("part")
+        self._taken: dict[Key, int] = {}
+
+    def __call__(self, command: Any) -> tuple[float, Any]:
+        queue, taken, now = self._queue, self._taken, self._stage.now
+        match command:
+            case Take():
+                found = queue.take(now)
+                if found is None:
+                    return WAIT_S, None
+                number, chunk = found
+                taken[chunk.job, chunk.number] = number
+                return STORE, chunk
+            case Extend():
+                for key in command.keys:
+                    if key in taken:
+                        queue.hold(taken[key], now + ACK_WAIT_S)
+            case GiveBack():
+                if command.key in taken:
+                    queue.hold(taken.pop(command.key), now + command.delay)
+            case Drop():
+                self._done(command.key)
+            case Store():
+                part = command.part
+                self._offline.parts[part.job, part.number] = part
+                self._stage.publish(self._subject, PartStored(job=part.job, number=part.number))
+                self._done((part.job, part.number))
+            case _:
+                return 0.0, ValueError(f"simulated runners cannot {type(command).__name__}")
+        return STORE, None
+
+    def _done(self, key: Key) -> None:
+        number = self._taken.pop(key, None)
+        if number is not None:
+            self._queue.done(number)
