@@ -24,11 +24,16 @@ from services.core.selection import SelectionPolicy
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import load_policy
 from services.executor.actor import Executor
+from services.jobs.__main__ import limits_of
+from services.jobs.actor import Coordinator
+from services.jobs.runner.__main__ import knobs_of as offline_knobs
+from services.jobs.runner.actor import Runner
 from services.monitor.__main__ import knobs_of as monitor_knobs
 from services.monitor.actor import MonitorActor
 from services.shell.settings import MachineKind
 from services.simulation.hands import ControllerHands, DeviceHands, LoadFault, MachineHands, SolverHands
 from services.simulation.hardware import Bill, Machine
+from services.simulation.offline import Offline
 from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 from services.simulation.stage import Stage
 
@@ -80,6 +85,7 @@ class System:
         self._settings = policy.settings
         self._incarnations = count(1)
         self._uids = count(1)
+        self.offline = Offline(stage, self.subjects, scenario.jobs)
         self._solver = self._make_solver()
         self._selection = self._make_selection()
 
@@ -95,6 +101,8 @@ class System:
         controller = self._controller(() if fixed else self._policy.machines)
         bucket = self.subjects.control_bucket
         self._stage.enter("vm-0", controller, ControllerHands(self._stage, bucket, self._boot, self.stop))
+        if self._scenario.jobs:
+            self._stage.enter("jobs-0", self._coordinator(), self.offline.coordinate)
         number = 0
         for spec in self._policy.machines:
             for index in range(spec.start):
@@ -173,6 +181,10 @@ class System:
             cores_overcommit=settings.monitor.cores_overcommit,
         )
 
+    def _coordinator(self) -> Coordinator:
+        limits = replace(limits_of(self._settings.jobs), simulated=True)
+        return Coordinator("jobs-0", self.subjects, limits, self._scenario.prices, lambda: "job")
+
     # -- machines
 
     def _boot(self, order: StartMachine) -> None:
@@ -226,6 +238,11 @@ class System:
             choice={app: Chosen(one.variant, one.instances) for app, one in self._policy.choice.items()},
         )
         self._stage.enter(f"model-{worker}", autoscaler, self._solver)
+        if self._scenario.jobs:
+            knobs = replace(offline_knobs(settings.jobs), simulated=True)
+            name = f"offline-{worker}-{next(self._incarnations)}"
+            runner = Runner(name, worker, self.subjects, self._scenario.prices, knobs)
+            self._stage.enter(f"offline-{worker}", runner, self.offline.runner())
 
     def stop(self, worker: str) -> None:
         """Asked to stop: everybody says goodbye."""
@@ -239,7 +256,12 @@ class System:
         machine = self.machines.pop(worker, None)
         if machine is None:
             return
-        for name in (f"model-{worker}", f"monitor-{worker}", *(f"{worker}/{device}" for device in machine.devices)):
+        for name in (
+            f"offline-{worker}",
+            f"model-{worker}",
+            f"monitor-{worker}",
+            *(f"{worker}/{device}" for device in machine.devices),
+        ):
             self._stage.leave(name, goodbye=goodbye)
         now = self._stage.now
         for device in machine.devices.values():
