@@ -45,6 +45,7 @@ class Run:
         self.kernel.received = self.clients.received
         self._sampled: dict[str, float] = {}
         self._sampled_at = BEGINS
+        self._take_jobs()
 
     def __call__(self, progress: Progress | None = None) -> dict[str, Any]:
         """Everything, to the end. progress: told the scenario's time as it goes."""
@@ -68,6 +69,15 @@ class Run:
         while self.clients.open and kernel.now < end + DRAIN:
             kernel.run(kernel.now + STEP)
         return self.report.finished(cost, kernel.events, perf_counter() - began, len(self.clients.open))
+
+    def _take_jobs(self) -> None:
+        """Offline jobs, each at its time."""
+        offline, report = self.system.offline, self.report
+        offline.written = lambda job, items: report.offline(job, items, self.kernel.now - BEGINS)
+        self.clients.others.update(offline.mailboxes(report.job_refused))
+        for job, spec in offline.jobs.items():
+            report.job(job, spec.app, spec.inputs)
+            self.kernel.at(WARM_UP + spec.at_s, offline.submit, job)
 
     def _told(self, name: str, event: Event) -> None:
         del name
