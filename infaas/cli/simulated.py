@@ -70,14 +70,18 @@ def _cells(figure: _Figure, values: Sequence[float | None]) -> list[str]:
 
 
 def _details(run: Mapping[str, Any], wide: int) -> None:
-    """What was done, by what, and how fast the simulation was."""
+    """What was scaled and refused, what became of offline jobs, and how fast all that was computed."""
     actions = ", ".join(f"{name} {count:,}" for name, count in run["scale_actions"].items()) or "no scaling"
     refusals = ", ".join(f"{name} {count:,}" for name, count in run["refusals"].items())
-    decided, solved = run["decisions"]["p99_us"], run["solve_ms"]["p99"]
-    speed = [
+    jobs = run.get("jobs") or ()
+    finished = sum(job["finished_s"] is not None for job in jobs)
+    done, inputs = sum(job["done"] for job in jobs), sum(job["inputs"] for job in jobs)
+    decided = run["decisions"]["p99_us"]
+    parts = [
+        actions,
+        f"refused: {refusals}" if refusals else "",
+        f"offline: {finished} of {len(jobs)} jobs, {done:,} of {inputs:,} items" if jobs else "",
         f"decided in {number(decided)} us (p99)" if decided is not None else "",
-        f"planned in {number(solved)} ms (p99)" if solved is not None else "",
         f"{number(run['events_per_s'])} events/s" if run["events_per_s"] is not None else "",
     ]
-    parts = [actions, f"refused: {refusals}" if refusals else "", *speed]
     print(f"{run['policy'].ljust(wide)}  {'; '.join(part for part in parts if part)}")

@@ -21,7 +21,8 @@ LABEL = 30  # characters
 SHADES = {"cpu": "Blues", "gpu": "Purples", "inferentia": "Oranges"}
 MORE_SHADES = ("Greens", "YlOrBr", "RdPu", "GnBu")  # of kinds that SHADES does not know
 REST = "#B0B0B0"
-OFFERED, ANSWERED, VIOLATED, COST, OTHERS = "#000000", "#009E73", "#D55E00", "#0072B2", "#C4C4C4"
+OFFERED, ANSWERED, VIOLATED, COST, OFFLINE = "#000000", "#009E73", "#D55E00", "#0072B2", "#CC79A7"
+OTHERS = "#C4C4C4"
 SECONDS = ((900.0, 1.0, "s"), (3 * 3600.0, 60.0, "min"), (np.inf, 3600.0, "h"))  # longest duration, unit, its name
 
 
@@ -91,6 +92,8 @@ def _rows(runs: Sequence[Run], unit: float) -> list[Panel]:
         ("US$ per hour", 1.2, _rate),
         ("US$", 1.2, spent),
     ]
+    if any("offline_done" in run["series"] for run in runs):
+        rows.insert(1, ("offline items/s", 1.2, _offline))
     known = [value for run in runs for value in run["series"]["effective_accuracy"] if value is not None]
     if known and max(known) - min(known) > 1e-6:
         rows.insert(1, ("accuracy", 1.2, _accuracy))
@@ -116,6 +119,11 @@ def _load(panel: Axes, run: Run, times: Row) -> None:
 def _accuracy(panel: Axes, run: Run, times: Row) -> None:
     values = np.array([np.nan if value is None else value for value in run["series"]["effective_accuracy"]])
     panel.step(times, _steps(values), where="post", color=ANSWERED, lw=1.3, label="mean of answers in time")
+
+
+def _offline(panel: Axes, run: Run, times: Row) -> None:
+    done = run["series"].get("offline_done") or np.zeros(len(run["series"]["time"]))
+    panel.step(times, _steps(done), where="post", color=OFFLINE, lw=1.3, label="outputs of jobs")
 
 
 def _rate(panel: Axes, run: Run, times: Row) -> None:

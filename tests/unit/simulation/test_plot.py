@@ -66,6 +66,15 @@ def test_money_ends_at_the_run_s_cost() -> None:
     assert ends == pytest.approx([run["cost"] for run in of["policies"]])
 
 
+def test_offline_work_has_a_row_where_there_is_some() -> None:
+    of = document(2, 2)
+    assert lines(plot.picture(of), "outputs of jobs") == []
+    series = of["policies"][1]["series"]
+    series["offline_done"] = [3.0] * len(series["time"])
+    without, with_jobs = lines(plot.picture(of), "outputs of jobs")
+    assert (max(without.get_ydata()), max(with_jobs.get_ydata())) == (0.0, 3.0)
+
+
 @pytest.mark.parametrize(("name", "begin"), [("run.svg", b"<?xml"), ("run.pdf", b"%PDF-")])
 def test_the_suffix_decides_the_format(name: str, begin: bytes, tmp_path: Path) -> None:
     plot.draw(document(1, 1), tmp_path / name)

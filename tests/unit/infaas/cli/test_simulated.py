@@ -57,6 +57,16 @@ def test_what_is_the_same_is_not_marked_and_what_is_unknown_is_a_dash(capsys: py
     assert [(row["accuracy"], row["p50 ms"], row["US$ "]) for row in table] == [("-", "12", "0.5")] * 2
 
 
+def test_offline_jobs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    of = document(1, 2)
+    of["policies"][0]["jobs"] = [
+        {"app": "faces", "inputs": 500, "done": 500, "finished_s": 83.5},
+        {"app": "faces", "inputs": 1000, "done": 10, "finished_s": None},
+    ]
+    print_runs(of)
+    assert "offline: 1 of 2 jobs, 510 of 1,500 items" in capsys.readouterr().out
+
+
 def test_one_policy_is_not_the_best_of_anything(capsys: pytest.CaptureFixture[str]) -> None:
     print_runs(document(1, 2))
     assert "*" not in capsys.readouterr().out
