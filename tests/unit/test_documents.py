@@ -28,6 +28,11 @@ def test_pictures_are_well_formed_and_fit_both_themes(picture: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_the_scenario_in_the_docs_is_the_example() -> None:
+    shown = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert shown == [(ROOT / "docs" / "examples" / "scenario.toml").read_text()]
+
+
 def test_commands_in_the_readme_exist() -> None:
     named = set(re.findall(r"^\s{4}(?:\$ )?infaas ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert named
