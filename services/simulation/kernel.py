@@ -33,12 +33,12 @@ from services.core.actor import (
     TimedOut,
     Undelivered,
 )
+from services.shell.outbox import LATEST, ROWS
 from services.simulation.stage import Hands
 
 NETWORK = 0.00025  # s that a message is under way
-STORED = 0.2  # s until events are on disk: the outbox sends what it has collected so often
 INBOX = "_INBOX."
-GRACE = 1.0
+GRACE = 5.0  # s that work under way has when its actor is asked to stop, as services/shell/serve.py gives
 
 Receive = Callable[[Publish], None]
 Listen = Callable[[str, Event], None]
@@ -49,12 +49,29 @@ class ActorHalted(RuntimeError):
 
 
 class Member:
-    """One actor on the heap. timers: key to the number of the event that will ring."""
+    """One actor on the heap. order: how many came before it. timers: key to the number of the event that will ring.
 
-    __slots__ = ("actor", "alive", "handle", "hands", "inlets", "name", "recorded", "sealing", "timers", "watches")
+    recorded: events so far; sealing: the number of the one with which those on their way to disk began; full: with which they end.
+    """
 
-    def __init__(self, name: str, actor: Actor, hands: Hands | None) -> None:
+    __slots__ = (
+        "actor",
+        "alive",
+        "full",
+        "handle",
+        "hands",
+        "inlets",
+        "name",
+        "order",
+        "recorded",
+        "sealing",
+        "timers",
+        "watches",
+    )
+
+    def __init__(self, name: str, order: int, actor: Actor, hands: Hands | None) -> None:
         self.name = name
+        self.order = order
         self.actor = actor
         self.handle = actor.handle
         self.hands = hands
@@ -63,11 +80,15 @@ class Member:
         self.alive = True
         self.timers: dict[Any, int] = {}
         self.recorded = 0
-        self.sealing = False
+        self.sealing = 0
+        self.full = 0
 
 
 class Route:
-    """Who hears a subject: everybody in `all`, and one of each queue group in turn. one: the only one who ever does."""
+    """Who hears a subject: everybody in `all`, and one of each queue group in turn. one: the only one who ever does.
+
+    turns: messages that each group has had so far, on all subjects that its pattern stands for.
+    """
 
     __slots__ = ("all", "groups", "one", "turns")
 
@@ -75,7 +96,7 @@ class Route:
         self.one: tuple[Member, type] | None = None
         self.all: list[tuple[Member, type]] = []
         self.groups: list[list[tuple[Member, type]]] = []
-        self.turns: list[int] = []
+        self.turns: list[list[int]] = []
 
 
 class Kernel:
@@ -97,7 +118,9 @@ class Kernel:
         self._routes: dict[str, Route] = {}
         self._exact: dict[str, dict[tuple[str, int], tuple[Member, Inlet]]] = {}
         self._wild: dict[str, dict[tuple[str, int], tuple[Member, Inlet]]] = {}
-        self._buckets: dict[str, dict[str, bytes]] = {}
+        self._turns: dict[tuple[str, str], list[int]] = {}
+        self._entered = 0
+        self._buckets: dict[str, dict[str, bytes | None]] = {}
         self._watchers: dict[str, dict[str, Member]] = {}
         self._perform: dict[type, Callable[[Member, Any], None]] = {
             Publish: self._publish,
@@ -112,7 +135,8 @@ class Kernel:
 
     def enter(self, name: str, actor: Actor, hands: Hands | None = None) -> None:
         """See services.simulation.stage.Stage."""
-        member = self.members[name] = Member(name, actor, hands)
+        self._entered += 1
+        member = self.members[name] = Member(name, self._entered, actor, hands)
         for number, inlet in enumerate(member.inlets):
             index = self._wild if "*" in inlet.subject or ">" in inlet.subject else self._exact
             index.setdefault(inlet.subject, {})[name, number] = (member, inlet)
@@ -125,19 +149,27 @@ class Kernel:
             self._deliver(member, Envelope(self.now, Synced(bucket)))
 
     def leave(self, name: str, *, goodbye: bool) -> None:
-        member = self.members.get(name)
+        member = self.members.pop(name, None)
         if member is None:
             return
-        if goodbye:
-            self._deliver(member, Envelope(self.now, Stopping(GRACE)))
-        del self.members[name]
-        member.alive = False
         for number, inlet in enumerate(member.inlets):
             for index in (self._exact, self._wild):
                 index.get(inlet.subject, {}).pop((name, number), None)
         for watchers in self._watchers.values():
             watchers.pop(name, None)
         self._routes.clear()
+        if goodbye:
+            self._deliver(member, Envelope(self.now, Stopping(GRACE)))
+            work = [due for due, _, action, what in self._heap if action == self._did and what[0] is member]
+            if work:
+                self._number += 1
+                heappush(self._heap, (min(max(work), self.now + GRACE), self._number, self._gone, member))
+                return
+        member.alive = False
+
+    @staticmethod
+    def _gone(member: Member) -> None:
+        member.alive = False
 
     def at(self, delay: float, action: Callable[[Any], None], argument: Any = None) -> None:
         self._number += 1
@@ -145,11 +177,11 @@ class Kernel:
 
     def put(self, bucket: str, key: str, value: bytes | None) -> None:
         stored = self._buckets.setdefault(bucket, {})
-        if value is None:
-            stored.pop(key, None)
-        else:
-            stored[key] = value
-        self._post(self._change, (bucket, key, value))
+        stored.pop(key, None)  # who comes later hears of the keys in the order of their last change
+        stored[key] = value
+        watchers = self._watchers.get(bucket)
+        if watchers:
+            self._post(self._change, (tuple(watchers.values()), Changed(bucket, key, value)))
 
     def get(self, bucket: str, key: str) -> bytes | None:
         return self._buckets.get(bucket, {}).get(key)
@@ -223,11 +255,13 @@ class Kernel:
                 self._hand(member, wanted, mail)
         elif not route.groups:
             if reply and sender is not None:
-                self._deliver(sender, Envelope(self.now, Undelivered(reply), reply))
+                for inlet in sender.inlets:
+                    if matches(inlet.subject, reply):  # the bus tells only those who would get the reply
+                        self._deliver(sender, Envelope(self.now, Undelivered(reply), reply))
             return
-        for number, group in enumerate(route.groups):
-            turn = route.turns[number] = (route.turns[number] + 1) % len(group)
-            member, wanted = group[turn]
+        for group, turns in zip(route.groups, route.turns, strict=True):
+            member, wanted = group[turns[0] % len(group)]
+            turns[0] += 1
             self._hand(member, wanted, mail)
 
     def _hand(self, member: Member, wanted: type, mail: tuple[str, Any, str, Member | None, bytes]) -> None:
@@ -239,23 +273,25 @@ class Kernel:
 
     def _resolve(self, subject: str) -> Route:
         """Members in the order of their coming, so that nothing depends on how dictionaries were filled."""
-        found = list(self._exact.get(subject, {}).values())
+        found = list(self._exact.get(subject, {}).items())
         for pattern, heard in self._wild.items():
             if heard and matches(pattern, subject):
-                found.extend(heard.values())
+                found.extend(heard.items())
+        found.sort(key=lambda each: (each[1][0].order, each[0][1]))
         route = Route()
-        groups: dict[str, list[tuple[Member, type]]] = {}
-        for member, inlet in found:
-            (groups.setdefault(inlet.queue, []) if inlet.queue else route.all).append((member, inlet.message))
+        groups: dict[tuple[str, str], list[tuple[Member, type]]] = {}
+        for _, (member, inlet) in found:
+            group = groups.setdefault((inlet.subject, inlet.queue), []) if inlet.queue else route.all
+            group.append((member, inlet.message))
         route.groups = list(groups.values())
-        route.turns = [-1] * len(route.groups)
+        route.turns = [self._turns.setdefault(group, [0]) for group in groups]
         if len(found) == 1:
-            route.one = (found[0][0], found[0][1].message)
+            route.one = (found[0][1][0], found[0][1][1].message)
         return route
 
-    def _change(self, change: tuple[str, str, bytes | None]) -> None:
-        for member in list(self._watchers.get(change[0], {}).values()):
-            self._deliver(member, Envelope(self.now, Changed(*change)))
+    def _change(self, change: tuple[tuple[Member, ...], Changed]) -> None:
+        for member in change[0]:
+            self._deliver(member, Envelope(self.now, change[1]))
 
     def _deliver(self, member: Member, envelope: Envelope) -> None:
         if not member.alive:
@@ -310,16 +346,22 @@ class Kernel:
         self._deliver(done[0], Envelope(self.now, done[1]))
 
     def _record(self, member: Member, effect: Record) -> None:
-        member.recorded += 1
+        number = member.recorded = member.recorded + 1
         self._told(member.name, effect.event)
         if not member.sealing:
-            member.sealing = True
+            member.sealing = number
+            member.full = number + ROWS - 1
             self._number += 1
-            heappush(self._heap, (self.now + STORED, self._number, self._stored, member))
+            heappush(self._heap, (self.now + LATEST, self._number, self._stored, (member, number)))
+        elif number == member.full:
+            self._soon.append((self._stored, (member, member.sealing)))
 
-    def _stored(self, member: Member) -> None:
-        member.sealing = False
-        self._deliver(member, Envelope(self.now, Recorded(member.recorded)))
+    def _stored(self, batch: tuple[Member, int]) -> None:
+        """Events are on disk when the outbox has sent them, which it does at the latest after LATEST or with ROWS of them."""
+        member, first = batch
+        if member.sealing == first:
+            member.sealing = 0
+            self._deliver(member, Envelope(self.now, Recorded(member.recorded)))
 
     def _halt(self, member: Member, effect: Halt) -> None:
         raise ActorHalted(f"{member.name}: {effect.reason}")

@@ -24,12 +24,14 @@ Progress = Callable[[float], None]
 
 
 class Run:
-    """The parts of one run. report: what is counted."""
+    """The parts of one run. report: what is counted. kernel: what it runs on."""
 
-    def __init__(self, scenario: Scenario, policy: PolicySpec, report: Report) -> None:
+    def __init__(
+        self, scenario: Scenario, policy: PolicySpec, report: Report, kernel: Callable[..., Kernel] = Kernel
+    ) -> None:
         self.scenario = scenario
         self.report = report
-        self.kernel = Kernel(BEGINS - WARM_UP, self._told)
+        self.kernel = kernel(BEGINS - WARM_UP, self._told)
         self.system = System(self.kernel, scenario, policy, BEGINS, report.decided)
         self.clients = Clients(
             self.kernel,

@@ -1,0 +1,72 @@
+"""The kernel tells the same story as production's runtime: the same scenario on both, event for event."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from bus.messages.events import OutcomeEvent, ScalingEvent, StateEvent, WorkerEvent
+from services.simulation.scenario.model import Scenario
+from tests.simulation.bed import Bed
+from tests.simulation.worlds import SMALL, Told
+
+EXPECTED = {
+    "scaling": {"replicate", "unload", "upgrade", "ok", "late", "refused", "batched", "alone"},
+    "failing": {"load failed", "Interfered", "replicate", "ok", "late", "refused", "batched"},
+    "machines": {"add_worker", "remove_worker", "Stopped", "replicate", "unload", "batched"},
+    "dispatchers": {"ok", "late", "batched", "upgrade", "d-0", "d-1"},
+}
+
+
+@contextmanager
+def on_the_runtime(scenario: Scenario) -> Iterator[Told]:
+    run = Told(scenario, Bed)
+    try:
+        yield run
+    finally:
+        run.kernel.close()
+
+
+def happened(run: Told) -> set[str]:
+    """What the comparison is about: which kinds of thing there were."""
+    found: set[str] = set()
+    for name, event in run.log:
+        match event:
+            case ScalingEvent():
+                found.add(event.action)
+            case StateEvent():
+                found.add(event.to_state)
+                if "does not load" in event.reason:
+                    found.add("load failed")
+            case WorkerEvent():
+                found.add(event.to_state)
+            case OutcomeEvent():
+                found |= {name, event.outcome, "batched" if (event.batch or 0) > 1 else "alone"}
+    return found
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_kernel_and_the_runtime_tell_the_same_story(name: str) -> None:
+    kernel = Told(SMALL[name]())
+    ours = kernel.result()
+    assert EXPECTED[name] <= happened(kernel)
+    with on_the_runtime(SMALL[name]()) as runtime:
+        theirs = runtime.result()
+        assert kernel.rows() == runtime.rows()
+        assert ends_of(kernel) == ends_of(runtime)
+        assert ours == theirs  # among it how often `handle` was called
+
+
+def ends_of(run: Told) -> list[tuple[Any, ...]]:
+    """Every answer and refusal, as the client got it and when."""
+    return sorted((round(at, 6), inbox, repr(message)) for at, inbox, message in run.ends)
+
+
+def test_the_runtime_puts_into_the_stream_what_its_actors_recorded() -> None:
+    with on_the_runtime(SMALL["dispatchers"]()) as run:
+        run()
+        recorded = {event for _, event in run.log}
+        run.kernel.run(run.kernel.now + 0.3)  # until all of that has been sent
+        assert len(recorded) > 700
+        assert recorded <= set(run.kernel.stored())

@@ -1,0 +1,203 @@
+"""Small scenarios in which everything happens, built as a reader of files would, and what runs them."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.events import Event
+from services.core.placement import Device
+from services.shell.settings import Settings
+from services.simulation.kernel import Kernel
+from services.simulation.report import MEASURED, Report
+from services.simulation.run import Run
+from services.simulation.scenario.model import FaultSpec, LoadSpec, MachineSpec, Needs, PolicySpec, Scenario
+
+PRICES = {"cpu": 0.04, "gpu": 0.9}
+SIGNATURE = Signature(
+    inputs=[TensorSpec(name="x", datatype="BOOL", shape=[])],
+    outputs=[TensorSpec(name="y", datatype="BOOL", shape=[])],
+)
+CPU = Device(name="cpu", kind="cpu", cores=4, memory_mb=4000.0, simulated=True)
+GPU = Device(name="gpu", kind="gpu", cores=1, memory_mb=8000.0, simulated=True, address="gpu")
+
+
+def variant(name: str, model: str, hardware: str, ms: float, **more: Any) -> VariantRecord:
+    """A batch of n takes ms · (0.6 + 0.4 n) on a CPU, ms · (0.95 + 0.05 n) elsewhere. more: load_ms, memory_mb, fields."""
+    slope = 0.4 if hardware == "cpu" else 0.05
+    most = more.pop("max_batch", 8)
+    rows = [
+        ProfileRow(batch=n, p50_ms=ms * (1 - slope + slope * n), p99_ms=ms * (1 - slope + slope * n), cpu_ms=ms, wall_over_cpu=1.0)
+        for n in (1, 2, 4, 8)
+        if n <= most
+    ]  # fmt: skip
+    profile = Profile(
+        rows=rows,
+        load_ms=more.pop("load_ms", 700.0),
+        memory_mb=more.pop("memory_mb", 300.0),
+        saturation_qps=1000.0 * rows[-1].batch / rows[-1].p50_ms,
+        provenance="synthetic",
+    )
+    fields: dict[str, Any] = {
+        "variant": name, "model": model, "version": "1", "framework": "simulated", "precision": "fp32", "threads": 1,
+        "max_batch": most, "hardware": hardware, "artifact": "-", "format": "-", "accuracy": 0.9, "agreement": None,
+        "profile": profile, "signature": SIGNATURE, "simulated": True,
+    }  # fmt: skip
+    return VariantRecord(**(fields | more))
+
+
+VARIANTS = (
+    variant("small-cpu", "small", "cpu", 17.3, accuracy=0.7, load_ms=410.0),
+    variant("large-cpu", "large", "cpu", 61.7, accuracy=0.9, load_ms=930.0, memory_mb=700.0),
+    variant("large-gpu", "large", "gpu", 7.9, accuracy=0.9, load_ms=1510.0, memory_mb=900.0),
+)
+
+
+def machine(kind: str = "mixed", *, devices: tuple[Device, ...] = (CPU, GPU), **more: Any) -> MachineSpec:
+    fields = {"start": 2, "minimum": 2, "maximum": 2, "price_per_hour": 0.16 + 0.9 * (len(devices) - 1)} | more
+    return MachineSpec(kind=kind, devices=devices, **fields)
+
+
+def load(*rate: tuple[float, float], apps: tuple[str, ...] = ("a",), **more: Any) -> LoadSpec:
+    return LoadSpec(apps=apps, shares=(1.0 / len(apps),) * len(apps), rate=rate, **more)
+
+
+def settings(**sections: dict[str, Any]) -> Settings:
+    """Defaults, but for these fields of these sections. The solver: greedy, unless said otherwise."""
+    content = {"autoscaler": {"solver": "greedy"} | sections.pop("autoscaler", {})} | sections
+    return msgspec.convert(content, Settings)
+
+
+def scenario(
+    *loads: LoadSpec,
+    duration_s: float,
+    machines: tuple[MachineSpec, ...] = (),
+    policy: Settings | None = None,
+    variants: tuple[VariantRecord, ...] = VARIANTS,
+    **more: Any,
+) -> Scenario:
+    """One policy, infaas. Apps a (50 ms with the GPU, both models) and b (any time, accurate)."""
+    links = {record.model: record.version for record in variants}
+    models = tuple(
+        ModelRecord(
+            model=model, version="1", task=None, metric="top1", format="-", source="-", validation="-",
+            signature=SIGNATURE, created=0.0, registration="-",
+        )
+        for model in links
+    )  # fmt: skip
+    apps = tuple(AppRecord(app=app, links=links, signature=SIGNATURE) for app in ("a", "b"))
+    spec = PolicySpec(
+        name="infaas",
+        base="infaas",
+        hardware=None,
+        machines=machines or (machine(),),
+        choice={},
+        settings=policy or settings(),
+    )
+    fields: dict[str, Any] = {
+        "name": "test", "seed": 7, "objective": "cost", "metrics_every_s": 1.0, "prices": PRICES,
+        "needs": {"a": Needs(latency_ms=90.0), "b": Needs(latency_ms=400.0, accuracy=0.85)},
+        "interference": {"cpu": 1.0, "gpu": 1.5},
+    }  # fmt: skip
+    return Scenario(
+        apps=apps, models=models, variants=variants, policies=(spec,), loads=loads, duration_s=duration_s,
+        **(fields | more),
+    )  # fmt: skip
+
+
+def scaling() -> Scenario:
+    """Load rises twentyfold and falls again: batches grow, instances come and go."""
+    return scenario(
+        load((0.0, 8.0), (4.0, 8.0), (7.0, 180.0), (11.0, 180.0), (12.0, 4.0)),
+        load((0.0, 5.0), apps=("a", "b"), arrivals="gamma", cv=2.0),
+        duration_s=20.0,
+        policy=settings(autoscaler={"hold_s": 2.0}),
+    )
+
+
+def failing() -> Scenario:
+    """Loads fail for some time, a machine becomes slow, and dies, messages are late for a while."""
+    return scenario(
+        load((0.0, 30.0), (6.0, 30.0), (7.0, 120.0)),
+        load((0.0, 9.0), apps=("b",)),
+        duration_s=16.0,
+        machines=(machine(start=3, minimum=3, maximum=3),),
+        faults=(
+            FaultSpec(kind="load-fails", at_s=0.3, until_s=1.2, hardware="gpu"),
+            FaultSpec(kind="device-slow", at_s=5.21, until_s=7.4, worker="mixed-0", factor=3.0),
+            FaultSpec(kind="worker-dies", at_s=8.13, worker="mixed-0"),
+            FaultSpec(kind="messages-delayed", at_s=13.0, until_s=14.0, delay_s=0.004),
+        ),
+    )
+
+
+def machines() -> Scenario:
+    """More than one machine can do for a while: others boot, and go again when they have nothing to do."""
+    return scenario(
+        load((0.0, 10.0), (2.0, 260.0), (12.0, 260.0), (13.0, 3.0)),
+        duration_s=34.0,
+        machines=(machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=3, boot_s=1.7),),
+        policy=settings(machines={"idle_s": 5.0, "period_s": 1.0}, autoscaler={"hold_s": 2.0}),
+    )
+
+
+def dispatchers() -> Scenario:
+    """Two dispatchers share the queries in turn."""
+    return scenario(
+        load((0.0, 60.0)),
+        load((0.0, 12.0), apps=("b",)),
+        duration_s=10.0,
+        policy=settings(dispatcher={"count": 2}),
+    )
+
+
+SMALL: dict[str, Callable[[], Scenario]] = {
+    "scaling": scaling,
+    "failing": failing,
+    "machines": machines,
+    "dispatchers": dispatchers,
+}
+
+
+class Told(Run):
+    """A run that keeps all its events, from the first machine on, as (who, event), and the ends of queries."""
+
+    def __init__(self, given: Scenario, kernel: Callable[..., Any] = Kernel) -> None:
+        self.log: list[tuple[str, Event]] = []
+        self.ends: list[tuple[float, str, Any]] = []
+        policy = given.policies[0]
+        super().__init__(given, policy, Report.of(given, policy), kernel)
+        received = self.kernel.received
+
+        def note(reply: Any) -> None:
+            self.ends.append((self.kernel.now, reply.subject, reply.message))
+            received(reply)
+
+        self.kernel.received = note
+
+    def _told(self, name: str, event: Event) -> None:
+        self.log.append((name, event))
+        super()._told(name, event)
+
+    def result(self) -> dict[str, Any]:
+        """Of the run, without figures of the wall's clock."""
+        return {key: value for key, value in self().items() if key not in MEASURED}
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The events, times to the microsecond, sorted where several happened at once."""
+        return sorted(_row(name, event) for name, event in self.log)
+
+    def counts(self) -> Counter[str]:
+        """How many events there were of each kind."""
+        return Counter(event.kind for _, event in self.log)
+
+
+def _row(name: str, event: Event) -> tuple[Any, ...]:
+    fields = {field: _plain(getattr(event, field)) for field in event.__struct_fields__}
+    return fields["time"], name, event.kind, repr(sorted(fields.items()))
+
+
+def _plain(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
