@@ -1,6 +1,6 @@
 """[[app]] and [[variant]] blocks: the catalogue as a registrar would have written it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from services.simulation.scenario.linking import Entry, link
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, Machine, largest_of
 from services.simulation.scenario.model import CostSpec, Needs
 from services.simulation.scenario.place import meant, shown
-from services.simulation.scenario.table import Table, name_at, number_at, one_of, whole_at
+from services.simulation.scenario.table import Table, name_at, number_at, whole_at
 
 _APP_KEYS = ("name", "latency_ms", "accuracy", "cost")
 _VARIANT_KEYS = (
@@ -113,7 +113,9 @@ def _apps_of(block: Table, known: Mapping[str, Needs] | None) -> frozenset[str]:
 def _variant(block: Table, machines: list[Machine], prices: Mapping[str, float], cost: CostSpec) -> VariantRecord:
     name = block.name("name")
     kinds = {device.kind for one in machines for device in one.spec.devices}
-    hardware = one_of(block.get("hardware"), block.at("hardware"), kinds, "device of any [[worker]] of kind")
+    hardware = block.text("hardware")
+    if hardware not in kinds:
+        block.at("hardware").refuse(f"there is no device {shown(hardware)} on any [[worker]]{meant(hardware, kinds)}")
     device = largest_of(machines, hardware)
     assert device is not None  # hardware is one of those kinds
     threads, memory_gb = _uses(block, hardware)
@@ -176,8 +178,3 @@ def _uses(block: Table, hardware: str) -> tuple[int, float | None]:
         table.number("cpu_cores")
         return 1, gb
     return whole_at(table.content["cpu_cores"], place.at("cpu_cores"), 1, 4096), gb
-
-
-def served_by(serving: Mapping[str, Sequence[VariantRecord]], app: str) -> dict[str, VariantRecord]:
-    """An app's variants by name."""
-    return {one.variant: one for one in serving[app]}

@@ -64,7 +64,7 @@ def faults_of(
                 kind=cast(FaultKind, kind),
                 at_s=at,
                 until_s=float("inf") if until is None else until,
-                worker=block.name("worker") if "worker" in block else "",
+                worker=_worker(block, kinds) if "worker" in block else "",
                 hardware=hardware,
                 variant=variant,
                 factor=block.number("factor", None if kind == "device-slow" else 1.0, most=1e6, above=True),
@@ -72,6 +72,14 @@ def faults_of(
             )
         )
     return tuple(found)
+
+
+def _worker(block: Table, kinds: list[str]) -> str:
+    """A worker's name begins with its kind: cpu-0 is the first, those that are added later have longer names."""
+    name = block.name("worker")
+    if not any(name.startswith(f"{kind}-") for kind in kinds):
+        block.at("worker").refuse(f"no worker is ever called {name}: the first of kind {kinds[0]} is {kinds[0]}-0")
+    return name
 
 
 def interference_of(scenario: Table, machines: list[Machine]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 devices counts devices by kind. `cpu = 8` is one device of 8 cores; `inferentia = 1` is one chip of 4 cores, each of which holds
 one instance; of every other kind each device runs one batch at a time. resources says what they have:
 
-    <kind>_memory_gb   memory of each device of that kind (cpu: `memory_gb` says the same); left out = unlimited
+    <kind>_memory_gb   memory of each device of that kind; left out = unlimited. `memory_gb` is the CPU's, or that of the only kind
     cpu_cores          cores beside accelerators: a device `cpu`, unless devices names one
 """
 
@@ -83,7 +83,7 @@ def _devices(block: Table) -> tuple[Device, ...]:
         kinds["cpu"] = whole_at(cores, block.at("resources").at("cpu_cores"), 0, _MOST_CORES)
     for kind, count in counts.items():
         kinds[kind] = whole_at(count, block.at("devices").at(kind), 1, _MOST_CORES if kind == "cpu" else _MOST_DEVICES)
-    if cores is not None and "cpu" in counts and counts["cpu"] != kinds["cpu"]:
+    if cores is not None and "cpu" in counts and cores != kinds["cpu"]:
         block.at("resources").at("cpu_cores").refuse("says another number than devices.cpu: leave it out")
     kinds = {kind: count for kind, count in kinds.items() if count}
     memory = _memory(block, resources, kinds)
@@ -93,13 +93,15 @@ def _devices(block: Table) -> tuple[Device, ...]:
 def _memory(block: Table, resources: dict[str, Any], kinds: dict[str, int]) -> dict[str, float]:
     """MB of each device, by kind."""
     place = block.at("resources")
-    known = {"cpu_cores": "", "memory_gb": "cpu", **{f"{kind}_memory_gb": kind for kind in ("cpu", *kinds)}}
-    Table(resources, place, known)
+    known = {f"{kind}_memory_gb": kind for kind in kinds}
+    if len(kinds) == 1 or "cpu" in kinds:
+        known["memory_gb"] = "cpu" if "cpu" in kinds else next(iter(kinds))
+    Table(resources, place, {"cpu_cores", *known})
     found: dict[str, float] = {}
     for key, kind in known.items():
-        if kind and key in resources:
-            if kind in found and key != "memory_gb":
-                place.at(key).refuse("says the same as memory_gb: leave one of them out")
+        if key in resources:
+            if kind in found:
+                place.at(key).refuse(f"says the same as {kind}_memory_gb: leave one of them out")
             found[kind] = MB * number_at(resources[key], place.at(key), most=UNLIMITED_MB / MB, above=True)
     return found
 

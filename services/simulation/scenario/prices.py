@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from services.core.cost import PER_CORE, price_per_hour
 from services.simulation.scenario.machines import Machine
 
-_LEAST = 0.5  # of a machine's price: what its accelerators are worth, whatever stands beside them
+_LEAST = 0.5  # of a machine's price: what its accelerators are worth where nothing else is left
 
 
 def priced(machines: list[Machine], listed: Mapping[str, float], *, needed: bool) -> list[Machine]:
@@ -41,26 +41,27 @@ def device_prices(
 ) -> dict[str, float]:
     """US$ per hour by kind of device. stated: what settings say, which stays."""
     prices = dict(stated)
-    units = {one.spec.kind: _units(one) for one in machines}
-    alone: dict[str, list[float]] = {}
-    for one in machines:
-        if len(units[one.spec.kind]) == 1:
-            ((kind, count),) = units[one.spec.kind].items()
-            alone.setdefault(kind, []).append(one.spec.price_per_hour / count)
-    for kind, known in alone.items():
-        prices.setdefault(kind, sum(known) / len(known))
-    if any(len(of) > 1 and "cpu" in of for of in units.values()):
+    units = [(one.spec.price_per_hour, _units(one)) for one in machines]
+    _fix(prices, [one for one in units if len(one[1]) == 1], listed)
+    if any(len(of) > 1 and "cpu" in of for _, of in units):
         prices.setdefault("cpu", listed.get("cpu", 0.0))
+    while open_ones := [(total, of) for total, of in units if of.keys() - prices.keys()]:
+        fewest = min(len(of.keys() - prices.keys()) for _, of in open_ones)
+        _fix(prices, [one for one in open_ones if len(one[1].keys() - prices.keys()) == fewest], listed)
+    return prices
+
+
+def _fix(prices: dict[str, float], machines: list[tuple[float, dict[str, int]]], listed: Mapping[str, float]) -> None:
+    """Prices of the kinds that these machines (US$ per hour, units by kind) have and that have none: the mean of what each leaves."""
     shares: dict[str, list[float]] = {}
-    for one in machines:
-        of = units[one.spec.kind]
-        total = one.spec.price_per_hour
-        rest = max(total - sum(prices[kind] * count for kind, count in of.items() if kind in prices), _LEAST * total)
-        unknown = {kind: listed.get(kind, 1.0) * count for kind, count in of.items() if kind not in prices}
-        whole = sum(unknown.values())
-        for kind, weight in unknown.items():
-            shares.setdefault(kind, []).append(rest * (weight / whole if whole > 0 else 1 / len(unknown)) / of[kind])
-    return prices | {kind: sum(known) / len(known) for kind, known in shares.items()}
+    for total, of in machines:
+        known = sum(prices[kind] * count for kind, count in of.items() if kind in prices)
+        rest = total - known if total > known else _LEAST * total
+        # Several kinds share it as their prices on the list are to each other.
+        weights = {kind: listed.get(kind, 1.0) * count for kind, count in of.items() if kind not in prices}
+        for kind, weight in weights.items():
+            shares.setdefault(kind, []).append(rest * weight / sum(weights.values()) / of[kind])
+    prices.update({kind: sum(found) / len(found) for kind, found in shares.items()})
 
 
 def _units(one: Machine) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from services.shell.prices import load_prices
 from services.simulation.scenario.catalogue import catalogue
@@ -35,8 +35,13 @@ _LAST_SEED = 2**63 - 1
 
 def read(path: Path, policies: Sequence[str], seed: int | None) -> Scenario:
     """As `read_scenario` of this package says."""
+    return derive(read_toml(path), path, policies, seed)
+
+
+def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | None = None) -> Scenario:
+    """The same of a file's content. path: the file's, for refusals and for what is relative to it."""
     place = Place(str(path))
-    file = Table(read_toml(path), place, _TABLES, _ELSEWHERE)
+    file = Table(content, place, _TABLES, _ELSEWHERE)
     if "scenario" not in file:
         place.at("scenario").refuse("is missing: a [scenario] table states at least duration_s")
     header = Table(file.get("scenario"), place.at("scenario"), _KEYS)
