@@ -1,6 +1,7 @@
 """A monitor's life: heartbeats, executors that come and go, states per app, samples, costs."""
 
 import pytest
+from msgspec.structs import replace
 
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
@@ -244,6 +245,17 @@ def test_the_live_correction_moves_slowly_and_within_bounds() -> None:
     assert factors[0] < 1.3
     assert factors == sorted(factors)
     assert 4.9 < factors[-1] <= 5.0
+
+
+@pytest.mark.parametrize(("queued", "slow"), [(1, False), (2, True)])
+def test_what_only_computes_had_no_work_waiting(queued: int, slow: bool) -> None:
+    """Batches of one, one being computed at each glance: between them it may well have been idle."""
+    world = World()
+    instance = world.load(replace(variant(), max_batch=1))
+    for _ in range(10):
+        world.advance(0.5)
+        world.report({instance: {"faces": 20}}, queued={instance: queued})
+    assert (world.told()[instance].factor > 1.5) is slow
 
 
 def test_samples_every_two_seconds_by_app() -> None:
