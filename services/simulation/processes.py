@@ -16,11 +16,16 @@ MOST_AT_ONCE = 2**20  # arrivals of a line that are drawn at once
 def timed(blocks: Iterator[Rates], passed: Iterator[Times]) -> Iterator[Times]:
     """Seconds of arrivals given in operational time (rising, without end), under rates that follow each other in blocks."""
     block = next(blocks)
+    last = 0.0
     for part in passed:
         while True:
             cut = int(np.searchsorted(part, block.until))
             if cut:
-                yield block.when(part[:cut])
+                times = block.when(part[:cut])
+                times[0] = max(times[0], last)
+                np.maximum.accumulate(times, out=times)  # rounding
+                last = float(times[-1])
+                yield times
             if cut == len(part):
                 break
             part = part[cut:]

@@ -49,7 +49,10 @@ class Rates:
         return cls(starts[kept], ends[kept], rates[kept], rates[kept])
 
     def when(self, passed: Times) -> Times:
-        """Seconds at which operational times (rising, below `until`) are reached: the inverse of the rate's integral."""
+        """Seconds at which operational times (rising, below `until`) are reached: the inverse of the rate's integral.
+
+        Each lies in its piece, before the piece's end. Rounding may turn neighbours round.
+        """
         piece: NDArray[np.intp] | int = 0
         if len(self._starts) > 1:
             piece = np.searchsorted(self._passed, passed, "right") - 1
@@ -58,6 +61,5 @@ class Rates:
         mean = np.maximum(passed - self._passed[piece], 0) / length
         root = np.sqrt(np.maximum(first * first + 2 * (self.last[piece] - first) * mean, 0))
         share = np.divide(2 * mean, first + root, out=np.zeros_like(mean), where=first + root > 0)
-        # Rounding may neither leave the piece nor turn two arrivals round.
-        seconds: Times = np.maximum.accumulate(np.minimum(self._starts[piece] + share * length, self._latest[piece]))
+        seconds: Times = np.minimum(self._starts[piece] + share * length, self._latest[piece])
         return seconds

@@ -155,6 +155,11 @@ def test_a_modulated_process_has_its_mean_and_its_states():
     assert counts.var() / counts.mean() == pytest.approx(wanted, rel=0.2)
 
 
+def test_a_modulated_process_begins_as_in_the_long_run():
+    numbers = [len(drawn(0.1, seed, arrivals="mmpp", rates=(0, 1000), dwell_s=(9, 1))) for seed in range(6000)]
+    assert np.mean(numbers) == pytest.approx(10, rel=0.1)
+
+
 def test_three_states_take_their_shares_of_time():
     load = spec(arrivals="mmpp", rates=(0, 10, 1000), dwell_s=(1, 2, 1))
     times = at_once(load, 10_000, np.random.default_rng(5))[0]
