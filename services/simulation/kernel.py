@@ -354,10 +354,11 @@ class Kernel:
             self._number += 1
             heappush(self._heap, (self.now + LATEST, self._number, self._stored, (member, number)))
         elif number == member.full:
-            self._soon.append((self._stored, (member, member.sealing)))
+            member.sealing = 0
+            self._soon.append((self._did, (member, Recorded(number))))
 
     def _stored(self, batch: tuple[Member, int]) -> None:
-        """Events are on disk when the outbox has sent them, which it does at the latest after LATEST or with ROWS of them."""
+        """Events are on disk as soon as the outbox sends them: after LATEST, unless ROWS of them were sent before."""
         member, first = batch
         if member.sealing == first:
             member.sealing = 0
