@@ -14,8 +14,8 @@ from services.simulation.scenario.model import CostSpec, Needs
 from services.simulation.scenario.place import meant, shown
 from services.simulation.scenario.table import Table, name_at, number_at, whole_at
 
-_APP_KEYS = ("name", "latency_ms", "accuracy", "cost")
-_VARIANT_KEYS = (
+APP_KEYS = ("name", "latency_ms", "accuracy", "cost")
+VARIANT_KEYS = (
     *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb"),
     *profiles.KEYS,
 )
@@ -49,12 +49,12 @@ def needs_of(block: Table) -> Needs:
 def catalogue(scenario: Table, machines: list[Machine], prices: Mapping[str, float], cost: CostSpec) -> Catalogue:
     """Apps with their needs, models and variants; raises ScenarioError."""
     asked: dict[str, Needs] = {}
-    for block in scenario.blocks("app", _APP_KEYS, _ELSEWHERE):
+    for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
             block.at("name").refuse(f"{name} is there twice: other needs of some of its queries are said in [[load]]")
         asked[name] = needs_of(block)
-    blocks = scenario.blocks("variant", _VARIANT_KEYS)
+    blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
     strict = bool(asked)

@@ -8,20 +8,21 @@ from services.simulation.scenario.machines import Machine
 from services.simulation.scenario.model import CostSpec, FaultKind, FaultSpec, JobSpec
 from services.simulation.scenario.table import Table, number_at, one_of
 
-_FAULTS: Mapping[str, tuple[str, ...]] = {
+FAULTS: Mapping[str, tuple[str, ...]] = {
     "worker-dies": ("worker", "hardware"),
     "device-slow": ("worker", "hardware", "factor"),
     "load-fails": ("variant", "hardware"),
     "messages-delayed": ("delay_s",),
 }
-_FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
-assert set(_FAULTS) == set(get_args(FaultKind))
+JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model")
+FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
+assert set(FAULTS) == set(get_args(FaultKind))
 
 
 def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
     """Offline work; raises ScenarioError."""
     found = []
-    for block in scenario.blocks("job", ("app", "at_s", "inputs", "accuracy", "model")):
+    for block in scenario.blocks("job", JOB_KEYS):
         app = one_of(block.get("app"), block.at("app"), things.needs, "app")
         models = {one.model for one in things.serving[app]}
         model = one_of(block.get("model"), block.at("model"), models, "model of this app") if "model" in block else None
@@ -43,10 +44,10 @@ def faults_of(
     """What goes wrong; raises ScenarioError."""
     kinds = [one.spec.kind for one in machines]
     found = []
-    for block in scenario.blocks("fault", _FAULT_KEYS):
-        kind = one_of(block.get("kind"), block.at("kind"), _FAULTS, "kind of fault")
-        for key in sorted(block.content.keys() - {"kind", "at_s", "until_s", *_FAULTS[kind]}):
-            block.at(key).refuse(f"means nothing for {kind}, which takes {', '.join(_FAULTS[kind])}: leave it out")
+    for block in scenario.blocks("fault", FAULT_KEYS):
+        kind = one_of(block.get("kind"), block.at("kind"), FAULTS, "kind of fault")
+        for key in sorted(block.content.keys() - {"kind", "at_s", "until_s", *FAULTS[kind]}):
+            block.at(key).refuse(f"means nothing for {kind}, which takes {', '.join(FAULTS[kind])}: leave it out")
         at = block.number("at_s", most=duration_s)
         until = block.maybe("until_s", above=True)
         if until is not None and until <= at:

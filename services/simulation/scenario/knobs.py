@@ -14,7 +14,7 @@ from services.simulation.scenario.table import Table, table_at
 
 # What a scenario says of a device's memory is for instances: nothing else runs there.
 DEFAULTS: Mapping[str, Any] = {"monitor": {"memory_share": 1.0, "cores_overcommit": OVERCOMMIT}}
-_SECTIONS = ("dispatcher", "executor", "monitor", "autoscaler", "machines", "jobs", "prices")
+SECTIONS = ("goal", "dispatcher", "executor", "monitor", "autoscaler", "machines", "jobs", "prices")
 _NOT_HERE = "has no meaning in a scenario: leave it out"
 _ELSEWHERE = {
     **dict.fromkeys(("prefix", "data_dir", "log_level", "bus", "store", "registrar"), _NOT_HERE),
@@ -27,13 +27,15 @@ _SAID = {
 }
 
 
-def tree_at(value: Any, place: Place) -> dict[str, Any]:
-    """Settings as they stand in the file, checked by themselves; raises ScenarioError."""
-    tree = Table(value, place, _SECTIONS, _ELSEWHERE).content
-    for section, values in tree.items():
-        for key in table_at(values, place.at(section)):
+def tree_at(value: Any, place: Place, *, of_one: bool = False) -> dict[str, Any]:
+    """Settings as they stand in the file, checked by themselves; raises ScenarioError. of_one: of one policy, not of all."""
+    tree = Table(value, place, SECTIONS, _ELSEWHERE).content
+    for section in (key for key in tree if key != "goal"):
+        for key in table_at(tree[section], place.at(section)):
             if (section, key) in _SAID:
                 place.at(section).at(key).refuse(_SAID[section, key])
+    if "goal" in tree and not of_one:
+        place.at("goal").refuse("is said in [scenario], as objective; or in the settings of a single [[policy]]")
     settings_of(place, DEFAULTS, tree)
     return tree
 
@@ -46,12 +48,17 @@ def settings_of(place: Place, *trees: Mapping[str, Any]) -> Settings:
     try:
         settings = msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
-        raise ScenarioError(f"{place.file}: {place.key}.{_told(tree, error)}") from error
+        raise _refusal(place, _told(tree, error)) from error
     except (OverflowError, ValueError, TypeError, RecursionError) as error:
         place.refuse(f"cannot be read: {error}")
     for fault in faults(settings):
-        raise ScenarioError(f"{place.file}: {place.key}.{Origins('').refusal(Settings, fault.key, fault.reason)}")
+        raise _refusal(place, f"{fault.key}: {fault.reason}")
     return settings
+
+
+def _refusal(place: Place, told: str) -> ScenarioError:
+    """Without what the services take where nothing is said: in a scenario that may be something else."""
+    return ScenarioError(f"{place.file}: {place.key}.{told.partition('; left out, it is ')[0]}")
 
 
 def _told(tree: dict[str, Any], error: msgspec.ValidationError) -> str:

@@ -23,7 +23,7 @@ _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
     "trace": ("trace", ("file", "seconds_per_line", "range_qps")),
     "times": ("times", ("file",)),
 }
-_KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
+KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
 
 
 class Stream(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Stream(Struct, frozen=True, kw_only=True):
 
 def loads_of(scenario: Table, needs: Mapping[str, Needs], folder: Path) -> tuple[LoadSpec, ...]:
     """All streams; raises ScenarioError. needs: of each app. folder: where the file stands, which paths are relative to."""
-    return tuple(_load(block, needs, folder) for block in scenario.blocks("load", _KEYS))
+    return tuple(_load(block, needs, folder) for block in scenario.blocks("load", KEYS))
 
 
 def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:

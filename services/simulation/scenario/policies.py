@@ -20,11 +20,11 @@ from services.simulation.scenario.choices import Peaks, choose
 from services.simulation.scenario.extras import devices_of
 from services.simulation.scenario.knobs import DEFAULTS, settings_of, tree_at
 from services.simulation.scenario.machines import MOST, Machine
-from services.simulation.scenario.model import Choice, MachineSpec, PolicySpec
+from services.simulation.scenario.model import Choice, MachineSpec, Objective, PolicySpec
 from services.simulation.scenario.place import Place, meant, shown
 from services.simulation.scenario.table import Table, list_at, one_of, text_at, whole_at
 
-_BASES = {
+BASES = {
     "infaas": "infaas",
     "infaas-ilp": "infaas-ilp",
     "static": "static",
@@ -35,11 +35,11 @@ _BASES = {
     "brute-force": "brute-force",
 }
 _CHOSEN = ("static", "replicate")
-_KEYS = ("name", "base", "hardware", "start", "min", "max", "choice", "settings")
+KEYS = ("name", "base", "hardware", "start", "min", "max", "choice", "settings")
 
 
 class Policies:
-    """folder: where the file stands, in which user's own modules are found too. catalogue, prices, peaks: of the scenario."""
+    """folder: where the file stands, in which user's own modules are found too. The others: of the scenario."""
 
     def __init__(
         self,
@@ -49,13 +49,14 @@ class Policies:
         prices: Mapping[str, float],
         peaks: Peaks,
         folder: Path,
+        objective: Objective,
     ) -> None:
         self._machines, self._things, self._prices, self._peaks = machines, catalogue, prices, peaks
-        self._folder = folder
+        self._folder, self._objective = folder, objective
         self._common = tree_at(scenario.content.get("settings", {}), scenario.at("settings"))
         self._baseline = self._choices(scenario.table("baseline"), scenario.at("baseline"), None)
         self._blocks: dict[str, Table] = {}
-        for block in scenario.blocks("policy", _KEYS):
+        for block in scenario.blocks("policy", KEYS):
             name = block.text("name")
             if name in self._blocks:
                 block.at("name").refuse(f"{name} is there twice: results are named by it")
@@ -84,7 +85,7 @@ class Policies:
         return self._spec(name, self._base(base, place), None, None, {}, place)
 
     def _of_block(self, name: str, block: Table) -> PolicySpec:
-        base = self._base(block.text("base", name if name in _BASES else None), block.at("base"))
+        base = self._base(block.text("base", name if name in BASES else None), block.at("base"))
         hardware: frozenset[str] | None = None
         if "hardware" in block:
             kinds = devices_of(self._machines)
@@ -94,7 +95,7 @@ class Policies:
             )
             if not hardware:
                 place.refuse("must name at least one kind of device, or be left out")
-        tree = tree_at(block.content.get("settings", {}), block.at("settings"))
+        tree = tree_at(block.content.get("settings", {}), block.at("settings"), of_one=True)
         return self._spec(name, base, hardware, block, tree, block.at("settings"))  # fmt: skip
 
     def _spec(
@@ -106,7 +107,7 @@ class Policies:
         tree: Mapping[str, Any],
         place: Place,
     ) -> PolicySpec:
-        settings = settings_of(place, DEFAULTS, self._common, _base_tree(base), tree)
+        settings = settings_of(place, DEFAULTS, {"goal": self._objective}, self._common, _base_tree(base), tree)
         machines = self._started(block, hardware, fixed=settings.autoscaler.policy == "static")
         spec = PolicySpec(
             name=name, base=base, hardware=hardware, machines=machines, choice={}, settings=settings
@@ -132,10 +133,10 @@ class Policies:
         return replace(spec, choice=choice, settings=settings)
 
     def _base(self, base: str, place: Place) -> str:
-        if base in _BASES:
-            return _BASES[base]
+        if base in BASES:
+            return BASES[base]
         if ":" not in base:
-            known = [*_BASES, *self._blocks]
+            known = [*BASES, *self._blocks]
             place.refuse(f"there is no policy {shown(base)}{meant(base, known)}; a class of your own is module:Class")
         sys.path.append(str(self._folder.resolve()))
         try:

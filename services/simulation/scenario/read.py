@@ -21,12 +21,12 @@ from services.simulation.traces import WorkloadError
 from services.simulation.workload import mean_rate
 
 _TABLES = ("scenario", "variant", "app", "worker", "load", "baseline", "policy", "job", "fault", "interference", "cost", "settings")  # fmt: skip
-_KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
+KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
 _ELSEWHERE = {
     "slack": "has no place here: write it as [settings.autoscaler] slack",
     "lambda": "has no place here: write it as [settings.autoscaler] loading_weight",
     "resources": "has no place here: what there is, is said in [[worker]] blocks",
-    **{key: f"has no place here: write it in [scenario], as {key}" for key in _KEYS},
+    **{key: f"has no place here: write it in [scenario], as {key}" for key in KEYS},
 }
 _LONGEST = 1e7  # seconds
 _MOST_SAMPLES = 1e6
@@ -44,7 +44,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     file = Table(content, place, _TABLES, _ELSEWHERE)
     if "scenario" not in file:
         place.at("scenario").refuse("is missing: a [scenario] table states at least duration_s")
-    header = Table(file.get("scenario"), place.at("scenario"), _KEYS)
+    header = Table(file.get("scenario"), place.at("scenario"), KEYS)
     duration = header.number("duration_s", most=_LONGEST, above=True)
     every = header.number("metrics_every_s", min(2.0, duration), most=duration, above=True)
     if duration / every > _MOST_SAMPLES:
@@ -66,7 +66,8 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     jobs = jobs_of(file, things, duration)
     if not loads and not jobs:
         file.at("load").refuse("there must be at least one [[load]], or [[job]]: nothing would happen")
-    chosen = Policies(file, machines, things, prices, Peaks(loads, things.needs, duration), path.parent)
+    peaks = Peaks(loads, things.needs, duration)
+    chosen = Policies(file, machines, things, prices, peaks, path.parent, cast(Objective, objective))
     from_file = chosen.listed(header.content.get("policies"), header.at("policies"))
     return Scenario(
         name=header.text("name", text_at(path.stem, place)),

@@ -50,6 +50,13 @@ def test_settings_of_a_policy_lie_over_those_of_all(tmp_path):
     assert found.monitor.memory_share == 1.0
 
 
+def test_the_objective_is_the_goal_of_the_services_unless_a_policy_has_its_own(tmp_path):
+    accurate = ("scenario.objective", "accuracy")
+    assert policy(tmp_path, base="infaas").settings.goal == "cost"
+    assert policy(tmp_path, accurate, base="infaas").settings.goal == "accuracy"
+    assert policy(tmp_path, accurate, base="infaas", settings={"goal": "cost"}).settings.goal == "cost"
+
+
 def test_a_static_system_has_what_its_apps_need_at_their_peak(tmp_path):
     found = policy(tmp_path, base="static")
     # faces: 84 items/s with the slack; A at 0.2 US$/h serves none within 300 ms but 5/s idling: one B does all.

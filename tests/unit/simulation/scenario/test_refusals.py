@@ -142,6 +142,8 @@ BAD = [
     ("settings", {"autoscaler": {"hold": 5}}, "settings.autoscaler.hold: there is no such setting; did you mean hold_s"),
     ("settings", {"autoscaler": {"hold_s": "5"}}, "settings.autoscaler.hold_s: expected a number, got text"),
     ("settings", {"autoscaler": {"hold_s": -5}}, "settings.autoscaler.hold_s: must be at least 0"),
+    ("settings", {"goal": "accuracy"}, "settings.goal: is said in [scenario], as objective"),
+    (P0, {"name": "mine", "base": "infaas", "settings": {"goal": "speed"}}, "policy[0].settings.goal: must be accuracy or cost"),
     ("settings", {"bus": {"url": "x"}}, "settings.bus: has no meaning in a scenario"),
     ("settings", {"machines": {"kinds": {}}}, "settings.machines.kinds: is said in [[worker]] blocks"),
     ("job.0", {"app": "faces", "at_s": 0}, "job[0].inputs: is missing"),
