@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from services.simulation.scenario.catalogue import needs_of
 from services.simulation.scenario.model import Arrivals, LoadSpec, Needs, Times
@@ -63,9 +64,23 @@ def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:
         seconds_per_line=times.seconds_per_line,
         range_qps=times.range_qps,
         times=times.times,
-        needs=needs_of(block) if {"latency_ms", "accuracy", "cost"} & block.content.keys() else None,
+        needs=_own_needs(block, [needs[app] for app in apps]),
         items=block.whole("items", 1, 1, 65536),
     )
+
+
+def _own_needs(block: Table, of_apps: list[Needs]) -> Needs | None:
+    """What the block says over what its apps ask for; None where it says nothing."""
+    keys = Needs.__struct_fields__
+    if not block.content.keys() & set(keys):
+        return None
+    for key in keys:
+        if key not in block and len({getattr(one, key) for one in of_apps}) > 1:
+            block.at(key).refuse(
+                "is missing: where a load has needs of its own, and its apps differ in this one, state it"
+            )
+    own = needs_of(block)
+    return replace(of_apps[0], **{key: getattr(own, key) for key in keys if key in block})
 
 
 def _stream(block: Table, arrivals: Arrivals, folder: Path) -> Stream:

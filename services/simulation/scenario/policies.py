@@ -138,7 +138,10 @@ class Policies:
         if ":" not in base:
             known = [*BASES, *self._blocks]
             place.refuse(f"there is no policy {shown(base)}{meant(base, known)}; a class of your own is module:Class")
-        sys.path.append(str(self._folder.resolve()))
+        folder = str(self._folder.resolve())
+        added = folder not in sys.path
+        if added:
+            sys.path.append(folder)
         try:
             load_policy(DispatcherSettings(policy=base))
         except SettingsError as error:
@@ -146,7 +149,8 @@ class Policies:
         except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
             place.refuse(f"{shown(base)} cannot be loaded: {type(error).__name__}: {error}")
         finally:
-            sys.path.pop()
+            if added and folder in sys.path:
+                sys.path.remove(folder)
         return base
 
     def _choices(self, table: Mapping[str, Any], place: Place, hardware: frozenset[str] | None) -> dict[str, Choice]:

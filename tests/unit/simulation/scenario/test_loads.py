@@ -48,8 +48,10 @@ def test_traces_are_read_from_beside_the_file(tmp_path):
 
 def test_queries_of_a_load_may_ask_for_more_than_their_app(tmp_path):
     assert load(tmp_path, app="cars", rate=1).needs is None
-    found = load(tmp_path, app="cars", rate=1, latency_ms=50, accuracy=0.7, items=4)
-    assert (found.needs, found.items) == (Needs(latency_ms=50.0, accuracy=0.7), 4)
+    found = load(tmp_path, app="cars", rate=1, accuracy=0.7, items=4)
+    assert (found.needs, found.items) == (Needs(latency_ms=100.0, accuracy=0.7), 4)  # 100 ms: what cars asks for
+    found = load(tmp_path, apps=["faces", "cars"], rate=1, latency_ms=50)
+    assert found.needs == Needs(latency_ms=50.0)
 
 
 def test_work_faults_and_meters(tmp_path):

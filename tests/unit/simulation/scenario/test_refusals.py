@@ -121,6 +121,7 @@ BAD = [
     ("load.1", {"apps": ["faces", "cars"], "rate": 1, "shares": [1]}, "load[1].shares: must have one entry for each"),
     ("load.1", {"apps": ["faces", "cars"], "rate": 1, "shares": "even"}, 'load[1].shares: must be "zipf"'),
     ("load.1", {"apps": ["faces", "cars"], "rate": 1, "shares": {"zip": 1}}, "load[1].shares.zip: there is no such key"),
+    ("load.1", {"apps": ["faces", "cars"], "rate": 1, "accuracy": 0.7}, "load[1].latency_ms: is missing: where a load has"),
     ("baseline", {"boats": {"variant": "A"}}, "baseline.boats: there is no app 'boats'"),
     ("baseline", {"cars": {"variant": "A"}}, "baseline.cars.variant: there is no variant of cars 'A'"),
     ("baseline", {"faces": {"variant": "A", "instances": 0}}, "baseline.faces.instances: must be from 1"),
