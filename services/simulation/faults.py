@@ -1,12 +1,12 @@
 """What a scenario lets go wrong, brought about at its time."""
 
 from collections.abc import Iterable
-from math import inf
+from math import inf, prod
 
 from bus.messages.catalog import VariantRecord
 from services.simulation.hardware import Machine
 from services.simulation.kernel import Kernel
-from services.simulation.scenario.model import FaultSpec
+from services.simulation.scenario.model import FaultKind, FaultSpec
 from services.simulation.system import System
 
 
@@ -16,8 +16,10 @@ class Faults:
     def __init__(self, kernel: Kernel, system: System, faults: Iterable[FaultSpec], begins: float) -> None:
         self._kernel = kernel
         self._system = system
-        self._failing: list[FaultSpec] = []
+        self._delay = kernel.delay
+        self._present: list[FaultSpec] = []
         system.load_fails = self._load_fails
+        system.appears = self._slow
         for fault in faults:
             kernel.at(begins + fault.at_s - kernel.now, self._begin, fault)
             if fault.until_s < inf:
@@ -28,31 +30,39 @@ class Faults:
             victim = next((name for name, one in sorted(self._system.machines.items()) if _meant(fault, one)), None)
             if victim is not None:
                 self._system.kill(victim)
-        elif fault.kind == "device-slow":
-            self._slow(fault, fault.factor)
-        elif fault.kind == "load-fails":
-            self._failing.append(fault)
         else:
-            self._kernel.delay += fault.delay_s
+            self._present.append(fault)
+            self._apply(fault)
 
     def _end(self, fault: FaultSpec) -> None:
-        if fault.kind == "device-slow":
-            self._slow(fault, 1.0 / fault.factor)
-        elif fault.kind == "load-fails":
-            self._failing.remove(fault)
-        elif fault.kind == "messages-delayed":
-            self._kernel.delay -= fault.delay_s
+        if fault.kind != "worker-dies":
+            self._present.remove(fault)
+            self._apply(fault)
 
-    def _slow(self, fault: FaultSpec, factor: float) -> None:
-        for machine in self._system.machines.values():
-            for device in machine.devices.values():
-                if fault.hardware in ("", device.spec.kind) and fault.worker in ("", machine.worker):
-                    device.slow *= factor
+    def _apply(self, fault: FaultSpec) -> None:
+        """From now on all that is present counts, and nothing else."""
+        if fault.kind == "messages-delayed":
+            self._kernel.delay = self._delay + sum(one.delay_s for one in self._all("messages-delayed"))
+        elif fault.kind == "device-slow":
+            for machine in self._system.machines.values():
+                self._slow(machine)
+
+    def _slow(self, machine: Machine) -> None:
+        for device in machine.devices.values():
+            device.slow = prod(
+                fault.factor
+                for fault in self._all("device-slow")
+                if fault.hardware in ("", device.spec.kind) and fault.worker in ("", machine.worker)
+            )
 
     def _load_fails(self, record: VariantRecord) -> bool:
         return any(
-            fault.variant in ("", record.variant) and fault.hardware in ("", record.hardware) for fault in self._failing
+            fault.variant in ("", record.variant) and fault.hardware in ("", record.hardware)
+            for fault in self._all("load-fails")
         )
+
+    def _all(self, kind: FaultKind) -> list[FaultSpec]:
+        return [fault for fault in self._present if fault.kind == kind]
 
 
 def _meant(fault: FaultSpec, machine: Machine) -> bool:

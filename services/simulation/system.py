@@ -76,6 +76,7 @@ class System:
         self.bill = Bill(scenario.cost, begins)
         self.subjects = Subjects()
         self.load_fails: Callable[[VariantRecord], bool] = lambda _: False
+        self.appears: Callable[[Machine], None] = lambda _: None
         self._stage = stage
         self._scenario = scenario
         self._policy = policy
@@ -83,6 +84,7 @@ class System:
         self._decided = decided
         self._specs = {spec.kind: spec for spec in policy.machines}
         self._settings = policy.settings
+        self._booting: dict[str, MachineSpec] = {}
         self._incarnations = count(1)
         self._uids = count(1)
         self.offline = Offline(stage, self.subjects, scenario.jobs)
@@ -143,7 +145,8 @@ class System:
         }
         machines = replace(settings.machines, provider="simulated", kinds=kinds)
         on_demand = settings.autoscaler.policy in ("infaas", "off")
-        return Timed(load_policy(settings.dispatcher, machines, on_demand=on_demand), self._decided)
+        policy = load_policy(settings.dispatcher, machines, on_demand=on_demand, goal=settings.goal)
+        return Timed(policy, self._decided)
 
     def _make_solver(self) -> SolverHands:
         name = self._settings.autoscaler.solver
@@ -190,7 +193,8 @@ class System:
     def _boot(self, order: StartMachine) -> None:
         """The controller wants one: it costs from now on, and works once it has booted."""
         spec = self._specs[order.kind]
-        if order.worker not in self.machines:
+        if order.worker not in self.machines and order.worker not in self._booting:
+            self._booting[order.worker] = spec
             self.bill.machine(spec, 1, self._stage.now)
             self._stage.at(spec.boot_s, self._appear, (order.worker, spec, True))
 
@@ -202,7 +206,10 @@ class System:
         now, settings = self._stage.now, self._settings
         if not booted:
             self.bill.machine(spec, 1, now)
+        elif self._booting.pop(worker, None) is None:
+            return  # it was stopped before
         machine = self.machines[worker] = Machine(worker, spec, self._scenario.interference, now)
+        self.appears(machine)
         for name, device in machine.devices.items():
             executor = Executor(
                 worker,
@@ -253,6 +260,9 @@ class System:
         self._end(worker, goodbye=False)
 
     def _end(self, worker: str, *, goodbye: bool) -> None:
+        booting = self._booting.pop(worker, None)
+        if booting is not None:
+            self.bill.machine(booting, -1, self._stage.now)
         machine = self.machines.pop(worker, None)
         if machine is None:
             return
