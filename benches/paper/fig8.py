@@ -1,0 +1,82 @@
+"""INFaaS, Fig. 8: an offline job beside online queries on one CPU worker. Each scenario runs twice, with and without the job.
+
+python benches/paper/fig8.py             three seeds
+python benches/paper/fig8.py --short     one
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import compare
+from msgspec.structs import replace
+
+from services.simulation.run import simulate_all
+from services.simulation.scenario import read_scenario
+
+LIMIT = 0.4  # of the worker, above which offline work waits
+SETTLED_S = (
+    3  # s for which it must have been so: until two images that had begun are done, and the worker's use is told
+)
+BUSY = ((22, 40), (62, 80))  # s; the rate is 8 queries/s
+
+
+def build(seeds: Sequence[int], short: bool) -> compare.Figure:
+    """Both policies, alone and with the job."""
+    del short  # it takes a second or two
+    alone, both = [], []
+    for seed in seeds:
+        scenario = read_scenario(compare.HERE / "fig8.toml", seed=seed)
+        alone.append(simulate_all(replace(scenario, name="fig8, without the job", jobs=())))
+        both.append(simulate_all(scenario))
+    rows = [row for policy in ("static", "infaas") for row in _rows(policy, alone, both)]
+    title = "Fig. 8: online queries with an offline job of 500 images (ResNet50, one CPU worker)"
+    return compare.Figure("fig8", title, rows, {"fig8-online": alone, "fig8": both})
+
+
+def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare.Document]) -> Iterator[compare.Row]:
+    name = {"static": "two instances", "infaas": "INFaaS' autoscaler"}[policy]
+    before, after = ([compare.of(one, policy) for one in documents] for documents in (alone, both))
+    pairs = list(zip(before, after, strict=True))
+    yield compare.at_least(f"{name}: images of the job in 100 s", 52, [one["jobs"][0]["done"] for one in after])
+    yield compare.told(
+        f"{name}: worker used at 8 queries/s, by online work",
+        [_used(one) for one in before],
+        paper="60 to 70 %",
+        form=".0%",
+    )
+    busy, calm = zip(*(_rates(*pair) for pair in pairs), strict=True)
+    yield compare.at_most(f"{name}: images/s while online work uses more than 40 %", 0.0, busy)
+    yield compare.told(f"{name}: images/s while it does not", calm)
+    for what, key, unit, form in (
+        ("answers in time", "answered", "", ".0f"),
+        ("SLO violations", "slo_violation_ratio", "", ".1%"),
+        ("p50", "p50_ms", " ms", ".0f"),
+        ("p99", "p99_ms", " ms", ".0f"),
+    ):
+        ours = [float(one[key]) for one in after]
+        same = all(abs(a[key] - b[key]) <= 0.02 * max(a[key], b[key]) for a, b in pairs)
+        without = compare.told("", [float(one[key]) for one in before], unit, form=form).text
+        yield compare.Row(f"{name}: {what} with the job", f"as without it: {without}", ours, same, unit, form)
+
+
+def _used(run: compare.Result) -> float:
+    """Of the worker, while the rate is highest. A sample says what was used before it."""
+    series = run["series"]
+    samples = zip(series["time"], series["utilisation"], strict=True)
+    found = [used for at, used in samples if any(begin < at <= end for begin, end in BUSY)]
+    return sum(found) / len(found)
+
+
+def _rates(alone: compare.Result, both: compare.Result) -> tuple[float, float]:
+    """Images/s while online work alone has used more than LIMIT for SETTLED_S, and at all other times."""
+    used, done = alone["series"]["utilisation"], both["series"]["offline_done"]
+    windows = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(used))]  # of a second, as runners see them
+    settled = round(SETTLED_S / 0.5)
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for i, rate in enumerate(done):
+        found[min(windows[max(0, i - settled) : i + 1]) > LIMIT].append(rate)
+    return sum(found[True]) / max(1, len(found[True])), sum(found[False]) / max(1, len(found[False]))
+
+
+if __name__ == "__main__":
+    compare.main(build, __doc__)
