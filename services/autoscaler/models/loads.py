@@ -74,7 +74,9 @@ class Loads:
         found = []
         for of, (at, needs) in self._needs.items():
             ours = {worker: steps for (which, worker), steps in series.items() if which == of}
-            rates = {worker: rate(steps) for worker, steps in ours.items()}
+            rates = {worker: rate(steps) for worker, steps in ours.items() if worker}
+            if "" in ours:
+                rates[""] = _turned_away(ours, sum(rates.values()))
             counts = {worker: sum(items for _, items in steps) for worker, steps in ours.items()}
             by_worker = {w: r for w, r in sorted(rates.items()) if r > 0}
             found.append(Load(needs, by_worker, at, sum(counts.values()), counts.get("", 0)))
@@ -112,6 +114,19 @@ def rate(steps: Sequence[tuple[float, int]]) -> float:
         if distance > best:
             best, found = distance, new_n / new_s
     return found
+
+
+def _turned_away(series: dict[str, list[tuple[float, int]]], taken: float) -> float:
+    """Items/s that nobody could take (series ""). taken: by all workers.
+
+    Refusals come in bursts, whenever a queue is full, so that chance alone makes steps of them. What tells a step is all that
+    came: it counts as turned away as far as nobody takes it, and else the mean does.
+    """
+    refused = series[""]
+    seconds, items = (sum(column) for column in zip(*refused, strict=True)) if refused else (0.0, 0)
+    mean = items / seconds if seconds > 0 else 0.0
+    came = [(max(s for s, _ in at), sum(n for _, n in at)) for at in zip(*series.values(), strict=True)]
+    return max(min(mean, rate(refused)), rate(came) - taken)
 
 
 def share_of(worker: str, load: Load, app_loads: Iterable[Load], holders: Sequence[str]) -> float:

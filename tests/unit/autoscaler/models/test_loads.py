@@ -65,6 +65,34 @@ def test_dispatchers_add_up_and_one_that_falls_silent_no_longer_counts() -> None
     assert loads.classes(now + FORGET + 1) == []
 
 
+def told(*pairs: tuple[int, int]) -> Load:
+    """The load after half-seconds in which so many items were taken, and so many by nobody."""
+    loads, now = Loads(), 100.0
+    for taken, refused in pairs:
+        now += 0.5
+        loads.take(report("d0", ClassDemand("app", "w", taken, 50.0), ClassDemand("app", "", refused, 50.0)), now)
+    (load,) = loads.classes(now)
+    return load
+
+
+def test_a_burst_of_refusals_in_a_steady_load_is_no_step() -> None:
+    steady = told(*[(2, 0)] * 9, (1, 5))  # 4/s as always: one queue was full for a moment
+    assert steady.rate == (19 + 5) / 5.0
+
+
+def test_refusals_of_a_load_that_has_grown_are_seen_at_once() -> None:
+    assert told(*[(2, 0)] * 9, (3, 37)).rate > 75.0
+
+
+def test_what_a_worker_takes_no_longer_counts_as_refused_at_once() -> None:
+    gone = told(*[(25, 0)] * 8, (0, 25), (0, 25))
+    assert gone.by_worker == {"": 50.0}
+
+
+def test_refusals_that_have_ended_no_longer_count() -> None:
+    assert "" not in told(*[(5, 40)] * 6, *[(2, 0)] * 4).by_worker
+
+
 def test_refused_load_is_shared_by_what_workers_take_of_the_app() -> None:
     needs = ClassDemand("app", "", 0, 50.0)
     mixed = Load(needs, {"w0": 30.0, "w1": 10.0, "": 8.0}, 0.0)
