@@ -13,6 +13,7 @@ from bus.codec import decode, encode
 from bus.memory import Broker, MemoryBus, _Published
 from bus.memorystores import MemoryKeyValue
 from bus.messages.events import EVENTS, Event
+from bus.messages.jobs import JobAccepted
 from bus.messages.public import Answer, Refusal
 from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
@@ -208,10 +209,12 @@ class Bed:
         return buckets[bucket]
 
     def _on_reply(self, delivery: Delivery) -> None:
-        if delivery.subject.startswith("_INBOX.c.") or delivery.subject == "_INBOX.primed":
+        queries = delivery.subject.startswith("_INBOX.c.") or delivery.subject == "_INBOX.primed"
+        if queries or delivery.subject.startswith("_INBOX.job."):
             assert not delivery.status, f"nobody listened for {delivery.subject}"
+            accepted: type = Answer if queries else JobAccepted
             refused = "error" in decode(dict[str, Any], delivery.data)
-            self.received(Publish(delivery.subject, decode(Refusal if refused else Answer, delivery.data)))
+            self.received(Publish(delivery.subject, decode(Refusal if refused else accepted, delivery.data)))
 
 
 def _at_once(work: Coroutine[Any, Any, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bus.messages.events import OutcomeEvent, ScalingEvent, StateEvent, WorkerEvent
+from bus.messages.events import JobEvent, OutcomeEvent, ScalingEvent, StateEvent, WorkerEvent
 from services.simulation.scenario.model import Scenario
 from tests.simulation.bed import Bed
 from tests.simulation.worlds import SMALL, Told
@@ -16,6 +16,7 @@ EXPECTED = {
     "failing": {"load failed", "Interfered", "replicate", "ok", "late", "refused", "batched"},
     "machines": {"add_worker", "remove_worker", "Stopped", "replicate", "unload", "batched"},
     "dispatchers": {"ok", "late", "batched", "upgrade", "d-0", "d-1"},
+    "jobs": {"ok", "batched", "running", "done", "offline-mixed-0", "offline-mixed-1", "jobs-0"},
 }
 
 
@@ -41,6 +42,8 @@ def happened(run: Told) -> set[str]:
                     found.add("load failed")
             case WorkerEvent():
                 found.add(event.to_state)
+            case JobEvent():
+                found |= {name, event.state}
             case OutcomeEvent():
                 found |= {name, event.outcome, "batched" if (event.batch or 0) > 1 else "alone"}
     return found

@@ -13,7 +13,7 @@ from services.shell.settings import Settings
 from services.simulation.kernel import Kernel
 from services.simulation.report import MEASURED, Report
 from services.simulation.run import Run
-from services.simulation.scenario.model import FaultSpec, LoadSpec, MachineSpec, Needs, PolicySpec, Scenario
+from services.simulation.scenario.model import FaultSpec, JobSpec, LoadSpec, MachineSpec, Needs, PolicySpec, Scenario
 
 PRICES = {"cpu": 0.04, "gpu": 0.9}
 SIGNATURE = Signature(
@@ -153,11 +153,22 @@ def dispatchers() -> Scenario:
     )
 
 
+def jobs() -> Scenario:
+    """Two offline jobs beside queries that now and then need the workers for themselves, one of which dies with work aboard."""
+    return scenario(
+        load((0.0, 20.0), (4.0, 20.0), (4.1, 150.0), (8.0, 150.0), (8.1, 10.0)),
+        duration_s=22.0,
+        jobs=(JobSpec(app="b", at_s=1.0, inputs=400, model="large"), JobSpec(app="a", at_s=2.0, inputs=150)),
+        faults=(FaultSpec(kind="worker-dies", at_s=9.57, worker="mixed-0"),),
+    )
+
+
 SMALL: dict[str, Callable[[], Scenario]] = {
     "scaling": scaling,
     "failing": failing,
     "machines": machines,
     "dispatchers": dispatchers,
+    "jobs": jobs,
 }
 
 
