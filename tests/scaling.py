@@ -14,6 +14,7 @@ from services.autoscaler.vms.commands import Claim, Claimed
 from services.autoscaler.vms.policy import Limits
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
+from services.core.goal import Goal
 from services.core.placement import Device
 from services.core.planning.solvers import make_solver
 from services.core.selection import InfaasPolicy
@@ -37,13 +38,14 @@ class ScalingFleet(Fleet):
         policy: Policy = "infaas",
         solver: str = "greedy",
         hold_s: float = 5.0,
+        goal: Goal = "cost",
         choice: dict[str, Chosen] | None = None,
         devices: dict[str, tuple[Device, ...]] | None = None,
         controlled: bool = False,
         **more: Any,
     ) -> None:
         self._spec = devices or {}
-        selection = InfaasPolicy(on_demand=policy in ("infaas", "off"))
+        selection = InfaasPolicy(on_demand=policy in ("infaas", "off"), goal=goal)
         super().__init__(*variants, workers=workers, policy=selection, **more)
         self.solver = make_solver(solver, time_limit_s=None, node_limit=100)
         self.stage.listen("infaas.controller.ask")
@@ -51,7 +53,7 @@ class ScalingFleet(Fleet):
         for n in range(workers):
             name = f"w{n}"
             actor = ModelAutoscaler(
-                name, self.subjects, PRICES, Knobs(hold_s=hold_s), policy=policy, choice=choice
+                name, self.subjects, PRICES, Knobs(hold_s=hold_s, goal=goal), policy=policy, choice=choice
             )  # fmt: skip
             self.stage.enter(f"model-{name}", actor, self._solve)
             for record in self.records:

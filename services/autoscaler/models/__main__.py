@@ -49,4 +49,5 @@ def knobs_of(settings: Settings) -> Knobs:
         hold_s=ours.hold_s,
         budget_per_s=ours.budget_per_hour / 3600.0 if ours.budget_per_hour > 0 else inf,
         memory_share=settings.monitor.memory_share,
+        goal=settings.goal,
     )

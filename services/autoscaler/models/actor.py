@@ -12,6 +12,7 @@ from msgspec import Struct
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
+from services.autoscaler.models.accuracy import roomy
 from services.autoscaler.models.baselines import Choices, Chosen, static_changes
 from services.autoscaler.models.loads import Load, Loads
 from services.autoscaler.models.policy import Change, Decision, Elsewhere, InfaasScaling
@@ -154,7 +155,7 @@ class ModelAutoscaler:
         if not (self._scaling.short(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
         self._seen, self._planned = seen, self._rate
-        return [Do("solve", Solve(seen.problem), PATIENCE)]
+        return [Do("solve", Solve(roomy(seen.problem)), PATIENCE)]
 
     def _situation(self, beats: Mapping[str, WorkerHeartbeat], now: float) -> Situation | None:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)

@@ -3,12 +3,14 @@
 INFaaS (Romero et al., section 4.2.2): scale up as soon as the headroom is below the slack; scale down, or to a cheaper variant,
 only after the condition has held for T_v = max(load latency, a minimum) without a break. Changes are made before others are
 broken: an instance goes only when those that can answer without it carry every class, whichever solver wants it gone.
+Where accuracy is the goal the same holds: less of it at once where load is not carried, more of it after T_v.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from bus.messages.scaling import ClassDemand
+from services.autoscaler.models.accuracy import GAIN, Accuracy
 from services.autoscaler.models.bridging import bridges
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.situation import Situation
@@ -69,30 +71,44 @@ class InfaasScaling:
         elsewhere: list[Elsewhere] = []
         wanted: set[tuple[str, str]] = set()
         by_name = {one.name: one for one in seen.problem.candidates}
+        accuracy = Accuracy(seen) if seen.problem.goal == "accuracy" else None
+        before, after = (accuracy.of(accuracy.running()), accuracy.of(plan.instances)) if accuracy else (0.0, 0.0)
         for action in plan.actions:
             one = by_name[action.variant]
             key = (action.variant, "more" if action.delta > 0 else "fewer")
+            if action.delta > 0 and accuracy and not short and after < before + GAIN:
+                continue
             wanted.add(key)
             since = self._since.setdefault(key, now)
             if action.delta > 0:
                 if not short and now - since < self._hold:
                     continue
                 why = _why_more(seen, one, short) if short else f"cheaper than what runs, for {now - since:.0f} s"
+                if accuracy:
+                    swap = f"{before:.4g} -> {after:.4g}"
+                    why = f"{why}; accuracy {swap}" if short else f"more accurate: {swap}, for {now - since:.0f} s"
                 if action.variant in seen.here:
                     changes.append(Change(action.variant, one.running + action.delta, action.kind, why))
                 else:
                     k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
                     load = action.delta * one.saturation_qps
-                    elsewhere.append(Elsewhere(k, "hardware", (one.name,), load, action.delta, f"{action.kind}: {why}"))
+                    cause = "accuracy" if accuracy and not short else "hardware"
+                    elsewhere.append(Elsewhere(k, cause, (one.name,), load, action.delta, f"{action.kind}: {why}"))
             elif action.variant in seen.here:
                 held = now - since
-                if held >= max(one.load_s, self._hold) and self._spared(seen, one):
+                if held < max(one.load_s, self._hold) or not self._spared(seen, one):
+                    continue
+                if accuracy is None or accuracy.spares(one):
                     why = f"not needed for {held:.0f} s: the others carry {_load(seen, one):.4g} items/s"
+                    if accuracy and accuracy.crowded():
+                        why = f"cores are short for {held:.0f} s: the others carry {_load(seen, one):.4g} items/s with them"
                     changes.append(Change(action.variant, one.running - 1, "unload", why))
         self._since = {key: at for key, at in self._since.items() if key in wanted}
         if short:
             changes.extend(_bridging(changes, by_name, seen))
             elsewhere.extend(_unmet(seen, plan))
+        if accuracy and not seen.alone:
+            elsewhere.extend(_missed(accuracy, plan))
         for change in changes:  # the next change of the same variant waits its own time
             self._since.pop((change.variant, "fewer"), None)
         return Decision(tuple(changes), tuple(elsewhere))
@@ -104,6 +120,13 @@ class InfaasScaling:
         left = dict(seen.serving)
         left[one.name] = max(0, left[one.name] - 1)
         return not missing(problem.candidates, problem.demands, left, problem.slack)
+
+
+def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[Elsewhere]:
+    """What other workers might serve more accurately, if they have room."""
+    for one in accuracy.missed(plan):
+        why = f"more accurate: {one.now:.4g} -> {one.best:.4g} for {one.load:.4g} items/s"
+        yield Elsewhere(one.demand, "accuracy", one.variants, one.load, one.instances, why)
 
 
 def _bridging(changes: list[Change], by_name: dict[str, Candidate], seen: Situation) -> Iterator[Change]:

@@ -16,6 +16,7 @@ from services.autoscaler.models.loads import Load
 from services.autoscaler.models.supply import LEAST_RATE, Facts, Supply
 from services.autoscaler.models.wanted import Wanted, strictest, wanted_by
 from services.core.catalog import Catalog
+from services.core.goal import Goal
 from services.core.planning.problem import Candidate, Demand, Objective, Problem
 
 CROWDED = 0.02  # of a class's items: when more are refused, its instances are full whatever their profiles say ...
@@ -32,12 +33,13 @@ class Knobs(Struct, frozen=True, kw_only=True):
     hold_s: float = 5.0
     budget_per_s: float = inf
     memory_share: float = 0.8
+    goal: Goal = "cost"
 
 
 class Situation(Struct, frozen=True, kw_only=True):
     """records: of the problem's candidates. serving: of each, instances that can answer now. here: those that this worker can have.
 
-    classes: behind each demand, the load that it is made of; None for what an app must keep at least.
+    classes: behind each demand, the load that it is made of; None for what an app must keep at least. alone: there is no other worker.
     """
 
     problem: Problem
@@ -46,6 +48,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     here: frozenset[str]
     classes: tuple[Load | None, ...]
     apps: tuple[str, ...]
+    alone: bool = True
 
     def app_of(self, variant: str) -> str:
         """One app that this variant serves, for the record."""
@@ -100,15 +103,22 @@ def situation(
         for i, one in enumerate(wanted)
     )
     candidates = _crowded(worker, candidates, demands, wanted, supply)
+    resources, shared = supply.totals(candidates, demands, knobs.slack), {}
+    if knobs.goal == "accuracy":
+        shared = supply.time_shared(candidates)
+        resources |= shared
+        candidates = supply.in_time(candidates, demands, knobs.slack)
     problem = Problem(
         candidates=tuple(candidates),
         demands=demands,
-        resources=supply.totals(candidates, demands, knobs.slack),
+        resources=resources,
         slack=knobs.slack,
         loading_weight=knobs.loading_weight,
         objective=knobs.objective,
         budget_per_s=knobs.budget_per_s,
         make_before_break=True,
+        time_shared=frozenset(shared),
+        goal=knobs.goal,
     )
     return Situation(
         problem=problem,
@@ -117,6 +127,7 @@ def situation(
         here=frozenset(one.name for one in candidates if supply.is_here(records[one.name])),
         classes=tuple(one.load for one in wanted),
         apps=tuple(one.app for one in wanted),
+        alone=len(beats) < 2,
     )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from msgspec.structs import replace
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.autoscaler.models.coverage import accepted
@@ -14,6 +16,7 @@ from services.core.planning.problem import Candidate, Demand
 KEPT = 100_000  # rates
 YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
 ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
+LEAST_SHARE = 0.01  # of its cores, that an instance takes without any load
 LEAST_RATE = (
     0.3  # of the profile: an instance that is Overloaded below this says more about the machine than about itself
 )
@@ -120,7 +123,7 @@ class Supply:
 
     def _busy(self, status: InstanceStatus, record: VariantRecord | None) -> float:
         """Cores that this instance uses of those that it may."""
-        cores = _cores(record) if record is not None else 1.0
+        cores = cores_of(record) if record is not None else 1.0
         if status.state != "Active" or self._now - status.since < YOUNG:
             return cores
         saturation = record.profile.saturation_qps if record is not None else 0.0
@@ -159,7 +162,7 @@ class Supply:
             cost_per_s=price,
             load_s=load_seconds(record),
             accuracy=record.accuracy,
-            uses={f"{pool}/cores": _cores(record), f"{pool}/memory": record.profile.memory_mb},
+            uses={f"{pool}/cores": cores_of(record), f"{pool}/memory": record.profile.memory_mb},
             running=running,
             least=0 if here else running,
             most=running if barred else None,
@@ -187,6 +190,25 @@ class Supply:
                 totals[pool] = totals.get(pool, 0.0) + amount * one.running
         return totals
 
+    def time_shared(self, candidates: Sequence[Candidate]) -> dict[str, float]:
+        """Cores of this worker that the candidates' instances may compute on, each for a share of the time."""
+        pools = {self._cores_of(one) for one in candidates if self.is_here(self._records[one.name])}
+        return {pool: max(0.0, self._spare.get(pool, 0.0)) for pool in sorted(pools)}
+
+    def in_time(self, candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> list[Candidate]:
+        """The same, with the cores of this worker that an instance can use at most: for all the load that may come to it."""
+        need = dict.fromkeys((one.name for one in candidates), 0.0)
+        for demand, indices in zip(demands, accepted(candidates, demands), strict=True):
+            for c in indices:
+                need[candidates[c].name] += slack * demand.load
+        found = []
+        for one in candidates:
+            share = min(1.0, max(LEAST_SHARE, need[one.name] / one.saturation_qps))
+            pool = self._cores_of(one)
+            here = self.is_here(self._records[one.name])
+            found.append(replace(one, uses=one.uses | {pool: share * one.uses[pool]}) if here else one)
+        return found
+
     @staticmethod
     def _cores_of(one: Candidate) -> str:
         return next(pool for pool in one.uses if pool.endswith("/cores"))
@@ -204,7 +226,7 @@ def _utilisations(candidates: Sequence[Candidate], demands: Sequence[Demand], sl
     return found
 
 
-def _cores(record: VariantRecord) -> float:
+def cores_of(record: VariantRecord) -> float:
     """Of the device's cores, while it computes; a GPU runs one batch at a time, whoever's it is."""
     return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
 

@@ -24,8 +24,9 @@ REPLY_S = 2.0  # s after which a worker that has not answered is taken to refuse
 PATIENCE_S = 30.0  # s beyond its load time for an instance to be there
 SETTLED_S = 3.0  # s after which what was placed shows in everybody's figures, and the same may be asked again
 COOL_S = 5.0  # s for which an ask that nothing could be done about is not looked at again
+ACCURACY = "accuracy"  # why a worker asks that carries its load: what there is room for, no machine and no crowding
 
-Key = tuple[str, float | None, float]
+Key = tuple[str, float | None, float, bool]
 # Has a machine started for a want; its name, or None when none may be. Asked again for the same want, it names the same one.
 AddMachine = Callable[[Want], str | None]
 
@@ -65,7 +66,7 @@ class Placing:
 
     def ask(self, ask: AskForCapacity) -> None:
         """A worker asks; what is pending for the same app and needs is not begun anew."""
-        key = (ask.app, ask.latency_ms, ask.accuracy)
+        key = (ask.app, ask.latency_ms, ask.accuracy, ask.why == ACCURACY)
         if key not in self._pending:
             self._pending[key] = Pending(ask, self._turn.now)
 
@@ -77,7 +78,7 @@ class Placing:
         """What pending asks need machines for."""
         found = set()
         for pending in self._pending.values():
-            for name in () if pending.over or pending.placed else pending.ask.variants:
+            for name in () if pending.over or pending.placed or pending.ask.why == ACCURACY else pending.ask.variants:
                 record = self._catalog.variant(name)
                 if record is not None:
                     found.add((record.hardware, record.simulated))
@@ -119,6 +120,9 @@ class Placing:
                 pending.over = now
             return
         if self._place(pending, BUSY):
+            return
+        if pending.ask.why == ACCURACY:
+            pending.over = now + COOL_S
             return
         pending.machine = self._machine(pending, add_machine) or ""
         if not pending.machine and not self._place(pending, self._overcommit):
