@@ -108,9 +108,9 @@ def rate(steps: Sequence[tuple[float, int]]) -> float:
         old_s, old_n = seconds - new_s, items - new_n
         if new_s <= 0 or old_s <= 0:
             continue
-        # Both counts are Poisson: what a common rate would make of their difference.
-        spread = sqrt(max(items, 1) / seconds * (1.0 / new_s + 1.0 / old_s))
-        distance = abs(new_n / new_s - old_n / old_s) / spread
+        # Both counts are Poisson, and few: their roots (Anscombe's) are near normal, with a spread that no rate changes.
+        spread = sqrt(1.0 / new_s + 1.0 / old_s) / 2.0
+        distance = abs(sqrt((new_n + 0.375) / new_s) - sqrt((old_n + 0.375) / old_s)) / spread
         if distance > best:
             best, found = distance, new_n / new_s
     return found

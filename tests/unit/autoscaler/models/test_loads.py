@@ -23,6 +23,12 @@ def test_noise_is_averaged_out() -> None:
     assert within > 0.97  # one period alone would be within 15 % in seven of ten cases
 
 
+def test_few_queries_by_chance_are_no_step() -> None:
+    rng = random.Random(3)
+    rates = [rate([(0.5, poisson(rng, 2)) for _ in range(11)]) for _ in range(2000)]  # 4/s, the mean of 5.5 s
+    assert sum(r > 9 for r in rates) <= 2
+
+
 def test_a_threefold_step_is_seen_in_the_first_period() -> None:
     rng = random.Random(2)
     seen = [rate([(0.5, poisson(rng, 60)), *((0.5, poisson(rng, 20)) for _ in range(9))]) for _ in range(200)]
