@@ -39,6 +39,7 @@ class Number(NamedTuple):
             return None if isinstance(value, str) else "must be a number"  # "auto" and the like: the type has told
         if self.zero and value == 0:
             return None
+        value = max(-1e300, min(value, 1e300)) if isinstance(value, int) else value  # larger ones are no float
         if isfinite(value) and (value > self.least if self.above else value >= self.least) and value <= self.most:
             return None
         low = f"above {self.least:g}" if self.above else f"at least {self.least:g}"

@@ -167,7 +167,7 @@ def _uses(block: Table, hardware: str) -> tuple[int, float | None]:
     said = [key for key in memory if key in table]
     if len(said) > 1:
         place.at(said[1]).refuse(f"says the same as {said[0]}: leave one of them out")
-    for key in table.content.keys() - {"cpu_cores", *memory}:
+    for key in sorted(table.content.keys() - {"cpu_cores", *memory}):
         amount = number_at(table.content[key], place.at(key))
         if key != "cpu_memory_gb" and (hardware, key) != ("cpu", "cpu_cores") and amount > 1:
             place.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")

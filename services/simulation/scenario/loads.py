@@ -49,7 +49,7 @@ def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:
     apps, shares = _apps(block, needs)
     kind = one_of(block.content.get("arrivals", "poisson"), block.at("arrivals"), _OF, "arrivals")
     arrivals, keys = _OF[kind]
-    for key in block.content.keys() - {*_EVERYWHERE, *keys}:
+    for key in sorted(block.content.keys() - {*_EVERYWHERE, *keys}):
         block.at(key).refuse(f"means nothing with arrivals {kind!r}, which take {', '.join(keys)}: leave it out")
     times = _stream(block, arrivals, folder)
     return LoadSpec(

@@ -45,7 +45,7 @@ def test_defaults_are_right() -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, number in ALL if number])
-@pytest.mark.parametrize("value", ["-1", "-1e300", "1e300", "nan", "inf"])
+@pytest.mark.parametrize("value", ["-1", "-1e300", "1e300", "1" + "0" * 400, "nan", "inf"])
 def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None:
     *above, name = key.replace("simulate.*", "simulate.gpu").replace("per_hour.*", "per_hour.gpu").split(".")
     table = ".".join(above).replace("*", "some")
@@ -53,7 +53,7 @@ def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None
     listed = f"[{value}]" if key in ("registrar.threads", "registrar.max_batches") else value
     needed = "variant = 'v'" if table.startswith("autoscaler.choice") else ""
     file.write_text(f"[{table}]\n{needed}\n{name} = {listed}\n")
-    with pytest.raises(SettingsError, match=f"^{re.escape(str(file))}: {re.escape(table)}.{name}: (must be|expected)"):
+    with pytest.raises(SettingsError, match=f"^{re.escape(str(file))}: {re.escape(table)}.{name}: (must be|expected|number out of range)"):
         load(file, {})
 
 

@@ -145,6 +145,7 @@ BAD = [
     ("settings", {"autoscaler": {"hold_s": -5}}, "settings.autoscaler.hold_s: must be at least 0"),
     ("settings", {"goal": "accuracy"}, "settings.goal: is said in [scenario], as objective"),
     (P0, {"name": "mine", "base": "infaas", "settings": {"goal": "speed"}}, "policy[0].settings.goal: must be accuracy or cost"),
+    ("settings", {"monitor": {"least_items": 10**400}}, "settings.monitor.least_items: must be at least 1 and at most"),
     ("settings", {"bus": {"url": "x"}}, "settings.bus: has no meaning in a scenario"),
     ("settings", {"machines": {"kinds": {}}}, "settings.machines.kinds: is said in [[worker]] blocks"),
     ("job.0", {"app": "faces", "at_s": 0}, "job[0].inputs: is missing"),
