@@ -82,8 +82,8 @@ RULES: Mapping[str, Rule] = {
     "log_level": Text("(?i)debug|info|warning|error|critical", "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     "bus.url": Text(r"\S+", "a URL as nats://host:4222"),
     "bus.max_payload": Number(1024, 64 * 2**20),  # NATS itself takes no more
-    "bus.outcome_bytes": Number(1024),
-    "bus.event_bytes": Number(1024),
+    "bus.outcome_bytes": Number(1024, 1e18),
+    "bus.event_bytes": Number(1024, 1e18),
     "store.dsn": None,
     "store.reader_dsn": None,
     "dispatcher.count": Number(1, 64),

@@ -53,7 +53,10 @@ def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None
     listed = f"[{value}]" if key in ("registrar.threads", "registrar.max_batches") else value
     needed = "variant = 'v'" if table.startswith("autoscaler.choice") else ""
     file.write_text(f"[{table}]\n{needed}\n{name} = {listed}\n")
-    with pytest.raises(SettingsError, match=f"^{re.escape(str(file))}: {re.escape(table)}.{name}: (must be|expected|number out of range)"):
+    with pytest.raises(
+        SettingsError,
+        match=f"^{re.escape(str(file))}: {re.escape(table)}.{name}: (must be|expected|number out of range)",
+    ):
         load(file, {})
 
 
