@@ -94,9 +94,8 @@ class Instance:
             self.last_used = now
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
             gain, spent = GAIN * min(1.0, sample.batches / PLENTY), sample.busy
-            if (
-                waited > self.record.max_batch
-            ):  # more than was being computed: it had work all the time, and this is what it can do
+            if waited >= max(2, self.record.max_batch):
+                # More than the one that is being computed: it had work all the time, and this is what it can do, all told.
                 gain, spent = BACKLOG_GAIN, max(seconds, spent)
             low, high = FACTORS
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
