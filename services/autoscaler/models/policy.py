@@ -95,6 +95,9 @@ class InfaasScaling:
                     cause = "accuracy" if accuracy and not short else "hardware"
                     elsewhere.append(Elsewhere(k, cause, (one.name,), load, action.delta, f"{action.kind}: {why}"))
             elif action.variant in seen.here:
+                if one.name in seen.offline and not short:  # a job's: it may stay as long as nobody lacks anything
+                    self._since[key] = now
+                    continue
                 held = now - since
                 if held < max(one.load_s, self._hold) or not self._spared(seen, one):
                     continue

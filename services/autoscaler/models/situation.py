@@ -40,6 +40,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     """records: of the problem's candidates. serving: of each, instances that can answer now. here: those that this worker can have.
 
     classes: behind each demand, the load that it is made of; None for what an app must keep at least. alone: there is no other worker.
+    offline: variants that compute nothing here but offline work.
     """
 
     problem: Problem
@@ -49,6 +50,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     classes: tuple[Load | None, ...]
     apps: tuple[str, ...]
     alone: bool = True
+    offline: frozenset[str] = frozenset()
 
     def app_of(self, variant: str) -> str:
         """One app that this variant serves, for the record."""
@@ -128,7 +130,14 @@ def situation(
         classes=tuple(one.load for one in wanted),
         apps=tuple(one.app for one in wanted),
         alone=len(beats) < 2,
+        offline=_offline(beats[worker]),
     )
+
+
+def _offline(beat: WorkerHeartbeat) -> frozenset[str]:
+    """Variants whose instances here have computed lately (mean_batch), and no queries (load)."""
+    online = {one.variant for one in beat.instances if one.load > 0}
+    return frozenset(one.variant for one in beat.instances if one.mean_batch > 0) - online
 
 
 def _pressed(load: Load) -> bool:

@@ -160,6 +160,16 @@ def test_online_queries_do_not_notice_a_job_beside_them() -> None:
     assert (alone["jobs"], "offline_done" in alone["series"]) == ([], False)
 
 
+def test_the_autoscaler_leaves_a_job_what_it_computes_with_until_others_lack_something() -> None:
+    given = replace(read_scenario(FIG8, policies=["infaas"]), duration_s=24.0)
+    calm = replace(given, loads=(replace(given.loads[0], rate=((0.0, 3.0),)),))
+    for one, unloads in ((calm, 0), (replace(calm, jobs=(replace(calm.jobs[0], inputs=5),)), 1)):
+        result = run(one)
+        changes = [row for row in result["scaling"]["decisions"] if row["variant"] == "resnet50-pytorch-cpu"]
+        assert [row["action"] for row in changes] == ["load"] + ["unload"] * unloads
+        assert result["jobs"][0]["done"] == one.jobs[0].inputs or result["jobs"][0]["done"] > 20
+
+
 def test_a_job_that_nothing_can_compute_is_refused_and_told(tmp_path: Path) -> None:
     given = scenario(tmp_path, duration=5)
     given = replace(given, jobs=(replace(given.jobs[0], accuracy=0.9), given.jobs[0]))
