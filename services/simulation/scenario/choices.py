@@ -1,8 +1,8 @@
 """What a developer of a static system would have chosen: said in [baseline], else as the static system's own rule has it.
 
 The rule is `Choices.learn` of services/autoscaler/models/baselines.py, asked once with each app's peak. Not its concern, and
-done here: only kinds of device that the policy may use, no more instances than its machines hold, and an app whose needs no
-variant meets gets its fastest one.
+done here: only kinds of device that the policy may use, those that are there at time 0 first, no more instances than its machines
+hold, and an app whose needs no variant meets gets its fastest one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +58,7 @@ def choose(
 ) -> dict[str, Choice]:
     """By app; apps that no variant of the policy's hardware serves are left out. given: what is said, which stays."""
     rooms = Rooms(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
+    there = {device.kind for spec in policy.machines if spec.start for device in spec.devices}
     found: dict[str, Choice] = {}
     rest: dict[str, tuple[VariantRecord, int]] = {}
     for app, records in serving.items():
@@ -68,6 +69,7 @@ def choose(
             continue
         able = [one for one in records if policy.hardware is None or one.hardware in policy.hardware]
         fitting = [one for one in able if rooms.device(one) is not None]
+        fitting = [one for one in fitting if one.hardware in there] or fitting
         if fitting or able:
             rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, rooms)
             found[app] = Choice(rest[app][0].variant, 1)
