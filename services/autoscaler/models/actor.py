@@ -152,7 +152,7 @@ class ModelAutoscaler:
             staying = {name: beat for name, beat in beats.items() if not beat.draining}
             return self._carry_out(seen, Decision(tuple(static_changes(self._worker, staying, seen, self._choices))))
         fell = JUMP * self._rate < self._planned
-        if not (self._scaling.short(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
+        if not (self._scaling.soon(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
         self._seen, self._planned = seen, self._rate
         return [Do("solve", Solve(roomy(seen.problem)), PATIENCE)]

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bus.messages.scaling import ClassDemand
-from services.autoscaler.models.accuracy import GAIN, Accuracy
+from services.autoscaler.models.accuracy import GAIN, Accuracy, roomy
 from services.autoscaler.models.bridging import bridges
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.situation import Situation
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Candidate
+from services.core.planning.problem import Candidate, Problem
 
 
 class Change(NamedTuple):
@@ -60,13 +60,17 @@ class InfaasScaling:
     @staticmethod
     def short(now: Situation) -> dict[int, float]:
         """Items/s that each demand lacks, what is being loaded counted as there."""
-        problem = now.problem
-        running = {one.name: one.running for one in problem.candidates}
-        return missing(problem.candidates, problem.demands, running, problem.slack)
+        return _lacking(now.problem)
+
+    @staticmethod
+    def soon(now: Situation) -> dict[int, float]:
+        """What they will lack when the load grows by what plans leave room for: the same where cost is the goal."""
+        return _lacking(roomy(now.problem))
 
     def decide(self, seen: Situation, plan: Plan, now: float) -> Decision:
         """What to do of this plan now."""
         short = self.short(seen)
+        soon = short or self.soon(seen)
         changes: list[Change] = []
         elsewhere: list[Elsewhere] = []
         wanted: set[tuple[str, str]] = set()
@@ -76,17 +80,17 @@ class InfaasScaling:
         for action in plan.actions:
             one = by_name[action.variant]
             key = (action.variant, "more" if action.delta > 0 else "fewer")
-            if action.delta > 0 and accuracy and not short and after < before + GAIN:
+            if action.delta > 0 and accuracy and not soon and after < before + GAIN:
                 continue
             wanted.add(key)
             since = self._since.setdefault(key, now)
             if action.delta > 0:
-                if not short and now - since < self._hold:
+                if not soon and now - since < self._hold:
                     continue
-                why = _why_more(seen, one, short) if short else f"cheaper than what runs, for {now - since:.0f} s"
+                why = _why_more(seen, one, soon) if soon else f"cheaper than what runs, for {now - since:.0f} s"
                 if accuracy:
                     swap = f"{before:.4g} -> {after:.4g}"
-                    why = f"{why}; accuracy {swap}" if short else f"more accurate: {swap}, for {now - since:.0f} s"
+                    why = f"{why}; accuracy {swap}" if soon else f"more accurate: {swap}, for {now - since:.0f} s"
                 if action.variant in seen.here:
                     changes.append(Change(action.variant, one.running + action.delta, action.kind, why))
                 else:
@@ -125,6 +129,11 @@ class InfaasScaling:
         return not missing(problem.candidates, problem.demands, left, problem.slack)
 
 
+def _lacking(problem: Problem) -> dict[int, float]:
+    running = {one.name: one.running for one in problem.candidates}
+    return missing(problem.candidates, problem.demands, running, problem.slack)
+
+
 def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[Elsewhere]:
     """What other workers might serve more accurately, if they have room."""
     for one in accuracy.missed(plan):
@@ -143,7 +152,7 @@ def _bridging(changes: list[Change], by_name: dict[str, Candidate], seen: Situat
 
 
 def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:
-    problem = seen.problem
+    problem = roomy(seen.problem)
     for k, lack in short.items():
         demand = problem.demands[k]
         if demand.accepts(one):
@@ -152,7 +161,7 @@ def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:
             if demand.load <= 0:
                 return f"{of} must have {demand.least} instances"
             headroom = max(0.0, problem.slack * demand.load - lack) / demand.load
-            return f"headroom {headroom:.2f} < {problem.slack:g} for {demand.load:.4g} items/s of {of}"
+            return f"headroom {headroom:.2f} < {problem.slack:.4g} for {demand.load:.4g} items/s of {of}"
     return "other classes need what served this one"
 
 
