@@ -5,6 +5,7 @@ python benches/paper/fig8.py --short     one
 """
 
 import itertools
+import statistics
 from collections.abc import Iterator, Sequence
 
 import compare
@@ -14,9 +15,9 @@ from services.simulation.run import simulate_all
 from services.simulation.scenario import read_scenario
 
 LIMIT = 0.4  # of the worker, above which offline work waits
-SETTLED_S = (
-    3  # s for which it must have been so: until two images that had begun are done, and the worker's use is told
-)
+SETTLED_S = 3  # s for which it must have been so: until its use is told, and two images that had begun are done
+HARDLY = 0.05  # of the rate at other times: what the figure would show as 0
+NOISE = 0.02  # by which a figure with the job may be worse than without it
 BUSY = ((22, 40), (62, 80))  # s; the rate is 8 queries/s
 
 
@@ -36,7 +37,6 @@ def build(seeds: Sequence[int], short: bool) -> compare.Figure:
 def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare.Document]) -> Iterator[compare.Row]:
     name = {"static": "two instances", "infaas": "INFaaS' autoscaler"}[policy]
     before, after = ([compare.of(one, policy) for one in documents] for documents in (alone, both))
-    pairs = list(zip(before, after, strict=True))
     yield compare.at_least(f"{name}: images of the job in 100 s", 52, [one["jobs"][0]["done"] for one in after])
     yield compare.told(
         f"{name}: worker used at 8 queries/s, by online work",
@@ -44,19 +44,21 @@ def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare
         paper="60 to 70 %",
         form=".0%",
     )
-    busy, calm = zip(*(_rates(*pair) for pair in pairs), strict=True)
-    yield compare.at_most(f"{name}: images/s while online work uses more than 40 %", 0.0, busy)
-    yield compare.told(f"{name}: images/s while it does not", calm)
-    for what, key, unit, form in (
-        ("answers in time", "answered", "", ".0f"),
-        ("SLO violations", "slo_violation_ratio", "", ".1%"),
-        ("p50", "p50_ms", " ms", ".0f"),
-        ("p99", "p99_ms", " ms", ".0f"),
+    busy, calm = zip(*(_rates(*pair) for pair in zip(before, after, strict=True)), strict=True)
+    stands = statistics.fmean(busy) <= HARDLY * statistics.fmean(calm)
+    yield compare.Row(f"{name}: images/s while online work uses more than 40 %", "0", busy, stands)
+    yield compare.told(f"{name}: images/s at all other times", calm)
+    for what, key, unit, form, more in (
+        ("answers in time", "answered", "", ".0f", True),
+        ("SLO violations", "slo_violation_ratio", "", ".1%", False),
+        ("p50", "p50_ms", " ms", ".0f", False),
+        ("p99", "p99_ms", " ms", ".0f", False),
     ):
-        ours = [float(one[key]) for one in after]
-        same = all(abs(a[key] - b[key]) <= 0.02 * max(a[key], b[key]) for a, b in pairs)
-        without = compare.told("", [float(one[key]) for one in before], unit, form=form).text
-        yield compare.Row(f"{name}: {what} with the job", f"as without it: {without}", ours, same, unit, form)
+        without, ours = ([float(one[key]) for one in found] for found in (before, after))
+        mean, least = statistics.fmean(ours), statistics.fmean(without)
+        good = mean >= least * (1 - NOISE) if more else mean <= least * (1 + NOISE)
+        told = compare.told("", without, unit, form=form).text
+        yield compare.Row(f"{name}: {what} with the job", f"as without it: {told}", ours, good, unit, form)
 
 
 def _used(run: compare.Result) -> float:
