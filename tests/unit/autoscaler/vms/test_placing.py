@@ -94,6 +94,18 @@ def test_a_machine_is_added_where_nothing_has_room_and_the_instance_goes_there()
     assert "w0 asked for" in event.reason
 
 
+def test_for_accuracy_what_has_room_is_used_and_neither_a_machine_added_nor_cores_promised_twice() -> None:
+    fleet = fleet_of(variant(NAME, threads=2), workers=2, kinds=(kind(boot_s=5.0),))
+    for number in range(10):
+        ask(fleet, why="accuracy", latency_ms=float(number + 1))
+        fleet.stage.run(1.0)
+    assert fleet.states(NAME) == {"w1": ["Active"]}
+    assert fleet.started == []
+    ask(fleet)  # one that is short of room is heard beside them
+    fleet.stage.run(2.0)
+    assert len(fleet.started) == 1
+
+
 def test_without_a_machine_cores_are_promised_twice_rather_than_nothing() -> None:
     fleet = fleet_of(variant(NAME, threads=2), workers=2)
     for number in range(2):
