@@ -77,8 +77,12 @@ class Subjects:
         return f"{self.prefix}.heartbeat.dispatcher.{dispatcher}"
 
     def demand(self, dispatcher: str = "*") -> str:
-        """What dispatchers were asked for, by requirement class."""
+        """What dispatchers were asked for, by requirement class, all workers together."""
         return f"{self.prefix}.demand.{dispatcher}"
+
+    def fleet(self, what: str) -> str:
+        """What dispatchers tell of all workers together. what: digest | roster"""
+        return f"{self.prefix}.fleet.{what}"
 
     def controller(self, what: str) -> str:
         """what: ask. Heard by the one that leads."""
@@ -89,7 +93,7 @@ class Subjects:
         return f"{self.prefix}.machines.{order}"
 
     def worker(self, worker: str, order: str) -> str:
-        """order: load | release | drain"""
+        """order: load | release | drain | demand (what dispatchers were asked for and this worker took, for its autoscaler)"""
         return f"{self.prefix}.worker.{worker}.{order}"
 
     def executor(self, worker: str, device: str, order: str) -> str:

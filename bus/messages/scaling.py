@@ -8,9 +8,10 @@ from msgspec import Struct
 
 
 class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
-    """Items of one app's queries with the same needs that went to one worker; worker "" = nobody could take them.
+    """Items of one app's queries with the same needs that went to one worker; worker "" = nobody could take them, "*" = to any.
 
-    latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any. items: in the report's period.
+    latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any. items: in the report's period; others: those that went
+    to other workers in it, refused: those that nobody could take.
     """
 
     app: str
@@ -22,10 +23,16 @@ class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     model: str | None = None
     version: str | None = None
     variant: str | None = None
+    others: int = 0
+    refused: int = 0
 
 
 class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.demand.<dispatcher>`, every 0.5 s: what came in since the last one. seconds: how long ago that was."""
+    """`infaas.demand.<dispatcher>`, every 0.5 s: what came in since the last one, by class. seconds: how long ago that was.
+
+    To each worker that it concerns `infaas.worker.<worker>.demand`: the classes of the apps that it takes queries of, or is the
+    first that could, a row for each with its own items beside everybody's; docs/adr/0004-digests.md.
+    """
 
     dispatcher: str
     at: float

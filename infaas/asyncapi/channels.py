@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, work
+from bus.messages import catalog, digest, events, fleet, flow, jobs, public, scaling, work
 from bus.subjects import Subjects
 
 NAMES = Subjects()
@@ -213,7 +213,17 @@ def scaling_channels() -> list[Channel]:
     """How load becomes capacity: between dispatchers, monitors, the controller, and whoever starts machines."""
     answers = (scaling.MachineReply,)
     return [
-        _inner("demand", NAMES.demand("{dispatcher}"), scaling.DemandReport, "dispatcher -> autoscalers"),
+        _inner(
+            "demand", NAMES.demand("{dispatcher}"), scaling.DemandReport, "dispatcher -> autoscalers that are static"
+        ),
+        _inner(
+            "worker-demand",
+            NAMES.worker("{worker}", "demand"),
+            scaling.DemandReport,
+            "dispatcher -> a worker's autoscaler",
+        ),
+        _inner("fleet-digest", NAMES.fleet("digest"), digest.FleetDigest, "dispatcher -> autoscalers"),
+        _inner("fleet-roster", NAMES.fleet("roster"), digest.FleetRoster, "dispatcher -> autoscalers that are static"),
         _inner("controller-ask", NAMES.controller("ask"), scaling.AskForCapacity, "worker -> controller"),
         _inner(
             "controller-reply",

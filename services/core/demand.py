@@ -4,6 +4,7 @@ Needs that are close to each other (latency and cost within a quarter of an octa
 asks for the strictest of its members' needs. What names a model, a version or a variant is a class of its own.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import floor, log2
 
@@ -15,7 +16,10 @@ OCTAVE = 4  # bands an octave of latency and of cost
 ACCURACY = 0.02  # width of a band of accuracy
 MOST = 32  # classes of one app; with more, bands grow wider
 
+ANY = "*"  # instead of a worker's name: any of them, or any other
+
 Band = tuple[str, int | None, int, int | None, str | None, str | None, str | None]
+Counted = tuple[ClassDemand, dict[str, int]]  # needs, and items by the worker that took them ("": nobody could)
 
 
 def band(row: ClassDemand, coarse: int = 1) -> Band:
@@ -42,22 +46,27 @@ def merged(one: ClassDemand, other: ClassDemand) -> ClassDemand:
     )
 
 
-def fold(rows: Iterable[ClassDemand]) -> list[ClassDemand]:
-    """One row for each class and worker; with many classes in an app, in bands wide enough that few are left."""
-    rows = list(rows)
+def classes(counted: Iterable[Counted]) -> list[Counted]:
+    """One entry for each class; with many classes in an app, in bands wide enough that few are left."""
+    rows = list(counted)
     coarse = 1
     while True:
-        found: dict[tuple[str, Band], ClassDemand] = {}
-        for row in rows:
-            key = row.worker, band(row, coarse)
-            known = found.get(key)
-            found[key] = row if known is None else merged(known, row)
-        classes: dict[str, set[Band]] = {}
-        for _, of in found:
-            classes.setdefault(of[0], set()).add(of)
-        if coarse >= 64 or all(len(bands) <= MOST for bands in classes.values()):
+        found: dict[Band, Counted] = {}
+        for needs, items in rows:
+            of = band(needs, coarse)
+            known = found.get(of)
+            found[of] = (needs, items) if known is None else (merged(known[0], needs), _added(known[1], items))
+        sizes = Counter(of[0] for of in found)
+        if coarse >= 64 or all(size <= MOST for size in sizes.values()):
             return list(found.values())
         rows, coarse = list(found.values()), coarse * 2
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    both = dict(one)
+    for worker, items in other.items():
+        both[worker] = both.get(worker, 0) + items
+    return both
 
 
 def _least(one: float | None, other: float | None) -> float | None:

@@ -60,12 +60,19 @@ def misfit(record: VariantRecord, device: Device, memory_share: float) -> str:
     if record.simulated != device.simulated:
         kinds = ("real", "simulated")
         return f"{record.variant} is {kinds[record.simulated]}, {device.name} is {kinds[device.simulated]}"
+    if fits(record, device.cores, device.memory_mb, memory_share):
+        return ""
     if device.kind == "cpu" and record.threads > device.cores:
         return f"{record.variant} needs {record.threads} threads, {device.name} has {device.cores} cores"
     limit = memory_share * device.memory_mb
-    if record.profile.memory_mb > limit:
-        return f"{record.variant} needs {record.profile.memory_mb:.0f} MB, {device.name} sets {limit:.0f} MB aside"
-    return ""
+    return f"{record.variant} needs {record.profile.memory_mb:.0f} MB, {device.name} sets {limit:.0f} MB aside"
+
+
+def fits(record: VariantRecord, cores: int, memory_mb: float, memory_share: float) -> bool:
+    """Whether it could run on an empty device of its kind with so many cores and so much memory: no `misfit`."""
+    return (
+        record.hardware != "cpu" or record.threads <= cores
+    ) and record.profile.memory_mb <= memory_share * memory_mb
 
 
 def cores_needed(record: VariantRecord) -> float:

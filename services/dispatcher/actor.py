@@ -38,6 +38,7 @@ from services.dispatcher.explaining import explain
 from services.dispatcher.flights import Flights
 from services.dispatcher.listing import listing
 from services.dispatcher.orders import Orders
+from services.dispatcher.outlook import Outlook
 from services.dispatcher.query import Query
 from services.dispatcher.taking import Intake, label_of
 
@@ -87,6 +88,7 @@ class Dispatcher:
         self._orders = Orders(name, subjects)
         self._endings = Endings(name, policy.name, new_uid)
         self._demand = Demand(name, subjects)
+        self._outlook = Outlook(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._own_space = subjects.prefix + "."
@@ -328,6 +330,7 @@ class Dispatcher:
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         beat: WorkerHeartbeat = envelope.message
+        self._outlook.heard(beat, envelope.now)
         known = self.view.workers.get(beat.worker)
         before = dict(known.instances) if known is not None else {}
         changed = self.view.heartbeat(beat, envelope.now)
@@ -369,7 +372,8 @@ class Dispatcher:
 
     def _beat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        return (self._alive(now), *self._demand.report(now), After("beat", HEARTBEAT, envelope.message))
+        told = (*self._outlook.tell(now), *self._demand.report(now, self._outlook.responsible))
+        return (self._alive(now), *told, After("beat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
         beat = self._endings.history.heartbeat(self.name, now, leaving=leaving)

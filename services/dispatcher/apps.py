@@ -1,6 +1,6 @@
 """The catalogue as the dispatcher serves it: each app's view follows its records; models are also served without an app."""
 
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.actor import Changed
 from services.core.appview import AppView
 from services.core.catalog import Catalog
@@ -47,6 +47,11 @@ class Apps:
             links = {record.model: record.version}
             self._set(key, AppRecord(app=WITHOUT_APP, links=links, signature=record.signature))
         return key, self._view.apps[key]
+
+    def variants(self, key: str) -> tuple[VariantRecord, ...]:
+        """What may serve an app, or a model's pseudo app; nothing for one that is not known."""
+        view = self._view.apps.get(key)
+        return () if view is None else view.records
 
     def _set(self, key: str, app: AppRecord) -> None:
         """All versions of the app's models: those not linked now serve queries that name them."""

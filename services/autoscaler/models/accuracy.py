@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.situation import Situation
-from services.autoscaler.models.supply import cores_of
+from services.core.digest import cores_of
 from services.core.goal import merit
 from services.core.planning.delivered import Delivered, deliver
 from services.core.planning.plan import Plan

@@ -9,12 +9,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from bus.messages.digest import FleetDigest, FleetRoster
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.models.accuracy import roomy
 from services.autoscaler.models.baselines import Choices, Chosen, static_changes
 from services.autoscaler.models.loads import Load, Loads
+from services.autoscaler.models.others import Others
 from services.autoscaler.models.policy import Change, Decision, Elsewhere, InfaasScaling
 from services.autoscaler.models.situation import Knobs, Situation, situation
 from services.autoscaler.models.supply import Facts
@@ -38,7 +40,9 @@ from services.core.catalog import Catalog
 
 Policy = Literal["infaas", "replicate", "static", "off"]
 
-GONE = 2.0  # s without a heartbeat after which a worker does not count
+GONE = (
+    2.0  # s without our monitor's heartbeat, or a dispatcher's digest, after which the last one says nothing any more
+)
 BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
 BARRED_MOST = 60.0
 PATIENCE = 5.0  # s for a solver, whatever its own limit
@@ -77,8 +81,10 @@ class ModelAutoscaler:
         self._catalog = Catalog()
         self._facts = Facts()
         self._synced = False
-        self._loads = Loads()
-        self._beats: dict[str, tuple[float, WorkerHeartbeat]] = {}
+        self._loads = Loads(everything=policy == "static")
+        self._beat: tuple[float, WorkerHeartbeat | None] = (0.0, None)
+        self._digest: tuple[float, FleetDigest | None] = (0.0, None)
+        self._roster: dict[tuple[str, bool], list[str]] = {}
         self._seen: Situation | None = None  # what is being solved
         self._looks = 0
         self._rate = 0.0  # at the last look
@@ -88,12 +94,19 @@ class ModelAutoscaler:
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
-        s = self._subjects
-        return (
-            Inlet(subject=s.demand(), message=DemandReport),
-            Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
+        s, worker = self._subjects, self._worker
+        mine = (
+            Inlet(subject=s.worker_heartbeat(worker), message=WorkerHeartbeat),
+            Inlet(subject=s.fleet("digest"), message=FleetDigest),
             Inlet(subject=s.loads(self._name), message=LoadReply),
         )
+        if self._policy == "static":  # it deals out what was chosen for the load of all, in turn among all
+            everybody = (
+                Inlet(subject=s.demand(), message=DemandReport),
+                Inlet(subject=s.fleet("roster"), message=FleetRoster),
+            )
+            return (*mine, *everybody)
+        return (*mine, Inlet(subject=s.worker(worker, "demand"), message=DemandReport))
 
     @property
     def watches(self) -> tuple[Watch, ...]:
@@ -103,7 +116,11 @@ class ModelAutoscaler:
         message, now = envelope.message, envelope.now
         match message:
             case WorkerHeartbeat():
-                self._beats[message.worker] = (now, message)
+                self._beat = (now, message)
+            case FleetDigest():
+                self._digest = (now, message)
+            case FleetRoster():
+                self._roster = {(pool.kind, pool.simulated): pool.workers for pool in message.pools}
             case DemandReport():
                 self._loads.take(message, now)
                 if self._jumped(now):
@@ -128,44 +145,45 @@ class ModelAutoscaler:
     # -- looking
 
     def _jumped(self, now: float) -> bool:
-        return self._policy != "off" and self._own_rate(now) > JUMP * self._rate
+        if self._policy == "off" or self._loads.newest((self._worker, "")) <= JUMP * self._rate:
+            return False
+        return self._own_rate(now) > JUMP * self._rate
 
     def _own_rate(self, now: float) -> float:
         mine = (self._worker, "")
         return sum(rate for load in self._loads.classes(now) for name, rate in load.by_worker.items() if name in mine)
 
     def _look(self, now: float) -> list[Effect]:
-        for name in [name for name, (at, _) in self._beats.items() if now - at > GONE]:
-            del self._beats[name]
         self._rate = self._own_rate(now)
-        beats = {name: beat for name, (_, beat) in self._beats.items()}
-        mine = beats.get(self._worker)
-        if not self._synced or self._seen is not None or mine is None or mine.draining:
+        heard, mine = self._beat
+        if not self._synced or self._seen is not None or mine is None or now - heard > GONE or mine.draining:
             return []
-        seen = self._situation(beats, now)
+        told, digest = self._digest
+        others = Others(self._worker, digest if now - told <= GONE else None)
+        seen = self._situation(mine, others, now)
         if seen is not None and self._policy != "infaas":
             self._choices.learn(seen)
-            seen = self._situation(beats, now)
+            seen = self._situation(mine, others, now)
         if seen is None:
             return []
         if self._policy == "static":
-            staying = {name: beat for name, beat in beats.items() if not beat.draining}
-            return self._carry_out(seen, Decision(tuple(static_changes(self._worker, staying, seen, self._choices))))
+            changes = static_changes(self._worker, self._roster, seen, self._choices)
+            return self._carry_out(seen, Decision(tuple(changes)))
         fell = JUMP * self._rate < self._planned
         if not (self._scaling.soon(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
         self._seen, self._planned = seen, self._rate
         return [Do("solve", Solve(roomy(seen.problem)), PATIENCE)]
 
-    def _situation(self, beats: Mapping[str, WorkerHeartbeat], now: float) -> Situation | None:
+    def _situation(self, mine: WorkerHeartbeat, others: Others, now: float) -> Situation | None:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
         only = {} if self._policy == "infaas" else self._choices.variants
         loads = self._loads.classes(now)
         if self._policy == "static":  # what was chosen is dealt out to all workers, whichever of them the load goes to
             loads = [Load(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
         return situation(
-            self._worker,
-            beats,
+            mine,
+            others,
             self._catalog,
             loads,
             self._prices,

@@ -8,7 +8,6 @@ from math import ceil
 
 from msgspec import Struct
 
-from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.policy import Change
 from services.autoscaler.models.situation import Situation
 
@@ -48,11 +47,11 @@ class Choices:
 
 
 def static_changes(
-    worker: str, beats: Mapping[str, WorkerHeartbeat], seen: Situation, choices: Choices
+    worker: str, roster: Mapping[tuple[str, bool], list[str]], seen: Situation, choices: Choices
 ) -> list[Change]:
     """This worker's part of what was chosen: instances are dealt out in turn, by the names of the workers with such a device.
 
-    seen: with the load of the whole cluster, so that every worker comes to the same.
+    roster: names of workers by kind of device. seen: with the load of the whole cluster, so that every worker comes to the same.
     """
     changes = []
     running = {one.name: one.running for one in seen.problem.candidates}
@@ -61,11 +60,9 @@ def static_changes(
         if chosen is None or chosen.variant not in seen.here:
             continue
         record = seen.records[chosen.variant]
-        able = [
-            name
-            for name, beat in sorted(beats.items())
-            if any(d.alive and (d.kind, d.simulated) == (record.hardware, record.simulated) for d in beat.devices)
-        ]
+        able = roster.get((record.hardware, record.simulated), [])
+        if worker not in able:
+            continue  # it has only just come
         count = len(range(able.index(worker), chosen.instances, len(able)))
         if running.get(chosen.variant, 0) < count:
             changes.append(Change(chosen.variant, count, "load", f"chosen for {app}: {chosen.instances} in all"))

@@ -5,25 +5,29 @@ A rate is the mean over the last seconds, unless the newest part of them differs
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import sqrt
 
 from msgspec import Struct
 
 from bus.messages.scaling import ClassDemand, DemandReport
-from services.core.demand import Band, band, merged
+from services.core.demand import ANY, Band, band, merged
 
 KEPT = 5.0  # s of reports
 SILENT = 1.2  # s without a report after which a dispatcher has nothing to tell
 LINGER = 30.0  # s for which a class without queries still counts as used: its next query should find an instance
 FORGET = 300.0  # s after which a class is forgotten
+REMEMBERED = 4096  # sets of needs whose class is remembered
 SIGNIFICANT = 3.5  # standard deviations between chance and a change
+
+Needs = tuple[str, float | None, float, float | None, str | None, str | None, str | None]
+Counts = dict[Band, dict[str, int]]  # items by class and worker
 
 
 class Load(Struct, frozen=True):
     """One class: its needs, items/s by worker (worker "": what nobody could take), and when its last query came.
 
-    counted, turned_away: items of the last seconds, and of them those that nobody could take.
+    Where it is one worker's, "*" stands for all others. counted, turned_away: items of the last seconds, and of them those that nobody could take.
     """
 
     needs: ClassDemand
@@ -43,26 +47,55 @@ class Load(Struct, frozen=True):
 
 
 class Loads:
-    """Follows the reports of all dispatchers."""
+    """Follows the reports of all dispatchers. everything: the part of other workers counts, too, and not only what is refused."""
 
-    def __init__(self) -> None:
-        self._reports: dict[str, deque[tuple[float, float, dict[tuple[Band, str], int]]]] = {}
+    def __init__(self, *, everything: bool = False) -> None:
+        self._everything = everything
+        self._reports: dict[str, deque[tuple[float, float, Counts]]] = {}
         self._needs: dict[Band, tuple[float, ClassDemand]] = {}  # the last time, and what was asked for
+        self._bands: dict[Needs, Band] = {}
 
     def take(self, report: DemandReport, now: float) -> None:
         """One report; the needs of a class are the strictest of its last reports."""
-        counts: dict[tuple[Band, str], int] = {}
+        counts: Counts = {}
         for row in report.rows:
-            of = band(row)
-            counts[of, row.worker] = counts.get((of, row.worker), 0) + row.items
+            of = self._band(row)
+            ours = counts.get(of)
+            if ours is None:
+                ours = counts[of] = {}
+            for worker, items in ((row.worker, row.items), ("", row.refused), (ANY, row.others)):
+                if items:
+                    ours[worker] = ours.get(worker, 0) + items
             known = self._needs.get(of)
-            fresh = known is None or now - known[0] > KEPT
-            self._needs[of] = (now, row if fresh or known is None else merged(known[1], row))
+            if known is None or now - known[0] > KEPT:
+                self._needs[of] = (now, row)
+            elif _same(known[1], row):
+                self._needs[of] = (now, known[1])
+            else:
+                self._needs[of] = (now, merged(known[1], row))
         kept = self._reports.setdefault(report.dispatcher, deque())
         if report.seconds > 0:
             kept.append((now, min(report.seconds, KEPT), counts))
         while kept and now - kept[0][0] > KEPT:
             kept.popleft()
+
+    def _band(self, row: ClassDemand) -> Band:
+        key = (row.app, row.latency_ms, row.accuracy, row.cost, row.model, row.version, row.variant)
+        of = self._bands.get(key)
+        if of is None:
+            if len(self._bands) >= REMEMBERED:
+                self._bands.clear()
+            of = self._bands[key] = band(row)
+        return of
+
+    def newest(self, names: Collection[str]) -> float:
+        """Items/s to these workers by the newest report of each dispatcher alone."""
+        found = 0.0
+        for kept in self._reports.values():
+            if kept:
+                _, seconds, counts = kept[-1]
+                found += sum(ours.get(name, 0) for ours in counts.values() for name in names) / seconds
+        return found
 
     def classes(self, now: float) -> list[Load]:
         """Every class that is remembered, in a fixed order."""
@@ -70,41 +103,60 @@ class Loads:
             del self._reports[name]
         for of in [of for of, (at, _) in self._needs.items() if now - at > FORGET]:
             del self._needs[of]
-        series = self._series()
+        seconds, series = self._series()
+        refused = {of[0] for of, ours in series.items() if any(ours.get("", ()))}
         found = []
         for of, (at, needs) in self._needs.items():
-            ours = {worker: steps for (which, worker), steps in series.items() if which == of}
-            rates = {worker: rate(steps) for worker, steps in ours.items() if worker}
+            ours = series.get(of, {})
+            shared = (
+                self._everything or of[0] in refused
+            )  # who shares what with whom matters where something is refused
+            rates = {name: _rate(seconds, items) for name, items in ours.items() if name and (shared or name != ANY)}
             if "" in ours:
-                rates[""] = _turned_away(ours, sum(rates.values()))
-            counts = {worker: sum(items for _, items in steps) for worker, steps in ours.items()}
+                rates[""] = _turned_away(seconds, ours, sum(rates.values()))
+            counts = {worker: sum(items) for worker, items in ours.items()}
             by_worker = {w: r for w, r in sorted(rates.items()) if r > 0}
             found.append(Load(needs, by_worker, at, sum(counts.values()), counts.get("", 0)))
-        found.sort(key=lambda load: repr(band(load.needs)))
+        found.sort(key=lambda load: repr(self._band(load.needs)))
         return found
 
-    def _series(self) -> dict[tuple[Band, str], list[tuple[float, int]]]:
-        """(seconds, items) newest first, by class and worker, all dispatchers together."""
+    def _series(self) -> tuple[list[float], dict[Band, dict[str, list[int]]]]:
+        """Periods in s, newest first, and the items of each, by class and worker, all dispatchers together."""
         length = max((len(kept) for kept in self._reports.values()), default=0)
-        keys = {key for kept in self._reports.values() for _, _, counts in kept for key in counts}
-        series: dict[tuple[Band, str], list[tuple[float, int]]] = {key: [(0.0, 0)] * length for key in keys}
+        seconds = [0.0] * length
+        series: dict[Band, dict[str, list[int]]] = {}
         for kept in self._reports.values():
-            for i, (_, seconds, counts) in enumerate(reversed(kept)):
-                for key in keys:
-                    known = series[key][i]
-                    series[key][i] = (max(known[0], seconds), known[1] + counts.get(key, 0))
-        return series
+            for i, (_, period, counts) in enumerate(reversed(kept)):
+                seconds[i] = max(seconds[i], period)
+                for of, ours in counts.items():
+                    known = series.get(of)
+                    if known is None:
+                        known = series[of] = {}
+                    for worker, items in ours.items():
+                        steps = known.get(worker)
+                        if steps is None:
+                            steps = known[worker] = [0] * length
+                        steps[i] += items
+        return seconds, series
+
+
+def _same(one: ClassDemand, other: ClassDemand) -> bool:
+    return one.latency_ms == other.latency_ms and one.accuracy == other.accuracy and one.cost == other.cost
 
 
 def rate(steps: Sequence[tuple[float, int]]) -> float:
     """Items/s now, from (seconds, items) of successive periods, the newest first."""
-    seconds, items = (sum(column) for column in zip(*steps, strict=True)) if steps else (0.0, 0)
+    return _rate([seconds for seconds, _ in steps], [items for _, items in steps])
+
+
+def _rate(periods: Sequence[float], counts: Sequence[int]) -> float:
+    seconds, items = sum(periods), sum(counts)
     if seconds <= 0:
         return 0.0
     best, found = SIGNIFICANT, items / seconds
     new_s, new_n = 0.0, 0
-    for period, count in steps[:-1]:
-        new_s, new_n = new_s + period, new_n + count
+    for i in range(len(periods) - 1):
+        new_s, new_n = new_s + periods[i], new_n + counts[i]
         old_s, old_n = seconds - new_s, items - new_n
         if new_s <= 0 or old_s <= 0:
             continue
@@ -116,17 +168,16 @@ def rate(steps: Sequence[tuple[float, int]]) -> float:
     return found
 
 
-def _turned_away(series: dict[str, list[tuple[float, int]]], taken: float) -> float:
+def _turned_away(seconds: Sequence[float], series: Mapping[str, Sequence[int]], taken: float) -> float:
     """Items/s that nobody could take (series ""). taken: by all workers.
 
     Refusals come in bursts, whenever a queue is full, so that chance alone makes steps of them. What tells a step is all that
     came: it counts as turned away as far as nobody takes it, and else the mean does.
     """
-    refused = series[""]
-    seconds, items = (sum(column) for column in zip(*refused, strict=True)) if refused else (0.0, 0)
-    mean = items / seconds if seconds > 0 else 0.0
-    came = [(max(s for s, _ in at), sum(n for _, n in at)) for at in zip(*series.values(), strict=True)]
-    return max(min(mean, rate(refused)), rate(came) - taken)
+    refused, period = series[""], sum(seconds)
+    mean = sum(refused) / period if period > 0 else 0.0
+    came = [sum(items) for items in zip(*series.values(), strict=True)]
+    return max(min(mean, _rate(seconds, refused)), _rate(seconds, came) - taken)
 
 
 def share_of(worker: str, load: Load, app_loads: Iterable[Load], holders: Sequence[str]) -> float:

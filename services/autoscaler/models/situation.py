@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.loads import Load
+from services.autoscaler.models.others import Others
 from services.autoscaler.models.supply import LEAST_RATE, Facts, Supply
 from services.autoscaler.models.wanted import Wanted, strictest, wanted_by
 from services.core.catalog import Catalog
@@ -61,8 +62,8 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 def situation(
-    worker: str,
-    beats: Mapping[str, WorkerHeartbeat],
+    mine: WorkerHeartbeat,
+    others: Others,
     catalog: Catalog,
     loads: Iterable[Load],
     prices: Mapping[str, float],
@@ -73,15 +74,16 @@ def situation(
     barred: frozenset[str] = frozenset(),
     only: Mapping[str, str] | None = None,
 ) -> Situation | None:
-    """What this worker has to plan; None while nothing concerns it. beats: of all living workers, its own among them.
+    """What this worker has to plan; None while nothing concerns it. mine: its last heartbeat.
 
     facts: kept from one call to the next. barred: variants of which no more may be loaded for the moment. only: app to the one variant that may serve it.
     """
-    wanted = wanted_by(worker, beats, catalog, list(loads), now, only or {})
+    worker = mine.worker
+    wanted = wanted_by(mine, others, catalog, list(loads), now, only or {})
     if not wanted:
         return None
     records = {r.variant: r for one in wanted for r in one.scope}
-    supply = Supply(worker, beats, records, prices, knobs.memory_share, facts, now)
+    supply = Supply(mine, others, records, prices, knobs.memory_share, facts, now)
     limits = strictest(wanted, facts)
     scopes = {i: f"{one.app}/{i}" for i, one in enumerate(wanted)}
     serves: dict[str, list[str]] = {}
@@ -129,8 +131,8 @@ def situation(
         here=frozenset(one.name for one in candidates if supply.is_here(records[one.name])),
         classes=tuple(one.load for one in wanted),
         apps=tuple(one.app for one in wanted),
-        alone=len(beats) < 2,
-        offline=_offline(beats[worker]),
+        alone=others.alone,
+        offline=_offline(mine),
     )
 
 

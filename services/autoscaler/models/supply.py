@@ -6,16 +6,16 @@ from math import inf
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.coverage import accepted
-from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
+from services.autoscaler.models.others import Others
+from services.core.cost import HANDLING_MS, LatencyTable, instance_price_per_s, load_seconds
+from services.core.digest import YOUNG, busy_cores, cores_of
 from services.core.lifecycle import COUNTED, SERVING
-from services.core.placement import Device, misfit
+from services.core.placement import fits
 from services.core.planning.problem import Candidate, Demand
 
 KEPT = 100_000  # rates
-YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
-ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
 LEAST_SHARE = 0.01  # of its cores, that an instance takes without any load
 LEAST_RATE = (
     0.3  # of the profile: an instance that is Overloaded below this says more about the machine than about itself
@@ -49,12 +49,15 @@ class Facts:
 
 
 class Supply:
-    """Devices and instances as heartbeats tell them. Pools are named "cpu/cores", and "away/gpu/cores" on other workers."""
+    """Devices and instances: this worker's as its heartbeat tells, the others' in sums, as far as they are of kinds that it has not.
+
+    Pools are named "cpu/cores", and "away/gpu/cores" on other workers.
+    """
 
     def __init__(
         self,
-        worker: str,
-        beats: Mapping[str, WorkerHeartbeat],
+        mine: WorkerHeartbeat,
+        others: Others,
         records: Mapping[str, VariantRecord],
         prices: Mapping[str, float],
         memory_share: float,
@@ -64,55 +67,75 @@ class Supply:
         self._facts = facts
         self._prices, self._share, self._now = prices, memory_share, now
         self._records = records
-        self._here = {(d.kind, d.simulated) for d in beats[worker].devices if d.alive}
-        self._devices: dict[tuple[str, bool], list[DeviceStatus]] = {}
+        self._here = {(d.kind, d.simulated) for d in mine.devices if d.alive}
+        self._shapes: dict[tuple[str, bool], list[tuple[int, float]]] = {}  # cores and memory of devices
         self._spare: dict[str, float] = {}
         self.running: dict[str, int] = {}
         self.serving: dict[str, int] = {}
-        self._factors: dict[str, list[float]] = {}
+        self._factors: dict[str, tuple[float, int]] = {}  # their sum, and of how many
         self._measured: dict[str, float] = {}  # cores that the candidates' instances use
         self._best: dict[str, float] = {}  # the most that one of its instances serves now
         self._overloaded: set[str] = set()
         self._young: set[str] = set()
-        for name, beat in sorted(beats.items()):
-            if name == worker:
-                self._count(beat, self._here)
-            elif not beat.draining and not beat.leaving:
-                self._count(beat, None)
+        self._count(mine)
+        self._count_others(others)
 
     def is_here(self, record: VariantRecord) -> bool:
         return (record.hardware, record.simulated) in self._here
 
-    def _count(self, beat: WorkerHeartbeat, here: set[tuple[str, bool]] | None) -> None:
-        devices = {d.device: d for d in beat.devices if d.alive and (here is not None or (d.kind, d.simulated) not in self._here)}  # fmt: skip
+    def _count(self, mine: WorkerHeartbeat) -> None:
+        devices = {d.device: d for d in mine.devices if d.alive}
         for device in devices.values():
-            self._devices.setdefault((device.kind, device.simulated), []).append(device)
+            self._shapes.setdefault((device.kind, device.simulated), []).append((device.cores, device.memory_mb))
             pool = self._pool(device.kind, simulated=device.simulated)
-            free = self._share * device.memory_mb - device.memory_used_mb
-            self._add(f"{pool}/memory", free)
+            self._add(f"{pool}/memory", self._share * device.memory_mb - device.memory_used_mb)
             self._add(f"{pool}/cores", float(device.cores))
-        for status in beat.instances:
+        for status in mine.instances:
             device_of = devices.get(status.device)
             if device_of is None or status.state not in COUNTED:
                 continue
-            record = self._records.get(status.variant)
-            busy = self._busy(status, record)
-            roomy = here is not None or record is None or status.load < ROOMY * record.profile.saturation_qps
-            if record is None or not roomy:
-                self._add(f"{self._pool(device_of.kind, simulated=device_of.simulated)}/cores", -busy)
+            name = status.variant
+            record = self._records.get(name)
+            busy = busy_cores(status, record, self._now)
             if record is None:
+                self._add(f"{self._pool(device_of.kind, simulated=device_of.simulated)}/cores", -busy)
                 continue
-            if roomy:
-                self.running[record.variant] = self.running.get(record.variant, 0) + 1
-                self.serving[record.variant] = self.serving.get(record.variant, 0) + (status.state in SERVING)
-                self._measured[record.variant] = self._measured.get(record.variant, 0.0) + busy
-            if status.state in SERVING:
-                self._factors.setdefault(record.variant, []).append(status.factor)
-                self._best[record.variant] = max(self._best.get(record.variant, 0.0), status.load)
+            serves = status.state in SERVING
+            self.running[name] = self.running.get(name, 0) + 1
+            self.serving[name] = self.serving.get(name, 0) + serves
+            self._measured[name] = self._measured.get(name, 0.0) + busy
+            if serves:
+                total, number = self._factors.get(name, (0.0, 0))
+                self._factors[name] = total + status.factor, number + 1
+                self._best[name] = max(self._best.get(name, 0.0), status.load)
             if status.state == "Overloaded" and self._now - status.since >= YOUNG:
-                self._overloaded.add(record.variant)
+                self._overloaded.add(name)
             if status.state == "Loading" or self._now - status.since < YOUNG:
-                self._young.add(record.variant)
+                self._young.add(name)
+
+    def _count_others(self, others: Others) -> None:
+        for pool in others.pools:
+            if (pool.kind, pool.simulated) not in self._here:
+                self._shapes[pool.kind, pool.simulated] = list(pool.shapes)
+                name = self._pool(pool.kind, simulated=pool.simulated)
+                self._add(f"{name}/memory", self._share * pool.memory_mb - pool.memory_used_mb)
+                self._add(f"{name}/cores", pool.cores)
+        for row in others.variants:
+            if (row.kind, row.simulated) in self._here:
+                continue
+            name = row.variant
+            known = name in self._records
+            busy = row.busy_full if known else row.busy_full + row.busy
+            self._add(f"{self._pool(row.kind, simulated=row.simulated)}/cores", -busy)
+            if not known:
+                continue
+            self.running[name], self.serving[name], self._measured[name] = row.running, row.serving, row.busy
+            if row.answering:
+                self._factors[name], self._best[name] = (row.factors, row.answering), row.best
+            if row.overloaded:
+                self._overloaded.add(name)
+            if row.young:
+                self._young.add(name)
 
     def _pool(self, kind: str, *, simulated: bool) -> str:
         away = "" if (kind, simulated) in self._here else "away/"
@@ -121,34 +144,26 @@ class Supply:
     def _add(self, pool: str, amount: float) -> None:
         self._spare[pool] = self._spare.get(pool, 0.0) + amount
 
-    def _busy(self, status: InstanceStatus, record: VariantRecord | None) -> float:
-        """Cores that this instance uses of those that it may."""
-        cores = cores_of(record) if record is not None else 1.0
-        if status.state != "Active" or self._now - status.since < YOUNG:
-            return cores
-        saturation = record.profile.saturation_qps if record is not None else 0.0
-        return cores * min(1.0, status.load * status.factor / saturation) if saturation > 0 else 0.0
-
     def candidate(
         self, record: VariantRecord, serves: tuple[str, ...], limit_s: float, *, barred: bool
     ) -> Candidate | None:
         """The variant as planning sees it; None when no device could have it."""
-        devices = [
-            d
-            for d in self._devices.get((record.hardware, record.simulated), ())
-            if not misfit(record, Device(name=d.device, kind=d.kind, cores=d.cores, memory_mb=d.memory_mb, simulated=d.simulated), self._share)
-        ]  # fmt: skip
-        if not devices:
+        shapes = [
+            (cores, memory)
+            for cores, memory in self._shapes.get((record.hardware, record.simulated), ())
+            if fits(record, cores, memory, self._share)
+        ]
+        if not shapes:
             return None
-        device = devices[0]
+        cores, memory = shapes[0]
         alone_ms = self._facts.table(record).seconds(1) * 1000.0
-        factors = self._factors.get(record.variant, [1.0])
-        factor = max(1.0, sum(factors) / len(factors))
+        total, number = self._factors.get(record.variant, (1.0, 1))
+        factor = max(1.0, total / number)
         rate = self._facts.rate(record, limit_s) / factor
         name = record.variant
         if name in self._overloaded:
             rate = max(min(rate, self._best[name]), LEAST_RATE * rate)  # what it serves is all that it can
-        price = instance_price_per_s(record, self._prices, device.cores, device.memory_mb)
+        price = instance_price_per_s(record, self._prices, cores, memory)
         running = self.running.get(record.variant, 0)
         pool = self._pool(record.hardware, simulated=record.simulated)
         here = self.is_here(record)
@@ -224,11 +239,6 @@ def _utilisations(candidates: Sequence[Candidate], demands: Sequence[Demand], sl
         for one in able:
             found[one.name] = max(found[one.name], share)
     return found
-
-
-def cores_of(record: VariantRecord) -> float:
-    """Of the device's cores, while it computes; a GPU runs one batch at a time, whoever's it is."""
-    return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
 
 
 def throughput(table: LatencyTable, limit_s: float) -> float:

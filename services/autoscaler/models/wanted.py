@@ -8,6 +8,7 @@ from msgspec import Struct
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.loads import LINGER, Load, share_of
+from services.autoscaler.models.others import Others
 from services.autoscaler.models.supply import Facts
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED
@@ -46,13 +47,14 @@ def variants_for(app: str, needs_model: str | None, version: str | None, variant
 
 
 def wanted_by(
-    worker: str,
-    beats: Mapping[str, WorkerHeartbeat],
+    mine: WorkerHeartbeat,
+    others: Others,
     catalog: Catalog,
     loads: list[Load],
     now: float,
     only: Mapping[str, str],
 ) -> list[Wanted]:
+    worker = mine.worker
     by_app: dict[str, list[Load]] = {}
     for load in loads:
         by_app.setdefault(load.needs.app, []).append(load)
@@ -60,12 +62,13 @@ def wanted_by(
     for app in sorted({*by_app, *(record.app for record in catalog.apps)}):
         of_app = by_app.get(app, [])
         everything = _allowed(app, variants_for(app, None, None, None, catalog), only)
-        holders = _holders(everything, beats)
-        if not of_app and worker not in holders:
+        holds = _holds(everything, mine)
+        if not of_app and not holds:
             continue
         latest = max(of_app, key=lambda load: load.last, default=None)
-        first = bool(holders) and holders[0] == worker
-        candidates = holders or _able(everything, beats)
+        holder = others.holder(everything)
+        first = holds and (holder is None or worker < holder)
+        candidates = [worker] if first else [holder] if holder is not None else _able(everything, mine, others)
         for load in of_app:
             needs = load.needs
             scope = _allowed(app, variants_for(app, needs.model, needs.version, needs.variant, catalog), only)
@@ -88,23 +91,20 @@ def _allowed(app: str, records: tuple[VariantRecord, ...], only: Mapping[str, st
     return records if name is None else tuple(record for record in records if record.variant == name)
 
 
-def _holders(records: tuple[VariantRecord, ...], beats: Mapping[str, WorkerHeartbeat]) -> list[str]:
-    """Workers that have one of these variants, or are loading it, in order of their names."""
+def _holds(records: tuple[VariantRecord, ...], mine: WorkerHeartbeat) -> bool:
+    """Whether this worker has one of these variants, or is loading it."""
     names = {record.variant for record in records}
-    return [
-        name
-        for name, beat in sorted(beats.items())
-        if not beat.draining and any(i.variant in names and i.state in COUNTED for i in beat.instances)
-    ]
+    return any(one.variant in names and one.state in COUNTED for one in mine.instances)
 
 
-def _able(records: tuple[VariantRecord, ...], beats: Mapping[str, WorkerHeartbeat]) -> list[str]:
+def _able(records: tuple[VariantRecord, ...], mine: WorkerHeartbeat, others: Others) -> list[str]:
+    """The first worker that could load one of them, if any."""
     kinds = {(record.hardware, record.simulated) for record in records}
-    return [
-        name
-        for name, beat in sorted(beats.items())
-        if not beat.draining and any(d.alive and (d.kind, d.simulated) in kinds for d in beat.devices)
-    ]
+    names = [mine.worker] if any(d.alive and (d.kind, d.simulated) in kinds for d in mine.devices) else []
+    other = others.able(kinds)
+    if other is not None:
+        names.append(other)
+    return [min(names)] if names else []
 
 
 def strictest(wanted: list[Wanted], facts: Facts) -> dict[str, float]:

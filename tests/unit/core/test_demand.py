@@ -2,13 +2,24 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bus.messages.scaling import ClassDemand
-from services.core.demand import MOST, band, fold
+from services.core.demand import MOST, band, classes
 
 
 def row(latency_ms: float | None = None, accuracy: float = 0.0, items: int = 1, worker: str = "w", **more: object) -> ClassDemand:  # fmt: skip
     return ClassDemand("app", worker, items, latency_ms, accuracy, **more)  # type: ignore[arg-type]
+
+
+def fold(rows: list[ClassDemand]) -> list[ClassDemand]:
+    """One row for each class and worker."""
+    counted = classes((replace(one, items=0, worker=""), {one.worker: one.items}) for one in rows)
+    return [
+        replace(needs, worker=worker, items=items)
+        for needs, by_worker in counted
+        for worker, items in by_worker.items()
+    ]
 
 
 def test_near_needs_are_one_class_that_asks_for_the_strictest() -> None:

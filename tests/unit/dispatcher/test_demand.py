@@ -5,23 +5,46 @@ from bus.messages.scaling import DemandReport
 from tests.fleet import Fleet, variant
 
 
-def reports(fleet: Fleet) -> list[DemandReport]:
-    return [decode(DemandReport, body) for _, subject, body in fleet.stage.heard if ".demand." in subject]
+def reports(fleet: Fleet, subject: str) -> list[DemandReport]:
+    return [decode(DemandReport, body) for _, heard, body in fleet.stage.heard if heard == subject]
 
 
 def test_served_and_refused_items_are_told_apart() -> None:
     fleet = Fleet(variant(load_ms=50.0))
     fleet.stage.listen("infaas.demand.*")
+    fleet.stage.listen("infaas.worker.*.demand")
     fleet.ask(latency_ms=1000.0)  # nobody has it yet: waits for the load
     fleet.stage.run(1.0)
     for _ in range(5):
         fleet.ask(latency_ms=1000.0)
     fleet.stage.run(1.6)
-    rows = [row for report in reports(fleet) for row in report.rows]
-    assert sum(row.items for row in rows if row.worker == "") == 1
-    assert sum(row.items for row in rows if row.worker == "w0") == 5
-    assert {(row.app, row.latency_ms) for row in rows} == {("app", 1000.0)}
-    assert reports(fleet)[-1].rows == []  # and that it is over
-    told = len(reports(fleet))
+    everybody, worker = "infaas.demand.d0", "infaas.worker.w0.demand"
+    rows = [row for report in reports(fleet, everybody) for row in report.rows]
+    assert (sum(row.refused for row in rows), sum(row.items for row in rows)) == (1, 5)
+    assert {(row.app, row.worker, row.latency_ms) for row in rows} == {("app", "*", 1000.0)}
+    own = [row for report in reports(fleet, worker) for row in report.rows]
+    assert (sum(row.refused for row in own), sum(row.items for row in own), {row.worker for row in own}) == (
+        1,
+        5,
+        {"w0"},
+    )
+    assert reports(fleet, everybody)[-1].rows == reports(fleet, worker)[-1].rows == []  # and that it is over
+    told = len(reports(fleet, worker))
     fleet.stage.run(3.0)
-    assert len(reports(fleet)) == told
+    assert len(reports(fleet, worker)) == told
+
+
+def test_a_worker_hears_of_its_own_apps_and_of_what_others_take_there() -> None:
+    fleet = Fleet(variant(load_ms=50.0), workers=3)
+    fleet.stage.listen("infaas.worker.*.demand")
+    fleet.ask(latency_ms=1000.0)
+    fleet.stage.run(1.0)
+    busy = next(d for d in fleet.devices.values() if d.loads).name  # the one that was told to load it
+    for _ in range(4):
+        fleet.ask(latency_ms=1000.0)
+    fleet.stage.run(1.0)
+    first = min(fleet.devices)  # it could, and would have to while nobody did
+    for name in fleet.devices:
+        rows = [row for report in reports(fleet, f"infaas.worker.{name}.demand") for row in report.rows]
+        served = sum(row.items for row in rows), sum(row.others for row in rows)
+        assert served == ((4, 0) if name == busy else (0, 4) if name == first else (0, 0))

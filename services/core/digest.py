@@ -1,0 +1,141 @@
+"""The fleet in sums: what the autoscaler of one worker has to know of all others. Pure.
+
+Each worker plans for itself; of the others it needs what is free on kinds of device that it has not, how many instances of a
+variant run there, and who of several workers is first, where one of them must act for all. That is the same for everybody.
+"""
+
+from collections.abc import Callable, Iterable
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.digest import FleetDigest, FleetRoster, PoolDigest, PoolRoster, VariantDigest
+from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
+from services.core.cost import PER_CORE
+from services.core.lifecycle import COUNTED, SERVING
+
+YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
+ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
+FIRST = 2  # workers named: whoever is the first of them knows who would be first without it
+
+RecordOf = Callable[[str], VariantRecord | None]
+Hardware = tuple[str, bool]  # kind of device, and whether it is simulated
+
+
+class _Pool:
+    """PoolDigest while it is added up."""
+
+    __slots__ = ("cores", "memory", "names", "shapes", "used")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.cores = self.memory = self.used = 0.0
+        self.shapes: dict[tuple[int, float], None] = {}
+
+
+class _Sums:
+    """VariantDigest while it is added up."""
+
+    __slots__ = (
+        "answering", "best", "busy", "busy_full", "factors", "holders", "overloaded", "record", "roomy", "running",
+        "serving", "young",
+    )  # fmt: skip
+
+    def __init__(self, record: VariantRecord | None) -> None:
+        self.record = record
+        self.roomy = ROOMY * record.profile.saturation_qps if record is not None else 0.0
+        self.holders: list[str] = []
+        self.running = self.serving = self.answering = 0
+        self.busy = self.busy_full = self.factors = self.best = 0.0
+        self.overloaded = self.young = False
+
+    def add(self, status: InstanceStatus, now: float) -> None:
+        young = now - status.since < YOUNG
+        busy = busy_cores(status, self.record, now)
+        serves = status.state in SERVING
+        if self.record is None or status.load < self.roomy:
+            self.running += 1
+            self.serving += serves
+            self.busy += busy
+        else:
+            self.busy_full += busy
+        if serves:
+            self.answering += 1
+            self.factors += status.factor
+            if status.load > self.best:
+                self.best = status.load
+        if young or status.state == "Loading":
+            self.young = True
+        if status.state == "Overloaded" and not young:
+            self.overloaded = True
+
+
+def busy_cores(status: InstanceStatus, record: VariantRecord | None, now: float) -> float:
+    """Cores that this instance uses of those that it may; a fresh or troubled one all of them."""
+    cores = cores_of(record) if record is not None else 1.0
+    if status.state != "Active" or now - status.since < YOUNG:
+        return cores
+    saturation = record.profile.saturation_qps if record is not None else 0.0
+    return cores * min(1.0, status.load * status.factor / saturation) if saturation > 0 else 0.0
+
+
+def cores_of(record: VariantRecord) -> float:
+    """Of its device's cores, while it computes; a GPU runs one batch at a time, whoever's it is."""
+    return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
+
+
+def digest_of(
+    name: str, beats: Iterable[WorkerHeartbeat], record_of: RecordOf, now: float
+) -> tuple[FleetDigest, FleetRoster]:
+    """By the last heartbeats of all living workers. name: of the dispatcher that says so."""
+    pools: dict[Hardware, _Pool] = {}
+    variants: dict[tuple[str, Hardware], _Sums] = {}
+    workers = 0
+    for beat in sorted(beats, key=lambda beat: beat.worker):
+        if beat.draining or beat.leaving:
+            continue
+        workers += 1
+        devices: dict[str, tuple[Hardware, bool]] = {}
+        for device in beat.devices:
+            hardware = (device.kind, device.simulated)
+            devices[device.device] = hardware, device.alive
+            if not device.alive:
+                continue
+            pool = pools.get(hardware)
+            if pool is None:
+                pool = pools[hardware] = _Pool()
+            if not pool.names or pool.names[-1] != beat.worker:
+                pool.names.append(beat.worker)
+            pool.cores += device.cores
+            pool.memory += device.memory_mb
+            pool.used += device.memory_used_mb
+            pool.shapes[device.cores, device.memory_mb] = None
+        for status in beat.instances:
+            where = devices.get(status.device)
+            if where is None or status.state not in COUNTED:
+                continue
+            key = status.variant, where[0]
+            sums = variants.get(key)
+            if sums is None:
+                sums = variants[key] = _Sums(record_of(status.variant))
+            holders = sums.holders
+            if len(holders) < FIRST and beat.worker not in holders:
+                holders.append(beat.worker)
+            if where[1]:
+                sums.add(status, now)
+    digest = FleetDigest(
+        dispatcher=name,
+        at=now,
+        workers=workers,
+        pools=[
+            PoolDigest(*hardware, one.names[:FIRST], len(one.names), one.cores, one.memory, one.used, list(one.shapes))
+            for hardware, one in sorted(pools.items())
+        ],
+        variants=[
+            VariantDigest(
+                variant, *hardware, one.holders, one.running, one.serving, one.busy, one.busy_full, one.answering,
+                one.factors, one.best, one.overloaded, one.young,
+            )
+            for (variant, hardware), one in sorted(variants.items(), key=lambda item: item[0])
+        ],
+    )  # fmt: skip
+    roster = [PoolRoster(*hardware, one.names) for hardware, one in sorted(pools.items())]
+    return digest, FleetRoster(dispatcher=name, at=now, pools=roster)
