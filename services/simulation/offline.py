@@ -110,7 +110,7 @@ class Offline:
         """Ask for it, as a client does."""
         spec = self.jobs[job]
         places = {"input": f"file:///{job}.npy", "output": f"file:///{job}-outputs.npy"}
-        ask = SubmitJob(**places, accuracy=spec.accuracy or None, model=spec.model, job=job)
+        ask = SubmitJob(**places, accuracy=spec.accuracy or None, model=spec.model, variant=spec.variant, job=job)
         self._stage.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
 
     def mailboxes(self, refused: Callable[[str, str], None]) -> dict[str, Callable[[Any], None]]:

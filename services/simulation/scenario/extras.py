@@ -14,7 +14,7 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "load-fails": ("variant", "hardware"),
     "messages-delayed": ("delay_s",),
 }
-JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model")
+JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model", "variant")
 FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
 assert set(FAULTS) == set(get_args(FaultKind))
 
@@ -26,6 +26,9 @@ def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobS
         app = one_of(block.get("app"), block.at("app"), things.needs, "app")
         models = {one.model for one in things.serving[app]}
         model = one_of(block.get("model"), block.at("model"), models, "model of this app") if "model" in block else None
+        variants = {one.variant for one in things.serving[app]}
+        place = block.at("variant")
+        variant = one_of(block.get("variant"), place, variants, "variant of this app") if "variant" in block else None
         found.append(
             JobSpec(
                 app=app,
@@ -33,6 +36,7 @@ def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobS
                 inputs=block.whole("inputs", None, 1, 10**8),
                 accuracy=block.number("accuracy", 0.0, most=1.0),
                 model=model,
+                variant=variant,
             )
         )
     return tuple(found)

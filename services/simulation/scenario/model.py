@@ -74,13 +74,14 @@ class MachineSpec(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """Offline work: so many inputs for an app, submitted at a time. accuracy, model: what it asks for."""
+    """Offline work: so many inputs for an app, submitted at a time. accuracy, model, variant: what it asks for."""
 
     app: str
     at_s: float
     inputs: int
     accuracy: float = 0.0
     model: str | None = None
+    variant: str | None = None
 
 
 class FaultSpec(Struct, frozen=True, kw_only=True):

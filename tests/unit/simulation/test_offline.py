@@ -179,6 +179,15 @@ def test_a_job_that_nothing_can_compute_is_refused_and_told(tmp_path: Path) -> N
     assert (other["done"] > 0, "reason" in other) == (True, False)
 
 
+def test_a_job_can_name_its_variant() -> None:
+    """By cost the other one would do as well."""
+    for name in ("resnet50-tf-cpu", "resnet50-pytorch-cpu"):
+        given = replace(read_scenario(FIG8, policies=["static"]), duration_s=10.0)
+        watched = Watched(replace(given, jobs=(replace(given.jobs[0], model=None, variant=name),)))
+        watched()
+        assert {event.variant for event in watched.outcomes} == {name}
+
+
 def test_the_same_scenario_gives_the_same_result(tmp_path: Path) -> None:
     given = scenario(tmp_path, '[[fault]]\nkind = "worker-dies"\nat_s = 4\n', workers=2, rate=20)
     first, second = ({key: value for key, value in run(given).items() if key not in MEASURED} for _ in range(2))

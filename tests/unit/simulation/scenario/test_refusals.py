@@ -152,6 +152,7 @@ BAD = [
     ("job.0", {"app": "faces", "at_s": 0, "inputs": 0}, "job[0].inputs: must be from 1"),
     ("job.0", {"app": "faces", "at_s": 61, "inputs": 5}, "job[0].at_s: must be at least 0 and at most 60"),
     ("job.0", {"app": "faces", "inputs": 5, "model": "bert"}, "job[0].model: there is no model of this app 'bert'"),
+    ("job.0", {"app": "faces", "inputs": 5, "variant": "C"}, "job[0].variant: there is no variant of this app 'C'"),
     ("fault.0", {"kind": "worker-die", "at_s": 1}, "fault[0].kind: there is no kind of fault 'worker-die'; did you mean"),
     ("fault.0", {"kind": "worker-dies"}, "fault[0].at_s: is missing"),
     ("fault.0", {"kind": "worker-dies", "at_s": 1, "until_s": 5}, "fault[0].until_s: means nothing for worker-dies"),
