@@ -135,6 +135,7 @@ class Bed:
         self._broker.delay = delay
 
     def enter(self, name: str, actor: Actor, hands: Hands | None = None) -> None:
+        assert name not in self._runtimes, f"{name} is here already"
         with self.loop.running():
             bus = self._buses[name] = MemoryBus(self._broker, name, on_error=_raise)
             noted = Noted(actor, lambda event: self._told(name, event), self._handled)
@@ -192,11 +193,13 @@ class Bed:
 
     def close(self) -> None:
         """End everything that is still there."""
-        with self.loop.running():
+        for seconds in (0.0, 3 * GRACE):  # those that were asked to stop may take so long, while others boot
+            self.loop.run_until(self.now + seconds)
             for name in list(self._runtimes):
                 self.leave(name, goodbye=False)
-        self.loop.run_until(self.now + 2.0)
-        assert not asyncio.all_tasks(self.loop)
+        self.loop.run_until(self.now)
+        left = asyncio.all_tasks(self.loop)
+        assert not left, left
         self.loop.close()
 
     def _handled(self) -> None:

@@ -1,0 +1,60 @@
+"""The same scenario and seed give the same run, byte for byte: again, and in a process that hashes otherwise."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from services.simulation.scenario.model import Scenario
+from tests.simulation.varied import chosen
+from tests.simulation.worlds import SMALL, Told
+
+ROOT = Path(__file__).parents[2]
+ALL = {
+    "failing": SMALL["failing"],
+    "jobs": SMALL["jobs"],
+    **{f"varied-{seed}": partial(chosen, seed, most_apps=6) for seed in (33, 65, 84)},
+}
+
+
+def digest(scenario: Scenario) -> str:
+    """Of every event in its order, of every reply to a client, and of the result."""
+    run = Told(scenario)
+    result = json.dumps(run.result())
+    return sha256(f"{run.log}{run.ends}{result}".encode()).hexdigest()
+
+
+def digests() -> dict[str, str]:
+    return {name: digest(make()) for name, make in ALL.items()}
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, str]:
+    return digests()
+
+
+def test_again_in_this_process(here: dict[str, str]) -> None:
+    assert digest(SMALL["failing"]()) == here["failing"]
+    assert digest(ALL["varied-65"]()) == here["varied-5"]
+
+
+def test_in_a_process_with_other_hashes(here: dict[str, str]) -> None:
+    """Sets of texts are walked in another order there."""
+    code = "from tests.simulation.test_determinism import digests; import json; print(json.dumps(digests()))"
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environ = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=ROOT, env=environ, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == here
+
+
+def test_another_seed_is_another_run(here: dict[str, str]) -> None:
+    assert digest(replace(SMALL["failing"](), seed=8)) != here["failing"]
