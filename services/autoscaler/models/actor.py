@@ -167,7 +167,7 @@ class ModelAutoscaler:
         if seen is None:
             return []
         if self._policy == "static":
-            changes = static_changes(self._worker, self._roster, seen, self._choices)
+            changes = static_changes(self._worker, self._roster, seen, self._choices, self._catalog)
             return self._carry_out(seen, Decision(tuple(changes)))
         fell = JUMP * self._rate < self._planned
         if not (self._scaling.soon(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from services.autoscaler.models.policy import Change
 from services.autoscaler.models.situation import Situation
+from services.core.catalog import Catalog
 
 
 class Chosen(Struct, frozen=True):
@@ -24,6 +25,19 @@ class Choices:
 
     def __init__(self, given: Mapping[str, Chosen]) -> None:
         self._of = dict(given)
+        self._given = dict(sorted(given.items()))
+
+    def turns(self, catalog: Catalog) -> dict[str, int]:
+        """For each app of the settings how many instances the apps before it have on its kind of device."""
+        dealt: dict[tuple[str, bool], int] = {}
+        found = {}
+        for app, chosen in self._given.items():
+            record = catalog.variant(chosen.variant)
+            if record is not None:
+                kind = (record.hardware, record.simulated)
+                found[app] = dealt.get(kind, 0)
+                dealt[kind] = found[app] + chosen.instances
+        return found
 
     @property
     def variants(self) -> dict[str, str]:
@@ -47,13 +61,16 @@ class Choices:
 
 
 def static_changes(
-    worker: str, roster: Mapping[tuple[str, bool], list[str]], seen: Situation, choices: Choices
+    worker: str, roster: Mapping[tuple[str, bool], list[str]], seen: Situation, choices: Choices, catalog: Catalog
 ) -> list[Change]:
     """This worker's part of what was chosen: instances are dealt out in turn, by the names of the workers with such a device.
 
+    What the settings chose is dealt out app after app, so that the first worker does not get all; what was chosen when its load
+    was first seen, each app for itself: workers may have seen it in different orders.
     roster: names of workers by kind of device. seen: with the load of the whole cluster, so that every worker comes to the same.
     """
     changes = []
+    turns = choices.turns(catalog)
     running = {one.name: one.running for one in seen.problem.candidates}
     for app in sorted(set(seen.apps)):
         chosen = choices.of(app)
@@ -63,7 +80,8 @@ def static_changes(
         able = roster.get((record.hardware, record.simulated), [])
         if worker not in able:
             continue  # it has only just come
-        count = len(range(able.index(worker), chosen.instances, len(able)))
+        place = (able.index(worker) - turns.get(app, 0)) % len(able)
+        count = len(range(place, chosen.instances, len(able)))
         if running.get(chosen.variant, 0) < count:
             changes.append(Change(chosen.variant, count, "load", f"chosen for {app}: {chosen.instances} in all"))
     return changes
