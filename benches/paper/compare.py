@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from msgspec.structs import replace
 
-from services.simulation.report import MEASURED
-from services.simulation.run import simulate_all
+from services.simulation.report import MEASURED, Report
+from services.simulation.run import simulate
 from services.simulation.scenario import read_scenario
 
 HERE = Path(__file__).resolve().parent
@@ -94,28 +94,28 @@ def told(what: str, ours: Values, unit: str = "", paper: str = "not stated", *, 
 
 
 def runs(
-    scenario: str | Path, seeds: Sequence[int] = SEEDS, *, duration_s: float | None = None, policies: Sequence[str] = ()
+    scenario: str | Path,
+    seeds: Sequence[int] = SEEDS,
+    *,
+    duration_s: float | None = None,
+    policies: Sequence[str] = (),
+    report: type[Report] = Report,
 ) -> list[Document]:
-    """A scenario file of this folder (or by path) with each seed, told on stderr. duration_s: shorter than the file's."""
+    """A scenario file of this folder (or by path) with each seed, told on stderr.
+
+    duration_s: shorter than the file's. report: one that notes more.
+    """
     found: list[Document] = []
     for seed in seeds:
         read = read_scenario(HERE / scenario, policies=policies, seed=seed)
         if duration_s is not None:
             read = replace(read, duration_s=min(duration_s, read.duration_s))
-        found.append(simulate_all(read, _Progress(f"{read.name}, seed {seed}")))
+        results = []
+        for policy in read.policies:
+            print(f"{read.name}, seed {seed}: {policy.name}", file=sys.stderr)
+            results.append(simulate(read, policy, report.of(read, policy)))
+        found.append({"scenario": read.name, "seed": seed, "policies": results, "simulated": True})
     return found
-
-
-class _Progress:
-    """Says which policy begins."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._policy = what, ""
-
-    def __call__(self, policy: str, _at: float) -> None:
-        if policy != self._policy:
-            self._policy = policy
-            print(f"{self._what}: {policy}", file=sys.stderr)
 
 
 def of(document: Document, policy: str) -> Result:
@@ -136,7 +136,7 @@ def ratios(above: Values, below: Values) -> list[float]:
 
 def table(figure: Figure) -> str:
     """As docs/results.md has it: what, paper, ours, as good?"""
-    lines = ["| what | paper | ours (simulated) | as good? |", "|---|---|---|---|"]
+    lines = [f"| what | paper | ours{' (simulated)' if figure.documents else ''} | as good? |", "|---|---|---|---|"]
     for row in figure.rows:
         judged = "–" if row.good is None else "yes" if row.good else "no"
         lines.append(f"| {row.what} | {row.paper} | {row.text} | {judged} |")
@@ -190,7 +190,12 @@ def main(build: Callable[[Sequence[int], bool], Figure], doc: str | None) -> Non
     if options.json:
         print(found)
     else:
-        print(f"{figure.title}\nsimulated, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}\n")
+        named = (
+            f"simulated, seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}\n"
+            if figure.documents
+            else ""
+        )
+        print(f"{figure.title}\n{named}")
         print(table(figure))
     try:
         drawn = pictures(figure, options.out)
