@@ -173,9 +173,10 @@ class Executor:
         effects: list[Effect] = []
         now = envelope.now
         for loaded in self._runs.ready(self.instances.values()):
-            if not self._runs.has_room(loaded):
-                continue
-            batch, late = loaded.queue.form(now)
+            if not self._runs.has_room(loaded):  # others compute on its cores: what cannot wait for them goes back
+                batch, late = [], loaded.queue.overdue(now)
+            else:
+                batch, late = loaded.queue.form(now)
             for work in late:
                 effects.extend(self._too_late(loaded, work, now))
             if batch:

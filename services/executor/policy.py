@@ -92,6 +92,20 @@ class EdfQueue:
             return batch, late
         return [], late
 
+    def overdue(self, now: float) -> list[Work]:
+        """Take out what is first by deadline and could not be served in time any more, though it began now."""
+        late: list[Work] = []
+        while self._heap:
+            deadline, _, first = self._heap[0]
+            if self.table.at(first.route.length).seconds(first.items) <= (deadline - now) / self.factor:
+                break
+            heapq.heappop(self._heap)
+            self.items -= first.items
+            if first.route.policy == OFFLINE:
+                self.offline -= first.items
+            late.append(first)
+        return late
+
     def drop(self) -> list[Work]:
         """Empty the queue."""
         works = [work for _, _, work in self._heap]

@@ -121,3 +121,18 @@ def test_an_instance_that_leaves_goes_too_when_all_that_was_queued_for_it_is_too
     effects = alone.tell(Pump())
     assert [type(effect.command) for effect in effects if isinstance(effect, Do)] == [UnloadModel]
     assert len(published(effects, InstanceUnloaded)) == 1
+
+
+def test_while_others_compute_on_all_cores_what_cannot_wait_is_refused_and_not_kept() -> None:
+    alone = Alone()
+    alone.tell(LoadInstance(instance="j", variant=variant(), price_per_s=1e-5))
+    alone.tell(Done(("load", "j"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="")))
+    body = msgspec.Raw(encode({"inputs": {"x": Tensor("FP32", [1, 2], bytes(8))}}))
+    for uid, instance in ((b"u" * 16, "i"), (b"v" * 16, "j")):
+        route = Route(uid, 0, 0, f"_INBOX.{instance}", NOW + 5, NOW, "d1", instance, "app", 1, "label")
+        alone.tell(Execute(route, body))
+        alone.tell(Pump())
+    assert published(alone.tell(Pump(), NOW + 4), Refusal) == []
+    [(subject, refusal)] = published(alone.tell(Pump(), NOW + 5), Refusal)
+    assert (subject, refusal.error.code) == ("_INBOX.j", "deadline")
+    assert published(alone.tell(Pump(), NOW + 6), Refusal) == []

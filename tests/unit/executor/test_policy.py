@@ -63,6 +63,22 @@ def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(
     assert queue.items == 0
 
 
+@given(works)
+def test_what_could_not_be_in_time_any_more_is_taken_out_while_others_compute(
+    given_works: list[tuple[float, int, str, bool]],
+) -> None:
+    record = variant()
+    queue = EdfQueue(LatencyTable(record), record.max_batch)
+    for number, (slack, items, shape, alone) in enumerate(given_works):
+        queue.push(work(number, slack, items, shape, alone=alone))
+    late = queue.overdue(NOW)
+    assert all(queue.table.seconds(one.items) > one.route.deadline - NOW for one in late)
+    assert len(late) + len(queue) == len(given_works)
+    assert queue.items == sum(one.items for one in queue)
+    if len(queue):  # the next batch may begin
+        assert not queue.form(NOW)[1]
+
+
 def test_the_most_urgent_leads_and_sets_the_size() -> None:
     queue = EdfQueue(LatencyTable(variant()), 8)  # 2 ms and 0.5 ms an item
     for number, slack in enumerate((0.1, 0.1, 0.1, 0.0031)):
