@@ -174,7 +174,8 @@ class Executor:
         now = envelope.now
         for loaded in self._runs.ready(self.instances.values()):
             if not self._runs.has_room(loaded):  # others compute on its cores: what cannot wait for them goes back
-                batch, late = [], loaded.queue.overdue(now)
+                batch: list[Work] = []
+                late = loaded.queue.overdue(now)
             else:
                 batch, late = loaded.queue.form(now)
             for work in late:
