@@ -14,11 +14,13 @@ from bus.subjects import Subjects
 from services.autoscaler.models.__main__ import knobs_of as planning_knobs
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.models.baselines import Chosen
+from services.autoscaler.vms.__main__ import SETTLE_PERIODS
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.policy import Kind, Limits
 from services.core.ask import Ask, Decision
 from services.core.catalog import key_of
 from services.core.cluster import ClusterView
+from services.core.goal import Goal
 from services.core.planning.solvers import make_solver
 from services.core.selection import SelectionPolicy
 from services.dispatcher.actor import Dispatcher
@@ -49,6 +51,7 @@ class Timed:
 
     def __init__(self, policy: SelectionPolicy, decided: Callable[[float], None]) -> None:
         self.name = policy.name
+        self.goal: Goal = getattr(policy, "goal", "cost")  # as the dispatcher reads it
         self._select = policy.select
         self._decided = decided
         self._count = 0
@@ -172,6 +175,7 @@ class System:
             utilisation_above=ours.utilisation_above,
             overloaded_share=ours.overloaded_share,
             idle_s=ours.idle_s,
+            settle_s=SETTLE_PERIODS * ours.period_s,
             budget_per_hour=settings.autoscaler.budget_per_hour or inf,
         )
         return Controller(

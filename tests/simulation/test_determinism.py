@@ -18,8 +18,7 @@ from tests.simulation.worlds import SMALL, Told
 ROOT = Path(__file__).parents[2]
 ALL = {
     "failing": SMALL["failing"],
-    "jobs": SMALL["jobs"],
-    **{f"varied-{seed}": partial(chosen, seed, most_apps=6) for seed in (33, 65, 84)},
+    **{f"varied-{seed}": partial(chosen, seed, most_apps=6) for seed in (33, 84)},
 }
 
 
@@ -41,7 +40,7 @@ def here() -> dict[str, str]:
 
 def test_again_in_this_process(here: dict[str, str]) -> None:
     assert digest(SMALL["failing"]()) == here["failing"]
-    assert digest(ALL["varied-65"]()) == here["varied-5"]
+    assert digest(ALL["varied-84"]()) == here["varied-84"]
 
 
 def test_in_a_process_with_other_hashes(here: dict[str, str]) -> None:

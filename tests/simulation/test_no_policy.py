@@ -1,0 +1,262 @@
+"""Nothing is decided in services/simulation: it runs production's actors, and holds no copy of what they think.
+
+What would break these tests: a class with `select`, `handle` or `solve`; a function taken over from a service; an order given to
+a service; deciding code used anywhere but where actors are wired; another class than production's on the stage.
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.autoscaler.models.actor import ModelAutoscaler
+from services.autoscaler.vms.actor import Controller
+from services.core.ask import Decision
+from services.core.baselines import BruteForce, RoundRobin
+from services.core.planning.solvers import make_solver
+from services.core.selection import InfaasPolicy
+from services.dispatcher.actor import Dispatcher
+from services.executor.actor import Executor
+from services.jobs.actor import Coordinator
+from services.jobs.runner.actor import Runner
+from services.monitor.actor import MonitorActor
+from services.simulation.system import MEASURED_EVERY, Timed
+from tests.simulation.worlds import SMALL, Told, load, scenario, settings
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "services" / "simulation"
+SERVICES = ("core", "autoscaler", "dispatcher", "executor", "jobs", "monitor")
+
+# Code (not data) of services that the simulator uses, and where. Anything else is a second opinion.
+WIRING = {
+    # The actors, and how production makes them from settings.
+    "services.dispatcher.actor:Dispatcher": {"system.py"},
+    "services.executor.actor:Executor": {"system.py"},
+    "services.monitor.actor:MonitorActor": {"system.py"},
+    "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
+    "services.autoscaler.vms.actor:Controller": {"system.py"},
+    "services.jobs.actor:Coordinator": {"system.py"},
+    "services.jobs.runner.actor:Runner": {"system.py"},
+    "services.autoscaler.models.__main__:knobs_of": {"system.py"},
+    "services.monitor.__main__:knobs_of": {"system.py"},
+    "services.jobs.__main__:limits_of": {"system.py"},
+    "services.jobs.runner.__main__:knobs_of": {"system.py"},
+    "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
+    "services.core.planning.solvers:make_solver": {"system.py"},
+    "services.core.cluster:ClusterView": {"system.py"},  # in the signature of Timed
+    # Names of keys in buckets.
+    "services.autoscaler.vms:notes": {"hands.py"},
+    "services.core.quarantine:quarantine_key": {"hands.py"},
+    # The developer of a static system chooses before the run, by that system's own rule.
+    "services.autoscaler.models.baselines:Choices": {"scenario/choices.py"},
+    "services.autoscaler.models.supply:throughput": {"scenario/choices.py"},
+    "services.core.placement:misfit": {"scenario/rooms.py"},
+    "services.core.placement:total": {"scenario/rooms.py"},
+    "services.core.placement:cores_needed": {"scenario/rooms.py"},
+}
+PLAIN = (
+    "services.core.cost",
+    "services.core.catalog",
+    "services.core.actor",
+)  # what things cost, are called, look like
+DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actors, solvers
+ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
+
+
+def sources(folder: Path = HERE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(module, name, name here) of everything taken from our own packages; name "" for a whole module."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            for alias in node.names:
+                yield node.module or "", alias.name, alias.asname or alias.name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, "", alias.asname or alias.name
+
+
+def is_data(thing: Any) -> bool:
+    """Structs, constants, names of types, errors, and protocols: nothing that could decide."""
+    if isinstance(thing, ModuleType) or inspect.isroutine(thing):
+        return False
+    if inspect.isclass(thing):
+        plain = issubclass(thing, (msgspec.Struct, Exception)) or getattr(thing, "_is_protocol", False)
+        return plain or (issubclass(thing, tuple) and hasattr(thing, "_fields"))
+    return True
+
+
+def test_deciding_code_is_only_used_where_actors_are_wired() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sources():
+        for module, name, _ in imports(path):
+            service = module.split(".")[1] if module.startswith("services.") else ""
+            if service not in SERVICES or module.startswith(PLAIN):
+                continue
+            assert name, f"{path}: import names from {module}, so that it is seen which"
+            owner = importlib.import_module(module)
+            thing = getattr(owner, name, None) or importlib.import_module(f"{module}.{name}")
+            if not is_data(thing):
+                found.setdefault(f"{module}:{name}", set()).add(path.relative_to(HERE).as_posix())
+    assert {what: where - WIRING.get(what, set()) for what, where in found.items()} == {what: set() for what in found}
+
+
+def test_nothing_here_decides() -> None:
+    """Timed measures; what it returns is tested below."""
+    found = {
+        (path.name, node.name)
+        for path in sources()
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.lstrip("_") in DECIDES
+    }
+    assert found == {("system.py", "select")}
+
+
+def test_no_class_here_descends_from_a_services() -> None:
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                taken = {here: (module, name) for module, name, here in imports(path)}
+                for base in node.bases:
+                    module, name = taken.get(ast.unparse(base).partition("[")[0].partition(".")[0], ("", ""))
+                    known = module.startswith("services.") and not module.startswith("services.simulation")
+                    assert not known or is_data(getattr(importlib.import_module(module), name)), f"{path}: {node.name}"
+
+
+def test_nobody_here_gives_orders() -> None:
+    """Messages by which services make each other work are sent by services only."""
+    for path in sources():
+        orders = {here for module, _, here in imports(path) if module.startswith(ORDERS)}
+        made = {
+            ast.unparse(node.func)
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in orders
+        }
+        assert made == set(), path
+
+
+class Anonymous(ast.NodeTransformer):
+    """Names become numbers, so that a copy is known though its variables are called otherwise."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, str] = {}
+
+    def number(self, name: str) -> str:
+        return self.numbers.setdefault(name, f"n{len(self.numbers)}")
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.number(node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(self.number(node.arg))
+
+
+def bodies(folder: Path) -> dict[str, str]:
+    """What each function of some size does, to where it stands."""
+    found: dict[str, str] = {}
+    for path in sources(folder):
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            body = [
+                each for each in node.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            ]
+            if sum(1 for each in body for _ in ast.walk(each)) >= 30:
+                anonymous = Anonymous()
+                text = "\n".join(ast.dump(anonymous.visit(deepcopy(each))) for each in body)
+                found[text] = f"{path.relative_to(ROOT)}: {node.name}"
+    return found
+
+
+def test_no_function_is_a_copy_of_a_services() -> None:
+    ours = bodies(HERE)
+    theirs = {text: where for service in SERVICES for text, where in bodies(ROOT / "services" / service).items()}
+    assert len(ours) > 50
+    assert len(theirs) > 500
+    assert {ours[text]: theirs[text] for text in ours.keys() & theirs.keys()} == {}
+
+
+ACTORS = {Dispatcher, Executor, MonitorActor, ModelAutoscaler, Controller, Coordinator, Runner}
+
+
+def test_the_actors_on_the_stage_are_productions_own() -> None:
+    run = Told(SMALL["jobs"]())
+    run.system.build()
+    run.kernel.run(run.kernel.now + 2.0)
+    members = run.kernel.members.values()
+    assert {type(member.actor) for member in members} == ACTORS
+    for member in members:
+        assert member.handle.__self__ is member.actor
+        assert member.handle.__func__ is type(member.actor).handle
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("infaas", InfaasPolicy), ("round-robin", RoundRobin), ("brute-force", BruteForce)]
+)
+def test_the_policy_is_productions_own(name: str, policy: type) -> None:
+    run = Told(scenario(load((0.0, 1.0)), duration_s=1.0, policy=settings(dispatcher={"policy": name})))
+    run.system.build()
+    dispatcher = run.kernel.members["d-0"].actor
+    timed = dispatcher._policy
+    assert type(timed) is Timed
+    assert type(timed._select.__self__) is policy
+    assert timed._select.__func__ is policy.select
+
+
+@pytest.mark.parametrize("name", ["greedy", "ilp"])
+def test_the_solver_is_productions_own(name: str) -> None:
+    run = Told(scenario(load((0.0, 1.0)), duration_s=1.0, policy=settings(autoscaler={"solver": name})))
+    assert type(run.system._solver._solver) is type(make_solver(name))
+
+
+def test_the_goal_reaches_the_dispatchers() -> None:
+    goals = ("cost", "accuracy")
+    runs = [Told(scenario(load((0.0, 1.0)), duration_s=1.0, policy=settings(goal=goal))) for goal in goals]
+    for run in runs:
+        run.system.build()
+    assert tuple(run.kernel.members["d-0"].actor.view._goal for run in runs) == goals
+
+
+class Recorder:
+    """A policy that keeps what it was asked and what it said."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.said: list[Decision] = []
+
+    def select(self, *asked: Any) -> Any:
+        self.asked.append(asked)
+        self.said.append(object())  # type: ignore[arg-type]
+        return self.said[-1]
+
+
+def test_timed_passes_on_what_it_is_given() -> None:
+    policy, times = Recorder(), list[float]()
+    timed = Timed(policy, times.append)  # type: ignore[arg-type]
+    asks = [(object(), float(number), object()) for number in range(3 * MEASURED_EVERY)]
+    answers = [timed.select(*ask) for ask in asks]  # type: ignore[arg-type]
+    assert all(answer is said for answer, said in zip(answers, policy.said, strict=True))
+    assert all(
+        one is two for asked, ask in zip(policy.asked, asks, strict=True) for one, two in zip(asked, ask, strict=True)
+    )
+    assert timed.name == "recorder"
+    assert len(times) == 3
+    assert min(times) >= 0.0
