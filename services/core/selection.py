@@ -21,6 +21,10 @@ from services.core.plans import Group, Plan
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
 REORDER = 3.0  # s that instances must have been full before a load on demand beside them: the autoscalers, who weigh costs, first
 BUSY = 0.95  # utilisation of a device from which another variant beside those that are full would only take from them
+EASE = (
+    0.45  # of a query's latency: work that may wait where accuracy is the goal, before less accurate ones are asked ...
+)
+EASE_MOST = 0.8  # ... and s; where more waits an instance soon counts as Overloaded (lifecycle.py) and takes nothing for a while
 PACK_BELOW = 0.8  # part of a worker that instances keep busy, up to which `pack` keeps filling it
 PACK_AHEAD = 0.2  # s of work waiting, up to which it does
 
@@ -61,7 +65,9 @@ class InfaasPolicy:
             instance = self._within(plan.troubled, ask, slack, troubled=True)
             if instance is not None:
                 return Decision((instance.id,), reason="probe")
-        instance = self._within(plan.first, ask, slack)
+        instance = self._at_ease(plan, ask, slack) if self.goal == "accuracy" else None
+        if instance is None:
+            instance = self._within(plan.first, ask, slack)
         if instance is None and len(plan.active) > len(plan.first):
             instance = self._within(plan.active, ask, slack)
         if instance is not None:
@@ -80,6 +86,24 @@ class InfaasPolicy:
                     best, least = instance, seconds
             if best is not None:
                 return self._packed(group, ask, slack) or best if self._pack and not troubled else best
+        return None
+
+    def _at_ease(self, plan: Plan, ask: Ask, slack: float) -> Instance | None:
+        """The first group's best instance in time that would not have much waiting: accurate ones are offered all they can do."""
+        items, length = ask.items, ask.length
+        most = min(EASE * ask.latency_s, EASE_MOST)
+        for group in plan.active:
+            best: Instance | None = None
+            least = slack
+            for instance in group.active:
+                waiting = instance.own + instance.others
+                if waiting and (waiting + items) * instance.per_item * instance.factor > most:
+                    continue
+                seconds = instance.predict(items, length)
+                if seconds <= least:
+                    best, least = instance, seconds
+            if best is not None:
+                return (self._packed(group, ask, slack) or best) if self._pack else best
         return None
 
     @staticmethod
