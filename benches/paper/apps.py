@@ -13,7 +13,7 @@ EVERY = 30.0  # s, as in figure 7
 
 
 class AppReport(Report):
-    """Adds "windows": {app: {"time", "p99_ms", "qps"}} (by the time of the answer) and "interfered": {variant: seconds}."""
+    """Adds "windows": {app: {"time", "mean_ms", "p99_ms", "qps"}} (by the time of the answer) and "interfered": {variant: seconds}."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,6 +38,7 @@ class AppReport(Report):
             rows = [known.get(i, []) for i in range(count)]
             windows[app] = {
                 "time": [i * EVERY for i in range(count)],
+                "mean_ms": [1000.0 * float(np.mean(row)) if row else None for row in rows],
                 "p99_ms": [1000.0 * float(np.quantile(row, 0.99)) if row else None for row in rows],
                 "qps": [len(row) / min(EVERY, self._duration - i * EVERY) for i, row in enumerate(rows)],
             }
