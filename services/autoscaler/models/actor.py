@@ -37,6 +37,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
+from services.core.cost import load_seconds
 
 Policy = Literal["infaas", "replicate", "static", "off"]
 
@@ -48,7 +49,8 @@ BARRED_MOST = 60.0
 PATIENCE = 5.0  # s for a solver, whatever its own limit
 SAVING = 5  # periods between searches for savings while everything is carried
 JUMP = 1.3  # a load grown by this factor is not left to wait for the next look, one fallen by it not for the next search for savings
-ASK_AGAIN = 5.0  # s before the controller is asked for the same again, beside the load time
+ASK_AGAIN = 5.0  # s before the controller is asked for the same again, beside the load time ...
+GROWN = 1.5  # ... unless it is for so many times the load
 
 
 class Look(Struct, frozen=True):
@@ -90,7 +92,7 @@ class ModelAutoscaler:
         self._rate = 0.0  # at the last look
         self._planned = 0.0  # the rate at the last solve
         self._barred: dict[str, tuple[float, float]] = {}  # variant: until when, and for how long the next time
-        self._asked: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._asked: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}  # until when, and for which load
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -239,11 +241,12 @@ class ModelAutoscaler:
     def _ask(self, seen: Situation, one: Elsewhere, now: float) -> list[Effect]:
         app = seen.apps[one.demand]
         key = (app, one.variants)
-        if now < self._asked.get(key, 0.0):
+        until, asked = self._asked.get(key, (0.0, 0.0))
+        if now < until and one.load <= GROWN * asked:
             return []
-        load_s = next(c.load_s for c in seen.problem.candidates if c.name == one.variants[0])
-        self._asked[key] = now + ASK_AGAIN + load_s
-        self._asked = {k: until for k, until in self._asked.items() if until > now}
+        load_s = load_seconds(seen.records[one.variants[0]])
+        self._asked[key] = now + ASK_AGAIN + load_s, one.load
+        self._asked = {k: ask for k, ask in self._asked.items() if ask[0] > now}
         load = seen.classes[one.demand]
         ask = AskForCapacity(
             worker=self._worker,

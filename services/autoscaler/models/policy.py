@@ -112,7 +112,7 @@ class InfaasScaling:
                     changes.append(Change(action.variant, one.running - 1, "unload", why))
         self._since = {key: at for key, at in self._since.items() if key in wanted}
         if short:
-            changes.extend(_bridging(changes, by_name, seen))
+            changes.extend(_bridging(changes, elsewhere, by_name, seen))
             elsewhere.extend(_unmet(seen, plan))
         if accuracy and not seen.alone:
             elsewhere.extend(_missed(accuracy, plan))
@@ -122,9 +122,17 @@ class InfaasScaling:
 
     @staticmethod
     def _spared(seen: Situation, one: Candidate) -> bool:
-        """Whether those that can answer now carry every class without one instance of this variant."""
+        """Whether those that can answer now carry every class without one instance of this variant.
+
+        Of other workers' hardware only what is cheaper counts: two workers that relied on each other would both let go.
+        """
         problem = seen.problem
-        left = dict(seen.serving)
+        price = (one.cost_per_s, one.name)
+        left = {
+            other.name: seen.serving[other.name]
+            for other in problem.candidates
+            if other.name in seen.here or (other.cost_per_s, other.name) < price
+        }
         left[one.name] = max(0, left[one.name] - 1)
         return not missing(problem.candidates, problem.demands, left, problem.slack)
 
@@ -141,9 +149,12 @@ def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[Elsewhere]:
         yield Elsewhere(one.demand, "accuracy", one.variants, one.load, one.instances, why)
 
 
-def _bridging(changes: list[Change], by_name: dict[str, Candidate], seen: Situation) -> Iterator[Change]:
-    """Quick instances for as long as what was just ordered takes to load."""
+def _bridging(
+    changes: list[Change], elsewhere: list[Elsewhere], by_name: dict[str, Candidate], seen: Situation
+) -> Iterator[Change]:
+    """Quick instances for as long as what was just ordered, here or of other workers, takes to load."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
+    ordered |= {one.variants[0]: one.instances for one in elsewhere if one.variants[0] not in ordered}
     slowest = max((by_name[name] for name in ordered), key=lambda one: one.load_s, default=None)
     for name, count in bridges(seen, ordered).items():
         one = by_name[name]
@@ -187,12 +198,12 @@ def _load(seen: Situation, one: Candidate) -> float:
 
 
 def _unmet(seen: Situation, plan: Plan) -> Iterator[Elsewhere]:
-    """What the plan could not carry: the worker is full, so the controller is asked."""
+    """What the plan could not carry: the worker is full, so the controller is asked. It may add machines that nobody has yet."""
     for one in plan.unmet:
         demand = seen.problem.demands[one.demand]
         able = [c for c in seen.problem.candidates if demand.accepts(c) and c.most is None]
         able.sort(key=lambda c: c.cost_per_s / c.saturation_qps)
-        if able:
-            count = max(1, round(one.missing / able[0].saturation_qps + 0.499), one.instances)
-            names = tuple(c.name for c in able)
+        names = (*(c.name for c in able), *(seen.absent[one.demand] if seen.absent else ()))
+        if names:
+            count = max(1, round(one.missing / able[0].saturation_qps + 0.499) if able else 1, one.instances)
             yield Elsewhere(one.demand, "full", names, one.missing, count, one.reason)

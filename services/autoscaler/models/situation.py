@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
+from services.autoscaler.models.absent import absent
 from services.autoscaler.models.loads import Load
 from services.autoscaler.models.others import Others
 from services.autoscaler.models.supply import LEAST_RATE, Facts, Supply
@@ -41,7 +42,8 @@ class Situation(Struct, frozen=True, kw_only=True):
     """records: of the problem's candidates. serving: of each, instances that can answer now. here: those that this worker can have.
 
     classes: behind each demand, the load that it is made of; None for what an app must keep at least. alone: there is no other worker.
-    offline: variants that compute nothing here but offline work.
+    offline: variants that compute nothing here but offline work. absent: behind each demand, the variants that would do on devices
+    that nobody has, cheapest first.
     """
 
     problem: Problem
@@ -52,6 +54,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     apps: tuple[str, ...]
     alone: bool = True
     offline: frozenset[str] = frozenset()
+    absent: tuple[tuple[str, ...], ...] = ()
 
     def app_of(self, variant: str) -> str:
         """One app that this variant serves, for the record."""
@@ -133,6 +136,10 @@ def situation(
         apps=tuple(one.app for one in wanted),
         alone=others.alone,
         offline=_offline(mine),
+        absent=tuple(
+            absent(one, demand, {c.name for c in candidates}, facts, prices)
+            for one, demand in zip(wanted, demands, strict=True)
+        ),
     )
 
 

@@ -20,9 +20,9 @@ def test_every_key_is_explained():
 def test_the_example_is_sound():
     scenario = read_scenario(ROOT / "docs/examples/scenario.toml")
     assert scenario.name == "example"
-    assert scenario.duration_s <= 60
+    assert scenario.duration_s <= 600
     assert {one.hardware for one in scenario.variants} == {"cpu", "gpu"}
-    assert len(scenario.policies) == 3
+    assert len(scenario.policies) == 4
 
 
 def test_the_blocks_of_the_planning_example_may_stand_in_a_scenario(tmp_path):
