@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "infaas.cli.simulate:simulate",
         "Run a scenario's load, machines and faults on virtual time under one policy or several.",
     ),
+    "replay": (
+        "infaas.cli.replay:replay",
+        "Run recorded traffic through any policy: what would it have cost?",
+    ),
     "apps": ("infaas.cli.lists:apps", "List the apps."),
     "models": ("infaas.cli.lists:models", "List the registered models."),
     "variants": ("infaas.cli.lists:variants", "List the variants with what was measured of them."),

@@ -49,7 +49,7 @@ def simulate(
         scenario = Path(names.pop())
     if scenario is None:
         usage("which scenario? infaas simulate SCENARIO.toml (see infaas simulate --help)")
-    _writable(plot, out)
+    writable(plot, out)
     from infaas.cli.watching import watched  # noqa: PLC0415  (commands that are not used cost nothing)
     from services.simulation.scenario import ScenarioError, read_scenario  # noqa: PLC0415
 
@@ -61,18 +61,18 @@ def simulate(
 
     with watched([one.name for one in found.policies], found.duration_s) as told:
         document = simulate_all(found, told)
-    _keep(document, plot, out)
+    keep(document, plot, out)
     show(document, json, _render)
     return 0
 
 
-def _writable(plot: Path | None, out: Path | None) -> None:
-    """Say before a long run what could not be written after it."""
+def writable(plot: Path | None, out: Path | None, name: str = "--out") -> None:
+    """Say before a long run what could not be written after it. name: of the option that says `out`."""
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         usage(f"--plot {plot}: the name must end in {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}")
     if plot is not None and find_spec("matplotlib") is None:
         usage("--plot needs matplotlib, which comes with the extra `plot`: pip install 'infaas[plot]'")
-    for option, path in (("--plot", plot), ("--out", out)):
+    for option, path in (("--plot", plot), (name, out)):
         if path is None:
             continue
         if not path.parent.is_dir():
@@ -81,7 +81,8 @@ def _writable(plot: Path | None, out: Path | None) -> None:
             usage(f"{option} {path}: cannot be written")
 
 
-def _keep(document: Mapping[str, Any], plot: Path | None, out: Path | None) -> None:
+def keep(document: Mapping[str, Any], plot: Path | None, out: Path | None) -> None:
+    """Write the document's picture, and the document itself, where that is wanted."""
     if out is not None:
         with out.open("w", encoding="utf-8") as file:
             print_json(document, file)

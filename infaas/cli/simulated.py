@@ -43,6 +43,15 @@ def print_runs(document: Mapping[str, Any]) -> None:
     """The document of `infaas simulate --json` for people."""
     runs: Sequence[Mapping[str, Any]] = document["policies"]
     print(f"{document['scenario']}, seed {document['seed']}, {number(runs[0]['duration_s'])} s, simulated")
+    print_figures(runs)
+    print()
+    print_details(runs)
+    if len(runs) > 1:
+        print(f"{_MARK} the best of these policies")
+
+
+def print_figures(runs: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each run."""
     columns = [Column("policy", "policy")]
     rows: list[dict[str, Any]] = [{"policy": run["policy"]} for run in runs]
     for figure in _FIGURES:
@@ -53,11 +62,12 @@ def print_runs(document: Mapping[str, Any]) -> None:
         for row, cell in zip(rows, aligned, strict=True):
             row[figure.key] = cell
     print_table(rows, columns, "")
-    print()
+
+
+def print_details(runs: Sequence[Mapping[str, Any]]) -> None:
+    """What was scaled, refused and decided in each simulated run."""
     for run in runs:
         _details(run, max(len(one["policy"]) for one in runs))
-    if len(runs) > 1:
-        print(f"{_MARK} the best of these policies")
 
 
 def _cells(figure: _Figure, values: Sequence[float | None]) -> list[str]:

@@ -57,7 +57,9 @@ def picture(document: Mapping[str, Any]) -> Figure:
                 panel.set_ylim(bottom=0)
         _legend(line)
     figure.align_ylabels(panels[:, 0])
-    figure.suptitle(f"{document['scenario']} (simulated, seed {document['seed']})", fontsize=13)
+    figure.suptitle(
+        document.get("title") or f"{document['scenario']} (simulated, seed {document['seed']})", fontsize=13
+    )
     return figure
 
 

@@ -20,7 +20,7 @@ VARIANT_KEYS = (
     *profiles.KEYS,
 )
 _ELSEWHERE = {"qps": "has no place here: how many queries come is said in [[load]]"}
-_SIGNATURE = Signature(  # one byte an item, since nobody looks at it
+SIGNATURE = Signature(  # one byte an item, since nobody looks at it
     inputs=[TensorSpec(name="x", datatype="BOOL", shape=[])],
     outputs=[TensorSpec(name="y", datatype="BOOL", shape=[])],
 )
@@ -76,13 +76,13 @@ def catalogue(scenario: Table, machines: list[Machine], prices: Mapping[str, flo
     by_name = {one.variant: one for one in linked.variants}
     return Catalogue(
         apps=tuple(
-            AppRecord(app=app, links=linked.links[app], signature=_SIGNATURE, latency_ms=needs.latency_ms)
+            AppRecord(app=app, links=linked.links[app], signature=SIGNATURE, latency_ms=needs.latency_ms)
             for app, needs in asked.items()
         ),
         models=tuple(
             ModelRecord(
                 model=model, version=version, task=None, metric="top1", format=_FILLED, source=_FILLED, validation=_FILLED,
-                signature=_SIGNATURE, created=0.0, registration=_FILLED,
+                signature=SIGNATURE, created=0.0, registration=_FILLED,
             )
             for model, version in linked.models
         ),
@@ -152,7 +152,7 @@ def _variant(block: Table, machines: list[Machine], prices: Mapping[str, float],
         accuracy=block.maybe("accuracy", most=1.0),
         agreement=None,
         profile=profile,
-        signature=_SIGNATURE,
+        signature=SIGNATURE,
         simulated=True,
         price_per_s=price,
     )

@@ -1,0 +1,198 @@
+"""`infaas replay`: what was recorded, once more under any policy; nothing needs to run but the database, or nothing with a file."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from infaas.cli.moments import moment
+from infaas.cli.options import DataDir, Json
+from infaas.cli.output import fail, one_line, progress, show, usage
+from infaas.cli.simulate import keep, writable
+
+if TYPE_CHECKING:
+    from services.simulation.replay import Head, Source
+
+_DAY = "-24h"
+_PATIENCE = 3.0  # s between words on how far the reading is
+_MOST = 10_000  # machines of one kind
+
+
+def replay(
+    *,
+    from_: Annotated[str | None, Parameter(name="--from", allow_leading_hyphen=True)] = None,
+    to: Annotated[str | None, Parameter(name="--to", allow_leading_hyphen=True)] = None,
+    app: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    policy: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    worker: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    boot: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    machines: Path | None = None,
+    file: Path | None = None,
+    export: Path | None = None,
+    plot: Path | None = None,
+    out: Path | None = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> int:
+    """Run recorded traffic through any policy: what would last Tuesday have cost?
+
+    Takes queries, catalogue and machines from the database, simulates each policy on them, and prints what that gives beside
+    what really happened.
+
+    Parameters
+    ----------
+    from_
+        2026-11-17, 2026-11-17T08:00 (local time), 2026-11-17T08:00Z, or so long ago: -90m, -24h (the default), -7d.
+    to
+        The same; now, unless it is said.
+    app
+        Only the queries of these apps.
+    policy
+        What decides: names as for `infaas simulate`; infaas, static and replicate, unless it is said.
+    worker
+        How many machines of a recorded kind: KIND=N, or KIND=N:MOST (N at the begin, at most MOST).
+    boot
+        Seconds until a machine works that was ordered: 30, unless it is said.
+    machines
+        A TOML file with [[worker]], [[policy]], [settings] and the like, as in a scenario, in place of the recorded machines.
+    file
+        Replay this file, which --export wrote, instead of the database.
+    export
+        Write what was recorded into this file, and simulate nothing. A name that ends in .gz is compressed.
+    plot
+        Draw what happened, really and simulated, into this file (.png, .svg or .pdf); needs the extra `plot`.
+    out
+        Write the JSON document into this file as well.
+
+    """
+    if file is not None and (from_ or to):
+        usage(f"--{'from' if from_ else 'to'}: {file} holds one range already: leave it out, or export another one")
+    if file is not None and export is not None:
+        usage("--export: what is in a file is exported already: leave out --file or --export")
+    if export is not None:
+        given = {"--policy": policy, "--worker": worker, "--boot": boot, "--machines": machines, "--plot": plot}
+        for option, value in given.items():
+            if value is not None:
+                usage(f"{option}: --export simulates nothing: export first, then use {option} with --file {export}")
+    if machines is not None and boot is not None:
+        usage(f"--boot: {machines} says it, as boot_s of each [[worker]]")
+    writable(plot, out)
+    writable(None, export, "--export")
+    counts = dict(_count(one) for one in worker or [])
+    from services.simulation.replay import ReplayError, build  # noqa: PLC0415  (commands that are not used cost nothing)
+    from services.simulation.replay import export as write  # noqa: PLC0415
+    from services.simulation.replay.build import BOOT_S, Options  # noqa: PLC0415
+    from services.simulation.scenario import ScenarioError  # noqa: PLC0415
+
+    options = Options(
+        policies=tuple(policy or ()),
+        machines=machines,
+        counts=counts,
+        boot_s=BOOT_S if boot is None else boot,
+        apps=tuple(app or ()),
+    )
+    try:
+        with _source(file, from_, to, tuple(app or ()), data_dir) as source:
+            if export is not None:
+                count = write(source, export)
+                document = {"file": str(export), "queries": count, **_range(source.head)}
+                show(document, json, lambda _: print(f"wrote {count:,} queries into {export}"))
+                return 0
+            head = source.head
+            found = build(source, options, _told(head.queries))
+    except (ReplayError, ScenarioError) as error:
+        usage(str(error))
+    from infaas.cli.watching import watched  # noqa: PLC0415
+    from services.simulation.run import simulate_all  # noqa: PLC0415
+
+    with watched([one.name for one in found.scenario.policies], found.scenario.duration_s) as told:
+        simulated = simulate_all(found.scenario, told)
+    document = {
+        **simulated,
+        **_range(head),
+        "apps": sorted(app or head.only or ()) or None,
+        "recorded": found.recorded,
+        "cost": found.cost,
+        "machines": [
+            {"kind": one.kind, "price_per_hour": one.price_per_hour, "start": one.start, "max": one.maximum}
+            for one in found.scenario.policies[0].machines
+        ],
+        "notes": found.notes,
+    }
+    keep(document, None, out)
+    if plot is not None:
+        from infaas.cli.replayed import pictured  # noqa: PLC0415
+
+        keep(pictured(document), plot, None)
+    show(document, json, _render)
+    return 0
+
+
+@contextmanager
+def _source(
+    file: Path | None, from_: str | None, to: str | None, apps: tuple[str, ...], data_dir: Path | None
+) -> "Iterator[Source]":
+    """The file's recording, or the database's."""
+    from services.simulation.replay import Range, database, exported  # noqa: PLC0415
+
+    if file is not None:
+        yield exported(file)
+        return
+    now = datetime.now(UTC)
+    begins, ends = moment(from_ or _DAY, "--from", now), moment(to or "now", "--to", now)
+    if ends <= begins:
+        usage(f"--to {to or 'now'}: must be after --from {from_ or _DAY}")
+    import psycopg  # noqa: PLC0415
+
+    from infaas.locate import find_sql  # noqa: PLC0415
+
+    dsn = find_sql(data_dir)
+    try:
+        with database(dsn, Range(begins, ends, apps)) as source:
+            yield source
+    except psycopg.OperationalError as error:
+        fail(f"cannot read the database: {one_line(error)}; is the system running? (infaas doctor)")
+    except psycopg.Error as error:
+        fail(f"cannot read the database: {one_line(error)}")
+
+
+def _count(text: str) -> tuple[str, tuple[int, int]]:
+    """KIND=N or KIND=N:MOST."""
+    kind, sign, numbers = text.partition("=")
+    first, _, most = numbers.partition(":")
+    most = most or first
+    if not (kind and sign and first.isascii() and first.isdecimal() and most.isascii() and most.isdecimal()):
+        usage(f"--worker {text}: write KIND=N, or KIND=N:MOST with whole numbers")
+    if not int(first) <= int(most) <= _MOST:
+        usage(f"--worker {text}: N must be at most MOST, and MOST at most {_MOST}")
+    return kind, (int(first), int(most))
+
+
+def _range(head: "Head") -> dict[str, str]:
+    """As the document has it."""
+    first, last = (datetime.fromtimestamp(at, UTC).isoformat() for at in (head.begins, head.ends))
+    return {"from": first, "to": last}
+
+
+def _told(total: int) -> Callable[[int], None]:
+    """Says now and then how much has been read."""
+    last = time.monotonic()
+
+    def told(count: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > _PATIENCE:
+            last = time.monotonic()
+            progress(f"read {count:,} of {total:,} queries")
+
+    return told
+
+
+def _render(document: dict[str, Any]) -> None:
+    from infaas.cli.replayed import print_replay  # noqa: PLC0415
+
+    print_replay(document)

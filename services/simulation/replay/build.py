@@ -1,0 +1,266 @@
+"""A recording as a scenario: its traffic, catalogue and machines; what is to be different, from options or a file."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bus.messages.catalog import ModelRecord, VariantRecord
+from services.shell.prices import load_prices
+from services.shell.settings import PriceSettings
+from services.simulation.replay.classes import Kinds
+from services.simulation.replay.machines import Counts, machines_of, real_kinds
+from services.simulation.replay.reality import Reality
+from services.simulation.replay.recording import Head, Query, ReplayError, Source
+from services.simulation.replay.records import RECORDED
+from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
+from services.simulation.scenario.choices import Peaks
+from services.simulation.scenario.extras import cost_of, faults_of, interference_of
+from services.simulation.scenario.machines import Machine
+from services.simulation.scenario.machines import machines_of as stated_machines
+from services.simulation.scenario.model import CostSpec, JobSpec, LoadSpec, Needs, Objective, Scenario
+from services.simulation.scenario.place import Place
+from services.simulation.scenario.policies import Policies
+from services.simulation.scenario.prices import device_prices, priced
+from services.simulation.scenario.source import read_toml
+from services.simulation.scenario.table import Table, one_of
+
+POLICIES = ("infaas", "static", "replicate")
+BOOT_S = 30.0  # until a machine works that was ordered; nobody recorded it
+PRODUCTION = {
+    "monitor": {"memory_share": 0.8}
+}  # recorded memory is a machine's; a scenario's is what instances may have
+_FOLDED = {
+    "sizes": "queries come in so many sizes that similar ones have their mean size",
+    "needs": "queries ask for so many different things that nearly equal needs count as equal, the strictest of them",
+}
+_TABLES = ("scenario", "worker", "policy", "baseline", "settings", "fault", "interference", "cost")
+_ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), "has no place here: apps, variants and loads are the recorded ones")  # fmt: skip
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What is to be different. policies: names; none: the file's, else POLICIES. counts: of recorded machines. apps: only these."""
+
+    policies: tuple[str, ...] = ()
+    machines: Path | None = None
+    counts: Counts = {}
+    boot_s: float = BOOT_S
+    apps: tuple[str, ...] = ()
+
+
+class Replay(Struct, frozen=True):
+    """scenario: to be simulated. recorded: what really happened, as a run. notes: what is not as it was, for people."""
+
+    scenario: Scenario
+    recorded: dict[str, Any]
+    cost: dict[str, Any]
+    notes: list[str]
+
+
+def build(source: Source, options: Options, told: Callable[[int], None] | None = None) -> Replay:
+    """Reads all queries (told: how many so far). Raises ReplayError, ScenarioError."""
+    head = source.head
+    missing = [app for app in options.apps if app not in {one.app for one in head.apps}]
+    if missing:
+        raise ReplayError(
+            f"--app {missing[0]}: is not in the recording; its apps are: {', '.join(one.app for one in head.apps)}"
+        )
+    only = frozenset(options.apps or head.only or ()) or None
+    notes = list(head.notes)
+    apps = tuple(one for one in head.apps if only is None or one.app in only)
+    kinds, recorded = _read(source, {one.app for one in apps}, only, notes, told)
+    loads = tuple(
+        LoadSpec(apps=(app,), shares=(1.0,), arrivals="times", times=kind.times, needs=kind.needs, items=kind.items)
+        for app, found in sorted(kinds.items())
+        for kind in found.found()
+    )
+    if not loads:
+        raise ReplayError("none of the recorded queries can be replayed: their apps are not in the catalogue any more")
+    for what, means in _FOLDED.items():
+        folded = sorted(app for app, found in kinds.items() if found.folded == what)
+        if folded:
+            notes.append(f"{', '.join(folded)}: {means}")
+    file = _file(options.machines)
+    machines, prices, cost, common = _machines(head, file, options)
+    things = _catalogue(head, {one.app for one in apps}, machines, notes)
+    header = Table(
+        file.get("scenario", {}), Place(str(options.machines or "replay"), "scenario"), ("objective", "policies")
+    )
+    objective = one_of(
+        header.content.get("objective", "cost"), header.at("objective"), ("cost", "accuracy"), "objective"
+    )
+    place = Place(str(options.machines or "replay"))
+    table = Table({**file, "settings": common}, place, _TABLES, _ELSEWHERE)
+    peaks = Peaks(loads, things.needs, head.duration_s)
+    folder = options.machines.parent if options.machines is not None else Path()
+    chosen = Policies(table, machines, things, prices, peaks, folder, cast(Objective, objective))
+    if options.policies:
+        policies = chosen.named(options.policies, Place("--policy"))
+    elif "policies" in header or file.get("policy"):
+        policies = chosen.listed(header.content.get("policies"), header.at("policies"))
+    else:
+        policies = chosen.named(POLICIES, Place("--policy"))
+    scenario = Scenario(
+        name=f"{_written(head.begins)} to {_written(head.ends)}",
+        duration_s=head.duration_s,
+        seed=0,
+        objective=cast(Objective, objective),
+        metrics_every_s=head.every_s,
+        apps=things.apps,
+        models=things.models,
+        variants=things.variants,
+        prices=prices,
+        needs=things.needs,
+        policies=policies,
+        loads=loads,
+        jobs=_jobs(head, {one.app for one in apps}),
+        faults=faults_of(table, machines, [one.variant for one in things.variants], head.duration_s),
+        interference=interference_of(table, machines),
+        cost=cost,
+    )
+    own_machines = options.machines is not None and "worker" in file
+    return Replay(scenario, recorded, _compared(head, only, cost, recorded, own_machines=own_machines), notes)
+
+
+def _read(
+    source: Source, apps: set[str], only: frozenset[str] | None, notes: list[str], told: Callable[[int], None] | None
+) -> tuple[dict[str, Kinds], dict[str, Any]]:
+    """One pass over the queries: kinds with their times by app, and what became of them."""
+    head = source.head
+    reality = Reality(head, only, head.every_s)
+    kinds: dict[str, Kinds] = {}
+    unknown: dict[str, int] = {}
+    for number, query in enumerate(source.queries):
+        if told is not None and number % 10_000 == 0:
+            told(number)
+        if only is not None and query.app not in only:
+            continue
+        if query.app not in apps:
+            unknown[query.app] = unknown.get(query.app, 0) + 1
+            continue
+        reality.add(query)
+        _kind_of(kinds, query, head)
+    if unknown:
+        count = sum(unknown.values())
+        notes.append(
+            f"{count:,} quer{'y' if count == 1 else 'ies'} of apps that are not in the catalogue any more are left out: "
+            f"{', '.join(sorted(unknown)[:5])}"
+        )
+    return kinds, reality.finished()
+
+
+def _kind_of(kinds: dict[str, Kinds], query: Query, head: Head) -> None:
+    found = kinds.get(query.app)
+    if found is None:
+        found = kinds[query.app] = Kinds()
+    found.add(query.time - head.begins, query.slo_ms, query.accuracy_required, query.cost_limit, query.items)
+
+
+def _file(path: Path | None) -> Mapping[str, Any]:
+    """Its tables, checked by name."""
+    if path is None:
+        return {}
+    return Table(read_toml(path), Place(str(path)), _TABLES, _ELSEWHERE).content
+
+
+def _machines(
+    head: Head, file: Mapping[str, Any], options: Options
+) -> tuple[list[Machine], dict[str, float], CostSpec, dict[str, Any]]:
+    """Kinds of machine, prices by kind of device, the meter, and settings for all policies."""
+    place = Place(str(options.machines or "replay"))
+    table = Table(dict(file), place, _TABLES, _ELSEWHERE)
+    settings = table.table("settings")
+    if "worker" in file:
+        if options.counts:
+            raise ReplayError(f"--worker: {options.machines} says which machines there are: write start and max there")
+        machines = stated_machines(table)
+        cost = cost_of(table, machines)
+        listed = load_prices(PriceSettings()) | head.prices
+        machines = priced(machines, listed, needed=cost.meter == "worker")
+        return machines, listed | device_prices(machines, listed, {}), cost, settings
+    block = Table({}, place, ())
+    machines = [Machine(one, one.price_per_hour, block) for one in machines_of(head, options.boot_s, options.counts)]
+    monitor = {**PRODUCTION["monitor"], **_section(settings, "monitor")}
+    prices = {**{device.kind: 0.0 for one in machines for device in one.spec.devices}, **head.prices}
+    return machines, prices, cost_of(table, machines), {**settings, "monitor": monitor}
+
+
+def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """One that is no table is refused where settings are read."""
+    found = settings.get(name, {})
+    return found if isinstance(found, dict) else {name: found}
+
+
+def _catalogue(head: Head, apps: set[str], machines: list[Machine], notes: list[str]) -> Catalogue:
+    """As recorded, but simulated all of it. Simulated variants beside real devices of their kind are left out."""
+    real = real_kinds(head)
+    twins = [one.variant for one in head.variants if one.simulated and one.hardware in real]
+    if twins:
+        notes.append(f"simulated variants of hardware that was there are left out: {', '.join(twins[:3])}")
+    records = tuple(
+        replace(one, simulated=True) for one in head.variants if not one.simulated or one.hardware not in real
+    )
+    chosen = tuple(replace(one, signature=SIGNATURE) for one in head.apps if one.app in apps)
+    serving: dict[str, tuple[VariantRecord, ...]] = {
+        one.app: tuple(record for record in records if one.links.get(record.model) == record.version) for one in chosen
+    }
+    mute = sorted(app for app, found in serving.items() if not found)
+    if mute:
+        notes.append(f"no variant serves {', '.join(mute[:5])}: all its queries are refused")
+    here = {device.kind for one in machines for device in one.spec.devices}
+    absent = sorted({one.hardware for one in records} - here)
+    if absent:
+        notes.append(f"no machine has {', '.join(absent)}: variants for that are not used")
+    used = {one.variant for found in serving.values() for one in found}
+    records = tuple(one for one in records if one.variant in used and one.hardware in here)
+    names = sorted({(one.model, one.version) for one in records})
+    return Catalogue(
+        apps=chosen,
+        models=tuple(_model(model, version) for model, version in names),
+        variants=records,
+        needs={one.app: Needs(latency_ms=one.latency_ms) for one in chosen},
+        serving={app: tuple(one for one in found if one.hardware in here) for app, found in serving.items()},
+    )
+
+
+def _model(model: str, version: str) -> ModelRecord:
+    return ModelRecord(
+        model=model, version=version, task=None, metric="top1", format=RECORDED, source=RECORDED, validation=RECORDED,
+        signature=SIGNATURE, created=0.0, registration=RECORDED,
+    )  # fmt: skip
+
+
+def _jobs(head: Head, apps: set[str]) -> tuple[JobSpec, ...]:
+    return tuple(
+        JobSpec(app=one.app, at_s=one.created - head.begins, inputs=one.inputs, accuracy=one.accuracy, model=one.model)
+        for one in head.jobs
+        if one.app in apps
+    )
+
+
+def _compared(
+    head: Head, only: frozenset[str] | None, cost: CostSpec, recorded: Mapping[str, Any], *, own_machines: bool
+) -> dict[str, Any]:
+    """What the recorded cost is of, and whether it may be compared with the simulated ones."""
+    if not head.billed:
+        text = "no cost was recorded in this time"
+    elif cost.meter != "worker":
+        text = "the recorded bill is machines x price, the simulated one GB x seconds x price: not comparable"
+    elif only is not None:
+        text = "the recorded cost is that of the instances of these apps, the simulated one that of whole machines: not comparable"
+    else:
+        text = "both bills are machines x price for the whole time, used or not: comparable"
+        if own_machines:
+            text += " (on other machines)"
+    comparable = head.billed and cost.meter == "worker" and only is None
+    simulated = sum(cost for app, cost in head.simulated_cost.items() if only is None or app in only)
+    if comparable and simulated:
+        text += f"; US$ {simulated:.4g} of the recorded one is of simulated devices"
+    return {"comparable": comparable, "text": text, "recorded": recorded["cost"], "of_simulated_devices": simulated}
+
+
+def _written(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S%z")

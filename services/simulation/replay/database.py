@@ -1,0 +1,264 @@
+"""A recording in the database, read as `infaas_reader` may: relations of docs/sql.md, queries a page at a time."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from math import ceil
+from typing import Any, NamedTuple
+
+import psycopg
+
+from services.core.emulation import KINDS
+from services.core.placement import Device
+from services.simulation.replay.bill import Bill
+from services.simulation.replay.recording import Head, Job, Query, ReplayError, Source, Worker, query_fault
+from services.simulation.replay.records import apps_of, prices_of, variants_of
+
+_PAGE = 5000  # queries at once
+_PERIOD = "1 hour"  # more than any cost row is long
+_TAIL = 30.0  # s after the last cost row in which the next one has not been written yet
+_BINS = 300
+_LEAST_BIN = 2.0  # s
+
+Connection = psycopg.Connection[Any]
+
+
+class Range(NamedTuple):
+    """Unix seconds from begin (included) to end (not). apps: those that are replayed; empty: all."""
+
+    begins: float
+    ends: float
+    apps: Sequence[str] = ()
+
+
+@contextmanager
+def database(dsn: str, span: Range) -> Iterator[Source]:
+    """What was recorded in this time, as it stands at this moment: read it within the block.
+
+    Raises ReplayError where nothing was, psycopg.Error.
+    """
+    with psycopg.connect(dsn, connect_timeout=10, application_name="infaas replay") as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        connection.execute("SET LOCAL statement_timeout = '30min'")  # a day's rows are not read in the usual 30 s
+        connection.execute("SET LOCAL idle_in_transaction_session_timeout = '30min'")
+        connection.execute("SET LOCAL search_path = infaas")
+        head = _head(connection, span)
+        yield Source(head, _queries(connection, head))
+
+
+def _head(connection: Connection, span: Range) -> Head:
+    apps = apps_of(connection)
+    missing = [app for app in span.apps if app not in {one.app for one in apps}]
+    if missing:
+        known = ", ".join(sorted(one.app for one in apps)) or "none"
+        raise ReplayError(f"--app {missing[0]}: there is no such app in the catalogue; the apps are: {known}")
+    if span.apps:
+        apps = [one for one in apps if one.app in span.apps]
+    begins, ends = _clipped(connection, span)
+    only = sorted(set(span.apps)) or None
+    count = _one(
+        connection,
+        "SELECT count(*) FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
+        " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        _bounds(begins, ends, only),
+    )[0]
+    every = _every(ends - begins)
+    bill = Bill(begins, ends, every)
+    for time, seconds, worker, app, variant, cost, simulated in _cursor(
+        connection,
+        "cost",
+        "SELECT extract(epoch FROM time)::float8, seconds, worker || '/' || hardware, app, variant, cost, simulated FROM cost_events"
+        " WHERE time > %(begins)s AND time < %(ends)s + %(period)s::interval ORDER BY time, 3, variant NULLS FIRST, app",
+        {**_bounds(begins, ends, only), "period": _PERIOD},
+    ):
+        bill.add(time, seconds, worker, app, variant, cost, simulated=simulated)
+    bill.close()
+    used = _used(connection, begins, ends, every)
+    prices = prices_of(connection)
+    notes: list[str] = []
+    return Head(
+        begins=begins,
+        ends=ends,
+        every_s=every,
+        only=only,
+        queries=count,
+        apps=apps,
+        variants=variants_of(connection, {one.app for one in apps}, notes),
+        prices=prices,
+        workers=_workers(connection, begins, ends, bill, prices, notes),
+        bins=bill.bins(used),
+        billed=bill.rows > 0,
+        simulated_cost=bill.simulated(),
+        actions=_actions(connection, begins, ends),
+        jobs=_jobs(connection, begins, ends, {one.app for one in apps}),
+        notes=notes,
+    )
+
+
+def _queries(connection: Connection, head: Head) -> Iterator[Query]:
+    last = head.begins
+    for row in _cursor(
+        connection,
+        "queries",
+        "SELECT extract(epoch FROM time)::float8, app, items, slo_ms, accuracy_required, cost_limit, outcome, latency_ms,"
+        " accuracy, variant, code FROM query_outcomes WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
+        " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
+        _bounds(head.begins, head.ends, head.only),
+    ):
+        query = Query(max(row[0], last), *row[1:])
+        fault = query_fault(query, head, last)
+        if fault:
+            raise ReplayError(
+                f"query_outcomes, {_written(query.time)}, app {query.app}: {fault}: choose a range without it"
+            )
+        last = query.time
+        yield query
+
+
+def _clipped(connection: Connection, span: Range) -> tuple[float, float]:
+    """From the first to the last sign of life in this time: before and after, nothing ran that could have cost anything."""
+    bounds = _bounds(span.begins, span.ends, sorted(set(span.apps)) or None)
+    first, last, count = _one(
+        connection,
+        "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
+        " WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline' AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        bounds,
+    )
+    if not count:
+        _nothing(connection, span)
+    paid_first, paid_last = _one(
+        connection,
+        "SELECT extract(epoch FROM min(time - make_interval(secs => seconds)))::float8, extract(epoch FROM max(time))::float8"
+        " FROM cost_events WHERE time > %(begins)s AND time < %(ends)s + %(period)s::interval"
+        " AND time - make_interval(secs => seconds) < %(ends)s",
+        {**bounds, "period": _PERIOD},
+    )
+    ended = last + 1e-3  # the last query is within
+    if paid_last is None:
+        begins, ends = first, ended
+    elif first < paid_last < last <= paid_last + _TAIL:
+        begins, ends = min(first, paid_first), paid_last
+    else:
+        begins, ends = min(first, paid_first), max(ended, paid_last)
+    begins, ends = max(span.begins, begins), min(span.ends, ends)
+    return begins, max(ends, begins + 1e-3)
+
+
+def _nothing(connection: Connection, span: Range) -> None:
+    first, last, count = _one(
+        connection,
+        "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
+        " WHERE policy IS DISTINCT FROM 'offline' AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        _bounds(0.0, 0.0, sorted(set(span.apps)) or None),
+    )
+    of = f" of {', '.join(span.apps)}" if span.apps else ""
+    asked = f"no query{of} is recorded from {_written(span.begins)} to {_written(span.ends)}"
+    if not count:
+        raise ReplayError(f"{asked}, nor at any other time: send some (infaas bench), or read a file (--file)")
+    raise ReplayError(
+        f"{asked}: {count:,} are, from {_written(first)} to {_written(last)}: choose --from and --to there"
+    )
+
+
+def _every(duration: float) -> float:
+    """Seconds of a bin: 1, 2 or 5 times a power of ten, at most _BINS of them."""
+    if duration <= _LEAST_BIN:
+        return duration
+    least = max(_LEAST_BIN, duration / _BINS)
+    size = 1.0
+    while size < least:
+        for factor in (2.0, 5.0, 10.0):
+            if size * factor >= least:
+                return size * factor
+        size *= 10.0
+    return size
+
+
+def _used(connection: Connection, begins: float, ends: float, every: float) -> dict[int, float]:
+    """Mean utilisation of all devices, by number of the bin."""
+    rows = connection.execute(
+        "SELECT floor(extract(epoch FROM time - %(begins)s) / %(every)s)::int, avg(utilisation) FROM worker_samples"
+        " WHERE time >= %(begins)s AND time < %(ends)s GROUP BY 1",
+        {**_bounds(begins, ends, None), "every": every},
+    )
+    return {number: min(1.0, max(0.0, used)) for number, used in rows}
+
+
+def _workers(
+    connection: Connection, begins: float, ends: float, bill: Bill, prices: dict[str, float], notes: list[str]
+) -> list[Worker]:
+    """Those that told of themselves. How many cores they sold is in what they cost."""
+    found: dict[str, tuple[list[Device], float, float]] = {}
+    rows = connection.execute(
+        "SELECT worker, device, hardware, max(memory_mb), extract(epoch FROM min(time))::float8,"
+        " extract(epoch FROM max(time))::float8 FROM worker_samples"
+        " WHERE time >= %(begins)s - interval '10 s' AND time < %(ends)s + interval '10 s' GROUP BY 1, 2, 3 ORDER BY 1, 3, 2",
+        _bounds(begins, ends, None),
+    ).fetchall()
+    guessed: set[str] = set()
+    for worker, name, kind, memory_mb, first, last in rows:
+        devices, since, until = found.get(worker, ([], first, last))
+        cores = bill.cores(f"{worker}/{kind}", prices.get(kind, 0.0))
+        if cores is None:
+            cores = KINDS[kind].cores if kind in KINDS else 1
+            if kind == "cpu":
+                guessed.add(worker)
+        simulated = bill.is_simulated(f"{worker}/{kind}")
+        device = Device(name=name, kind=kind, cores=cores, memory_mb=max(1.0, memory_mb), simulated=simulated)
+        found[worker] = ([*devices, device], min(since, first), max(until, last))
+    if guessed:
+        notes.append(
+            f"nothing tells the cores of {', '.join(sorted(guessed)[:3])}: 1 is assumed; say more with --machines"
+        )
+    return [
+        Worker(worker=worker, devices=devices, first=first, last=last)
+        for worker, (devices, first, last) in sorted(found.items())
+    ]
+
+
+def _actions(connection: Connection, begins: float, ends: float) -> dict[str, int]:
+    rows = connection.execute(
+        "SELECT action, count(*) FROM scaling_events WHERE time >= %(begins)s AND time < %(ends)s AND count > 0"
+        " GROUP BY 1 ORDER BY 1",
+        _bounds(begins, ends, None),
+    )
+    return dict(rows.fetchall())
+
+
+def _jobs(connection: Connection, begins: float, ends: float, apps: set[str]) -> list[Job]:
+    rows = connection.execute(
+        "SELECT app, extract(epoch FROM created)::float8, total, accuracy, model FROM jobs"
+        " WHERE created >= %(begins)s AND created < %(ends)s AND total >= 1 ORDER BY created, job",
+        _bounds(begins, ends, None),
+    )
+    return [
+        Job(app=app, created=created, inputs=total, accuracy=accuracy or 0.0, model=model)
+        for app, created, total, accuracy, model in rows
+        if app in apps
+    ]
+
+
+def _cursor(connection: Connection, name: str, query: str, values: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Rows, a page at a time."""
+    with connection.cursor(name=name) as cursor:
+        cursor.itersize = _PAGE
+        cursor.execute(query.encode(), values)
+        yield from cursor
+
+
+def _one(connection: Connection, query: str, values: dict[str, Any]) -> tuple[Any, ...]:
+    row = connection.execute(query.encode(), values).fetchone()
+    assert row is not None  # an aggregate
+    return tuple(row)
+
+
+def _bounds(begins: float, ends: float, only: list[str] | None) -> dict[str, Any]:
+    # PostgreSQL has microseconds: what is asked for must not lie between two of them.
+    first, last = (datetime.fromtimestamp(ceil(at * 1e6 - 0.25) / 1e6, UTC) for at in (begins, ends))
+    return {"begins": first, "ends": last, "only": only}
+
+
+def _written(at: float) -> str:
+    """A moment for people, where they are."""
+    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,172 @@
+"""A recording: what was there, what was asked and what came of it, without any payload. Pure data, and its checks.
+
+Times are Unix seconds (those of bins: seconds from the recording's begin), money US$, latencies milliseconds.
+"""
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from bus.messages.catalog import AppRecord, VariantRecord
+from bus.subjects import valid_name
+from services.core.placement import Device
+
+VERSION = 1
+LONGEST = 400 * 86400.0  # s
+LARGEST = 1e12  # of any number
+
+
+class ReplayError(ValueError):
+    """Something recorded that cannot be replayed. The text: where, what is wrong there, and the remedy."""
+
+
+class Query(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One query: when it arrived, what it asked for, how it ended (as `query_outcomes` says)."""
+
+    time: float
+    app: str
+    items: int
+    slo_ms: float | None
+    accuracy_required: float | None
+    cost_limit: float | None
+    outcome: str
+    latency_ms: float | None
+    accuracy: float | None
+    variant: str | None
+    code: str | None
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """A machine that ran. first, last: when it was seen."""
+
+    worker: str
+    devices: list[Device]
+    first: float
+    last: float
+
+
+class Bin(Struct, frozen=True, kw_only=True):
+    """An interval of `every_s`. instances: by variant, on average. workers: that ran. cost: by app, "" for what nobody used.
+
+    utilisation: 0..1, mean over all devices; None where none was sampled.
+    """
+
+    instances: dict[str, float]
+    workers: list[str]
+    cost: dict[str, float]
+    utilisation: float | None
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """Offline work that was handed in."""
+
+    app: str
+    created: float
+    inputs: int
+    accuracy: float = 0.0
+    model: str | None = None
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """All but the queries. apps: those that it is of, None: all. billed: whether cost was recorded. queries: how many.
+
+    simulated_cost: the part of the bill that is of simulated devices, by app as in bins. actions: what was scaled, by kind.
+    """
+
+    format: Literal["infaas-recording"] = "infaas-recording"
+    version: int = VERSION
+    begins: float
+    ends: float
+    every_s: float
+    only: list[str] | None
+    queries: int
+    apps: list[AppRecord]
+    variants: list[VariantRecord]
+    prices: dict[str, float]
+    workers: list[Worker]
+    bins: list[Bin]
+    billed: bool
+    simulated_cost: dict[str, float]
+    actions: dict[str, int]
+    jobs: list[Job] = []
+    notes: list[str] = []
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds."""
+        return self.ends - self.begins
+
+
+class Source(Struct, frozen=True):
+    """A recording to be read. queries: in the order of their arrival, once."""
+
+    head: Head
+    queries: Iterator[Query]
+
+
+def head_fault(head: Head) -> str:
+    """What makes no sense in it, with the key; empty when nothing."""
+    if not (isfinite(head.begins) and 0 < head.duration_s <= LONGEST):
+        return f"ends: must lie after begins, by at most {LONGEST / 86400:g} days"
+    if not 0 < head.every_s <= head.duration_s:
+        return f"every_s: must be above 0 and at most the duration ({head.duration_s:g} s)"
+    if head.duration_s / head.every_s > 1e6:
+        return "every_s: is too small for so long a duration"
+    for i, app in enumerate(head.apps):
+        if not valid_name(app.app):
+            return f"apps[{i}].app: {app.app[:70]!r} is no name"
+    for i, one in enumerate(head.variants):
+        fault = _variant_fault(one)
+        if fault:
+            return f"variants[{i}].{fault}"
+    for i, worker in enumerate(head.workers):
+        for k, device in enumerate(worker.devices):
+            if not valid_name(device.kind) or not valid_name(device.name) or not 1 <= device.cores <= 4096:
+                return f"workers[{i}].devices[{k}]: needs a kind, a name and 1 to 4096 cores"
+            if not 0 < device.memory_mb < LARGEST:
+                return f"workers[{i}].devices[{k}].memory_mb: must be above 0"
+    for kind, price in head.prices.items():
+        if not 0 <= price < LARGEST:
+            return f"prices.{kind}: must be at least 0"
+    for i, job in enumerate(head.jobs):
+        if not head.begins <= job.created < head.ends or not 1 <= job.inputs <= 10**9:
+            return f"jobs[{i}]: must be created within the recording, and have 1 to 1e9 inputs"
+    return ""
+
+
+def _variant_fault(one: VariantRecord) -> str:
+    if not (valid_name(one.variant) and valid_name(one.model) and valid_name(one.version) and valid_name(one.hardware)):
+        return "variant: needs names of variant, model, version and hardware"
+    if one.threads < 1 or not 1 <= one.max_batch <= 10**6:
+        return "max_batch: must be from 1 to 1e6, and threads at least 1"
+    if one.accuracy is not None and not 0 <= one.accuracy <= 1:
+        return "accuracy: must be from 0 to 1"
+    profile = one.profile
+    if not profile.rows:
+        return "profile.rows: is empty: nothing was measured of it"
+    if not all(row.batch >= 1 and 0 < row.p50_ms < LARGEST for row in profile.rows):
+        return "profile.rows: batch must be at least 1, p50_ms above 0"
+    if not (0 <= profile.load_ms < LARGEST and 0 <= profile.memory_mb < LARGEST):
+        return "profile: load_ms and memory_mb must be at least 0"
+    return ""
+
+
+def query_fault(one: Query, head: Head, last: float) -> str:
+    """What makes no sense in it; last: when the one before it arrived."""
+    if not head.begins <= one.time < head.ends:
+        return f"time {one.time!r} lies outside the recording ({head.begins!r} to {head.ends!r})"
+    if one.time < last:
+        return f"time {one.time!r} comes after {last!r}: rows must be in the order of arrival"
+    if not 1 <= one.items <= 10**6:
+        return f"items must be from 1 to 1000000, not {one.items}"
+    for name in ("slo_ms", "cost_limit", "latency_ms"):
+        value: Any = getattr(one, name)
+        if value is not None and not 0 <= value < LARGEST:
+            return f"{name} must be at least 0, not {value!r}"
+    for name in ("accuracy_required", "accuracy"):
+        value = getattr(one, name)
+        if value is not None and not 0 <= value <= 1:
+            return f"{name} must be from 0 to 1, not {value!r}"
+    return ""

@@ -1,0 +1,270 @@
+"""`infaas replay`: from a real database's rows to figures beside what happened; files of them; what is refused and how."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
+from infaas.cli import main
+from services.simulation.report import MEASURED
+from tests.events import event
+from tests.recorded import BEGINS, OTHER, PRICES, bills, catalogue, minute, outcomes, record, samples
+
+HOUR = ("--from", "2025-11-17T08:00Z", "--to", "2025-11-17T09:00Z")
+MACHINES = """
+[[worker]]
+kind = "large"
+devices = { cpu = 8 }
+price_per_hour = 1.5
+boot_s = 5
+start = 1
+max = 3
+[[policy]]
+name = "twice"
+base = "static"
+start = { large = 2 }
+[settings.autoscaler]
+slack = 1.2
+"""
+
+Run = Callable[..., dict[str, Any]]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def replay(reader_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command on the test's database; gives its document without what a clock measured."""
+    monkeypatch.setenv("INFAAS_SQL_DSN", reader_dsn)
+    monkeypatch.delenv("INFAAS_DATA_DIR", raising=False)
+
+    def run(*arguments: object) -> dict[str, Any]:
+        code = main(["replay", *map(str, arguments), "--json"])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        document: dict[str, Any] = json.loads(printed.out)
+        for one in document.get("policies", ()):
+            for key in MEASURED:
+                del one[key]
+        return document
+
+    return run
+
+
+@pytest.fixture
+def refused(empty_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs it on an empty database, or another one; gives the one line that says why not."""
+
+    def run(*arguments: object, dsn: str = empty_dsn) -> str:
+        monkeypatch.setenv("INFAAS_SQL_DSN", dsn)
+        code = main(["replay", *map(str, arguments)])
+        printed = capsys.readouterr()
+        assert (code, printed.out, printed.err.count("\n")) == (2, "", 1), printed
+        return printed.err
+
+    return run
+
+
+def test_what_happened_and_what_would_have(database_dsn: str, replay: Run) -> None:
+    minute(database_dsn)
+    found = replay(*HOUR)
+    recorded = found["recorded"]
+    assert (found["from"], found["to"]) == (
+        "2025-11-17T08:00:00+00:00",
+        "2025-11-17T08:01:00+00:00",
+    )  # nothing ran later
+    assert (recorded["queries"], recorded["late"], recorded["refused"], recorded["failed"]) == (900, 18, 9, 0)
+    assert recorded["refusals"] == {"deadline": 9}
+    assert recorded["slo_violation_ratio"] == pytest.approx(27 / 900)
+    assert recorded["simulated"] is False
+    rows = outcomes()
+    exact = sorted(row.latency_ms or 0.0 for row in rows if row.outcome in ("ok", "late"))
+    assert recorded["p50_ms"] == pytest.approx(exact[len(exact) // 2], rel=0.02)
+    timely = [row.accuracy for row in rows if row.outcome == "ok" and row.accuracy is not None]
+    assert recorded["effective_accuracy"] == pytest.approx(sum(timely) / len(timely))
+    assert recorded["cost"] == pytest.approx(4 * PRICES["cpu"] / 60)
+    assert recorded["mean_utilisation"] == pytest.approx(0.25)
+    assert recorded["scale_actions"] == {"load": 1}
+    assert recorded["series"]["instances"][OTHER] == [1] * 30
+    assert found["machines"] == [{"kind": "cpu", "price_per_hour": pytest.approx(0.192), "start": 1, "max": 1}]
+    assert found["cost"]["comparable"]
+    assert [one["policy"] for one in found["policies"]] == ["infaas", "static", "replicate"]
+    for one in found["policies"]:
+        assert one["simulated"] is True
+        assert one["queries"] == one["answered"] == 900
+        assert {app: of["queries"] for app, of in one["apps"].items()} == {"digits": 600, "faces": 300}
+        assert one["variants"][OTHER] == 300  # faces asks for an accuracy that only this one has
+        assert one["cost"] == pytest.approx(recorded["cost"])
+        assert [(job["app"], job["inputs"], job["done"]) for job in one["jobs"]] == [("digits", 40, 40)]
+    assert found["notes"] == []
+
+
+def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_path: Path) -> None:
+    minute(database_dsn)
+    plain, small = tmp_path / "past.mp", tmp_path / "past.mp.gz"
+    assert replay(*HOUR, "--export", plain)["queries"] == 900
+    replay(*HOUR, "--export", small)
+    assert gzip.decompress(small.read_bytes()) == plain.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [plain, small]
+    assert plain.stat().st_mode & 0o077 == 0
+    for word in (b"secret", b"a label", b"somebody"):
+        assert word not in plain.read_bytes()
+    wanted = ("--policy", "infaas", "--worker", "cpu=1:2")
+    expected = replay(*HOUR, *wanted)
+    assert expected["machines"][0]["max"] == 2
+    assert replay("--file", plain, *wanted) == expected
+    assert replay("--file", small, *wanted) == expected
+    one_app = replay("--file", plain, *wanted, "--app", "faces")
+    assert one_app == replay(*HOUR, *wanted, "--app", "faces")
+    assert one_app["recorded"]["queries"] == one_app["policies"][0]["queries"] == 300
+    assert one_app["recorded"]["cost"] == pytest.approx(PRICES["cpu"] / 60)  # of its own instance
+    assert not one_app["cost"]["comparable"]
+
+
+def test_a_part_of_the_time(database_dsn: str, replay: Run) -> None:
+    minute(database_dsn)
+    found = replay("--from", "2025-11-17T08:00:15Z", "--to", "2025-11-17T09:00:35+01:00", "--policy", "static")
+    expected = [row for row in outcomes() if BEGINS + 15 <= row.time < BEGINS + 35]
+    assert found["policies"][0]["queries"] == found["recorded"]["queries"] == len(expected)
+    assert found["recorded"]["cost"] == pytest.approx(4 * PRICES["cpu"] / 180)
+    assert found["policies"][0]["cost"] == pytest.approx(4 * PRICES["cpu"] / 180)
+    assert found["policies"][0]["jobs"] == []
+
+
+def test_other_machines(database_dsn: str, replay: Run, tmp_path: Path) -> None:
+    minute(database_dsn)
+    two = replay(*HOUR, "--worker", "cpu=2", "--policy", "static")
+    assert two["policies"][0]["cost"] == pytest.approx(2 * two["recorded"]["cost"])
+    file = tmp_path / "machines.toml"
+    file.write_text(MACHINES)
+    found = replay(*HOUR, "--machines", file)
+    assert [one["policy"] for one in found["policies"]] == ["twice"]
+    assert found["policies"][0]["cost"] == pytest.approx(2 * 1.5 / 60)
+    assert found["policies"][0]["answered"] == 900
+    assert "other machines" in found["cost"]["text"]
+
+
+def test_machines_that_came_and_went_and_devices_of_several_kinds(database_dsn: str, replay: Run) -> None:
+    """Two workers, the second from half-time on; each has a simulated GPU, at the price of a whole one."""
+    catalogue(database_dsn)
+    late = [row for row in bills(2) if row.worker == "w0" or row.time > BEGINS + 30]
+    gpus = [
+        event(
+            CostEvent, time=row.time, seconds=10.0, worker=row.worker, hardware="gpu", app=None, model=None, variant=None,
+            busy_seconds=0.0, cost=10 * PRICES["gpu"] / 3600, simulated=True,
+        )
+        for row in late
+        if row.variant is None
+    ]  # fmt: skip
+    seen = [row for row in samples(2) if row.worker == "w0" or row.time >= BEGINS + 32]
+    devices: list[Any] = [
+        event(WorkerSample, time=row.time, worker=row.worker, device="gpu-0", hardware="gpu", utilisation=0.0)
+        for row in seen
+    ]
+    record(database_dsn, outcomes(), sorted([*late, *gpus], key=lambda row: row.time), seen, devices)
+    found = replay(*HOUR, "--policy", "infaas")
+    assert found["machines"] == [{"kind": "gpu", "price_per_hour": pytest.approx(3.06 + 0.192), "start": 1, "max": 2}]
+    assert found["recorded"]["cost"] == pytest.approx(1.5 * (3.06 + 0.192) / 60)
+    assert found["cost"]["of_simulated_devices"] == pytest.approx(1.5 * 3.06 / 60)
+    assert found["recorded"]["series"]["workers"]["gpu"] == [1] * 15 + [2] * 15
+
+
+def test_people_see_what_is_simulated(
+    database_dsn: str, reader_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalogue(database_dsn, apps=("digits",))
+    record(database_dsn, outcomes(), bills(), samples())
+    monkeypatch.setenv("INFAAS_SQL_DSN", reader_dsn)
+    assert main(["replay", *HOUR, "--policy", "infaas"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("recorded  ") and "600" in line for line in lines)
+    assert any(line.startswith("infaas (simulated)") for line in lines)
+    assert "note: 300 queries of apps that are not in the catalogue any more are left out: faces" in lines
+    assert any("comparable" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--from", "tuesday"), "--from tuesday: is no time: write 2026-11-17"),
+        (("--to", "-3x"), "--to -3x: is no time"),
+        (("--from", "-1h", "--to", "-2h"), "--to -2h: must be after --from -1h"),
+        (("--worker", "cpu"), "--worker cpu: write KIND=N"),
+        (("--worker", "cpu=4:2"), "N must be at most MOST"),
+        (("--file", "a", "--from", "-1h"), "--from: a holds one range already"),
+        (("--export", "a", "--policy", "infaas"), "--policy: --export simulates nothing"),
+        (("--file", "nowhere.mp"), "nowhere.mp: there is no such file"),
+        (("--export", "no/such/past.mp"), "--export no/such/past.mp: there is no directory no/such"),
+        ((), "nor at any other time: send some (infaas bench), or read a file (--file)"),
+        (("--app", "digits"), "--app digits: there is no such app in the catalogue; the apps are: none"),
+    ],
+)
+def test_bad_usage_is_one_line(refused: Refused, arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+def test_what_is_not_there_is_named(database_dsn: str, reader_dsn: str, refused: Refused, tmp_path: Path) -> None:
+    minute(database_dsn)
+    text = refused("--from", "2026-01-01", "--to", "2026-01-02", dsn=reader_dsn)
+    assert "900 are, from 2025-11-17 " in text
+    assert "choose --from and --to there" in text
+    assert "there were: cpu" in refused(*HOUR, "--worker", "gpu=1", dsn=reader_dsn)
+    assert "there is no policy" in refused(*HOUR, "--policy", "infas", dsn=reader_dsn)
+    file = tmp_path / "machines.toml"
+    file.write_text(MACHINES + "[[load]]\n")
+    assert f"{file}: load: has no place here" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    file.write_text(MACHINES.replace("cpu = 8", "cpu = -8"))
+    assert f"{file}: worker[0].devices.cpu: must be from 1" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+
+
+def test_a_damaged_file_is_refused_by_file_and_row(
+    database_dsn: str, replay: Run, refused: Refused, tmp_path: Path
+) -> None:
+    minute(database_dsn)
+    path = tmp_path / "past.mp"
+    replay(*HOUR, "--export", path)
+    whole = path.read_bytes()
+    head, *rows, count = _values(whole)
+    assert count == len(rows) == 900
+
+    def after(*values: Any) -> str:
+        path.write_bytes(b"".join(map(msgpack.packb, values)))
+        text = refused("--file", path)
+        assert text.startswith(f"infaas: {path}: ")
+        assert "infaas replay --export" in text
+        return text
+
+    assert "row 2: items must be from 1" in after(head, rows[0], [*rows[1][:2], 0, *rows[1][3:]], 2)
+    assert "row 1: Expected `float | null`, got `str` for slo_ms" in after(head, [*rows[0][:3], "50", *rows[0][4:]], 1)
+    assert "row 1: Expected `array` of at least length 11" in after(head, rows[0][:4], 1)
+    assert "row 2: time" in after(head, rows[5], rows[1], 2)
+    assert "ends after 1 of 2 queries" in after(head, rows[0], 2)
+    assert "ends in the middle, after row 1" in after(head, rows[0])
+    assert "goes on after its end" in after(head, rows[0], 1, 2)
+    assert "is no recording" in after(rows[0])
+    assert "has version 9" in after({**head, "version": 9}, 0)
+    assert "head: prices.cpu: must be at least 0" in after({**head, "prices": {"cpu": -1.0}}, 0)
+    variant = {**head["variants"][0], "max_batch": 0}
+    assert "head: variants[0].max_batch" in after({**head, "variants": [variant]}, 0)
+    assert "head" in after({key: value for key, value in head.items() if key != "begins"}, 0)
+    path.write_bytes(whole[:-700])
+    assert "ends in the middle, after row" in refused("--file", path)
+    path.write_bytes(b"\xc1 no MessagePack")
+    assert "is not valid MessagePack" in refused("--file", path)
+
+
+def _values(data: bytes) -> list[Any]:
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    return list(unpacker)
+
+
+def test_strange_rows_are_named(database_dsn: str, reader_dsn: str, refused: Refused) -> None:
+    catalogue(database_dsn)
+    record(database_dsn, [event(OutcomeEvent, time=BEGINS + 1, slo_ms=-5.0)], bills(), samples())
+    text = refused(*HOUR, dsn=reader_dsn)
+    assert "app digits: slo_ms must be at least 0, not -5.0" in text

@@ -1,0 +1,40 @@
+"""`infaas replay` of what a real system has just done."""
+
+import json
+import time
+
+import psycopg
+
+from tests.processes import infaas
+from tests.stock import answered, talk, tensor
+from tests.system import APP, MODELS, Whole
+
+
+def _recorded(system: Whole) -> int:
+    query = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND app = %s AND outcome = 'ok'"
+    with psycopg.connect(system.sql) as connection:
+        row = connection.execute(query, (APP,)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_the_recent_past_of_a_real_system(system: Whole) -> None:
+    async def ask(nc):
+        for i in range(20):
+            await answered(nc, {"inputs": tensor(system.x[i : i + 1]), "accuracy": 0.5, "context": "replay"})
+
+    talk(system, ask)
+    until = time.monotonic() + 30
+    while _recorded(system) < 20:  # at most 5 s after it happened
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    done = infaas("replay", "--from", "-1h", "--policy", "infaas", "--json", "--data-dir", str(system.directory))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    run, recorded = found["policies"][0], found["recorded"]
+    assert run["queries"] == recorded["queries"] >= 20
+    assert recorded["cost"] > 0
+    assert set(recorded["variants"]) <= {name for name in recorded["hardware"] if name.startswith(MODELS)}
+    assert found["machines"][0]["price_per_hour"] > 0
+    assert run["apps"][APP]["answered"] >= 20
+    assert run["simulated"] is True

@@ -1,0 +1,75 @@
+"""Kinds of query: exact while they are few, stricter than asked while they are many, and never a query lost."""
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.simulation.replay.classes import HELD, MOST, Kinds
+from services.simulation.scenario.model import Needs
+
+asked = st.tuples(
+    st.one_of(st.none(), st.floats(0.5, 1e5)),
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.one_of(st.none(), st.floats(1e-6, 10)),
+    st.integers(1, 64),
+)
+
+
+def test_few_are_kept_as_they_are():
+    kinds = Kinds()
+    for i in range(90):
+        kinds.add(float(i), (50.0, 200.0, None)[i % 3], 0.9 if i % 3 == 1 else None, None, 1 + i % 2)
+    found = kinds.found()
+    assert not kinds.folded
+    assert {(one.needs, one.items) for one in found} == {
+        (Needs(latency_ms=latency, accuracy=accuracy), items)
+        for latency, accuracy in ((50.0, 0.0), (200.0, 0.9), (None, 0.0))
+        for items in (1, 2)
+    }
+    assert next(one for one in found if one.needs.latency_ms == 200.0 and one.items == 2).times.tolist() == [
+        float(i) for i in range(1, 90, 6)
+    ]
+
+
+@given(st.lists(asked, min_size=1, max_size=200))
+def test_every_query_is_there_once_and_asks_no_less(queries):
+    kinds = Kinds()
+    for i, (latency, accuracy, cost, items) in enumerate(queries):
+        kinds.add(float(i), latency, accuracy, cost, items)
+    found = kinds.found()
+    assert len(found) <= MOST
+    assert sorted(np.concatenate([one.times for one in found]).tolist()) == [float(i) for i in range(len(queries))]
+    for one in found:
+        assert (np.diff(one.times) > 0).all()
+        for at in one.times:
+            latency, accuracy, cost, _ = queries[int(at)]
+            assert (one.needs.latency_ms or inf) <= (latency or inf)
+            assert one.needs.accuracy >= (accuracy or 0.0)
+            assert (inf if one.needs.cost is None else one.needs.cost) <= (inf if cost is None else cost)
+
+
+def test_ever_new_needs_take_no_more_room():
+    kinds = Kinds()
+    latencies = np.random.default_rng(1).uniform(20, 80, 20_000)
+    for i, latency in enumerate(latencies):
+        kinds.add(float(i), float(latency), None, None, 1)
+    assert len(kinds._cells) <= HELD
+    found = kinds.found()
+    assert kinds.folded == "needs"
+    assert 8 <= len(found) <= MOST
+    assert sum(len(one.times) for one in found) == len(latencies)
+    for one in found:  # nearly what was asked
+        assert (latencies[one.times.astype(int)] < one.needs.latency_ms * 1.1).all()
+
+
+def test_items_of_a_kind_are_their_mean():
+    kinds = Kinds()
+    for i in range(1000):
+        kinds.add(float(i), 50.0 + i % 2, None, None, 1 + i % 200)
+    found = kinds.found()
+    assert kinds.folded == "sizes"
+    assert {one.needs.latency_ms for one in found} == {50.0, 51.0}
+    assert sum(one.items * len(one.times) for one in found) == pytest.approx(100_500, rel=0.03)
