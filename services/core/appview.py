@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.ask import Ask
 from services.core.cost import cost_per_1000, open_axis
+from services.core.crowd import MANY, usual
 from services.core.goal import Goal, merit
 from services.core.plans import Group, Kind, Plan, Ranked
 
@@ -51,6 +52,7 @@ class AppView:
         self.saturation: NDArray[np.float64] = np.array([r.profile.saturation_qps for r in records], dtype=np.float64)
         self.cost: NDArray[np.float64] = np.zeros(count)
         self.batch: list[int] = [1] * count
+        self._placed = [0] * count
         self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
         self.has_active: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
@@ -99,37 +101,45 @@ class AppView:
         """Put an instance into the list that its state for this app belongs to."""
         i = self.index[instance.record.variant]
         group = self.groups[i]
-        self._take_out(group, instance)
         state = instance.state_for(self.app.app) if instance.state not in ("Inactive", "Unloading") else instance.state
         if state == "Active":
-            group.active.append(instance)
+            group.put(instance, group.active)
         elif state == "Loading":
-            group.loading.append(instance)
+            group.put(instance, group.loading)
         elif state in ("Overloaded", "Interfered"):
-            group.troubled.append(instance)
-        if instance.batch != self.batch[i] or instance.price_per_s != self._price[i]:
-            self.batch[i], self._price[i] = instance.batch, instance.price_per_s
-            self.cost[i] = cost_per_1000(group.record, instance.price_per_s, instance.batch)
+            group.put(instance, group.troubled)
+        else:
+            group.put(instance, None)
+        batch = instance.batch if len(group.active) <= MANY else self._usual_batch(i)
+        if batch != self.batch[i] or instance.price_per_s != self._price[i]:
+            self.batch[i], self._price[i] = batch, instance.price_per_s
+            self.cost[i] = cost_per_1000(group.record, instance.price_per_s, batch)
+            self._changed()
         self._refresh(i)
+
+    def _usual_batch(self, i: int) -> int:
+        """Of many instances: looked at now and then, since some of them always change theirs."""
+        active = self.groups[i].active
+        self._placed[i] = (self._placed[i] + 1) % len(active)
+        return self.batch[i] if self._placed[i] else usual(instance.batch for instance in active)
 
     def unplace(self, instance: "Instance") -> None:
         i = self.index.get(instance.record.variant)
         if i is not None:
-            self._take_out(self.groups[i], instance)
+            self.groups[i].put(instance, None)
             self._refresh(i)
 
-    @staticmethod
-    def _take_out(group: Group, instance: "Instance") -> None:
-        for instances in (group.active, group.loading, group.troubled):
-            if instance in instances:
-                instances.remove(instance)
-
     def _refresh(self, i: int) -> None:
+        """Whether there is any instance in each state; who may serve what changes only with that."""
         group = self.groups[i]
-        self.has_active[i] = bool(group.active)
-        self.has_loading[i] = bool(group.loading)
-        self.has_troubled[i] = bool(group.troubled)
-        self._changed()
+        for has, instances in (
+            (self.has_active, group.active),
+            (self.has_loading, group.loading),
+            (self.has_troubled, group.troubled),
+        ):
+            if has[i] != bool(instances):
+                has[i] = bool(instances)
+                self._changed()
 
     def _changed(self) -> None:
         self._plans.clear()

@@ -4,18 +4,21 @@ Pure and cheap: a heartbeat that changes nothing structural only refreshes numbe
 between the lists of the apps that its variant serves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import nsmallest
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.appview import AppView
 from services.core.cost import LatencyTable, instance_price_per_s
+from services.core.crowd import MANY
 from services.core.goal import Goal
 
 # Queues are filled to 1/1.3 of what deadlines allow and no further. What a queue drains at is known to some tens of percent only
 # (neighbours, the loop, the bus); without this, under overload every query is admitted to end exactly at its deadline, and
 # whatever goes slower than predicted makes most of them late: work done for nothing. A shorter queue costs no throughput.
 CAUTION = 1.3
+FEW = 8  # least used workers remembered, of many
 STALE = 1.0  # s; what a heartbeat tells of a queue is up to so old: an executor reports to its monitor, which tells us
 SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
 
@@ -131,6 +134,9 @@ class ClusterView:
         self.by_variant: dict[str, dict[str, Instance]] = {}
         self.not_before: dict[str, float] = {}  # variants that lately failed to load, or found no room: try again then
         self._unknown: dict[str, WorkerHeartbeat] = {}
+        self._quarantining: dict[str, Worker] = {}
+        self._heard = 0  # heartbeats
+        self._idlest: dict[tuple[str, bool], tuple[int, list[str]]] = {}  # after which heartbeat, and who
 
     # -- catalogue
 
@@ -171,6 +177,11 @@ class ClusterView:
         worker.kind = beat.kind or beat.hardware
         worker.draining = beat.draining or beat.leaving
         worker.quarantined = beat.quarantined
+        self._heard += 1
+        if beat.quarantined:
+            self._quarantining[worker.name] = worker
+        elif self._quarantining:
+            self._quarantining.pop(worker.name, None)
         for device in beat.devices:
             before = worker.devices.get(device.device)
             if not device.alive or (before is not None and before.incarnation != device.incarnation):
@@ -267,27 +278,42 @@ class ClusterView:
             self.remove(instance.id)
         del self.workers[name]
         self._unknown.pop(name, None)
+        self._quarantining.pop(name, None)
         return lost
 
     def quarantines(self, variant: str) -> dict[str, str]:
         """The workers that will not load this variant until it is released, and why."""
-        return {w.name: w.quarantined[variant] for w in self.workers.values() if variant in w.quarantined}
+        found = self._quarantining
+        return {w.name: w.quarantined[variant] for w in found.values() if variant in w.quarantined} if found else {}
 
     def least_utilised(
         self, kind: str, exclude: frozenset[str] = frozenset(), *, simulated: bool = False
     ) -> str | None:
         """The living worker whose device of this kind, real or simulated, is used least; by name among equals.
 
-        None when there is none.
+        None when there is none. Of very many workers, as of a moment ago.
         """
-        best: tuple[float, str] | None = None
-        for worker in self.workers.values():
-            if worker.draining or worker.name in exclude:
-                continue
-            used = worker.utilisation(kind, simulated=simulated)
-            if used is not None and (best is None or (used, worker.name) < best):
-                best = (used, worker.name)
-        return best[1] if best else None
+        if len(self.workers) <= MANY:
+            return next(self._by_use(kind, exclude, simulated=simulated, most=1), None)
+        at, names = self._idlest.get((kind, simulated), (0, []))
+        if not names or self._heard - at > len(self.workers) // 8:  # a sixteenth of a second
+            names = list(self._by_use(kind, frozenset(), simulated=simulated, most=FEW))
+            self._idlest[kind, simulated] = self._heard, names
+        for name in names:
+            worker = self.workers.get(name)
+            if worker is not None and not worker.draining and name not in exclude:
+                return name
+        return next(self._by_use(kind, exclude, simulated=simulated, most=1), None)
+
+    def _by_use(self, kind: str, exclude: frozenset[str], *, simulated: bool, most: int) -> Iterator[str]:
+        found = [
+            (used, worker.name)
+            for worker in self.workers.values()
+            if not worker.draining
+            and worker.name not in exclude
+            and (used := worker.utilisation(kind, simulated=simulated)) is not None
+        ]
+        return (name for _, name in nsmallest(most, found))
 
 
 def busy_share(status: InstanceStatus) -> float:

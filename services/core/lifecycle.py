@@ -7,6 +7,8 @@ Fig. 4), which gives no thresholds; the defaults are those of its published code
 which depend on the hardware: see `thresholds_for`.
 """
 
+from functools import lru_cache
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -81,6 +83,11 @@ def thresholds_for(hardware: str, profiled_s: float, instances: int, given: Thre
         ratio, share, backlog, clear = 4.0, 1.0, 1.1, 1.5
     else:
         ratio, share, backlog, clear = 2.5, 0.5, 0.8, 1.5
+    return _filled(given, ratio, share, backlog, clear)
+
+
+@lru_cache(maxsize=256)
+def _filled(given: Thresholds, ratio: float, share: float, backlog: float, clear: float) -> Thresholds:
     return replace(
         given,
         interfered_ratio=given.interfered_ratio or ratio,
@@ -106,37 +113,37 @@ class Observed(Struct, frozen=True, kw_only=True):
     slo_s: float = 0.0
 
 
-def judge(state: State, seen: Observed, limits: Thresholds) -> tuple[State, str]:
+def judge(state: State, seen: Observed, limits: Thresholds, slo_s: float | None = None) -> tuple[State, str]:
     """The state that a serving instance should have now, and why; the reason is empty when nothing changes.
 
-    A state is left at milder values than it is entered at, so that noise does not make it flap.
+    A state is left at milder values than it is entered at, so that noise does not make it flap. slo_s: the latency objective of
+    the app that is judged for, where it is another's than `seen` names.
     """
     if state not in SERVING:
         return state, ""
     patience = limits.overloaded_clear_share if state == "Overloaded" else 1.0
     backlog_limit = limits.overloaded_backlog_s
-    if seen.slo_s > 0:
-        backlog_limit = min(backlog_limit, limits.overloaded_slo_share * seen.slo_s)
+    slo_s = seen.slo_s if slo_s is None else slo_s
+    if slo_s > 0:
+        backlog_limit = min(backlog_limit, limits.overloaded_slo_share * slo_s)
     full = seen.saturation > 0 and seen.load >= patience * seen.saturation
     late = seen.backlog_s > patience * backlog_limit
     slow = _slow(state, seen, limits)
-    if slow and not full and (not late or seen.load < limits.interfered_load_share * seen.saturation):
-        return _moved(state, "Interfered", f"{_latencies(seen)}, at {_share(seen)} of saturation")
-    if full:
+    interfered = slow and not full and (not late or seen.load < limits.interfered_load_share * seen.saturation)
+    new: State = "Interfered" if interfered else "Overloaded" if full or late else "Active"
+    if new == state:
+        return new, ""
+    if interfered:
+        why = f"{_latencies(seen)}, at {_share(seen)} of saturation"
+    elif full:
         why = f"serves {seen.load:.4g} items/s of {seen.saturation:.4g} at saturation"
-        return _moved(state, "Overloaded", why)
-    if late:
+    elif late:
         why = f"{seen.backlog_s:.3g} s of work waits, the limit is {backlog_limit:.3g} s"
-        return _moved(state, "Overloaded", why)
-    if state == "Interfered":
+    elif state == "Interfered":
         why = _latencies(seen) if seen.items else "no batches any more to judge by"
     else:
         why = f"{_share(seen)} of saturation, {seen.backlog_s:.3g} s of work waits"
-    return _moved(state, "Active", why)
-
-
-def _moved(old: State, new: State, why: str) -> tuple[State, str]:
-    return new, "" if new == old else why
+    return new, why
 
 
 def _slow(state: State, seen: Observed, limits: Thresholds) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import VariantRecord
 from services.core.ask import INFINITE, Ask
 from services.core.cost import LatencyTable, load_seconds
+from services.core.crowd import Crowd
 
 if TYPE_CHECKING:
     from services.core.appview import AppView
@@ -25,9 +26,9 @@ FIRST = 8  # Active variants looked at before all of them are
 
 
 class Group:
-    """One variant of the app, with its instances by what they are good for."""
+    """One variant of the app, with its instances by what they are good for. crowds: the same lists, for when they are long."""
 
-    __slots__ = ("active", "loading", "record", "seconds_to_load", "table", "troubled")
+    __slots__ = ("active", "crowds", "loading", "record", "seconds_to_load", "table", "troubled", "where")
 
     def __init__(self, record: VariantRecord) -> None:
         self.record = record
@@ -36,6 +37,26 @@ class Group:
         self.active: list[Instance] = []
         self.loading: list[Instance] = []
         self.troubled: list[Instance] = []
+        self.where: dict[Instance, list[Instance]] = {}
+        self.crowds: dict[Kind, Crowd] = {
+            "active": Crowd(self.active), "loading": Crowd(self.loading), "troubled": Crowd(self.troubled)
+        }  # fmt: skip
+
+    @property
+    def serving(self) -> "tuple[tuple[Kind, list[Instance]], ...]":
+        return ("active", self.active), ("troubled", self.troubled)
+
+    def put(self, instance: "Instance", where: "list[Instance] | None") -> None:
+        """Into one of the lists, or out of all; where it is already, there it stays."""
+        before = self.where.get(instance)
+        if before is where:
+            return
+        if before is not None:
+            before.remove(instance)
+            del self.where[instance]
+        if where is not None:
+            where.append(instance)
+            self.where[instance] = where
 
 
 class Ranked:

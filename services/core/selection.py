@@ -15,6 +15,7 @@ from bus.messages.public import Closest, Error
 from services.core.appview import AppView
 from services.core.ask import INFINITE, Ask, Decision, LoadOrder
 from services.core.cluster import ClusterView, Instance
+from services.core.crowd import MANY, PACK_BELOW
 from services.core.goal import Goal
 from services.core.plans import Group, Plan
 
@@ -25,8 +26,8 @@ EASE = (
     0.45  # of a query's latency: work that may wait where accuracy is the goal, before less accurate ones are asked ...
 )
 EASE_MOST = 0.8  # ... and s; where more waits an instance soon counts as Overloaded (lifecycle.py) and takes nothing for a while
-PACK_BELOW = 0.8  # part of a worker that instances keep busy, up to which `pack` keeps filling it
-PACK_AHEAD = 0.2  # s of work waiting, up to which it does
+PACK_AHEAD = 0.2  # s of work waiting, up to which `pack` keeps filling a worker
+NONE: list[Instance] = []
 
 
 class SelectionPolicy(Protocol):
@@ -80,7 +81,12 @@ class InfaasPolicy:
         for group in groups:
             best: Instance | None = None
             least = slack
-            for instance in group.troubled if troubled else group.active:
+            instances = group.troubled if troubled else group.active
+            if len(instances) > MANY:
+                crowd = group.crowds["troubled" if troubled else "active"]
+                best = crowd.soonest(items, length, slack, ask.deadline - slack)
+                instances = NONE
+            for instance in instances:
                 seconds = instance.predict(items, length)
                 if seconds <= least:
                     best, least = instance, seconds
@@ -95,7 +101,7 @@ class InfaasPolicy:
         for group in plan.active:
             best: Instance | None = None
             least = slack
-            for instance in group.active:
+            for instance in group.active if len(group.active) <= MANY else group.crowds["active"].some():
                 waiting = instance.own + instance.others
                 if waiting and (waiting + items) * instance.per_item * instance.factor > most:
                     continue
@@ -112,7 +118,10 @@ class InfaasPolicy:
         hardware = (group.record.hardware, group.record.simulated)
         best: Instance | None = None
         fullest = 0.0
-        for instance in group.active:
+        active = group.active
+        if len(active) > MANY:
+            active = [i for i in group.crowds["active"].fullest(ask.deadline - slack) if group.where.get(i) is active]
+        for instance in active:
             used = instance.worker.fullness.get(hardware, 0.0)
             full = max(used, instance.busy) >= PACK_BELOW or instance.ahead > PACK_AHEAD
             if full or instance.predict(ask.items, ask.length) > slack:
@@ -126,7 +135,7 @@ class InfaasPolicy:
     ) -> Decision:
         soonest = INFINITE
         for group in plan.loading:
-            for instance in group.loading:
+            for instance in group.loading if len(group.loading) <= MANY else group.crowds["loading"].some():
                 seconds = max(0.0, instance.ready_at - now) + instance.predict(ask.items, ask.length)
                 if seconds <= slack:
                     return Decision((instance.id,), reason="loading")
@@ -175,8 +184,11 @@ def refuse(ask: Ask, slack: float, app: AppView, plan: Plan, soonest: float, loa
         text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
         error = Error(code="deadline", message=text, retry_after_ms=round(soonest * 1000.0, 3))
         return Decision(refusal=error, load=load, reason="loading, too late for this one")
+    lists = ((g.crowds[kind], found) for g in (*plan.active, *plan.troubled) for kind, found in g.serving)
     waiting = [
-        i.predict(ask.items, ask.length) for g in (*plan.active, *plan.troubled) for i in (*g.active, *g.troubled)
+        i.predict(ask.items, ask.length)
+        for crowd, found in lists
+        for i in (found if len(found) <= MANY else crowd.some())
     ]
     if not waiting:
         return Decision(stranded=True, reason="no worker is there to serve it")

@@ -6,7 +6,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus
 from services.core.cost import device_share, price_per_hour
 from services.core.lifecycle import COUNTED
-from services.core.placement import NOTHING, Amount, Device, total
+from services.core.placement import NOTHING, Amount, Device, cores_needed, total
 from services.monitor.instances import Instance
 from services.monitor.meter import Meter
 
@@ -54,7 +54,12 @@ class DeviceState:
 
     def committed(self) -> Amount:
         """What the instances that stay or are on their way take."""
-        return sum((i.takes for i in self.instances.values() if i.state in COUNTED), NOTHING)
+        memory_mb = cores = 0.0
+        for instance in self.instances.values():
+            if instance.state in COUNTED:
+                memory_mb += instance.memory_mb
+                cores += cores_needed(instance.record)
+        return Amount(memory_mb, cores)
 
     def held(self) -> Amount:
         """What is really taken now, or about to be: also by what is being unloaded, not by what is not yet ordered."""

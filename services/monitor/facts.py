@@ -1,5 +1,6 @@
 """What executors tell their monitor: what they have loaded, lost, moved and measured, and that they live. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from bus.messages.fleet import (
@@ -11,6 +12,7 @@ from bus.messages.fleet import (
     InstanceSample,
     InstanceUnloaded,
 )
+from services.core.lifecycle import COUNTED
 from services.monitor.devices import DeviceState
 from services.monitor.instances import Instance, busy_by_app
 from services.monitor.journal import Journal
@@ -91,12 +93,16 @@ class Facts:
         device = self._devices.get(report.device)
         if device is None or not self._meet(device, report.incarnation):
             return
+        found = []
         for sample in report.samples:
             instance = self._loads.instances.get(sample.instance)
             if instance is None:
                 instance = self._loads.adopt(device, sample, synced=self.synced)
             if instance is not None:
-                self._take(device, instance, sample, report.seconds)
+                found.append((instance, sample))
+        siblings = Counter(one.record.variant for one in self._loads.instances.values() if one.state in COUNTED)
+        for instance, sample in found:
+            self._take(device, instance, sample, report.seconds, siblings[instance.record.variant])
         if self.synced:
             self.heard.add(report.device)
         self._miss(device, {sample.instance for sample in report.samples})
@@ -114,13 +120,15 @@ class Facts:
             elif instance.unlisted >= UNLISTED:
                 self._loads.lost(instance, "the executor no longer has it")
 
-    def _take(self, device: DeviceState, instance: Instance, sample: InstanceSample, seconds: float) -> None:
-        """One instance's part of a report."""
+    def _take(
+        self, device: DeviceState, instance: Instance, sample: InstanceSample, seconds: float, siblings: int
+    ) -> None:
+        """One instance's part of a report. siblings: instances of its variant here, itself included."""
         now = self._journal.now
         self._journal.states(instance, instance.observe(sample, seconds, now))
-        device.meter.used(instance.id, busy_by_app(sample))
-        self._loads.used.update(app.app for app in sample.apps if app.items > 0)
-        siblings = len(self._loads.of(instance.record.variant))
+        if sample.apps:
+            device.meter.used(instance.id, busy_by_app(sample))
+            self._loads.used.update([app.app for app in sample.apps if app.items > 0])
         self._journal.states(instance, instance.judge(self._knobs.thresholds, siblings, now))
 
     # -- executors that come and go

@@ -1,8 +1,7 @@
 """What a monitor remembers of one instance: its state per app, and what its executor measured lately. Pure."""
 
 from collections import deque
-
-from msgspec.structs import replace
+from typing import NamedTuple
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import InstanceSample, InstanceStatus, State
@@ -26,6 +25,19 @@ def busy_by_app(sample: InstanceSample) -> dict[str, float]:
     if items <= 0:
         return {}
     return {app.app: sample.busy * app.items / items for app in sample.apps if app.items > 0}
+
+
+class Recent(NamedTuple):
+    """An executor's reports of an instance, added up. online: items that were not offline work. waiting: mean of what was queued."""
+
+    seconds: float
+    items: int
+    online: int
+    batches: int
+    busy: float
+    predicted: float
+    offline_busy: float
+    waiting: float
 
 
 class Instance:
@@ -57,6 +69,7 @@ class Instance:
         self.move_after = 0.0
         self.replaces: str | None = None
         self._reports: deque[tuple[float, float, InstanceSample]] = deque()
+        self._sums: Recent | None = None
         self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
 
     @property
@@ -76,6 +89,7 @@ class Instance:
 
     def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[Change]:
         """Take one report in; returns the apps that are new here, as changes from Inactive."""
+        self._sums = None
         self._reports.append((now, seconds, sample))
         while now - self._reports[0][0] >= MEMORY:
             self._reports.popleft()
@@ -106,6 +120,7 @@ class Instance:
         self.cores = cores
         self.factor = 1.0
         self._reports.clear()
+        self._sums = None
         return self.move("Active", reason, now) if self.state in SERVING else []
 
     def judge(self, given: Thresholds, instances: int, now: float) -> list[Change]:
@@ -116,7 +131,7 @@ class Instance:
         if self.state not in SERVING or not self._reports:
             return []
         changes: list[Change] = []
-        seen = self._observed(given, 0.0)
+        seen = self._observed(given)
         limits = thresholds_for(self.record.hardware, seen.profiled_s, instances, given)
         state, reason = judge(self.state, seen, limits)
         if state != self.state:
@@ -124,7 +139,7 @@ class Instance:
         for app, old in self.apps.items():
             seen_at, slo = self._app_seen.get(app or "", (float("-inf"), 0.0))
             if now - seen_at < MEMORY:
-                new, why = judge(old, replace(seen, slo_s=slo), limits)
+                new, why = judge(old, seen, limits, slo)
             else:
                 new, why = self.state, reason or "this app sends nothing any more"
             if new != old:
@@ -132,7 +147,7 @@ class Instance:
                 self.apps[app] = new
         return changes
 
-    def _observed(self, limits: Thresholds, slo_s: float) -> Observed:
+    def _observed(self, limits: Thresholds) -> Observed:
         items, predicted, busy, batches = 0, 0.0, 0.0, 0
         newest = self._reports[-1][0]
         for at, _, sample in reversed(self._reports):
@@ -141,8 +156,7 @@ class Instance:
             items, batches = items + sample.items, batches + sample.batches
             predicted, busy = predicted + sample.predicted, busy + sample.busy
         saturation = self.record.profile.saturation_qps
-        waiting = [sample.queued for _, sample in self._recent()]
-        backlog = sum(waiting) / len(waiting)  # one glance at a queue says little
+        backlog = self._recent().waiting
         return Observed(
             load=self.load,
             saturation=saturation,
@@ -150,7 +164,6 @@ class Instance:
             latency_s=busy / batches if batches else 0.0,
             profiled_s=predicted / batches if batches else 0.0,
             items=items,
-            slo_s=slo_s,
         )
 
     # -- figures
@@ -159,51 +172,64 @@ class Instance:
         """The latency objective that an app's last items here came with, in seconds; 0 when it is not known."""
         return self._app_seen.get(app or "", (0.0, 0.0))[1]
 
-    def _recent(self) -> list[tuple[float, InstanceSample]]:
-        """(seconds, sample) of the reports of the last WINDOW."""
-        if not self._reports:
-            return []
-        newest = self._reports[-1][0]
-        return [(seconds, sample) for at, seconds, sample in self._reports if newest - at < WINDOW]
+    def _recent(self) -> Recent:
+        """The reports of the last WINDOW, added up."""
+        found = self._sums
+        if found is None:
+            seconds = busy = predicted = offline_busy = 0.0
+            items = online = batches = queued = count = 0
+            newest = self._reports[-1][0] if self._reports else 0.0
+            for at, period, sample in reversed(self._reports):
+                if newest - at >= WINDOW:
+                    break
+                count += 1
+                seconds += period
+                items += sample.items
+                online += sample.items - sample.offline
+                batches += sample.batches
+                busy += sample.busy
+                predicted += sample.predicted
+                queued += sample.queued
+                if sample.offline and sample.items > 0:
+                    offline_busy += sample.busy * sample.offline / sample.items
+            waiting = queued / count if count else 0.0  # one glance at a queue says little
+            found = self._sums = Recent(seconds, items, online, batches, busy, predicted, offline_busy, waiting)
+        return found
 
     @property
     def load(self) -> float:
         """Items/s served lately, offline work apart."""
         recent = self._recent()
-        seconds = sum(s for s, _ in recent)
-        return sum(sample.items - sample.offline for _, sample in recent) / seconds if seconds > 0 else 0.0
+        return recent.online / recent.seconds if recent.seconds > 0 else 0.0
 
     @property
     def utilisation(self) -> float:
         """Share of the time that it computed lately, 0..1."""
         recent = self._recent()
-        seconds = sum(s for s, _ in recent)
-        return min(1.0, sum(sample.busy for _, sample in recent) / seconds) if seconds > 0 else 0.0
+        return min(1.0, recent.busy / recent.seconds) if recent.seconds > 0 else 0.0
 
     @property
     def offline_use(self) -> float:
         """Share of the time that it computed offline work lately, 0..1; queries of a batch share its time."""
         recent = self._recent()
-        seconds = sum(s for s, _ in recent)
-        busy = sum(sample.busy * sample.offline / sample.items for _, sample in recent if sample.items > 0)
-        return min(1.0, busy / seconds) if seconds > 0 else 0.0
+        return min(1.0, recent.offline_busy / recent.seconds) if recent.seconds > 0 else 0.0
 
     @property
     def latency_s(self) -> float:
         """Mean compute seconds of a batch lately; 0 when there was none."""
-        batches = sum(sample.batches for _, sample in self._recent())
-        return sum(sample.busy for _, sample in self._recent()) / batches if batches else 0.0
+        recent = self._recent()
+        return recent.busy / recent.batches if recent.batches else 0.0
 
     @property
     def profiled_s(self) -> float:
         """The same by the profile, at the batch sizes that ran."""
-        batches = sum(sample.batches for _, sample in self._recent())
-        return sum(sample.predicted for _, sample in self._recent()) / batches if batches else 0.0
+        recent = self._recent()
+        return recent.predicted / recent.batches if recent.batches else 0.0
 
     @property
     def mean_batch(self) -> float:
-        batches = sum(sample.batches for _, sample in self._recent())
-        return sum(sample.items for _, sample in self._recent()) / batches if batches else 0.0
+        recent = self._recent()
+        return recent.items / recent.batches if recent.batches else 0.0
 
     def by_app(self, after: float) -> list[tuple[str | None, float, float]]:
         """(app, items/s, share of the time that it was computed for) since then; the owner alone, with zeros, when idle."""
@@ -234,6 +260,14 @@ class Instance:
             latency_ms=self.latency_s * 1000.0,
             mean_batch=self.mean_batch,
             factor=self.factor,
-            app_states={app: state for app, state in self.apps.items() if app is not None and state != self.state},
+            app_states=self._app_states(),
             ready_at=self.since + load_seconds(self.record) if loading else 0.0,
         )
+
+    def _app_states(self) -> dict[str, State]:
+        """Where they differ from its own; mostly nowhere."""
+        own = self.state
+        for state in self.apps.values():
+            if state != own:
+                return {app: state for app, state in self.apps.items() if app is not None and state != own}
+        return {}

@@ -162,6 +162,13 @@ class ModelAutoscaler:
             return []
         told, digest = self._digest
         others = Others(self._worker, digest if now - told <= GONE else None)
+        if self._policy == "static" and not self._choices.open(mine, self._loads.apps, self._roster, self._catalog):
+            return []
+        fell = JUMP * self._rate < self._planned
+        if not (self._policy == "static" or self._scaling.waiting or fell or self._looks % SAVING == 0):
+            glance = self._situation(mine, others, now, glance=True)
+            if glance is None or not self._scaling.soon(glance):
+                return []
         seen = self._situation(mine, others, now)
         if seen is not None and self._policy != "infaas":
             self._choices.learn(seen)
@@ -171,13 +178,14 @@ class ModelAutoscaler:
         if self._policy == "static":
             changes = static_changes(self._worker, self._roster, seen, self._choices, self._catalog)
             return self._carry_out(seen, Decision(tuple(changes)))
-        fell = JUMP * self._rate < self._planned
         if not (self._scaling.soon(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
         self._seen, self._planned = seen, self._rate
         return [Do("solve", Solve(roomy(seen.problem)), PATIENCE)]
 
-    def _situation(self, mine: WorkerHeartbeat, others: Others, now: float) -> Situation | None:
+    def _situation(
+        self, mine: WorkerHeartbeat, others: Others, now: float, *, glance: bool = False
+    ) -> Situation | None:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
         only = {} if self._policy == "infaas" else self._choices.variants
         loads = self._loads.classes(now)
@@ -194,6 +202,7 @@ class ModelAutoscaler:
             now,
             barred=barred,
             only=only,
+            glance=glance,
         )
 
     def _solved(self, solved: Solved, now: float) -> list[Effect]:

@@ -3,14 +3,18 @@
 INFaaS compares itself with both (Romero et al., Table 5: SM+ and Clipper+): the developer picks a variant, the system serves it.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from math import ceil
 
 from msgspec import Struct
 
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.policy import Change
 from services.autoscaler.models.situation import Situation
 from services.core.catalog import Catalog
+from services.core.lifecycle import COUNTED
 
 
 class Chosen(Struct, frozen=True):
@@ -38,6 +42,29 @@ class Choices:
                 found[app] = dealt.get(kind, 0)
                 dealt[kind] = found[app] + chosen.instances
         return found
+
+    def open(
+        self,
+        mine: WorkerHeartbeat,
+        loaded: Iterable[str],
+        roster: Mapping[tuple[str, bool], list[str]],
+        catalog: Catalog,
+    ) -> bool:
+        """Whether a worker has to look at all, under "static": load of an app without a choice, or instances that it has not yet.
+
+        loaded: apps that have had load.
+        """
+        if any(app not in self._of for app in loaded):
+            return True
+        turns = self.turns(catalog)
+        running = Counter(one.variant for one in mine.instances if one.state in COUNTED)
+        for app, chosen in self._of.items():
+            record = catalog.variant(chosen.variant)
+            if record is None:
+                continue
+            if running[chosen.variant] < _dealt(mine.worker, roster, record, chosen.instances, turns.get(app, 0)):
+                return True
+        return False
 
     @property
     def variants(self) -> dict[str, str]:
@@ -76,12 +103,17 @@ def static_changes(
         chosen = choices.of(app)
         if chosen is None or chosen.variant not in seen.here:
             continue
-        record = seen.records[chosen.variant]
-        able = roster.get((record.hardware, record.simulated), [])
-        if worker not in able:
-            continue  # it has only just come
-        place = (able.index(worker) - turns.get(app, 0)) % len(able)
-        count = len(range(place, chosen.instances, len(able)))
+        count = _dealt(worker, roster, seen.records[chosen.variant], chosen.instances, turns.get(app, 0))
         if running.get(chosen.variant, 0) < count:
             changes.append(Change(chosen.variant, count, "load", f"chosen for {app}: {chosen.instances} in all"))
     return changes
+
+
+def _dealt(
+    worker: str, roster: Mapping[tuple[str, bool], list[str]], record: VariantRecord, instances: int, turn: int
+) -> int:
+    """How many of so many instances are this worker's, when the one whose turn it is begins."""
+    able = roster.get((record.hardware, record.simulated), [])
+    if worker not in able:
+        return 0  # it has only just come, or has no such device
+    return len(range((able.index(worker) - turn) % len(able), instances, len(able)))

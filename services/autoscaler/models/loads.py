@@ -54,9 +54,11 @@ class Loads:
         self._reports: dict[str, deque[tuple[float, float, Counts]]] = {}
         self._needs: dict[Band, tuple[float, ClassDemand]] = {}  # the last time, and what was asked for
         self._bands: dict[Needs, Band] = {}
+        self._known: tuple[float, list[Load]] | None = None  # at that time
 
     def take(self, report: DemandReport, now: float) -> None:
         """One report; the needs of a class are the strictest of its last reports."""
+        self._known = None
         counts: Counts = {}
         for row in report.rows:
             of = self._band(row)
@@ -88,6 +90,11 @@ class Loads:
             of = self._bands[key] = band(row)
         return of
 
+    @property
+    def apps(self) -> set[str]:
+        """Those that have had load, as long as it is remembered."""
+        return {of[0] for of in self._needs}
+
     def newest(self, names: Collection[str]) -> float:
         """Items/s to these workers by the newest report of each dispatcher alone."""
         found = 0.0
@@ -99,6 +106,11 @@ class Loads:
 
     def classes(self, now: float) -> list[Load]:
         """Every class that is remembered, in a fixed order."""
+        if self._known is None or self._known[0] != now:
+            self._known = (now, self._classes(now))
+        return self._known[1]
+
+    def _classes(self, now: float) -> list[Load]:
         for name in [name for name, kept in self._reports.items() if not kept or now - kept[-1][0] > SILENT]:
             del self._reports[name]
         for of in [of for of, (at, _) in self._needs.items() if now - at > FORGET]:

@@ -76,15 +76,20 @@ def situation(
     *,
     barred: frozenset[str] = frozenset(),
     only: Mapping[str, str] | None = None,
+    glance: bool = False,
 ) -> Situation | None:
     """What this worker has to plan; None while nothing concerns it. mine: its last heartbeat.
 
     facts: kept from one call to the next. barred: variants of which no more may be loaded for the moment. only: app to the one variant that may serve it.
+    glance: with the variants that run alone, which suffices to tell whether the load is carried.
     """
     worker = mine.worker
     wanted = wanted_by(mine, others, catalog, list(loads), now, only or {})
     if not wanted:
         return None
+    if glance:
+        present = {one.variant for one in mine.instances} | {row.variant for row in others.variants}
+        wanted = [replace(one, scope=tuple(r for r in one.scope if r.variant in present)) for one in wanted]
     records = {r.variant: r for one in wanted for r in one.scope}
     supply = Supply(mine, others, records, prices, knobs.memory_share, facts, now)
     limits = strictest(wanted, facts)

@@ -28,6 +28,8 @@ class Wanted(Struct, frozen=True):
 
 def variants_for(app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog) -> tuple[VariantRecord, ...]:  # fmt: skip
     """The variants that queries of an app with these names may get, as selection allows them."""
+    if needs_model is None and version is None and variant is None and not app.startswith(WITHOUT_APP):
+        return catalog.variants_of(app)
     if app.startswith(WITHOUT_APP):
         needs_model = app.removeprefix(WITHOUT_APP)
         record = catalog.model(needs_model)
@@ -58,11 +60,12 @@ def wanted_by(
     by_app: dict[str, list[Load]] = {}
     for load in loads:
         by_app.setdefault(load.needs.app, []).append(load)
+    held = {one.variant for one in mine.instances if one.state in COUNTED}
     wanted: list[Wanted] = []
     for app in sorted({*by_app, *(record.app for record in catalog.apps)}):
         of_app = by_app.get(app, [])
         everything = _allowed(app, variants_for(app, None, None, None, catalog), only)
-        holds = _holds(everything, mine)
+        holds = any(record.variant in held for record in everything)
         if not of_app and not holds:
             continue
         latest = max(of_app, key=lambda load: load.last, default=None)
@@ -89,12 +92,6 @@ def wanted_by(
 def _allowed(app: str, records: tuple[VariantRecord, ...], only: Mapping[str, str]) -> tuple[VariantRecord, ...]:
     name = only.get(app)
     return records if name is None else tuple(record for record in records if record.variant == name)
-
-
-def _holds(records: tuple[VariantRecord, ...], mine: WorkerHeartbeat) -> bool:
-    """Whether this worker has one of these variants, or is loading it."""
-    names = {record.variant for record in records}
-    return any(one.variant in names and one.state in COUNTED for one in mine.instances)
 
 
 def _able(records: tuple[VariantRecord, ...], mine: WorkerHeartbeat, others: Others) -> list[str]:
