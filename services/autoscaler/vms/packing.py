@@ -1,6 +1,6 @@
 """On which workers instances go: bin packing, the fullest that still has room first, so that others empty (INFaaS, 4.2.3). Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import floor, inf
 
 from bus.messages.catalog import VariantRecord
@@ -9,6 +9,7 @@ from services.autoscaler.vms.fleet import Worker
 from services.core.placement import Amount, Device, cores_needed, misfit, total
 
 BUSY = 1.0  # threads for each CPU core when instances are placed for their load, not for being there
+FULL = 0.8  # part of its time that a device which takes instances in turn may be used, for the same reason
 
 
 def room(record: VariantRecord, status: DeviceStatus, memory_share: float, overcommit: float = BUSY) -> int:
@@ -37,13 +38,22 @@ def pack(
     overcommit: float = BUSY,
     without: Collection[str] = (),
     emptiest_first: bool = False,
+    share: float = 0.0,
+    promised: Mapping[str, float] = {},
 ) -> dict[str, int]:
-    """Worker to the number of new instances there, `count` together, or as many as there is room for."""
+    """Worker to the number of new instances there, `count` together, or as many as there is room for.
+
+    share: of a device's time that each will use where instances take turns (cores are not counted); promised: the same by worker,
+    of what has been ordered and does not compute yet.
+    """
     rooms: list[tuple[float, str, int]] = []
     for worker in workers:
         if worker.name in without:
             continue
         devices = [(room(record, device, memory_share, overcommit), device) for device in worker.devices]
+        if share > 0 and cores_needed(record) == 0:
+            busy = promised.get(worker.name, 0.0)
+            devices = [(min(number, _in_time(device, share, busy)), device) for number, device in devices]
         space = sum(number for number, _ in devices)
         if space > 0:
             free = [device for number, device in devices if number > 0]
@@ -55,6 +65,12 @@ def pack(
         if here > 0:
             found[name] = here
     return found
+
+
+def _in_time(device: DeviceStatus, share: float, promised: float) -> int:
+    """How many more the device has time for; one that needs all of it has to have it for itself."""
+    free = FULL - max(0.0, device.utilisation - device.offline) - promised
+    return max(0, floor(free / min(share, FULL) + 1e-9))
 
 
 def _fullness(devices: Collection[DeviceStatus]) -> float:
