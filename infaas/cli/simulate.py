@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import Json
-from infaas.cli.output import print_json, progress, show, usage
+from infaas.cli.output import fail, print_json, progress, show, usage
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -57,10 +57,15 @@ def simulate(
         found = read_scenario(scenario, policies=names, seed=seed)
     except ScenarioError as error:
         usage(str(error))
-    from services.simulation.run import simulate_all  # noqa: PLC0415
+    from services.simulation.run import SimulationError, simulate_all  # noqa: PLC0415
 
-    with watched([one.name for one in found.policies], found.duration_s) as told:
-        document = simulate_all(found, told)
+    try:
+        with watched([one.name for one in found.policies], found.duration_s) as told:
+            document = simulate_all(found, told)
+    except SimulationError as error:
+        if os.environ.get("INFAAS_TRACEBACK"):
+            raise
+        fail(f"{error} (INFAAS_TRACEBACK=1 shows where)")
     keep(document, plot, out)
     show(document, json, _render)
     return 0

@@ -190,7 +190,15 @@ class Kernel:
         self._post(self._route, (subject, message, reply, None, body))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due up to this moment."""
+        """Let everything happen that is due up to this moment. Raises ActorHalted."""
+        try:
+            self._run(until)
+        except ActorHalted:
+            raise
+        except Exception as error:
+            raise ActorHalted(f"{_whose(error)} failed: {error!r}") from error
+
+    def _run(self, until: float) -> None:
         heap, mail, soon = self._heap, self._mail, self._soon
         while True:
             if soon:
@@ -366,3 +374,14 @@ class Kernel:
 
     def _halt(self, member: Member, effect: Halt) -> None:
         raise ActorHalted(f"{member.name}: {effect.reason}")
+
+
+def _whose(error: Exception) -> str:
+    """The member that was being served when this was raised. Read off the traceback, so that nobody has to note it all the time."""
+    name, trace = "the simulator", error.__traceback__
+    while trace is not None:
+        member = trace.tb_frame.f_locals.get("member")
+        if isinstance(member, Member):
+            name = member.name
+        trace = trace.tb_next
+    return name

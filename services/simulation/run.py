@@ -9,7 +9,7 @@ from typing import Any
 from bus.messages.events import Event, OutcomeEvent
 from services.simulation.clients import Clients
 from services.simulation.faults import Faults
-from services.simulation.kernel import NETWORK, Kernel
+from services.simulation.kernel import NETWORK, ActorHalted, Kernel
 from services.simulation.report import Report, Sample
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.system import System
@@ -21,6 +21,10 @@ DRAIN = 60.0  # s after the end for what is still under way
 STEP = 1.0  # s between reports of progress
 
 Progress = Callable[[float], None]
+
+
+class SimulationError(RuntimeError):
+    """A run could not go on: an actor, or a policy of the user's own, failed. The text names both."""
 
 
 class Run:
@@ -132,12 +136,15 @@ def simulate(
 
 
 def simulate_all(scenario: Scenario, progress: Callable[[str, float], None] | None = None) -> dict[str, Any]:
-    """All policies of a scenario. progress: told the policy and the scenario's time as it goes."""
+    """All policies of a scenario. progress: told the policy and the scenario's time as it goes. Raises SimulationError."""
     results = []
     for policy in scenario.policies:
         report = Report.of(scenario, policy)
         told = None if progress is None else lambda at, name=policy.name: progress(name, at)
-        results.append(simulate(scenario, policy, report, told))
+        try:
+            results.append(simulate(scenario, policy, report, told))
+        except ActorHalted as error:
+            raise SimulationError(f"policy {policy.name}: {error}") from error
     return {"scenario": scenario.name, "seed": scenario.seed, "policies": results, "simulated": True}
 
 

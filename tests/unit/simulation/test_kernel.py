@@ -334,3 +334,12 @@ def test_an_actor_that_fails_ends_the_run(alone: Play) -> None:
 def test_work_for_an_actor_without_an_edge_ends_the_run(alone: Play) -> None:
     with pytest.raises(ActorHalted, match="p has no edge for str"):
         alone.enter("p", Puppet(says=on(Started, Do("id", "command"))))
+
+
+def test_an_actor_that_fails_later_is_named(alone: Play) -> None:
+    def says(message: Any) -> Any:
+        return [After("k", 0.5, Ring("now"))] if type(message) is Started else {}["x"]
+
+    alone.enter("p", Puppet(says=says))
+    with pytest.raises(ActorHalted, match=r"p failed: KeyError\('x'\)"):
+        alone.run(3.0)
