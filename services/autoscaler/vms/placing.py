@@ -8,6 +8,7 @@ from collections.abc import Callable
 from math import ceil
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import EnsureLoaded, LoadReply, Release
@@ -26,18 +27,21 @@ SETTLED_S = 3.0  # s after which what was placed shows in everybody's figures, a
 COOL_S = 5.0  # s for which an ask that nothing could be done about is not looked at again
 ACCURACY = "accuracy"  # why a worker asks that carries its load: what there is room for, no machine and no crowding
 
-Key = tuple[str, float | None, float, bool]
+GROWN = 1.5  # times the load that a pending ask is for: more than that is not left to wait until it is settled
+
+Key = tuple[str, float | None, float, bool, int]
 # Has a machine started for a want; its name, or None when none may be. Asked again for the same want, it names the same one.
 AddMachine = Callable[[Want], str | None]
 
 
 class Placed(Struct, frozen=True):
-    """One order: so many instances of this variant on this worker, in all."""
+    """One order: so many instances of this variant on this worker, in all. time: of a device that they will use, together."""
 
     worker: str
     record: VariantRecord
     at_least: int
     at: float
+    time: float
 
 
 class Pending:
@@ -65,10 +69,16 @@ class Placing:
         self._pending: dict[Key, Pending] = {}
 
     def ask(self, ask: AskForCapacity) -> None:
-        """A worker asks; what is pending for the same app and needs is not begun anew."""
-        key = (ask.app, ask.latency_ms, ask.accuracy, ask.why == ACCURACY)
-        if key not in self._pending:
-            self._pending[key] = Pending(ask, self._turn.now)
+        """A worker asks; what is pending for the same app and needs is not begun anew, unless the load has grown: then the rest is."""
+        load, number = 0.0, 0
+        key: Key = (ask.app, ask.latency_ms, ask.accuracy, ask.why == ACCURACY, number)
+        while (known := self._pending.get(key)) is not None:
+            load, number = load + known.ask.load, number + 1
+            key = (*key[:4], number)
+        if number == 0 or ask.load > GROWN * load > 0:
+            rest = max(1, ceil(ask.instances * (ask.load - load) / ask.load)) if number else ask.instances
+            part = replace(ask, load=ask.load - load, instances=rest)
+            self._pending[key] = Pending(part, self._turn.now)
 
     def forget(self) -> None:
         """Somebody else leads now."""
@@ -134,6 +144,7 @@ class Placing:
         """Order the first variant that all fits, else the first of which something does."""
         ask, best = pending.ask, None
         workers = self._fleet.ready(self._turn.now)
+        promised = self._promised()
         for name in ask.variants:
             record = self._catalog.variant(name)
             if record is None:
@@ -148,6 +159,8 @@ class Placing:
                 overcommit=overcommit,
                 without=refused | {ask.worker},
                 emptiest_first=ask.why == "interfered",
+                share=self._time(ask, record, count) if overcommit == BUSY else 0.0,
+                promised=promised,
             )
             if where and (best is None or sum(where.values()) == count):
                 best = (record, where)
@@ -163,7 +176,8 @@ class Placing:
         turn, ask = self._turn, pending.ask
         at_least = len(self._fleet.workers[worker].of(record.variant)) + count
         subject = turn.reply_subject()
-        pending.orders[subject] = Placed(worker, record, at_least, turn.now)
+        time = count * self._time(ask, record, self._count(ask, record))
+        pending.orders[subject] = Placed(worker, record, at_least, turn.now, time)
         why = f"{ask.worker} asked for it ({ask.why}){': ' + ask.reason if ask.reason else ''}"
         turn.order(
             worker,
@@ -186,6 +200,20 @@ class Placing:
             return max(1, ask.instances)
         rate = record.profile.saturation_qps
         return max(1, ceil(ask.load / rate)) if rate > 0 else 1
+
+    @staticmethod
+    def _time(ask: AskForCapacity, record: VariantRecord, count: int) -> float:
+        """The part of a device's time that each of so many instances will use."""
+        rate = record.profile.saturation_qps
+        return min(1.0, ask.load / count / rate) if rate > 0 else 0.0
+
+    def _promised(self) -> dict[str, float]:
+        """By worker: of its devices' time, what instances will use that are on their way, or have only just come."""
+        found: dict[str, float] = {}
+        for pending in self._pending.values():
+            for order in (*pending.placed, *pending.orders.values()):
+                found[order.worker] = found.get(order.worker, 0.0) + order.time
+        return found
 
     def _machine(self, pending: Pending, add_machine: AddMachine) -> str | None:
         ask = pending.ask

@@ -140,3 +140,17 @@ def test_a_heartbeat_of_a_stranger_without_devices_is_no_room() -> None:
     ask(fleet)
     fleet.stage.run(2.0)
     assert orders(fleet) == []
+
+
+def test_a_load_that_has_grown_meanwhile_is_not_left_to_wait_until_the_first_is_settled() -> None:
+    fleet = fleet_of()
+    ask(fleet)
+    fleet.stage.run(0.5)
+    ask(fleet, load=12.0)
+    fleet.stage.run(0.5)
+    assert len(orders(fleet)) == 1
+    ask(fleet, load=40.0, instances=4)  # 30 more than was asked for: three of four
+    ask(fleet, load=40.0, instances=4)
+    fleet.stage.run(0.5)
+    placed = sum(len(states) for states in fleet.states(NAME).values())
+    assert placed == 1 + 3
