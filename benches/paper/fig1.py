@@ -10,21 +10,21 @@ import compare
 from apps import AppReport
 from compare import Document, Figure, holds, near, ratios
 
-LOW, MIDDLE, HIGH = 0, 5, 8  # steps of the load: 40, 240 and 360 queries/s, half of them for each model
+LOW, SHORT, MIDDLE, HIGH = 0, 3, 5, 8  # steps of the load: 40, 160, 240 and 360 queries/s, half of them for each model
 TOP = 9  # 400 queries/s: more than the GPU can do
 APPS = {"large": "Inception-ResNetV2", "small": "MobileNetV1"}
 
 
 def build(seeds: Sequence[int], short: bool) -> Figure:
-    """short: without the last two steps."""
-    runs = compare.runs("fig1.toml", seeds, duration_s=210.0 if short else None, report=AppReport)
-    last = MIDDLE if short else HIGH
+    """short: the first four steps."""
+    runs = compare.runs("fig1.toml", seeds, duration_s=120.0 if short else None, report=AppReport)
+    last = SHORT if short else HIGH
     rows = [
         near("low load: the small model's mean latency, together / alone", 1.0, slower(runs, "small", LOW), tolerance=0.15),
         near("low load: the large model's", 1.0, slower(runs, "large", LOW), tolerance=0.15),
         holds("high load: the small model suffers more than the large one", "yes", [s > g for s, g in zip(slower(runs, "small", last), slower(runs, "large", last), strict=True)]),
     ]  # fmt: skip
-    for step in (MIDDLE,) if short else (MIDDLE, HIGH):
+    for step in () if short else (MIDDLE, HIGH):
         at = f"{40 * (step + 1)} queries/s:"
         rows += [
             holds(f"{at} the small model is at least 1.5 times as slow as alone", '"heavily"', [one >= 1.5 for one in slower(runs, "small", step)]),

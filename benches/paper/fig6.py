@@ -4,28 +4,37 @@
 fig6-low.toml, fig6-high.toml, fig6-fluctuating.toml.
 """
 
+import statistics
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
 import compare
 from compare import Document, Figure, Result, Row, at_least, at_most, each, holds, near, ratios, told
 
 SETTLED = 20.0  # s: until then INFaaS, which begins with a CPU instance, has loaded what 650 queries/s take
 PEAKS = ((60.0, 91.0), (150.0, 181.0))  # s, of the fluctuating load
-SHORT_S = 40.0  # of the steady loads
+COLOURS = {  # of the policies whose throughput is drawn
+    "infaas": ("#009E73", "-"),
+    "clipper+cpu": ("#0072B2", "--"),
+    "clipper+gpu": ("#CC79A7", "--"),
+    "sm+gpu": ("#7B3294", ":"),
+}
+SHADES = {"cpu": "#0072B2", "inferentia": "#D55E00", "gpu": "#7B3294"}
+SHORT_S, SHORT_HIGH_S = 60.0, 26.0  # of the steady loads
 
 
 def build(seeds: Sequence[int], short: bool) -> Figure:
-    """All three loads. short: the steady ones for 40 s."""
-    steady = SHORT_S if short else None
-    low = compare.runs("fig6-low.toml", seeds, duration_s=steady)
-    high = compare.runs("fig6-high.toml", seeds, duration_s=steady)
+    """All three loads. short: the steady ones for a minute and less."""
+    low = compare.runs("fig6-low.toml", seeds, duration_s=SHORT_S if short else None)
+    high = compare.runs("fig6-high.toml", seeds, duration_s=SHORT_HIGH_S if short else None)
     fluctuating = compare.runs("fig6-fluctuating.toml", seeds)
     return Figure(
         "fig6",
         "Figure 6: ResNet50 on one worker; throughput and cost of three loads",
         [*_low(low), *_high(high), *_fluctuating(fluctuating)],
         {"fig6-low": low, "fig6-high": high, "fig6-fluctuating": fluctuating},
+        draw,
     )
 
 
@@ -35,68 +44,77 @@ def dearer(documents: Sequence[Document], policy: str, than: str = "infaas") -> 
 
 
 def course(result: Result) -> list[str]:
-    """What served, one after the other: an accelerator, while one of its variants has an instance, else cpu."""
+    """What served, one after the other: inferentia while one of its variants is loaded, else the GPU, else cpu."""
     hardware, rows = result["hardware"], result["series"]["instances"]
-    times = range(len(result["series"]["time"]))
-    there = [sorted({hardware[name] for name, counts in rows.items() if counts[i]} - {"cpu"}) for i in times]
-    return [kind for kind, _ in groupby("+".join(kinds) or "cpu" for kinds in there)]
+    found = []
+    for i in range(len(result["series"]["time"])):
+        kinds = {hardware[name] for name, counts in rows.items() if counts[i]}
+        found.append(next((kind for kind in ("inferentia", "gpu") if kind in kinds), "cpu"))
+    return [kind for kind, _ in groupby(found)]
 
 
-def _low(documents: Sequence[Document]) -> list[Row]:
-    carried = _carried(documents, "infaas")
+def served(result: Result) -> float:
+    """Queries/s answered until the load's end: what is answered later does not count."""
+    return statistics.fmean(_until_the_end(result, "answered_qps"))
+
+
+def carried(result: Result, since: float = 0.0) -> float:
+    """Answers / queries, from a time on until the load's end."""
+    return sum(_until_the_end(result, "answered_qps", since)) / sum(_until_the_end(result, "offered_qps", since))
+
+
+def _low(runs: Sequence[Document]) -> list[Row]:
     return [
-        holds("low: INFaaS serves with CPU instances", "yes", [_kind(one) == "cpu" for one in _all(documents, "infaas")]),
-        at_least("low: queries answered, INFaaS", 1.0, carried, form=".1%", tolerance=0.05),
-        at_least("low: Clipper+ GPU costs … times INFaaS", 21.6, dearer(documents, "clipper+gpu")),
-        at_least("low: SM+ GPU costs … times INFaaS", 21.3, dearer(documents, "sm+gpu")),
-        told("low: Clipper+ GPU costs … times one CPU instance", dearer(documents, "clipper+gpu", "one cpu instance")),
-        told("low: … which answers", _carried(documents, "one cpu instance"), form=".1%"),
+        holds("low: INFaaS serves with CPU instances", "yes", [_kind(one) == "cpu" for one in _of(runs, "infaas")]),
+        at_least("low: answers / queries, INFaaS", 1.0, each(runs, "infaas", carried), form=".1%", tolerance=0.02),
+        at_least("low: Clipper+ GPU costs … times INFaaS", 21.6, dearer(runs, "clipper+gpu")),
+        at_least("low: SM+ GPU costs … times INFaaS", 21.3, dearer(runs, "sm+gpu")),
+        told("low: CPU instances of INFaaS, mean", [_instances(one, "cpu") for one in _of(runs, "infaas")]),
+        told("low: P99, INFaaS", each(runs, "infaas", "p99_ms"), " ms", form=".0f"),
+        told("low: Clipper+ GPU costs … times one CPU instance", dearer(runs, "clipper+gpu", "one cpu instance")),
+        told("low: P99, one CPU instance", each(runs, "one cpu instance", "p99_ms"), " ms", form=".0f"),
+    ]
+
+
+def _high(runs: Sequence[Document]) -> list[Row]:
+    ours = each(runs, "infaas", served)
+    late = [carried(one, SETTLED) for one in _of(runs, "infaas")]
+    return [
+        holds("high: INFaaS chooses the batch-8 GPU variant", "yes", [_most(one) == "resnet50-trt-b8" for one in _of(runs, "infaas")]),
+        at_least("high: answers / queries, INFaaS", 1.0, each(runs, "infaas", carried), form=".1%", tolerance=0.01),
+        at_least("high: … after the first 20 s", 1.0, late, form=".1%", tolerance=0.01),
+        at_least("high: answers / queries, Clipper+ GPU", 1.0, each(runs, "clipper+gpu", carried), form=".1%", tolerance=0.01),
+        near("high: Clipper+ CPU", 10.0, each(runs, "clipper+cpu", served), " queries/s", tolerance=0.1),
+        near("high: SM+ CPU", 10.0, each(runs, "sm+cpu", served), " queries/s", tolerance=0.1),
+        told("high: Clipper+ GPU costs … times INFaaS", dearer(runs, "clipper+gpu"), paper="1 (figure)"),
+        at_least("high: SM+ GPU costs … times INFaaS", 1.05, dearer(runs, "sm+gpu"), tolerance=0.0),
+        at_most("high: SM+ GPU serves … times INFaaS", 0.85, ratios(each(runs, "sm+gpu", served), ours), tolerance=0.0),
+        at_least("high: SM+ on two GPU devices costs … times INFaaS", 1.05, dearer(runs, "sm+gpu, two devices"), tolerance=0.0),
+        at_most("high: SM+ on two GPU devices serves … times INFaaS", 0.85, ratios(each(runs, "sm+gpu, two devices", served), ours), tolerance=0.0),
     ]  # fmt: skip
 
 
-def _high(documents: Sequence[Document]) -> list[Row]:
-    steady = [_after(one, SETTLED) for one in _all(documents, "infaas")]
-    less = ratios(each(documents, "sm+gpu", "throughput_qps"), each(documents, "infaas", "throughput_qps"))
-    two = ratios(each(documents, "sm+gpu, two devices", "throughput_qps"), each(documents, "infaas", "throughput_qps"))
-    return [
-        holds("high: INFaaS chooses the batch-8 GPU variant", "yes", [_most(one) == "resnet50-trt-b8" for one in _all(documents, "infaas")]),
-        at_least("high: queries answered, INFaaS", 1.0, _carried(documents, "infaas"), form=".1%", tolerance=0.0),
-        at_least("high: … after the first 20 s", 1.0, steady, form=".1%", tolerance=0.001),
-        at_least("high: queries answered, Clipper+ GPU", 1.0, _carried(documents, "clipper+gpu"), form=".1%", tolerance=0.001),
-        near("high: Clipper+ CPU", 10.0, each(documents, "clipper+cpu", "throughput_qps"), " queries/s", tolerance=0.1),
-        near("high: SM+ CPU", 10.0, each(documents, "sm+cpu", "throughput_qps"), " queries/s", tolerance=0.1),
-        near("high: Clipper+ GPU costs … times INFaaS", 1.0, dearer(documents, "clipper+gpu")),
-        at_least("high: SM+ GPU costs … times INFaaS", 1.05, dearer(documents, "sm+gpu"), tolerance=0.0),
-        at_most("high: SM+ GPU serves … times INFaaS", 0.85, less, tolerance=0.0),
-        at_least("high: SM+ with two GPU devices costs … times INFaaS", 1.05, dearer(documents, "sm+gpu, two devices"), tolerance=0.0),
-        at_most("high: SM+ with two GPU devices serves … times INFaaS", 0.85, two, tolerance=0.0),
-    ]  # fmt: skip
-
-
-def _fluctuating(documents: Sequence[Document]) -> list[Row]:
-    courses = [course(one) for one in _all(documents, "infaas")]
+def _fluctuating(runs: Sequence[Document]) -> list[Row]:
+    courses = [course(one) for one in _of(runs, "infaas")]
     wanted = ["cpu", "inferentia", "cpu", "inferentia", "cpu"]
     gpu, free = "clipper+gpu", "infaas, no inferentia"
     return [
         holds("fluctuating: CPU, Inferentia, CPU, Inferentia, CPU", "yes", [one == wanted for one in courses]),
-        at_least("fluctuating: queries answered, INFaaS", 1.0, _carried(documents, "infaas"), form=".1%", tolerance=0.0),
-        told("fluctuating: … outside the first 10 s of a peak", [_settled(one) for one in _all(documents, "infaas")], form=".1%"),
-        near("fluctuating: Clipper+ CPU in peaks", 10.0, [_in_peaks(one) for one in _all(documents, "clipper+cpu")], " queries/s", tolerance=0.1),
-        at_least("fluctuating: Clipper+ GPU costs … times INFaaS", 3.0, dearer(documents, gpu), tolerance=0.0),
-        at_least("fluctuating: SM+ GPU costs … times INFaaS", 3.0, dearer(documents, "sm+gpu"), tolerance=0.0),
-        at_least("fluctuating: Clipper+ GPU … times INFaaS without Inferentia", 1.7, dearer(documents, gpu, free), tolerance=0.0),
-        at_least("fluctuating: Clipper+ Inferentia … times INFaaS", 1.9, dearer(documents, "clipper+inferentia"), tolerance=0.0),
-        at_least("fluctuating: SM+ Inferentia … times INFaaS", 1.9, dearer(documents, "sm+inferentia"), tolerance=0.0),
+        told("fluctuating: GPU instances of INFaaS, mean", [_instances(one, "gpu") for one in _of(runs, "infaas")], paper="0"),
+        at_least("fluctuating: answers / queries, INFaaS", 1.0, each(runs, "infaas", carried), form=".1%", tolerance=0.01),
+        told("fluctuating: P99, INFaaS", each(runs, "infaas", "p99_ms"), " ms", form=".0f"),
+        near("fluctuating: Clipper+ CPU in peaks", 10.0, [_in_peaks(one) for one in _of(runs, "clipper+cpu")], " queries/s", tolerance=0.1),
+        near("fluctuating: SM+ CPU in peaks", 10.0, [_in_peaks(one) for one in _of(runs, "sm+cpu")], " queries/s", tolerance=0.1),
+        at_least("fluctuating: Clipper+ GPU costs … times INFaaS", 3.0, dearer(runs, gpu)),
+        at_least("fluctuating: SM+ GPU costs … times INFaaS", 3.0, dearer(runs, "sm+gpu")),
+        at_least("fluctuating: Clipper+ GPU costs … times INFaaS without Inferentia", 1.7, dearer(runs, gpu, free)),
+        at_least("fluctuating: Clipper+ on Inferentia costs … times INFaaS", 1.9, dearer(runs, "clipper+inferentia")),
+        at_least("fluctuating: SM+ on Inferentia costs … times INFaaS", 1.9, dearer(runs, "sm+inferentia")),
     ]  # fmt: skip
 
 
-def _all(documents: Sequence[Document], policy: str) -> list[Result]:
-    return [compare.of(one, policy) for one in documents]
-
-
-def _carried(documents: Sequence[Document], policy: str) -> list[float]:
-    """The part of the queries that was answered in time."""
-    return each(documents, policy, lambda one: 1.0 - one["slo_violation_ratio"])
+def _of(runs: Sequence[Document], policy: str) -> list[Result]:
+    return [compare.of(one, policy) for one in runs]
 
 
 def _most(result: Result) -> str:
@@ -108,13 +126,16 @@ def _kind(result: Result) -> str:
     return result["hardware"][_most(result)]
 
 
-def _after(result: Result, since: float) -> float:
-    """Queries that were not violated, of those of the time after `since`."""
-    return _part(result, lambda at: at >= since)
+def _instances(result: Result, kind: str) -> float:
+    """Of a kind of device, mean over time."""
+    rows = [row for name, row in result["series"]["instances"].items() if result["hardware"][name] == kind]
+    return sum(statistics.fmean(row) for row in rows)
 
 
-def _settled(result: Result) -> float:
-    return _part(result, lambda at: not any(begin <= at < begin + 10.0 for begin, _ in PEAKS))
+def _until_the_end(result: Result, what: str, since: float = 0.0) -> list[float]:
+    series = result["series"]
+    rows = zip(series["time"], series[what], strict=True)
+    return [value for at, value in rows if since <= at < result["duration_s"]]
 
 
 def _in_peaks(result: Result) -> float:
@@ -122,15 +143,55 @@ def _in_peaks(result: Result) -> float:
     series = result["series"]
     rows = zip(series["time"], series["answered_qps"], strict=True)
     found = [qps for at, qps in rows if any(begin + 5.0 <= at < end - 2.0 for begin, end in PEAKS)]
-    return sum(found) / len(found)
+    return statistics.fmean(found)
 
 
-def _part(result: Result, counted) -> float:
-    series = result["series"]
-    every = series["time"][1] - series["time"][0]
-    rows = [i for i, at in enumerate(series["time"]) if counted(at)]
-    offered = sum(series["offered_qps"][i] * every for i in rows)
-    return 1.0 - sum(series["violations"][i] for i in rows) / offered
+def draw(figure: Figure, out: Path) -> None:
+    """For each load throughput, what INFaaS has loaded, and cost; the first seed."""
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=(13.0, 8.0), dpi=100, layout="constrained")
+    panels = picture.subplots(3, 3, height_ratios=(2.0, 1.2, 2.0))
+    for column, (label, documents) in zip(panels.T, figure.documents.items(), strict=True):
+        document = documents[0]
+        flow, loaded, cost = column
+        results = [one for one in document["policies"] if one["policy"] in COLOURS]
+        series = results[0]["series"]
+        flow.step(series["time"], series["offered_qps"], where="post", color="black", lw=0.8, label="offered")
+        for one in results:
+            colour, line = COLOURS[one["policy"]]
+            flow.step(
+                one["series"]["time"],
+                one["series"]["answered_qps"],
+                line,
+                where="post",
+                color=colour,
+                label=one["policy"],
+            )
+        infaas = compare.of(document, "infaas")
+        for kind, colour in SHADES.items():
+            rows = [row for name, row in infaas["series"]["instances"].items() if infaas["hardware"][name] == kind]
+            counts = [sum(at) for at in zip(*rows, strict=True)] if rows else [0] * len(infaas["series"]["time"])
+            loaded.step(infaas["series"]["time"], counts, where="post", color=colour, label=kind)
+        names = [one["policy"] for one in document["policies"]]
+        bars = cost.barh(names, [one["cost"] for one in document["policies"]], color="#7F7F7F")
+        bars[names.index("infaas")].set_color(COLOURS["infaas"][0])
+        cost.bar_label(bars, fmt="%.3g", fontsize=8, padding=2)
+        cost.invert_yaxis()
+        cost.margins(x=0.15)
+        cost.set_xlabel("cost, US$ (normalised)")
+        flow.set_title(label.removeprefix("fig6-"), fontsize=11)
+        loaded.set_xlabel("time, s")
+        for panel in (flow, loaded):
+            panel.set_xlim(0, infaas["duration_s"])
+            panel.grid(alpha=0.25)
+            panel.set_ylim(bottom=0)
+    panels[0][0].set_ylabel("queries/s answered")
+    panels[1][0].set_ylabel("INFaaS's instances")
+    panels[0][2].legend(fontsize=7, frameon=False, loc="upper right")
+    panels[1][2].legend(fontsize=7, frameon=False, loc="upper right")
+    picture.suptitle(f"figure 6 (simulated, seed {documents[0]['seed']})", fontsize=12)
+    picture.savefig(out / "fig6.png")
 
 
 if __name__ == "__main__":
