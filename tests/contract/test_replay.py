@@ -13,6 +13,7 @@ from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from infaas.cli import main
 from services.simulation.report import MEASURED
 from tests.events import event
+from tests.processes import ROOT
 from tests.recorded import BEGINS, OTHER, PRICES, bills, catalogue, minute, outcomes, record, samples
 
 HOUR = ("--from", "2025-11-17T08:00Z", "--to", "2025-11-17T09:00Z")
@@ -146,6 +147,15 @@ def test_other_machines(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     assert found["policies"][0]["cost"] == pytest.approx(2 * 1.5 / 60)
     assert found["policies"][0]["answered"] == 900
     assert "other machines" in found["cost"]["text"]
+    example = (ROOT / "docs" / "replay.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    file.write_text(example)
+    found = replay(*HOUR, "--machines", file)
+    assert [one["policy"] for one in found["policies"]] == ["infaas", "all from the start"]
+    assert found["policies"][1]["cost"] == pytest.approx(6 * 0.06 / 60)
+    file.write_text('[scenario]\nobjective = "accuracy"\npolicies = ["infaas"]\n[settings.monitor]\nidle_s = 3\n')
+    found = replay(*HOUR, "--machines", file)
+    assert [one["policy"] for one in found["policies"]] == ["infaas"]
+    assert found["machines"][0]["kind"] == "cpu"  # the recorded ones, where the file names none
 
 
 def test_machines_that_came_and_went_and_devices_of_several_kinds(database_dsn: str, replay: Run) -> None:
@@ -217,6 +227,10 @@ def test_what_is_not_there_is_named(database_dsn: str, reader_dsn: str, refused:
     file = tmp_path / "machines.toml"
     file.write_text(MACHINES + "[[load]]\n")
     assert f"{file}: load: has no place here" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    file.write_text("[scenario]\nobjective = 'speed'\n")
+    assert f"{file}: scenario.objective: there is no objective" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
+    file.write_text("settings = 3\n")
+    assert f"{file}: settings: must be a table" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
     file.write_text(MACHINES.replace("cpu = 8", "cpu = -8"))
     assert f"{file}: worker[0].devices.cpu: must be from 1" in refused(*HOUR, "--machines", file, dsn=reader_dsn)
 
