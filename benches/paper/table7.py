@@ -1,0 +1,137 @@
+"""INFaaS, Table 7: how long it takes to decide for a query, by the policy in use and by brute force, over the 175 variants.
+
+python benches/paper/table7.py             five times 2,000 decisions of each kind
+python benches/paper/table7.py --short     500 decisions
+
+The dispatcher's own selection (services/core/selection.py, services/core/baselines.py) on a view of twelve workers in which
+every fifth variant has an instance. State (a): none that the query may be given has one, so a load is ordered; (b): one of them is
+Active. Needs asked before are what clients mostly send; for needs never seen nothing is kept from earlier queries. Times are
+measured on the wall's clock.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import compare
+from msgspec.structs import replace
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.ask import Ask, Decision
+from services.core.baselines import BruteForce
+from services.core.cluster import ClusterView
+from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.simulation.scenario import read_scenario
+from services.simulation.scenario.model import Scenario
+
+APP = "classify"
+PINNED = "resnet50-trt-gpu-b8"
+ACCURACY, LATENCY_S = 0.72, 0.02
+PAPER_MS = {"pinned": (1.0, 0.9), "needs": (3.5, 2.2)}  # state (a), state (b)
+TIMES = (27.0, 44.0)  # as fast as brute force
+EVERY = 5  # one variant in so many has an instance
+NOW = 1000.0
+
+
+def view_of(scenario: Scenario, *, active: bool) -> ClusterView:
+    """One app over all architectures. active: whether something that the queries may be given is."""
+    records = scenario.variants
+    view = ClusterView(scenario.prices)
+    links = {one.model: one.version for one in records}
+    view.set_app(replace(scenario.apps[0], app=APP, links=links, latency_ms=None), records)
+    there = [one for number, one in enumerate(records) if number % EVERY == 0 and not _wanted(one)]
+    if active:
+        there += [one for one in records if _wanted(one)][::EVERY] + [one for one in records if one.variant == PINNED]
+    for machine in next(one for one in scenario.policies if one.name == "infaas").machines:
+        mine = [one for one in there if one.hardware == machine.kind]
+        for number in range(machine.start):
+            devices = [
+                DeviceStatus(
+                    device=one.name, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, memory_used_mb=0.0,
+                    cores_used=0.0, utilisation=0.2, price_per_hour=machine.price_per_hour, simulated=True,
+                )
+                for one in machine.devices
+            ]  # fmt: skip
+            instances = [
+                InstanceStatus(
+                    instance=f"{machine.kind}{number}-{i}", variant=one.variant, device=machine.kind, state="Active",
+                    since=0.0, queued=0,
+                )
+                for i, one in enumerate(mine[number :: machine.start])
+            ]  # fmt: skip
+            beat = WorkerHeartbeat(
+                worker=f"{machine.kind}-{number}", hardware=machine.kind, incarnation=1, at=NOW, devices=devices,
+                instances=instances,
+            )  # fmt: skip
+            view.heartbeat(beat, NOW)
+    return view
+
+
+def _wanted(one: VariantRecord) -> bool:
+    """Whether one of the two queries may be given it."""
+    return one.variant == PINNED or _meets(one)
+
+
+def _meets(one: VariantRecord) -> bool:
+    return (one.accuracy or 0.0) >= ACCURACY and one.profile.rows[0].p50_ms <= 1000 * LATENCY_S
+
+
+def asks(kind: str, *, seen: bool) -> Iterator[Ask]:
+    """Queries. seen: all with the same needs."""
+    for number in count():
+        more = 0.0 if seen else 1e-9 * (number + 1)
+        if kind == "pinned":
+            yield Ask(app=APP, items=1, deadline=NOW + 1.0 + more, latency_s=1.0 + more, variant=PINNED)
+        else:
+            latency = LATENCY_S + more
+            yield Ask(app=APP, items=1, deadline=NOW + latency, latency_s=latency, accuracy=ACCURACY)
+
+
+def median_us(
+    policy: SelectionPolicy, view: ClusterView, queries: Iterator[Ask], number: int
+) -> tuple[float, Decision]:
+    """Of so many decisions; and the last of them."""
+    taken = []
+    clock = time.perf_counter_ns
+    for _ in range(number):
+        ask = next(queries)
+        began = clock()
+        decision = policy.select(ask, NOW, view)
+        taken.append((clock() - began) / 1000)
+    return statistics.median(taken), decision
+
+
+def build(seeds: Sequence[int], short: bool) -> compare.Figure:
+    """seeds: nothing is drawn; as many measurements."""
+    scenario = read_scenario(compare.HERE / "fig5.toml")
+    number = 500 if short else 2000
+    rounds = range(len(seeds) if short else max(5, len(seeds)))
+    rows = []
+    options = sum(_meets(one) for one in scenario.variants)
+    rows.append(compare.told("variants that meet accuracy >= 72 % within 20 ms", [options], paper="5", form=".0f"))
+    for state, active, of in (("(a) not Active", False, 0), ("(b) Active", True, 1)):
+        view = view_of(scenario, active=active)
+        for kind, words in (("pinned", "a variant by name"), ("needs", "app, > 72 %, 20 ms")):
+            for seen in (True, False):
+                ours = [median_us(InfaasPolicy(), view, asks(kind, seen=seen), number) for _ in rounds]
+                assert all(bool(decision.assignments) == active for _, decision in ours)
+                what = f"{words}, {state}, needs {'asked before' if seen else 'never seen'}"
+                micros = [median for median, _ in ours]
+                rows.append(compare.at_most(f"{what}: median", 1000 * PAPER_MS[kind][of], micros, " µs"))
+            if kind == "needs":
+                brute = [
+                    median_us(BruteForce(), view, asks(kind, seen=False), max(50, number // 20))[0] for _ in rounds
+                ]
+                rows.append(compare.told(f"the same, {state}, by brute force: median", brute, " µs", form=".0f"))
+                rows.append(compare.at_least(f"{what}: times as fast", TIMES[of], compare.ratios(brute, micros), " x"))
+    return compare.Figure("table7", "Table 7: decision latency, 22 architectures, 175 variants", rows, draw=_nothing)
+
+
+def _nothing(*_: object) -> None:
+    """Numbers only."""
+
+
+if __name__ == "__main__":
+    compare.main(build, __doc__)
