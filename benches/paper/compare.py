@@ -45,7 +45,11 @@ class Row(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Mean and, of several seeds, lowest and highest."""
+        """Mean and, of several seeds, lowest and highest; of a statement, in how many runs it held."""
+        if not self.form:
+            held = sum(self.ours)
+            same = "yes" if self.paper == "yes" else "the same"
+            return same if self.good else f"in {held:.0f} of {len(self.ours)} runs"
         mean, low, high = (f"{value:{self.form}}" for value in (self.mean, min(self.ours), max(self.ours)))
         spread = "" if low == high else f" ({low} to {high})"
         return f"{mean}{self.unit}{spread}"
@@ -85,7 +89,7 @@ def near(what: str, paper: float, ours: Values, unit: str = "", *, tolerance: fl
 
 def holds(what: str, paper: str, ours: Sequence[bool]) -> Row:
     """A statement, and in how many runs it held."""
-    return Row(what, paper, [float(one) for one in ours], all(ours), " of runs", ".0%")
+    return Row(what, paper, [float(one) for one in ours], all(ours), form="")
 
 
 def told(what: str, ours: Values, unit: str = "", paper: str = "not stated", *, form: str = ".3g") -> Row:

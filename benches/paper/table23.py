@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf
 
 import compare
-from compare import Figure, Row, near
+from compare import Figure, Row, holds, near
 from msgspec.structs import replace
 
 from infaas.cli.planfile import read_plan_file
@@ -29,18 +29,18 @@ def build(seeds: Sequence[int] = (), short: bool = False) -> Figure:
     rows: list[Row] = []
     for qps, slo_ms, instances, cost, others in TABLE:
         problem = _problem(qps, slo_ms)
-        for solver in ("ilp", "greedy"):
-            plan = make_solver(solver, gap=0.0).solve(problem)
-            what = f"{qps:g} queries/s in {slo_ms:g} ms, {solver}"
-            rows += [
-                near(f"{what}: {name}", count, [plan.instances[name]], tolerance=0) for name, count in instances.items()
-            ]
-            rows.append(near(f"{what}: US$/s", cost, [plan.cost_per_s], tolerance=0))
+        wanted = " + ".join(f"{count} {name}" for name, count in instances.items() if count)
+        what = f"{qps:g} queries/s in {slo_ms:g} ms"
+        plans = [make_solver(solver, gap=0.0).solve(problem) for solver in ("ilp", "greedy")]
+        rows.append(
+            holds(f"{what}: instances, by both solvers", wanted, [plan.instances == instances for plan in plans])
+        )
+        rows.append(near(f"{what}: cost", cost, [plan.cost_per_s for plan in plans], " US$/s", tolerance=0))
         best = make_solver("ilp", gap=0.0).solve(problem).cost_per_s
         for name, factor in others.items():
             alone = [one for one in problem.candidates if one.name == name]
             dearer = make_solver("ilp", gap=0.0).solve(replace(problem, candidates=tuple(alone))).cost_per_s
-            rows.append(near(f"{qps:g} queries/s in {slo_ms:g} ms: {name} alone costs … times that", factor, [dearer / best], tolerance=0.02))  # fmt: skip
+            rows.append(near(f"{what}: {name} alone costs … times that", factor, [dearer / best], tolerance=0.02))
     return Figure("table23", "Tables 2 and 3: the cheapest instances of three variants", rows)
 
 
