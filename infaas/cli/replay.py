@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 from infaas.cli.moments import moment
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, progress, show, usage
-from infaas.cli.simulate import keep, writable
+from infaas.cli.simulate import keep, watch, writable
 
 if TYPE_CHECKING:
     from services.simulation.replay import Head, Source
@@ -107,11 +107,7 @@ def replay(
             found = build(source, options, _told(head.queries))
     except (ReplayError, ScenarioError) as error:
         usage(str(error))
-    from infaas.cli.watching import watched  # noqa: PLC0415
-    from services.simulation.run import simulate_all  # noqa: PLC0415
-
-    with watched([one.name for one in found.scenario.policies], found.scenario.duration_s) as told:
-        simulated = simulate_all(found.scenario, told)
+    simulated = watch(found.scenario)
     document = {
         **simulated,
         **_range(head),

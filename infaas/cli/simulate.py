@@ -4,13 +4,16 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import Json
 from infaas.cli.output import fail, print_json, progress, show, usage
+
+if TYPE_CHECKING:
+    from services.simulation.scenario.model import Scenario
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -50,25 +53,30 @@ def simulate(
     if scenario is None:
         usage("which scenario? infaas simulate SCENARIO.toml (see infaas simulate --help)")
     writable(plot, out)
-    from infaas.cli.watching import watched  # noqa: PLC0415  (commands that are not used cost nothing)
-    from services.simulation.scenario import ScenarioError, read_scenario  # noqa: PLC0415
+    from services.simulation.scenario import ScenarioError, read_scenario  # noqa: PLC0415  (commands that are not used cost nothing)
 
     try:
         found = read_scenario(scenario, policies=names, seed=seed)
     except ScenarioError as error:
         usage(str(error))
+    document = watch(found)
+    keep(document, plot, out)
+    show(document, json, _render)
+    return 0
+
+
+def watch(scenario: "Scenario") -> dict[str, Any]:
+    """Run it under all its policies and show how far it is; a policy that fails ends the command."""
+    from infaas.cli.watching import watched  # noqa: PLC0415
     from services.simulation.run import SimulationError, simulate_all  # noqa: PLC0415
 
     try:
-        with watched([one.name for one in found.policies], found.duration_s) as told:
-            document = simulate_all(found, told)
+        with watched([one.name for one in scenario.policies], scenario.duration_s) as told:
+            return simulate_all(scenario, told)
     except SimulationError as error:
         if os.environ.get("INFAAS_TRACEBACK"):
             raise
         fail(f"{error} (INFAAS_TRACEBACK=1 shows where)")
-    keep(document, plot, out)
-    show(document, json, _render)
-    return 0
 
 
 def writable(plot: Path | None, out: Path | None, name: str = "--out") -> None:
