@@ -25,6 +25,7 @@ class Whole(NamedTuple):
     directory: Path
     nats: str
     sql: str
+    dashboard: str
     x: np.ndarray
     y: np.ndarray
 
@@ -37,7 +38,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     except ServerError as error:
         pytest.skip(str(error))
     directory = tmp_path_factory.mktemp("whole") / "data"
-    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-dashboard", "--no-gateway")
+    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-gateway")
     with (directory.parent / "up.err").open("w") as errors:
         process = subprocess.Popen(
             [*command, "--data-dir", str(directory)], stdout=subprocess.PIPE, stderr=errors, text=True, env=environ()
@@ -54,7 +55,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
                 )
                 assert done.returncode == 0, done.stderr
             unseen = data.load(data.UNSEEN)
-            yield Whole(directory, urls["nats"], urls["sql"], unseen.x, unseen.y)
+            yield Whole(directory, urls["nats"], urls["sql"], urls["dashboard"], unseen.x, unseen.y)
         finally:
             process.terminate()
             try:

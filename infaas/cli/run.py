@@ -26,10 +26,14 @@ _NESTED = {
 }  # others are named as their folder
 
 
+_DASHBOARD = "dashboard"  # a web server of its own and no service on the bus
+
+
 def known() -> list[str]:
     """The services that exist, by the names that `infaas run` takes."""
     names = {found.name: found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg} | _NESTED
-    return sorted(name for name, package in names.items() if find_spec(f"services.{package}.__main__") is not None)
+    found = [name for name, package in names.items() if find_spec(f"services.{package}.__main__") is not None]
+    return sorted([*found, _DASHBOARD])
 
 
 def run(*service: str, config: Path | None = None, data_dir: Path | None = None) -> int:
@@ -50,6 +54,12 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     for name in service:
         if name not in known():
             usage(f"there is no service {name!r}; there are: {', '.join(known())}")
+    if _DASHBOARD in service:
+        if len(service) > 1:
+            usage("the dashboard is a process of its own: infaas run dashboard")
+        from infaas.cli.dashboard import run_dashboard  # noqa: PLC0415
+
+        return run_dashboard(config, data_dir)
     wires = [_wire_of(name) for name in service]
 
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":

@@ -45,7 +45,8 @@ def up(
     data_dir
         Where everything is kept; it survives a restart.
     port_base
-        NATS on this port, PostgreSQL on the next; a busy one is an error. Left out: 4222 and 5433, or free ones.
+        NATS on this port, PostgreSQL on the next, then the dashboard; a busy one is an error. Left out: 4222, 5433 and
+        8501, or free ones.
     workers
         How many workers.
     max_workers
@@ -58,18 +59,18 @@ def up(
     config
         Settings (TOML). With bus.url or store.dsn in it, these servers are used instead of our own.
     dashboard
-        Accepted for what comes; this version has no dashboard yet.
+        Whether to run the dashboard: what runs, what it costs and why, in a browser.
     gateway
         Accepted for what comes; this version has no HTTP gateway yet.
     json
         Print the URLs as one JSON document, then `ready`.
 
     """
-    del dashboard, gateway
+    del gateway
     from services.shell import telemetry  # noqa: PLC0415
 
     telemetry.set_up("WARNING")
-    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config)
+    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard)
     return asyncio.run(_up(plan, json))
 
 
@@ -81,6 +82,7 @@ def _plan(
     dispatchers: int | None,
     simulate: str | None,
     config: Path | None,
+    dashboard: bool,
 ) -> "Plan":
     from services.shell.budget import check_budget, place_of  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
@@ -107,6 +109,7 @@ def _plan(
         settings=settings,
         workers=workers,
         dispatchers=dispatchers or settings.dispatcher.count,
+        dashboard=dashboard,
         port_base=port_base,
         config=config,
         nats_url=settings.bus.url if _names_nats(config, environ) else None,

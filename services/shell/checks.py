@@ -86,6 +86,11 @@ RULES: Mapping[str, Rule] = {
     "bus.event_bytes": Number(1024, 1e18),
     "store.dsn": None,
     "store.reader_dsn": None,
+    "dashboard.address": _SOMETHING,
+    "dashboard.port": Number(1, 65535),
+    "dashboard.public_url": Text(r"(https?://[^\s/]+(/\S*)?)?", "empty, or a URL: https://host or https://host/path"),
+    "dashboard.login": None,
+    "dashboard.allow": None,
     "dispatcher.count": Number(1, 64),
     "dispatcher.policy": Text(
         r"infaas|round-robin|brute-force|[\w.]+:\w+", "infaas, round-robin, brute-force or module:Class"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from services.shell import process
 from services.shell.process import ServerError
 
-DEFAULTS = {"nats": 4222, "postgres": 5433}
-OFFSETS = {"nats": 0, "postgres": 1}  # from --port-base; contract, section 1
+DEFAULTS = {"nats": 4222, "postgres": 5433, "dashboard": 8501}
+OFFSETS = {"nats": 0, "postgres": 1, "dashboard": 2}  # from --port-base; contract, section 1
 
 
 class Claims:
@@ -51,8 +51,9 @@ def choose(
     recorded: Mapping[str, int],
     take: Callable[[int], bool],
     take_any: Callable[[], int],
+    preferred: Mapping[str, int] = DEFAULTS,
 ) -> dict[str, int]:
-    """A port for each of the servers `names`; with a base exactly base + offset, else the default, the one of last time, or a free one.
+    """A port for each of the servers `names`; with a base exactly base + offset, else the preferred, the one of last time, or a free one.
 
     take: claims a port if it is free. Raises ServerError naming the port when a base is given and one of its ports is busy.
     """
@@ -66,6 +67,6 @@ def choose(
         return ports
     ports = {}
     for name in names:
-        wanted = [DEFAULTS[name], *([recorded[name]] if name in recorded else [])]
+        wanted = [preferred[name], *([recorded[name]] if name in recorded else [])]
         ports[name] = next((port for port in wanted if take(port)), 0) or take_any()
     return ports

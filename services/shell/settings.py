@@ -197,6 +197,21 @@ class JobsSettings(Section, frozen=True, kw_only=True):
     keep: int = 1000
 
 
+class DashboardSettings(Section, frozen=True, kw_only=True):
+    """The dashboard (docs/dashboard.md).
+
+    public_url: where visitors see it, if not at http://address:port: behind a proxy. login: a TOML file with Streamlit's section
+    [auth], for OpenID Connect; empty: whoever reaches it may look. allow: e-mail addresses, or @domain, that may; empty: whoever
+    can log in.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 8501
+    public_url: str = ""
+    login: str = ""
+    allow: tuple[str, ...] | str = ()  # in a variable: separated by commas
+
+
 class PriceSettings(Section, frozen=True, kw_only=True):
     """US$ per hour by device kind, over services/core/prices.toml."""
 
@@ -225,6 +240,7 @@ class Settings(Section, frozen=True, kw_only=True):
     machines: MachineSettings = field(default_factory=MachineSettings)
     prices: PriceSettings = field(default_factory=PriceSettings)
     jobs: JobsSettings = field(default_factory=JobsSettings)
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.

@@ -48,6 +48,7 @@ class Plan:
     settings: Settings
     workers: int = 1
     dispatchers: int = 1
+    dashboard: bool = True
     port_base: int | None = None
     config: Path | None = None
     nats_url: str | None = None
@@ -90,12 +91,15 @@ class Stack:
             ) from None
         recorded = endpoints.recorded_ports(plan.data_dir)
         ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
-        chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any)
+        ours += ["dashboard"] * plan.dashboard
+        preferred = {**ports.DEFAULTS, "dashboard": plan.settings.dashboard.port}
+        chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
         nats_url, writer, reader, environ = await self._start_servers(chosen)
         self._service(
             "registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer}
         )
-        found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix)
+        dashboard = self._start_dashboard(chosen["dashboard"], environ, reader) if plan.dashboard else None
+        found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix, dashboard=dashboard)
         endpoints.write(plan.data_dir, found, chosen)
         return found
 
@@ -224,6 +228,14 @@ class Stack:
     async def _stop_worker(self, worker: str) -> None:
         """Stop the processes of one worker alone; nothing when there is no such worker."""
         await self._supervisor.stop_only(self._workers.pop(worker, ()))
+
+    def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
+        """Start the dashboard, which nothing waits for; returns where it will be."""
+        more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
+        self._service("dashboard", ["dashboard"], {**environ, **more})
+        settings = self._plan.settings.dashboard
+        host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        return settings.public_url or f"http://{host}:{port}"
 
     def _service(
         self, name: str, services: list[str], environ: dict[str, str], worker: WorkerSettings | None = None

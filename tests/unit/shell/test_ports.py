@@ -17,19 +17,25 @@ def test_default_ports_when_they_are_free() -> None:
 
 def test_a_busy_default_is_replaced_by_last_times_port() -> None:
     chosen = choose(DEFAULTS, None, {"nats": 7000}, take=free_but(4222), take_any=lambda: 9999)
-    assert chosen == {"nats": 7000, "postgres": 5433}
+    assert chosen == {"nats": 7000, "postgres": 5433, "dashboard": 8501}
 
 
 def test_else_by_any_free_one() -> None:
     chosen = choose(DEFAULTS, None, {"nats": 7000}, take=free_but(4222, 7000, 5433), take_any=lambda: 9999)
-    assert chosen == {"nats": 9999, "postgres": 9999}
+    assert chosen == {"nats": 9999, "postgres": 9999, "dashboard": 8501}
 
 
 def test_a_base_fixes_every_port() -> None:
     assert choose(DEFAULTS, 6000, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == {
         "nats": 6000,
         "postgres": 6001,
+        "dashboard": 6002,
     }
+
+
+def test_a_preferred_port_comes_before_last_times() -> None:
+    chosen = choose(["dashboard"], None, {"dashboard": 7000}, free_but(), lambda: 1, {"dashboard": 8080})
+    assert chosen == {"dashboard": 8080}
 
 
 def test_a_busy_port_of_a_base_is_an_error_that_names_it() -> None:

@@ -1,0 +1,24 @@
+"""The dashboard's frame: who may see it, and its pages."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard.login import admit
+
+HERE = Path(__file__).parent
+PAGES = (
+    ("overview", "Overview", ":material/monitoring:"),
+    ("variants", "Variants", ":material/account_tree:"),
+)
+
+st.set_page_config(page_title="INFaaS", page_icon=HERE / "icon.svg", layout="wide")
+st.html("<style>.stMainBlockContainer {padding-top: 4.2rem; padding-bottom: 3rem}</style>")
+admit()
+st.navigation(
+    [
+        st.Page(HERE / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=not number)
+        for number, (file, title, icon) in enumerate(PAGES)
+    ],
+    position="top",
+).run()

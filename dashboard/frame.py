@@ -1,0 +1,97 @@
+"""What all pages have: a title, the range of time, tables in the visitor's time zone."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.window import DEFAULT, RANGES, Window, between, latest
+
+CUSTOM = "custom"
+
+
+def title(name: str, told: str) -> None:
+    """The page's name and what it tells."""
+    st.title(name, anchor=False)
+    st.caption(told)
+
+
+def choose_window() -> Window:
+    """The control for the range of time, kept in the address as ?range= (and ?from=, ?to=); returns what is chosen."""
+    chosen = st.segmented_control(
+        "Time range",
+        [*RANGES, CUSTOM],
+        default=DEFAULT,
+        required=True,
+        key="range",
+        bind="query-params",
+        label_visibility="collapsed",
+    )
+    if chosen != CUSTOM:
+        return latest(chosen, datetime.now(UTC))
+    zone = viewer_zone()
+    now = datetime.now(zone).replace(second=0, microsecond=0, tzinfo=None)
+    left, right = st.columns(2)
+    start = left.datetime_input("From", now - timedelta(hours=1), key="from", bind="query-params", step=60)
+    end = right.datetime_input("To", now, key="to", bind="query-params", step=60)
+    return between(*((each or now).replace(tzinfo=zone).astimezone(UTC) for each in (start, end)))
+
+
+def again(window: Window) -> Window:
+    """The same range as it is at this moment, for parts that follow the system."""
+    chosen = st.session_state.get("range", DEFAULT)
+    return window if chosen == CUSTOM else latest(chosen, datetime.now(UTC))
+
+
+def viewer_zone() -> ZoneInfo:
+    """The visitor's time zone."""
+    try:
+        return ZoneInfo(st.context.timezone or "UTC")
+    except (ZoneInfoNotFoundError, ValueError):
+        return ZoneInfo("UTC")
+
+
+def local(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its times in the visitor's zone."""
+    zone = viewer_zone()
+    times = {name: frame[name].dt.tz_convert(zone) for name in frame.select_dtypes("datetimetz")}
+    return frame.assign(**times)
+
+
+def table(
+    frame: pd.DataFrame,
+    columns: Mapping[str, Any],
+    key: str,
+    *,
+    height: int | Literal["content"] = "content",
+) -> None:
+    """A table of these columns, in their order; a text is the column's title, else a column configuration."""
+    shown: Sequence[str] = [name for name in columns if name in frame]
+    st.dataframe(
+        local(frame[list(shown)]),
+        hide_index=True,
+        width="stretch",
+        height=height,
+        column_config=dict(columns),
+        key=key,
+        placeholder=" ",
+    )
+
+
+def when(title: str = "when", window: Window | None = None) -> Any:
+    """A column of times, with the day where it is not clear which."""
+    form = "HH:mm:ss" if window is not None and window.seconds <= RANGES["6h"] else "D MMM HH:mm:ss"
+    return st.column_config.DatetimeColumn(title, format=form, width=None if "D" in form else "small")
+
+
+def state(colours: Mapping[str, str], title: str = "state") -> Any:
+    """A column of lists of states, each in its colour."""
+    return st.column_config.MultiselectColumn(title, options=list(colours), color=list(colours.values()))
+
+
+def figure(title: str, form: str = "%.3g", **more: Any) -> Any:
+    """A column of numbers."""
+    return st.column_config.NumberColumn(title, format=form, **more)

@@ -1,0 +1,118 @@
+"""The dashboard's process: listens at once, and loads Streamlit when the first visitor comes.
+
+Until then it is a plain Python process of a tenth of the memory. The visitor's connection waits in the socket's queue meanwhile.
+"""
+
+import os
+import select
+import socket
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from dashboard.place import tell
+from infaas.locate import Endpoints
+
+APP = Path(__file__).parent / "app.py"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+class CannotServe(Exception):
+    """The dashboard cannot start; the text is one sentence for people and says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to serve. Section [dashboard] of the settings (docs/dashboard.md).
+
+    public_url: where visitors see it, if not at http://address:port: behind a proxy. login: a TOML file with Streamlit's section
+    [auth], for OpenID Connect; "": none. allow: e-mail addresses, or @domain, that may see it; empty: whoever can log in.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 8501
+    public_url: str = ""
+    login: str = ""
+    allow: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return self.public_url.rstrip("/") or f"http://{host}:{self.port}"
+
+
+def serve(options: Options, endpoints: Endpoints | None) -> int:
+    """Serve until SIGTERM or Ctrl-C. endpoints: of the system; None: looked for as the commands do. Raises CannotServe."""
+    secrets = _secrets(options)
+    listener = listen(options.address, options.port)
+    print(f"the dashboard is at {options.url}", flush=True)
+    select.select([listener], [], [])
+    tell(endpoints)
+    _configure(options)
+    return _run(listener, secrets)
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that takes connections; raises CannotServe."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise CannotServe(
+            f"cannot listen on {address}:{port}: {error.strerror}; set dashboard.address or dashboard.port"
+        ) from None
+    return listener
+
+
+def _configure(options: Options) -> None:
+    """Streamlit's own settings, beside those of .streamlit/config.toml; it reads them when it is imported."""
+    public = urlsplit(options.url)
+    settings = {"SERVER_ADDRESS": options.address, "SERVER_PORT": str(options.port)}
+    if public.path.strip("/"):
+        settings["SERVER_BASE_URL_PATH"] = public.path.strip("/")
+    if options.address in ("127.0.0.1", "::1", "localhost"):
+        # A page of somebody else's must not reach us under a name of its own that it points to this machine.
+        settings["SERVER_ALLOWED_HOSTS"] = ",".join({*LOOPBACK, public.hostname or "localhost"})
+    os.environ.update({f"STREAMLIT_{name}": value for name, value in settings.items()})
+
+
+def _run(listener: socket.socket, secrets: dict[str, Any]) -> int:
+    import uvicorn  # noqa: PLC0415  (and Streamlit: only now that somebody looks)
+    from streamlit.starlette import App  # noqa: PLC0415
+
+    config = uvicorn.Config(
+        App(APP, secrets=secrets),
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=2,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _secrets(options: Options) -> dict[str, Any]:
+    """What Streamlit needs for logging in; raises CannotServe."""
+    if not options.login:
+        if options.allow:
+            raise CannotServe("dashboard.allow says who may log in, but there is no dashboard.login")
+        return {}
+    try:
+        auth = tomllib.loads(Path(options.login).read_text())["auth"]
+    except OSError as error:
+        raise CannotServe(f"cannot read dashboard.login, {options.login}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CannotServe(f"dashboard.login, {options.login}, is not valid TOML: {error}") from None
+    except KeyError:
+        raise CannotServe(f"dashboard.login, {options.login}, has no section [auth]: see docs/dashboard.md") from None
+    missing = {"cookie_secret", "client_id", "client_secret", "server_metadata_url"} - set(auth)
+    if missing:
+        raise CannotServe(f"dashboard.login, {options.login}: [auth] has no {', '.join(sorted(missing))}")
+    return {"auth": {"redirect_uri": f"{options.url}/oauth2callback", **auth}, "allow": list(options.allow)}

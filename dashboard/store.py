@@ -1,0 +1,131 @@
+"""Asks the database, as the read-only role: a pool that all visitors share, and answers that are kept for a moment.
+
+The statements are the files of `sql/`, one each, known by their names: nothing else in the dashboard speaks SQL.
+"""
+
+import contextlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psycopg
+import streamlit as st
+from psycopg.types.numeric import FloatLoader
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from dashboard.place import endpoints
+from dashboard.window import Window
+from infaas.errors import NotConnected
+
+SQL = Path(__file__).parent / "sql"
+PATIENCE = 4.0  # s to wait for a connection
+LONGEST = 20_000  # ms that one statement may take
+KEPT, KEPT_LONG = 1.9, 55.0  # s; what is asked again sooner is answered from memory, whoever asks
+MOST_KEPT = 400  # answers
+
+
+class Unavailable(Exception):
+    """There is no answer. The text says why; remedy: what to do about it, in Markdown."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+def ask(name: str, **parameters: Any) -> pd.DataFrame:
+    """The answer to `sql/<name>.sql` as it was at most 2 s ago; raises Unavailable. Times are aware, in UTC."""
+    return _fresh(_dsn(), name, parameters)
+
+
+def history(name: str, window: Window, **parameters: Any) -> pd.DataFrame:
+    """The same for a part of the past; a long one may be a minute old."""
+    answer = _settled if window.long else _fresh
+    return answer(_dsn(), name, {**window.parameters, **parameters})
+
+
+@st.cache_data(ttl=KEPT, max_entries=MOST_KEPT, show_spinner=False)
+def _fresh(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+    return _read(dsn, name, parameters)
+
+
+@st.cache_data(ttl=KEPT_LONG, max_entries=MOST_KEPT, show_spinner=False)
+def _settled(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+    return _read(dsn, name, parameters)
+
+
+def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+    try:
+        with _pool(dsn).connection() as connection:
+            cursor = connection.execute(statement(name), parameters)
+            columns = cursor.description or ()
+            frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in columns])
+    except PoolTimeout:
+        raise Unavailable(_reason(dsn), _START) from None
+    except psycopg.errors.QueryCanceled:
+        raise Unavailable(
+            f"the database did not answer within {LONGEST / 1000:.0f} s", "Choose a shorter range of time."
+        ) from None
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
+        raise Unavailable(_line(error), _PREPARE) from None
+    except psycopg.Error as error:
+        raise Unavailable(_line(error), _START) from None
+    for column in columns:
+        if column.type_display == "timestamptz":
+            frame[column.name] = pd.to_datetime(frame[column.name], utc=True)
+    return frame
+
+
+_START = (
+    "`infaas doctor` finds out what is missing. Start the system with `infaas up`; the database's log is in `logs/` of its data"
+    " directory. This page goes on by itself once there is an answer."
+)
+_PREPARE = "The database has another version's schema, or none: start the system again with `infaas up`, or see docs/sql.md (Roles and set-up)."
+
+
+def _dsn() -> str:
+    try:
+        return endpoints().sql
+    except NotConnected as error:
+        raise Unavailable(str(error), _START) from None
+
+
+@cache
+def statement(name: str) -> bytes:
+    """The SQL of this name."""
+    return (SQL / f"{name}.sql").read_bytes()
+
+
+@st.cache_resource(max_entries=2, show_spinner=False, on_release=lambda pool: pool.close(timeout=0))
+def _pool(dsn: str) -> ConnectionPool:
+    limits = f"-c default_transaction_read_only=on -c statement_timeout={LONGEST} -c timezone=UTC"
+    return ConnectionPool(
+        dsn,
+        min_size=1,
+        max_size=4,
+        open=True,
+        timeout=PATIENCE,
+        max_idle=120.0,
+        check=ConnectionPool.check_connection,
+        configure=lambda connection: connection.adapters.register_loader("numeric", FloatLoader),
+        name="dashboard",
+        kwargs={
+            "autocommit": True,
+            "application_name": "infaas dashboard",
+            "connect_timeout": 5,
+            "options": limits,
+        },
+    )
+
+
+def _reason(dsn: str) -> str:
+    """Why no connection can be had: the pool keeps that to itself."""
+    try:
+        with contextlib.closing(psycopg.connect(dsn, connect_timeout=2)):
+            return "the database is too busy to take one more connection"
+    except psycopg.Error as error:
+        return f"the database does not answer: {_line(error)}"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

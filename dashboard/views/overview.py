@@ -1,0 +1,206 @@
+"""Overview: load, attainment, cost and machines now and lately; what runs, and why."""
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, frame, measures, words
+from dashboard.live import follow, nothing
+from dashboard.store import ask, history
+from dashboard.window import Window
+
+frame.title("Overview", "What runs, how well, at what cost.")
+chosen = frame.choose_window()
+
+
+def figures() -> None:
+    window = frame.again(chosen)
+    traffic, devices, running, spending = measures.traffic(window), ask("devices"), ask("running"), ask("spending")
+    with st.container(horizontal=True, gap="small"):
+        _load(traffic, window)
+        _cost(spending)
+        workers = devices.drop_duplicates("worker")
+        ready = int((workers["state"] == "Ready").sum())
+        others = f"{len(workers) - ready} other" if len(workers) > ready else f"{len(devices)} devices"
+        _metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
+        bad = running[running["state"].isin(["Overloaded", "Interfered"])]["instance"].nunique()
+        told = f"{bad} in trouble" if bad else "none in trouble"
+        _metric(
+            "Instances",
+            str(running["instance"].nunique()),
+            told,
+            bad=bool(bad),
+            help="Overloaded or Interfered: in trouble",
+        )
+
+
+def _load(traffic: pd.DataFrame, window: Window) -> None:
+    total = traffic.groupby("time", as_index=False)[[*measures.ENDINGS]].sum()
+    recent = total.tail(max(1, round(60 / window.step)))
+    rate = recent["queries"].sum() / (window.step * len(recent)) if len(recent) else None
+    asked = int(total["queries"].sum())
+    _metric(
+        "Load",
+        f"{words.number(rate)}/s",
+        f"{words.count(asked, 'query', 'queries')}",
+        help="Online queries a second in the last minute, and how many in this range",
+    )
+    missed = int(asked - total["in_time"].sum())
+    _metric(
+        "In time",
+        words.percent(1 - missed / asked if asked else None),
+        f"{missed:,} missed" if missed else "none missed",
+        bad=bool(missed),
+        help="Share of all queries in this range that were answered within their objective; refused ones are missed, too",
+    )
+
+
+def _cost(spending: pd.DataFrame) -> None:
+    pretended = spending["simulated"].astype(bool)
+    real = 3600 * spending.loc[~pretended, "per_second"].sum()
+    idle = 3600 * spending.loc[spending["app"].isna() & ~pretended, "per_second"].sum()
+    simulated = 3600 * spending.loc[pretended, "per_second"].sum()
+    _metric(
+        "Cost now, US$/h",
+        words.number(real),
+        f"{words.percent(idle / real)} idle" if real else "no machine",
+        help="Of all machines that are there, used or not."
+        + (f" Simulated devices would add US$ {words.number(simulated)}/h; nobody pays that." if simulated else ""),
+    )
+
+
+def _metric(label: str, value: str, told: str, *, help: str, bad: bool = False) -> None:
+    st.metric(
+        label,
+        value,
+        told,
+        delta_color="inverse" if bad else "off",
+        delta_arrow="off",
+        border=True,
+        help=help,
+        height="stretch",
+    )
+
+
+def troubles() -> None:
+    found = ask("trouble").iloc[0]
+    if pd.isna(found["last_sample"]):
+        nothing(
+            "Nothing has been recorded yet.",
+            "Workers report every 2 s: if this stays, `infaas doctor` says what is missing.",
+        )
+    elif found["apps"] == 0:
+        nothing(
+            "No application is registered yet.",
+            "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers one; `infaas demo` shows a whole system.",
+        )
+    for count, what, where in (
+        (found["rejected"], "events could not be written", '`infaas sql "SELECT * FROM rejected_events"` shows why'),
+        (found["failed_jobs"], "offline jobs failed in the last day", "see Jobs"),
+        (found["failed_registrations"], "registrations failed in the last day", "see Applications"),
+    ):
+        if count:
+            st.warning(f"{count} {what}: {where}.", icon=":material/warning:")
+
+
+def trend() -> None:
+    window = frame.again(chosen)
+    traffic, busy = measures.traffic(window), history("utilisation", window)
+    left, right = st.columns(2)
+    with left.container(border=True):
+        st.markdown("**Load**, queries/s")
+        if traffic.empty:
+            nothing("No query arrived in this range.", "`infaas bench --app APP` puts load on an app.")
+        else:
+            charts.draw(traffic, charts.stacked("rate", "app", unit="queries/s"), "load")
+    with right.container(border=True):
+        st.markdown("**In time**, % of queries")
+        if traffic.empty:
+            nothing("No query, no objective.", "An objective comes with a query (`latency_ms`) or with the app.")
+        else:
+            shown = traffic.assign(percent=100 * traffic["attainment"])
+            bounds = [charts.floor_of(shown["percent"]), 100]
+            charts.draw(shown, charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds), "attainment")
+    with left.container(border=True):
+        _trend_of_cost(window)
+    with right.container(border=True):
+        st.markdown("**Utilisation** of devices, %")
+        if busy.empty:
+            nothing("No worker reported in this range.", "`infaas workers` lists those that are there.")
+        else:
+            shown = busy.assign(percent=100 * busy["utilisation"], on=busy["worker"] + " " + busy["device"])
+            charts.draw(shown, charts.lines("percent", "on", unit="%", form=".3~g", domain=[0, 100]), "utilisation")
+
+
+def _trend_of_cost(window: Window) -> None:
+    coarse, rows = measures.spent(window)
+    real = measures.spending(coarse, "app", rows[~rows["simulated"]])
+    st.markdown("**Cost**, US$/h" + (", without simulated devices" if rows["simulated"].any() else ""))
+    if real.empty:
+        nothing(
+            "Nothing was spent in this range.", "Machines are charged for every 10 s, whether they are used or not."
+        )
+    else:
+        charts.draw(real, charts.stacked("rate", "app", unit="US$/h"), "cost")
+
+
+def runs() -> None:
+    window = frame.again(chosen)
+    running, served, decisions = ask("running"), history("served", window), history("decisions", window)
+    st.subheader("What runs", anchor=False)
+    if running.empty:
+        nothing("No model is loaded.", "The first query of an app loads a variant that meets its needs.")
+    else:
+        keys = ["app", "variant"]
+        rows = running.groupby(keys, as_index=False).agg(
+            instances=("instance", "nunique"),
+            state=("state", lambda states: sorted(set(states))),
+            accuracy=("accuracy", "first"),
+            simulated=("simulated", "first"),
+            hardware=("hardware", "first"),
+            load=("load", "sum"),
+        )
+        rows = rows.merge(served[[*keys, "queries", "p99_ms", "cost_per_1000"]], how="left", on=keys)
+        why = decisions[decisions["action"].isin(["load", "replicate", "upgrade", "downgrade", "migrate"])]
+        rows = rows.merge(why.drop_duplicates("variant")[["variant", "reason"]], how="left", on="variant")
+        rows["hardware"] = [words.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)]
+        frame.table(
+            rows,
+            {
+                "app": "app",
+                "variant": "variant",
+                "hardware": "on",
+                "instances": frame.figure("instances", "%d"),
+                "state": frame.state(charts.STATES),
+                "load": frame.figure("items/s", "%.1f"),
+                "queries": frame.figure("answered", "localized", help="Queries in this range"),
+                "p99_ms": frame.figure("p99 ms"),
+                "accuracy": frame.figure("accuracy", "%.4f"),
+                "cost_per_1000": frame.figure("US$/1000", "%.2g", help="Charged for compute, per 1,000 items"),
+                "reason": "why it was started",
+            },
+            "runs",
+        )
+    st.subheader("Latest decisions", anchor=False)
+    if decisions.empty:
+        nothing("Nothing was loaded, replicated or removed in this range.", "A longer range shows earlier decisions.")
+    else:
+        frame.table(
+            decisions.head(12),
+            {
+                "time": frame.when(window=window),
+                "scaler": "by",
+                "action": "action",
+                "count": frame.figure("n", "%d"),
+                "app": "app",
+                "variant": "variant",
+                "worker": "worker",
+                "reason": "why",
+            },
+            "decisions",
+        )
+
+
+follow(chosen, troubles)
+follow(chosen, figures)
+follow(chosen, trend)
+follow(chosen, runs)

@@ -1,0 +1,84 @@
+"""Variants: the state of every instance now and over time, and why it changed."""
+
+import streamlit as st
+
+from dashboard import charts, frame, series, words
+from dashboard.live import follow, nothing
+from dashboard.store import ask, history
+
+ALL = "all apps"
+
+frame.title("Variants", "Which variants are loaded where, in which state, and why that changed.")
+chosen = frame.choose_window()
+
+
+def now() -> None:
+    running = ask("running")
+    if running.empty:
+        nothing(
+            "No model is loaded.",
+            "The first query of an app loads a variant that meets its needs: `infaas query --app APP ...`",
+        )
+        return
+    shown = running.assign(
+        state=[[state] for state in running["state"]],
+        on=[
+            words.simulated(f"{worker} {device}", bool(simulated))
+            for worker, device, simulated in zip(
+                running["worker"], running["device"], running["simulated"], strict=True
+            )
+        ],
+        utilisation=100 * running["utilisation"],
+    )
+    frame.table(
+        shown,
+        {
+            "state": frame.state(charts.STATES),
+            "app": "app",
+            "variant": "variant",
+            "on": "on",
+            "since": frame.when("since"),
+            "load": frame.figure("items/s", "%.1f"),
+            "queue": frame.figure("queue", "%d"),
+            "mean_batch": frame.figure("batch", "%.1f"),
+            "latency_ms": frame.figure("latency ms"),
+            "profiled_ms": frame.figure("profiled ms", help="Latency of one item when it was measured alone"),
+            "utilisation": frame.figure("busy %", "%.1f"),
+            "memory_mb": frame.figure("MB", "%.0f"),
+            "accuracy": frame.figure("accuracy", "%.4f"),
+        },
+        "now",
+    )
+
+
+def timeline() -> None:
+    window = frame.again(chosen)
+    changes, running = history("changes", window), ask("running")
+    bands = series.spans(changes, running.drop_duplicates("instance"), window)
+    st.subheader("States over time", anchor=False)
+    if bands.empty:
+        nothing("No instance was there in this range.", "A longer range may show some.")
+    else:
+        count = bands["instance"].nunique()
+        charts.draw(bands, charts.spans("instance", charts.STATES, ["state", "reason"], count), "states")
+    st.subheader("Why", anchor=False)
+    if changes.empty:
+        nothing("No state changed in this range.", "A longer range shows earlier changes.")
+        return
+    frame.table(
+        changes.head(100).assign(change=changes["from_state"] + " → " + changes["to_state"]),
+        {
+            "time": frame.when(window=window),
+            "change": "change",
+            "reason": "why",
+            "variant": "variant",
+            "worker": "worker",
+            "device": "device",
+            "app": "app",
+        },
+        "changes",
+    )
+
+
+follow(chosen, now)
+follow(chosen, timeline)

@@ -1,0 +1,55 @@
+"""Rows as series: nothing is missing, nothing is made up."""
+
+from datetime import UTC, datetime
+
+import pandas as pd
+
+from dashboard.series import filled, first, spans
+from dashboard.window import Window
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+WINDOW = Window(START, datetime(2026, 1, 1, 0, 1, 15, tzinfo=UTC), 30.0)
+
+
+def at(second: float) -> pd.Timestamp:
+    return pd.Timestamp(START) + pd.Timedelta(seconds=second)
+
+
+def test_buckets_without_rows_are_zero_for_everybody() -> None:
+    rows = pd.DataFrame({"time": [at(30), at(60)], "app": ["a", "b"], "queries": [3, 4]})
+    full = filled(rows, WINDOW, "app", ["queries"])
+    found = {
+        (app, (time - at(0)).total_seconds()): n for time, app, n in zip(full.time, full.app, full.queries, strict=True)
+    }
+    assert found == {("a", 0): 0, ("a", 30): 3, ("a", 60): 0, ("b", 0): 0, ("b", 30): 0, ("b", 60): 4}
+    assert full.drop_duplicates("time")["lasting"].tolist() == [30, 30, 15]
+
+
+def test_no_rows_stay_no_rows() -> None:
+    assert filled(pd.DataFrame(columns=["time", "app", "queries"]), WINDOW, "app", ["queries"]).empty
+
+
+def test_the_smallest_are_added_up_under_one_name() -> None:
+    rows = pd.DataFrame({"app": list("abcd"), "queries": [1, 9, 8, 2]})
+    assert first(rows, "app", "queries", 3, "others")["app"].tolist() == ["others", "b", "c", "others"]
+    assert first(rows, "app", "queries", 4, "others") is rows
+
+
+def test_states_last_until_the_next_and_begin_before_the_window() -> None:
+    events = pd.DataFrame(
+        [
+            (at(20), "i", "Active", "Overloaded", "too much"),
+            (at(50), "i", "Overloaded", "Inactive", "evicted"),
+            (at(10), "j", "Inactive", "Loading", "wanted"),
+        ],
+        columns=["time", "instance", "from_state", "to_state", "reason"],
+    )
+    now = pd.DataFrame({"instance": ["j", "k"], "state": ["Loading", "Active"]})
+    bands = spans(events, now, WINDOW)
+    assert list(bands[["instance", "time", "until", "state"]].itertuples(index=False, name=None)) == [
+        ("i", at(0), at(20), "Active"),
+        ("i", at(20), at(50), "Overloaded"),
+        ("j", at(10), at(75), "Loading"),
+        ("k", at(0), at(75), "Active"),
+    ]
+    assert bands["reason"].tolist()[1] == "too much"
