@@ -2,7 +2,8 @@
 
 getVariant on an app with 175 and with 10,000 registered variants, every fifth of them with an Active instance: the policy in
 use, with needs that were asked for before and with needs never seen, against the brute-force policy that looks at every
-variant for every query (INFaaS, Table 7: the rival of its decision latency). Prints medians and ratios of one run.
+variant for every query (INFaaS, Table 7: the rival of its decision latency). Prints medians and ratios of one run. Then one variant
+with 10, 100 and 1,000 instances: idle ones, filled by the decisions themselves, and all of them full.
 """
 
 import argparse
@@ -93,6 +94,51 @@ def unseen(rng: random.Random) -> Iterator[Ask]:
         yield Ask(app="bench", items=1, deadline=NOW + latency, latency_s=latency, accuracy=rng.uniform(0.6, 0.9))
 
 
+def crowd_of(count: int, queued: int) -> ClusterView:
+    """One variant with so many instances, each on a worker of its own with so many queries waiting."""
+    record = variant(0, random.Random(0))
+    view = ClusterView({"cpu": 0.04})
+    view.set_app(AppRecord(app="bench", links={record.model: "1"}), [record])
+    device = DeviceStatus(
+        device="cpu",
+        kind="cpu",
+        cores=4,
+        memory_mb=16_000,
+        memory_used_mb=0,
+        cores_used=1,
+        utilisation=0.2,
+        price_per_hour=0.2,
+    )
+    for n in range(count):
+        status = InstanceStatus(
+            instance=f"i{n}", variant=record.variant, device="cpu", state="Active", since=0.0, queued=queued
+        )
+        view.heartbeat(
+            WorkerHeartbeat(
+                worker=f"w{n}", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=[status]
+            ),
+            NOW,
+        )
+    return view
+
+
+def fill(view: ClusterView, seconds: float) -> tuple[list[float], int, int]:
+    """Microseconds of each decision, its query dispatched each time; the emptiest and the fullest queue at the end."""
+    policy, taken = InfaasPolicy(), []
+    clock: Callable[[], int] = time.perf_counter_ns
+    end, at = clock() + int(seconds * 1e9), NOW
+    while clock() < end:
+        at += 0.0001
+        ask = Ask(app="bench", items=1, deadline=at + 1000.0, latency_s=1000.0)
+        began = clock()
+        decision = policy.select(ask, at, view)
+        taken.append((clock() - began) / 1000)
+        if decision.assignments:
+            view.instances[decision.assignments[0]].take(1)
+    queues = [instance.own for instance in view.instances.values()]
+    return taken, min(queues), max(queues)
+
+
 def measure(policy: SelectionPolicy, view: ClusterView, asks: Iterator[Ask], seconds: float) -> tuple[list[float], int]:
     """Microseconds of each decision, and how many of them named an instance."""
     taken, found = [], 0
@@ -124,6 +170,12 @@ def main() -> None:
         for name, taken, found in results:
             p50, p99 = statistics.median(taken), sorted(taken)[int(len(taken) * 0.99)]
             print(f"{count:8}  {name:34} {p50:9.1f} {p99:9.1f} {found / len(taken):6.1%}  {brute / p50:8.1f} x")
+    print(f"{'instances':>9}  {'':10} {'p50 µs':>9} {'p99 µs':>9}  queues at the end")
+    for count in (10, 100, 1_000):
+        for name, view in (("idle", crowd_of(count, 0)), ("full", crowd_of(count, 1_000_000))):
+            taken, least, most = fill(view, options.seconds)
+            p50, p99 = statistics.median(taken), sorted(taken)[int(len(taken) * 0.99)]
+            print(f"{count:9}  {name:10} {p50:9.1f} {p99:9.1f}  {least} to {most}")
 
 
 if __name__ == "__main__":

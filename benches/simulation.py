@@ -1,0 +1,177 @@
+"""How fast the simulator is, and how that and its memory grow: `python benches/simulation.py [--full] [--plot FILE]`.
+
+Without options: (1) handled messages a second of the dispatcher-executor loop at small scale, on one core; (2) CPU time and memory
+against workers, variants and load, a minute each. --full: 1,000 workers, 10,000 instances, ten minutes at 20,000 queries/s on
+average, with memory when 10 %, 50 % and 100 % of the queries have been sent. Each run is a process of its own, one at a time.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+MARKS = (0.1, 0.5, 1.0)  # of the queries
+GROWTH: dict[str, list[dict[str, Any]]] = {
+    "workers": [{"workers": n} for n in (10, 30, 100, 300)],
+    "variants": [{"workers": 30, "apps": n} for n in (10, 40, 160)],  # four variants each
+    "load": [{"workers": 30, "per_worker": q} for q in (5.0, 10.0, 20.0)],
+}
+
+
+def resident_mb() -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def one(options: argparse.Namespace) -> dict[str, Any]:
+    """One run, in this process."""
+    from scale import fleet, loop
+
+    from services.simulation.report import Report
+    from services.simulation.run import Run
+
+    what: dict[str, Any] = json.loads(options.one)
+    kind = what.pop("kind", "fleet")
+    scenario = loop(**what) if kind == "loop" else fleet(**what)
+    policy = scenario.policies[0]
+    report = Report.of(scenario, policy)
+    run = Run(scenario, policy, report)
+    expected = sum(share * _queries(scenario) for share in scenario.loads[0].shares)
+    marks: list[tuple[float, float]] = []
+    began, cpu = perf_counter(), process_time()
+    begun: list[float] = []
+
+    def progress(at: float) -> None:
+        if not begun:
+            begun.extend((process_time(), run.kernel.events))
+        sent = run.clients._sent / expected
+        while len(marks) < len(MARKS) and sent >= MARKS[len(marks)] * 0.998:
+            marks.append((MARKS[len(marks)], resident_mb()))
+        if options.progress and round(at) % 10 == 0:
+            held = sum(len(d.residents) for m in run.system.machines.values() for d in m.devices.values())
+            print(
+                f"{at:6.0f} s  {run.clients._sent:>10,} sent  {held:>6,} instances  CPU {process_time() - cpu:7.1f} s  "
+                f"wall {perf_counter() - began:7.1f} s  {resident_mb():6.0f} MB",
+                file=sys.stderr,
+            )
+
+    result = run(progress)
+    spent = process_time() - cpu
+    return {
+        "queries": result["queries"],
+        "violations": result["slo_violation_ratio"],
+        "instances": sum(len(d.residents) for m in run.system.machines.values() for d in m.devices.values()),
+        "events": run.kernel.events,
+        "events_per_s": (run.kernel.events - begun[1]) / (process_time() - begun[0]),
+        "cpu_s": spent,
+        "wall_s": perf_counter() - began,
+        "memory_mb": dict(marks),
+        "end_mb": resident_mb(),
+    }
+
+
+def _queries(scenario: Any) -> float:
+    from services.simulation.workload import mean_rate
+
+    return sum(mean_rate(load, scenario.duration_s) for load in scenario.loads) * scenario.duration_s
+
+
+def apart(what: dict[str, Any], *, progress: bool = False) -> dict[str, Any]:
+    """One run in a process of its own."""
+    command = [sys.executable, __file__, "--one", json.dumps(what), *(["--progress"] if progress else [])]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(rows: list[tuple[str, dict[str, Any]]]) -> None:
+    print(
+        f"{'':34} {'queries':>11} {'CPU s':>8} {'wall s':>8} {'events/s':>10} {'instances':>10} {'MB':>6} {'late, refused':>14}"
+    )
+    for name, found in rows:
+        print(
+            f"{name:34} {found['queries']:>11,} {found['cpu_s']:>8.1f} {found['wall_s']:>8.1f} {found['events_per_s']:>10,.0f} "
+            f"{found['instances']:>10,} {found['end_mb']:>6.0f} {found['violations']:>14.2%}"
+        )
+
+
+def growth(seconds: float, policy: str, scale: float) -> dict[str, list[tuple[float, dict[str, Any]]]]:
+    found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for axis, runs in GROWTH.items():
+        found[axis] = []
+        rows = []
+        for run in runs:
+            what = run | {"workers": max(1, round(run["workers"] * scale)), "seconds": seconds, "policy": policy}
+            result = apart(what)
+            at = {
+                "workers": what["workers"],
+                "variants": 4 * run.get("apps", 10),
+                "load": what["workers"] * run.get("per_worker", 20.0),
+            }[axis]
+            found[axis].append((at, result))
+            rows.append((f"{axis} {at:,.0f}", result))
+        table(rows)
+    return found
+
+
+def plot(found: dict[str, list[tuple[float, dict[str, Any]]]], path: Path) -> None:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed (pip install 'infaas[plot]')", file=sys.stderr)
+        return
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.2), constrained_layout=True)
+    for axis, (name, rows) in zip(axes, found.items(), strict=True):
+        axis.plot([x for x, _ in rows], [r["cpu_s"] for _, r in rows], "o-", color="#2a6f97")
+        axis.set(xlabel=name if name != "load" else "queries/s", ylabel="CPU s", ylim=(0, None), xlim=(0, None))
+        beside = axis.twinx()
+        beside.plot([x for x, _ in rows], [r["end_mb"] for _, r in rows], "s--", color="#bc6c25")
+        beside.set(ylabel="MB (dashed)", ylim=(0, None))
+    figure.savefig(path)
+    print(f"{path} written")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, help="simulated, of each run: 60, of the large one 600")
+    parser.add_argument("--policy", choices=("infaas", "static"), default="infaas")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of workers")
+    parser.add_argument("--full", action="store_true", help="the large run alone")
+    parser.add_argument("--plot", type=Path, help="a picture of the growth, as PNG or SVG")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--progress", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options)))
+        return
+    if options.full:
+        seconds = options.seconds or 600.0
+        workers = max(1, round(1000 * options.scale))
+        result = apart({"workers": workers, "seconds": seconds, "policy": options.policy}, progress=True)
+        table([(f"{workers:,} workers, {options.policy}", result)])
+        for share, memory in result["memory_mb"].items():
+            print(f"memory when {float(share):.0%} of the queries had been sent: {memory:.0f} MB")
+        return
+    options.seconds = options.seconds or 60.0
+    rows = [
+        (f"loop, {rate:,.0f} queries/s", apart({"kind": "loop", "rate": rate, "seconds": options.seconds}))
+        for rate in (500.0, 2000.0)
+    ]
+    table(rows)
+    found = growth(options.seconds, options.policy, options.scale)
+    if options.plot:
+        plot(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()
