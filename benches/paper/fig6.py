@@ -150,7 +150,7 @@ def draw(figure: Figure, out: Path) -> None:
     """For each load throughput, what INFaaS has loaded, and cost; the first seed."""
     from matplotlib.figure import Figure as Picture
 
-    picture = Picture(figsize=(13.0, 8.0), dpi=100, layout="constrained")
+    picture = Picture(figsize=(12.0, 7.6), dpi=82, layout="constrained")
     panels = picture.subplots(3, 3, height_ratios=(2.0, 1.2, 2.0))
     for column, (label, documents) in zip(panels.T, figure.documents.items(), strict=True):
         document = documents[0]
