@@ -95,7 +95,10 @@ class InfaasScaling:
                     changes.append(Change(action.variant, one.running + action.delta, action.kind, why))
                 else:
                     k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
-                    load = action.delta * one.saturation_qps
+                    need = seen.problem.slack * seen.problem.demands[k].load
+                    load = (
+                        min(action.delta * one.saturation_qps, need) if need > 0 else action.delta * one.saturation_qps
+                    )
                     cause = "accuracy" if accuracy and not short else "hardware"
                     elsewhere.append(Elsewhere(k, cause, (one.name,), load, action.delta, f"{action.kind}: {why}"))
             elif action.variant in seen.here:
