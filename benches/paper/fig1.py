@@ -10,14 +10,14 @@ import compare
 from apps import AppReport
 from compare import Document, Figure, holds, near, ratios
 
-LOW, SHORT, MIDDLE, HIGH = 0, 3, 5, 8  # steps of the load: 40, 160, 240 and 360 queries/s, half of them for each model
+LOW, SHORT, MIDDLE, HIGH = 0, 2, 5, 8  # steps of the load: 40, 120, 240 and 360 queries/s, half of them for each model
 TOP = 9  # 400 queries/s: more than the GPU can do
 APPS = {"large": "Inception-ResNetV2", "small": "MobileNetV1"}
 
 
 def build(seeds: Sequence[int], short: bool) -> Figure:
-    """short: the first four steps."""
-    runs = compare.runs("fig1.toml", seeds, duration_s=120.0 if short else None, report=AppReport)
+    """short: the first three steps."""
+    runs = compare.runs("fig1.toml", seeds, duration_s=90.0 if short else None, report=AppReport)
     last = SHORT if short else HIGH
     rows = [
         near("low load: the small model's mean latency, together / alone", 1.0, slower(runs, "small", LOW), tolerance=0.15),
