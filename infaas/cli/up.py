@@ -165,6 +165,12 @@ def _print_urls(endpoints: "Endpoints", as_json: bool) -> None:
     if as_json:
         print(jsonlib.dumps(urls), flush=True)
         return
-    for name, title in (("nats", "NATS"), ("sql", "SQL"), ("dashboard", "dashboard"), ("gateway", "gateway")):
+    for name, title in (
+        ("nats", "NATS"),
+        ("sql", "SQL"),
+        ("dashboard", "dashboard"),
+        ("gateway", "gateway"),
+        ("metrics", "metrics"),
+    ):
         if urls[name] is not None:
             print(f"{title:10} {urls[name]}", flush=True)

@@ -1,9 +1,13 @@
 """Wires one dispatcher."""
 
+import asyncio
+
 from bus.port import Bus
 from bus.subjects import Subjects
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
+from services.dispatcher.metrics import DispatcherInsight
+from services.dispatcher.timing import SampledPolicy
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings
@@ -14,7 +18,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     ours = settings.dispatcher
     on_demand = settings.autoscaler.policy in ("infaas", "off")
-    policy = load_policy(ours, settings.machines, on_demand=on_demand, goal=settings.goal)
+    chosen = load_policy(ours, settings.machines, on_demand=on_demand, goal=settings.goal)
+    policy = SampledPolicy(chosen, asyncio.get_running_loop())
     prices = load_prices(settings.prices)
 
     def make() -> Dispatcher:
@@ -31,4 +36,4 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             max_queue=ours.max_queue,
         )
 
-    return [Runtime("dispatcher", make, bus, subjects)]
+    return [Runtime("dispatcher", make, bus, subjects, insight=DispatcherInsight(policy.seconds))]

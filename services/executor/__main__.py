@@ -13,6 +13,7 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from services.core.actor import Edge
 from services.core.placement import Device
+from services.executor import metrics
 from services.executor.accelerated import AcceleratedEdge
 from services.executor.actor import Executor
 from services.executor.edge import ExecutorEdge
@@ -53,7 +54,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         )
 
     def runtime(device: Device, edge: Edge) -> Runtime:
-        return Runtime(f"executor-{device.name}", partial(executor, device), bus, subjects, edge)
+        return Runtime(f"executor-{device.name}", partial(executor, device), bus, subjects, edge, insight=metrics)
 
     cpu, *others = devices_of(settings.worker, found)
     real = [device for device in others if not device.simulated]
@@ -65,7 +66,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         return WorkshopActor(worker, subjects, settings.registrar.seconds, addresses)
 
     runtimes = [
-        Runtime("executor", partial(executor, cpu), bus, subjects, hands()),
+        Runtime("executor", partial(executor, cpu), bus, subjects, hands(), insight=metrics),
         Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(settings)),
     ]
     runtimes += [runtime(device, hands(AcceleratedEdge, device.address, device.cores)) for device in real]

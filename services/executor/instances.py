@@ -6,6 +6,7 @@ from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
 from services.core.cost import LatencyTable
 from services.executor.policy import EdfQueue
+from services.executor.tally import BatchTally
 
 
 class Loaded:
@@ -13,10 +14,12 @@ class Loaded:
 
     __slots__ = (
         "_apps", "_batches", "_busy", "_items", "_offline", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
-        "running", "running_items", "running_offline", "table",
+        "running", "running_items", "running_offline", "table", "tally",
     )  # fmt: skip
 
-    def __init__(self, instance: str, record: VariantRecord, price_per_s: float) -> None:
+    def __init__(
+        self, instance: str, record: VariantRecord, price_per_s: float, tally: BatchTally | None = None
+    ) -> None:
         self.id = instance
         self.record = record
         self.price_per_s = price_per_s
@@ -27,6 +30,7 @@ class Loaded:
         self.running_items = 0
         self.running_offline = False
         self.leaving = False
+        self.tally = tally or BatchTally()
         self._reset()
 
     def _reset(self) -> None:
@@ -47,6 +51,7 @@ class Loaded:
         predicted = self.table.at(length).seconds(items)
         self._items += items
         self._batches += 1
+        self.tally.add(items, seconds)
         self._busy += seconds
         self._predicted += predicted
         if predicted > 0:

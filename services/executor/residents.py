@@ -13,6 +13,7 @@ from bus.messages.fleet import (
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish
 from services.executor.instances import Loaded
+from services.executor.tally import BatchTally
 from services.executor.work import LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
 
 NOTHING: tuple[Effect, ...] = ()
@@ -23,6 +24,7 @@ class Residents:
 
     def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
         self.instances: dict[str, Loaded] = {}
+        self.tallies: dict[str, BatchTally] = {}  # by variant: what was ever computed here
         self._device = device
         self._incarnation = incarnation
         self._told = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
@@ -31,7 +33,8 @@ class Residents:
         """Begin to load; queries may already queue for it."""
         if order.instance in self.instances:
             return NOTHING
-        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s)
+        tally = self.tallies.setdefault(order.variant.variant, BatchTally())
+        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s, tally)
         return (Do(("load", order.instance), LoadModel(order.instance, order.variant, tuple(order.cores))),)
 
     def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.jobs import metrics
 from services.jobs.actor import Coordinator
 from services.jobs.desk import Desk
 from services.jobs.edge import JobsEdge, spool_of
@@ -45,9 +46,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     def make() -> Coordinator:
         return Coordinator(name, subjects, limits, prices, lambda: f"j-{secrets.token_hex(8)}")
 
-    return [
-        Runtime("jobs", make, bus, subjects, await JobsEdge.open(bus, subjects, desk, settings.jobs.chunk_kb * 1024))
-    ]
+    edge = await JobsEdge.open(bus, subjects, desk, settings.jobs.chunk_kb * 1024)
+    return [Runtime("jobs", make, bus, subjects, edge, insight=metrics)]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.lifecycle import Thresholds
+from services.monitor import metrics
 from services.monitor.actor import MonitorActor
 from services.monitor.edge import MachineEdge
 from services.monitor.policy import Knobs
@@ -38,7 +39,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return MonitorActor(worker, ours.hardware, devices, prices, subjects, incarnation, knobs, ours.kind)
 
     edge = MachineEdge(bus=bus, bucket=subjects.control_bucket)
-    return [Runtime(f"monitor-{worker}", make, bus, subjects, edge)]
+    return [Runtime(f"monitor-{worker}", make, bus, subjects, edge, insight=metrics)]
 
 
 def knobs_of(settings: Settings) -> Knobs:

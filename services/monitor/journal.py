@@ -80,7 +80,7 @@ class Journal:
             hardware=self._hardware,
             incarnation=self._incarnation,
             at=self.now,
-            devices=[device.status(self._utilisation(device)) for device in devices],
+            devices=[device.status(self.utilisation(device)) for device in devices],
             instances=[instance.status() for instance in instances],
             draining=draining or leaving,
             leaving=leaving,
@@ -186,7 +186,7 @@ class Journal:
             worker=self._worker,
             device=device.spec.name,
             hardware=device.spec.kind,
-            utilisation=self._utilisation(device),
+            utilisation=self.utilisation(device),
             memory_mb=device.spec.memory_mb,
             memory_used_mb=self.machine.memory_used_mb if device.is_machine else device.committed().memory_mb,
             load=sum(instance.load for instance in present),
@@ -216,5 +216,5 @@ class Journal:
             )
             self._out.append(Record(event))
 
-    def _utilisation(self, device: DeviceState) -> float:
+    def utilisation(self, device: DeviceState) -> float:
         return self.machine.utilisation if device.is_machine else device.utilisation

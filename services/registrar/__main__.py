@@ -4,6 +4,7 @@ import secrets
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.registrar import metrics
 from services.registrar.actor import Registrar
 from services.registrar.edge import RegistrarEdge
 from services.registrar.policy import Rules
@@ -32,7 +33,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     def make() -> Registrar:
         return Registrar(name, subjects, rules, lambda: f"r-{secrets.token_hex(8)}")
 
-    return [Runtime("registrar", make, bus, subjects, await RegistrarEdge.open(bus, subjects))]
+    edge = await RegistrarEdge.open(bus, subjects)
+    return [Runtime("registrar", make, bus, subjects, edge, insight=metrics)]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ succeeds; the stream drops repeats. While the stream is away rows wait here, up 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from bus.codec import encode
 from bus.messages.events import Event
@@ -24,10 +25,20 @@ HELD = 2_000_000  # rows; beyond this the oldest batches go, loudly
 class Outbox:
     """Collects one actor's events. source must be unique per incarnation: it makes the batch ids unique.
 
-    recorded(through) is called whenever all rows up to number `through` (from 1) are acknowledged.
+    recorded(through) is called whenever all rows up to number `through` (from 1) are acknowledged; tally(kind, rows) with
+    each batch as it is sealed.
     """
 
-    def __init__(self, bus: Bus, subjects: Subjects, source: str, recorded: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        source: str,
+        recorded: Callable[[int], None],
+        tally: Callable[[str, Sequence[Any]], None] | None = None,
+    ) -> None:
+        self._tally = tally
+        self.lost = 0
         self._bus = bus
         self._subjects = subjects
         self._source = source
@@ -43,6 +54,11 @@ class Outbox:
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> int:
+        """Rows that are not acknowledged yet."""
+        return self._held + self._open
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._send())
@@ -74,11 +90,14 @@ class Outbox:
             through = self._added if i == last else 0
             self._ready.append((kind, identity, body, len(rows), through))
             self._held += len(rows)
+            if self._tally is not None:
+                self._tally(kind, rows)
         self._rows = {}
         self._open = 0
         while self._held > HELD:
             _, identity, _, count, _ = self._ready.popleft()
             self._held -= count
+            self.lost += count
             log.error("outbox is full: the oldest batch is lost", extra={"batch": identity, "rows": count})
         self._idle.clear()
         self._wake.set()

@@ -7,8 +7,9 @@ is rebuilt from heartbeats and watches. A restart that does not help ends the pr
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
@@ -38,7 +39,9 @@ from services.core.actor import (
     TimedOut,
     Undelivered,
 )
+from services.core.metric import Family, Insight
 from services.shell.clock import now as unix_now
+from services.shell.metrics.counts import Counts
 from services.shell.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -57,7 +60,10 @@ class ActorFailed(Exception):
 
 
 class Runtime:
-    """One actor's life. make builds a fresh actor: at the start and after repeated faults."""
+    """One actor's life. make builds a fresh actor: at the start and after repeated faults.
+
+    insight: what it shows of its actor; reachable: looks whether what its edge needs is there, "" when it is.
+    """
 
     def __init__(
         self,
@@ -69,9 +75,14 @@ class Runtime:
         *,
         clock: Callable[[], float] = unix_now,
         source: str = "",
+        insight: Insight | None = None,
+        reachable: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self.name = name
-        self.undecodable = 0
+        self.reachable = reachable
+        self.tally: Callable[[str, Sequence[Any]], None] | None = None  # told of events as they leave, in batches
+        self.counts = Counts()
+        self._insight = insight
         self.faults: deque[float] = deque(maxlen=FAULTS)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._make = make
@@ -104,7 +115,9 @@ class Runtime:
     async def start(self) -> None:
         """Build the actor and let messages in."""
         self._generation += 1
-        self._outbox = Outbox(self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded)
+        self._outbox = Outbox(
+            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.tally
+        )
         self._outbox.start()
         self._actor = self._make()
         self._handle = self._actor.handle
@@ -153,6 +166,7 @@ class Runtime:
     async def _restart(self, reason: str) -> None:
         now = self._clock()
         self._restarts.append(now)
+        self.counts.restarts += 1
         if len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTART_WINDOW:
             if not self.failed.done():
                 self.failed.set_exception(ActorFailed(f"{self.name} keeps failing: {reason}"))
@@ -170,15 +184,18 @@ class Runtime:
     def _handler(self, inlet: Inlet) -> Callable[[Delivery], None]:
         decode: Callable[[bytes], Any] = bytes if inlet.message is bytes else decoder(inlet.message)
         clock = self._clock
+        taken = self.counts.taken.setdefault(inlet.message.__name__, [0])
 
         def on_delivery(delivery: Delivery) -> None:
             subject, data, reply, headers, status = delivery
             if status:
                 self._deliver(Envelope(clock(), Undelivered(subject), subject))
                 return
+            taken[0] += 1
             try:
                 message = decode(data or EMPTY)
             except DECODE_ERRORS as error:
+                self.counts.undecodable += 1
                 if not inlet.malformed:
                     self._refuse_undecodable(delivery, error)
                     return
@@ -198,7 +215,6 @@ class Runtime:
         self._deliver(Envelope(self._clock(), Recorded(through)))
 
     def _refuse_undecodable(self, delivery: Delivery, error: Exception) -> None:
-        self.undecodable += 1
         if delivery.reply:
             refusal = Refusal(error=Error(code="bad_request", message=explain(error)))
             self._bus.publish(delivery.reply, encode(refusal))
@@ -240,6 +256,7 @@ class Runtime:
             refusal = Refusal(error=Error(code="internal", message="the service failed on this message; it was logged"))
             self._bus.publish(envelope.reply, encode(refusal))
         now = self._clock()
+        self.counts.faults += 1
         self.faults.append(now)
         if len(self.faults) == FAULTS and now - self.faults[0] < FAULT_WINDOW:
             self._halt(Halt(f"{FAULTS} faults within {FAULT_WINDOW:g} s, the last: {error!r}"))
@@ -300,6 +317,7 @@ class Runtime:
 
     async def _work(self, effect: Do) -> None:
         message: Done | Failed | TimedOut
+        began = time.monotonic()
         if self._edge is None:
             raise ActorFailed(f"{self.name} has no edge for {effect.command!r}")
         try:
@@ -312,6 +330,8 @@ class Runtime:
             trace = None if isinstance(error, BusError | OSError) else error
             log.warning("%s: %s failed: %s", self.name, type(effect.command).__name__, error, exc_info=trace)
             message = Failed(effect.id, str(error) or repr(error))
+        spent = time.monotonic() - began
+        self.counts.carried_out(type(effect.command).__name__, type(message).__name__.lower(), spent)
         self._deliver(Envelope(self._clock(), message))
 
     def _record(self, effect: Record) -> None:
@@ -325,3 +345,18 @@ class Runtime:
         task = self._loop.create_task(self._restart(effect.reason))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    # -- what it shows
+
+    def missing(self, now: float) -> str:
+        """What the actor lacks to do its work, in words; "" when it is ready."""
+        if not self._live:
+            return "it is being started again"
+        return self._insight.missing(self._actor, now) if self._insight is not None else ""
+
+    def families(self) -> Iterator[Family]:
+        """Its numbers now, and those of its actor."""
+        box = self._outbox
+        yield from self.counts.families(self.name, under_way=len(self._tasks), held=box.held, lost=box.lost)
+        if self._insight is not None and self._live:
+            yield from self._insight.families(self._actor)

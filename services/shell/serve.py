@@ -10,6 +10,7 @@ from typing import Any
 
 from bus.port import Bus, BusError
 from services.shell import telemetry
+from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import ActorFailed, Runtime
 from services.shell.settings import Settings
 
@@ -32,14 +33,18 @@ def serve(name: str, settings: Settings, wire: Wire) -> int:
 
 
 async def _main(name: str, settings: Settings, wire: Wire) -> int:
+    exporter = Exporter(name, settings.metrics)
+    await exporter.open()
     bus = await _connect(name, settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     runtimes = await wire(settings, bus)
+    exporter.attach(bus, runtimes)
     for runtime in runtimes:
         await runtime.start()
+    exporter.running(True)
     log.info("%s runs", name, extra={"pid": os.getpid()})
     # Everything made so far lives as long as the process: keep it out of the collector's way.
     gc.collect()
@@ -53,9 +58,11 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
         if runtime.failed.done() and isinstance(runtime.failed.exception(), ActorFailed):
             log.critical("%s", runtime.failed.exception())
             code = FAILED
+    exporter.running(False)
     for runtime in reversed(runtimes):
         await runtime.stop(GRACE)
     await bus.drain()
+    await exporter.close()
     log.info("%s stopped", name)
     return code
 

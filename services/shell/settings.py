@@ -231,6 +231,19 @@ class Settings(Section, frozen=True, kw_only=True):
     log_level: str = "INFO"
     bus: BusSettings = field(default_factory=BusSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+class MetricsSettings(Section, frozen=True, kw_only=True):
+    """Each process's HTTP server with /metrics, /healthz and /readyz (docs/metrics.md).
+
+    port: 0 = none; under `infaas up` the first one, of the whole system, which gives its services the next. enabled: false = none
+    anywhere. series: so many label sets a metric shows at most.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: int = 0
+    series: int = 1000
+
+
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
@@ -259,6 +272,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     """Build the settings; raises SettingsError that names the file or variable, the setting, what is wrong and the remedy."""
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     if path is not None:
         try:
             tree = tomllib.loads(path.read_text())

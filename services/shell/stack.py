@@ -27,6 +27,7 @@ from services.shell.endpoints import Endpoints
 from services.shell.hosting import Hosting
 from services.shell.machine import devices_of
 from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
+from services.shell.metrics.hub import Hub
 from services.shell.process import ServerError
 from services.shell.readiness import Readiness
 from services.shell.settings import Settings, WorkerSettings
@@ -78,6 +79,7 @@ class Stack:
         self._environ: dict[str, str] = {}
         self._workers: dict[str, list[Child]] = {}
         self._hosting: Hosting | None = None
+        self._hub: Hub | None = None
 
     async def start(self) -> Endpoints:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
@@ -94,13 +96,25 @@ class Stack:
         ours += ["dashboard"] * plan.dashboard
         preferred = {**ports.DEFAULTS, "dashboard": plan.settings.dashboard.port}
         chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
+        claims = self._claims
+        self._hub = Hub(
+            plan.settings.metrics,
+            plan.port_base,
+            recorded.get("metrics"),
+            self._supervisor,
+            claims.take,
+            claims.take_any,
+        )
+        metrics = await self._hub.open()
         nats_url, writer, reader, environ = await self._start_servers(chosen)
         self._service(
             "registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer}
         )
         dashboard = self._start_dashboard(chosen["dashboard"], environ, reader) if plan.dashboard else None
-        found = Endpoints(nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix, dashboard=dashboard)
-        endpoints.write(plan.data_dir, found, chosen)
+        found = Endpoints(
+            nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix, dashboard=dashboard, metrics=metrics
+        )
+        endpoints.write(plan.data_dir, found, chosen | ({"metrics": self._hub.port} if metrics else {}))
         return found
 
     async def ready(self, timeout: float = 120.0) -> None:
@@ -119,6 +133,8 @@ class Stack:
                 if asyncio.get_running_loop().time() > give_up:
                     raise ServerError(f"not ready after {timeout:.0f} s, missing: {self.missing}; see {self._logs}")
             await waiting
+            if self._hub is not None:
+                self._hub.started = True
         finally:
             waiting.cancel()
 
@@ -132,6 +148,8 @@ class Stack:
         if self._lock is None:
             return  # the directory is another system's
         endpoints.mark_stopped(self._plan.data_dir)
+        if self._hub is not None:
+            self._hub.started = False
         if self._hosting is not None:
             await self._hosting.close()
         bus, self._bus = self._bus, None
@@ -140,6 +158,8 @@ class Stack:
         if self._starting is not None:
             process.end(self._starting)
         await self._supervisor.stop()
+        if self._hub is not None:
+            await self._hub.close()
         self._claims.release()
         self._lock.release()
 
@@ -227,7 +247,10 @@ class Stack:
 
     async def _stop_worker(self, worker: str) -> None:
         """Stop the processes of one worker alone; nothing when there is no such worker."""
-        await self._supervisor.stop_only(self._workers.pop(worker, ()))
+        children = self._workers.pop(worker, [])
+        await self._supervisor.stop_only(children)
+        if self._hub is not None:
+            self._hub.gone(child.name for child in children)
 
     def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
         """Start the dashboard, which nothing waits for; returns where it will be."""
@@ -247,6 +270,9 @@ class Stack:
             command += ["--config", self._plan.config.absolute()]
 
         def launch() -> subprocess.Popen[bytes]:
+        port = self._hub.port_for(name) if self._hub is not None and services != ["dashboard"] else 0
+        environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
+
             return process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
 
         def exited(reason: str) -> None:

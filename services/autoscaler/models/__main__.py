@@ -5,6 +5,7 @@ from math import inf
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.autoscaler.models import metrics
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.models.baselines import Chosen
 from services.autoscaler.models.edge import SolverEdge
@@ -36,7 +37,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         )
 
     solver = make_solver(ours.solver, time_limit_s=ours.time_limit_s, clock=time.monotonic)
-    return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver))]
+    return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver), insight=metrics)]
 
 
 def knobs_of(settings: Settings) -> Knobs:

@@ -5,6 +5,7 @@ from math import inf
 
 from bus.port import Bus
 from bus.subjects import Subjects, valid_name
+from services.autoscaler.vms import metrics
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.edge import ControllerEdge
 from services.autoscaler.vms.policy import Kind, Limits
@@ -50,7 +51,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             shared_machine=provider is not None and provider.shared_machine,
         )
 
-    return [Runtime("vm-autoscaler", make, bus, subjects, ControllerEdge(bus, subjects, provider))]
+    edge = ControllerEdge(bus, subjects, provider)
+    return [Runtime("vm-autoscaler", make, bus, subjects, edge, insight=metrics)]
 
 
 def kinds_of(settings: Settings) -> dict[str, Kind]:

@@ -1,0 +1,82 @@
+"""Numbers that a process shows to Prometheus, as values: families of samples, histograms with fixed bounds. Pure.
+
+Names follow Prometheus' conventions: `infaas_` first, base units (seconds, bytes, US dollars), `_total` for what only grows.
+A service's mapping (its metrics.py) reads what its actor holds when somebody asks; nothing is counted for it on the way of a query.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+MICROSECONDS = (1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)  # in seconds
+ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+class Histogram:
+    """How many values are at most each bound, and their sum. bounds: rising."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # each bucket's own, the last for what is above all bounds
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def observe_all(self, values: list[float]) -> None:
+        """Many at once; sorts `values`."""
+        values.sort()
+        below = 0
+        for i, bound in enumerate(self.bounds):
+            upto = bisect_right(values, bound, below)
+            self.counts[i] += upto - below
+            below = upto
+        self.counts[-1] += len(values) - below
+        self.total += sum(values)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Family:
+    """One metric: all its samples, each with its labels. unit-bearing names as Prometheus wants them."""
+
+    __slots__ = ("help", "kind", "name", "samples")
+
+    def __init__(self, name: str, kind: Kind, help: str) -> None:
+        self.name = name
+        self.kind: Kind = kind
+        self.help = help
+        self.samples: list[tuple[dict[str, str], float | Histogram]] = []
+
+    def add(self, value: float | Histogram, **labels: str) -> None:
+        self.samples.append((labels, value))
+
+
+class Insight(Protocol):
+    """What a service shows of its actor: a module with these two functions."""
+
+    def families(self, actor: Any, /) -> Iterable[Family]:
+        """Its numbers now."""
+        ...
+
+    def missing(self, actor: Any, now: float, /) -> str:
+        """What it lacks to do its work, in words; empty when it is ready."""
+        ...
+
+
+def named(families: Iterable[Family]) -> list[Family]:
+    """One family a name: several actors of a process show the same ones."""
+    found: dict[str, Family] = {}
+    for family in families:
+        known = found.setdefault(family.name, family)
+        if known is not family:
+            known.samples.extend(family.samples)
+    return list(found.values())

@@ -1,0 +1,41 @@
+"""What an executor shows: its instances' queues, and the batches it has computed. Pure."""
+
+from collections.abc import Iterable
+
+from services.core.metric import ITEMS, Family, Histogram
+from services.executor.actor import Executor
+
+
+def families(actor: Executor) -> Iterable[Family]:
+    waiting = Family("infaas_instance_queue_items", "gauge", "Items that wait in an instance's queue.")
+    running = Family("infaas_instance_running_items", "gauge", "Items that an instance computes now.")
+    factor = Family(
+        "infaas_instance_latency_factor", "gauge", "Live correction of the profiled latency; 1: as profiled."
+    )
+    for loaded in actor.instances.values():
+        where = {
+            "worker": actor.worker,
+            "device": actor.device,
+            "variant": loaded.record.variant,
+            "instance": loaded.id,
+        }
+        waiting.add(loaded.queue.items, **where)
+        running.add(loaded.running_items, **where)
+        factor.add(loaded.queue.factor, **where)
+    pending = Family("infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended.")
+    pending.add(len(actor._pending), worker=actor.worker, device=actor.device)
+    sizes = Family("infaas_batch_items", "histogram", "Items of the batches that were computed.")
+    busy = Family("infaas_batch_seconds_total", "counter", "Time spent computing batches.")
+    for variant, tally in actor._residents.tallies.items():
+        where = {"worker": actor.worker, "device": actor.device, "variant": variant}
+        histogram = Histogram(ITEMS)
+        for size, batches in tally.sizes.items():
+            histogram.observe(size, batches)
+        sizes.add(histogram, **where)
+        busy.add(tally.seconds, **where)
+    return waiting, running, factor, pending, sizes, busy
+
+
+def missing(actor: Executor, now: float) -> str:
+    del actor, now
+    return ""

@@ -1,0 +1,48 @@
+"""What a runtime counts of one actor: messages by type, commands by type and result, what went wrong."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from services.core.metric import Family, Histogram, Kind
+
+
+class Counts:
+    """taken: of each type of message, a list of one number, so that counting is one addition."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[int]] = {}
+        self.undecodable = 0
+        self.faults = 0
+        self.restarts = 0
+        self._commands: dict[tuple[str, str], int] = defaultdict(int)
+        self._seconds: dict[str, Histogram] = defaultdict(Histogram)
+
+    def carried_out(self, command: str, result: str, seconds: float) -> None:
+        """The edge has ended a command of this type: done, failed or timedout."""
+        self._commands[command, result] += 1
+        self._seconds[command].observe(seconds)
+
+    def families(self, actor: str, *, under_way: int, held: int, lost: int) -> Iterator[Family]:
+        """under_way: commands; held, lost: events."""
+        messages = Family("infaas_messages_total", "counter", "Messages that actors took, by type.")
+        for message, (count,) in self.taken.items():
+            messages.add(count, actor=actor, message=message)
+        commands = Family("infaas_commands_total", "counter", "Commands that edges carried out, by type and result.")
+        for (command, result), count in self._commands.items():
+            commands.add(count, actor=actor, command=command, result=result)
+        seconds = Family("infaas_command_seconds", "histogram", "How long commands took, by type.")
+        for command, histogram in self._seconds.items():
+            seconds.add(histogram, actor=actor, command=command)
+        yield from (messages, commands, seconds)
+        single: tuple[tuple[str, Kind, str, int], ...] = (
+            ("undecodable_messages_total", "counter", "Messages that were none of their subject's.", self.undecodable),
+            ("handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
+            ("actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
+            ("commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),
+            ("events_held", "gauge", "Recorded events that the stream has not acknowledged.", held),
+            ("events_lost_total", "counter", "Recorded events dropped since too many were held.", lost),
+        )
+        for name, kind, about, value in single:
+            family = Family(f"infaas_{name}", kind, about)
+            family.add(value, actor=actor)
+            yield family

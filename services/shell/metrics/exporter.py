@@ -1,0 +1,141 @@
+"""One process's HTTP server: /metrics, /healthz (it lives and its loop turns), /readyz (it can do its work).
+
+Readiness is looked at when somebody asks, so it is never older than the question: NATS is pinged, edges try what they need.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from bus.port import Bus, BusError
+from services.core.metric import Family
+from services.shell.clock import now as unix_now
+from services.shell.metrics import process
+from services.shell.metrics.exposition import CONTENT_TYPE, render
+from services.shell.metrics.http import Page, listen
+from services.shell.metrics.tally import Tally
+from services.shell.runtime import Runtime
+from services.shell.settings import MetricsSettings
+
+log = logging.getLogger(__name__)
+
+ANSWER = 1.0  # s that NATS and edges have to answer
+AGAIN = 5.0  # s until a port that was busy is tried again
+
+
+class Exporter:
+    """Opened before the bus is there; `attach` tells it what runs. settings.port 0: opens nothing and counts nothing."""
+
+    def __init__(self, name: str, settings: MetricsSettings) -> None:
+        self._name = name
+        self._settings = settings
+        self._bus: Bus | None = None
+        self._runtimes: Sequence[Runtime] = ()
+        self._running = False
+        self._lost = False
+        self._server: asyncio.Server | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self.tally = Tally(asyncio.get_running_loop().time, settings.series) if self.on else None
+
+    @property
+    def on(self) -> bool:
+        return self._settings.enabled and self._settings.port > 0
+
+    async def open(self) -> None:
+        """Listen; a busy port is tried again later, since a service without metrics is better than none."""
+        if self.on and not await self._listen():
+            self._opening = asyncio.create_task(self._open_later())
+
+    async def _open_later(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN)
+            if await self._listen():
+                return
+
+    async def _listen(self) -> bool:
+        host, port = self._settings.host, self._settings.port
+        pages = {"/metrics": self.metrics, "/healthz": self.health, "/readyz": self.readiness}
+        try:
+            self._server = await listen(host, port, pages)
+        except OSError as error:
+            log.error("no metrics yet: cannot listen on %s port %d (metrics.port): %s", host, port, error)
+            return False
+        return True
+
+    def attach(self, bus: Bus, runtimes: Sequence[Runtime]) -> None:
+        """These will run on this bus; call it before they start."""
+        self._bus, self._runtimes = bus, runtimes
+        if self.tally is not None:
+            bus.on_status(self._status)
+            for runtime in runtimes:
+                runtime.tally = self.tally.fold
+
+    def running(self, running: bool) -> None:
+        """All have been started; or they are being stopped."""
+        self._running = running
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._server is not None:
+            self._server.close()
+
+    def _status(self, status: str) -> None:
+        self._lost = status in ("disconnected", "closed")
+
+    # -- pages
+
+    async def metrics(self) -> Page:
+        return Page(200, render(self.families(), self._settings.series), CONTENT_TYPE)
+
+    def families(self) -> Iterable[Family]:
+        """Everything that this process shows."""
+        info = Family("infaas_process_info", "gauge", "The services in this process.")
+        info.add(1, service=self._name)
+        connected = Family("infaas_bus_connected", "gauge", "1 while there is a connection to NATS.")
+        connected.add(int(self._bus is not None and not self._lost))
+        yield info
+        yield connected
+        yield from process.families()
+        if self.tally is not None:
+            yield from self.tally.families()
+        for runtime in self._runtimes:
+            yield from runtime.families()
+
+    async def health(self) -> Page:
+        return Page(200, "ok\n")
+
+    async def readiness(self) -> Page:
+        missing = await self.missing()
+        body = json.dumps({"ready": not missing, "missing": missing}) + "\n"
+        return Page(503 if missing else 200, body, "application/json")
+
+    async def missing(self) -> list[str]:
+        """What this process lacks to do its work, in words."""
+        if self._bus is None or self._lost:
+            return ["a connection to NATS"]
+        if not self._running:
+            return ["its services: they are starting or stopping"]
+        asking: list[Awaitable[str]] = [_pinged(self._bus)]
+        asking += [_within(runtime.reachable) for runtime in self._runtimes if runtime.reachable is not None]
+        words = await asyncio.gather(*asking)
+        now = unix_now()
+        found = [(runtime.name, runtime.missing(now)) for runtime in self._runtimes]
+        return [word for word in words if word] + [f"{name}: {word}" for name, word in found if word]
+
+
+async def _pinged(bus: Bus) -> str:
+    try:
+        await bus.flush(ANSWER)
+    except BusError as error:
+        return f"a connection to NATS ({error})"
+    return ""
+
+
+async def _within(look: Callable[[], Awaitable[str]]) -> str:
+    try:
+        async with asyncio.timeout(ANSWER):
+            return await look()
+    except TimeoutError:
+        return "an answer from outside in time"

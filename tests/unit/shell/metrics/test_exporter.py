@@ -1,0 +1,200 @@
+"""A process's pages: what it counts, whether it lives, whether it can do its work."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from bus.codec import encode
+from bus.messages.events import WorkerEvent
+from bus.natsbus import NatsBus
+from bus.port import Bus, StreamSpec
+from bus.subjects import Subjects
+from services.core.actor import Do, Effect, Envelope, Inlet, Record, Started, Watch
+from services.core.metric import Family
+from services.shell.metrics.exporter import Exporter
+from services.shell.metrics.http import fetch
+from services.shell.runtime import Runtime
+from services.shell.settings import MetricsSettings
+from tests.servers import free_port, run
+
+HOST = "127.0.0.1"
+
+
+class Word(Struct, frozen=True):
+    said: str
+
+
+class Listener:
+    """Records an event, gives its edge a command, and cannot stand a certain word."""
+
+    def __init__(self, prefix: str) -> None:
+        self.words = 0
+        self._prefix = prefix
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        return (Inlet(subject=f"{self._prefix}.word", message=Word),)
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return ()
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        message = envelope.message
+        if isinstance(message, Started):
+            event = WorkerEvent(time=1.0, worker="w", hardware="cpu", from_state="None", to_state="Ready", reason="?")
+            return (Record(event), Do("work", Word("do it"), 1.0), Do("more", 3, 1.0))
+        if isinstance(message, Word):
+            if message.said == "bad":
+                raise ValueError(message.said)
+            self.words += 1
+        return ()
+
+
+class Hands:
+    async def perform(self, command: object) -> None:
+        if not isinstance(command, Word):
+            raise TypeError("only words")
+
+
+class Insight:
+    def families(self, actor: Listener) -> Iterable[Family]:
+        words = Family("infaas_words", "gauge", "Words heard.")
+        words.add(actor.words)
+        return (words,)
+
+    def missing(self, actor: Listener, now: float) -> str:
+        assert now > 1e9
+        return "" if actor.words else "a word"
+
+
+async def page(port: int, path: str) -> tuple[int, str]:
+    answer = await fetch(HOST, port, path, 10.0)
+    return answer.status, answer.body
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(text)
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+async def eventually(port: int, series: tuple[str, ...], value: float) -> dict[tuple[str, ...], float]:
+    for _ in range(200):
+        found = samples((await page(port, "/metrics"))[1])
+        if found.get(series) == value:
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError((series, value, found))
+
+
+def test_a_process_shows_what_it_does_and_lacks(nats_url: str, prefix: str) -> None:
+    async def main() -> None:
+        port = free_port()
+        exporter = Exporter("listener", MetricsSettings(port=port))
+        await exporter.open()
+        assert await page(port, "/healthz") == (200, "ok\n")
+        status, body = await page(port, "/readyz")
+        assert (status, json.loads(body)) == (503, {"ready": False, "missing": ["a connection to NATS"]})
+
+        bus: Bus = await NatsBus.connect(nats_url, name="listener")
+        subjects = Subjects(prefix)
+        spec = StreamSpec(subjects.event_stream, (subjects.event("worker"),), "limits", 2**20)
+        await bus.ensure_stream(spec)
+        failing = [""]
+
+        async def reachable() -> str:
+            return failing[0]
+
+        runtime = Runtime(
+            "listener", lambda: Listener(prefix), bus, subjects, Hands(), insight=Insight(), reachable=reachable
+        )
+        exporter.attach(bus, [runtime])
+        assert (await page(port, "/readyz"))[0] == 503
+        await runtime.start()
+        exporter.running(True)
+        assert json.loads((await page(port, "/readyz"))[1])["missing"] == ["listener: a word"]
+
+        for body in (b"\x01", encode(Word("bad")), encode(Word("good")), encode(Word("fine"))):
+            bus.publish(f"{prefix}.word", body)
+        found = await eventually(port, ("infaas_words",), 2)
+        assert (await page(port, "/readyz"))[0] == 200
+        assert found["infaas_messages_total", "listener", "Word"] == 4
+        assert found["infaas_undecodable_messages_total", "listener"] == 1
+        assert found["infaas_handler_faults_total", "listener"] == 1
+        assert found["infaas_commands_total", "listener", "Word", "done"] == 1
+        assert found["infaas_commands_total", "listener", "int", "failed"] == 1
+        assert found["infaas_command_seconds_count", "listener", "Word"] == 1
+        assert found["infaas_process_info", "listener"] == 1
+        found = await eventually(port, ("infaas_events_held", "listener"), 0)
+        assert found["infaas_worker_changes_total", "Ready"] == 1
+
+        failing[0] = "the database"
+        assert json.loads((await page(port, "/readyz"))[1])["missing"] == ["the database"]
+        failing[0] = ""
+        exporter.running(False)
+        assert (await page(port, "/readyz"))[0] == 503
+        await runtime.stop(1.0)
+        await bus.close()
+        assert (await page(port, "/readyz"))[0] == 503
+        assert (await page(port, "/healthz"))[0] == 200
+        await exporter.close()
+
+    run(main())
+
+
+def test_other_requests_are_turned_away() -> None:
+    async def main() -> None:
+        port = free_port()
+        exporter = Exporter("listener", MetricsSettings(port=port))
+        await exporter.open()
+        assert (await page(port, "/nothing"))[0] == 404
+        for request, status in (
+            (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+            (b"HEAD /healthz HTTP/1.1\r\n\r\n", b"200"),
+            (b"nonsense\r\n\r\n", b"400"),
+            (b"\xff\xfe \x00 x\r\n\r\n", b"400"),
+        ):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(request)
+            reply = await reader.read()
+            assert reply.split(b" ")[1] == status
+            assert reply.endswith(b"\r\n\r\n") == request.startswith(b"HEAD")
+            writer.close()
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"GET /" + b"x" * 20_000)
+        assert await reader.read() == b""  # too long a request is not read to its end
+        writer.close()
+        await exporter.close()
+
+    run(main())
+
+
+def test_a_busy_port_is_no_reason_not_to_serve() -> None:
+    async def main() -> None:
+        taken = await asyncio.start_server(lambda reader, writer: writer.close(), HOST, port := free_port())
+        exporter = Exporter("listener", MetricsSettings(port=port))
+        await exporter.open()
+        await exporter.close()
+        taken.close()
+
+    run(main())
+
+
+def test_without_a_port_nothing_listens_and_nothing_is_counted() -> None:
+    async def main() -> None:
+        for settings in (MetricsSettings(), MetricsSettings(enabled=False, port=free_port())):
+            exporter = Exporter("listener", settings)
+            await exporter.open()
+            assert exporter.tally is None
+            if settings.port:
+                try:
+                    await asyncio.open_connection(HOST, settings.port)
+                except ConnectionRefusedError:
+                    continue
+                raise AssertionError("it listens")
+            await exporter.close()
+
+    run(main())
