@@ -169,6 +169,10 @@ RULES: Mapping[str, Rule] = {
     "jobs.window": Number(1, 1e6),
     "jobs.in_flight": Number(1, 1e6),
     "jobs.keep": _AMOUNT,
+    "metrics.enabled": None,
+    "metrics.host": Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0"),
+    "metrics.port": Number(most=65535, zero="none"),
+    "metrics.series": Number(1, 1e6),
 }
 # Maps whose keys become part of subjects, or must be known.
 _KEYS: Mapping[str, Rule] = {
@@ -180,10 +184,6 @@ _KEYS: Mapping[str, Rule] = {
 
 
 def faults(settings: "Settings") -> Iterator[Fault]:
-    "metrics.enabled": None,
-    "metrics.host": Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0"),
-    "metrics.port": Number(most=65535, zero="none"),
-    "metrics.series": Number(1, 1e6),
     """Everything that is wrong with these settings: single ones first, then what does not go together."""
     wrong = False
     for key, pattern, value in leaves(settings):

@@ -212,6 +212,19 @@ class DashboardSettings(Section, frozen=True, kw_only=True):
     allow: tuple[str, ...] | str = ()  # in a variable: separated by commas
 
 
+class MetricsSettings(Section, frozen=True, kw_only=True):
+    """Each process's HTTP server with /metrics, /healthz and /readyz (docs/metrics.md).
+
+    port: 0 = none; under `infaas up` the first one, of the whole system, which gives its services the next. enabled: false = none
+    anywhere. series: so many label sets a metric shows at most.
+    """
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: int = 0
+    series: int = 1000
+
+
 class PriceSettings(Section, frozen=True, kw_only=True):
     """US$ per hour by device kind, over services/core/prices.toml."""
 
@@ -231,19 +244,6 @@ class Settings(Section, frozen=True, kw_only=True):
     log_level: str = "INFO"
     bus: BusSettings = field(default_factory=BusSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
-class MetricsSettings(Section, frozen=True, kw_only=True):
-    """Each process's HTTP server with /metrics, /healthz and /readyz (docs/metrics.md).
-
-    port: 0 = none; under `infaas up` the first one, of the whole system, which gives its services the next. enabled: false = none
-    anywhere. series: so many label sets a metric shows at most.
-    """
-
-    enabled: bool = True
-    host: str = "127.0.0.1"
-    port: int = 0
-    series: int = 1000
-
-
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
@@ -253,6 +253,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     machines: MachineSettings = field(default_factory=MachineSettings)
     prices: PriceSettings = field(default_factory=PriceSettings)
     jobs: JobsSettings = field(default_factory=JobsSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
 
 
@@ -272,7 +273,6 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     """Build the settings; raises SettingsError that names the file or variable, the setting, what is wrong and the remedy."""
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     if path is not None:
         try:
             tree = tomllib.loads(path.read_text())
