@@ -269,10 +269,10 @@ class Stack:
         if self._plan.config is not None:
             command += ["--config", self._plan.config.absolute()]
 
-        def launch() -> subprocess.Popen[bytes]:
         port = self._hub.port_for(name) if self._hub is not None and services != ["dashboard"] else 0
         environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
 
+        def launch() -> subprocess.Popen[bytes]:
             return process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
 
         def exited(reason: str) -> None:
