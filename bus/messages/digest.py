@@ -25,7 +25,7 @@ class PoolDigest(Struct, frozen=True, array_like=True, gc=False):
 class VariantDigest(Struct, frozen=True, array_like=True, gc=False):
     """One variant's instances on living devices of one kind, on workers that take new work.
 
-    holders: the first two workers that have one or are loading it, in order of their names. running: instances with room for more
+    holders: the first two workers that have one or are loading it, in order of their names; instances: all of them. running: instances with room for more
     load, loading ones too; serving: those of them that can answer. busy: cores that these use; busy_full: that the others use.
     answering: instances that can answer, with room or without; factors: the sum of their live corrections; best: the most items/s
     that one of them serves. overloaded, young: there is one that has been Overloaded for a while; that has only just come.
@@ -44,6 +44,7 @@ class VariantDigest(Struct, frozen=True, array_like=True, gc=False):
     best: float = 0.0
     overloaded: bool = False
     young: bool = False
+    instances: int = 0
 
 
 class FleetDigest(Struct, frozen=True, kw_only=True, gc=False):

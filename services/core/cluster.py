@@ -133,6 +133,7 @@ class ClusterView:
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
         self.not_before: dict[str, float] = {}  # variants that lately failed to load, or found no room: try again then
+        self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
         self._quarantining: dict[str, Worker] = {}
         self._heard = 0  # heartbeats
@@ -143,16 +144,21 @@ class ClusterView:
     def set_app(self, app: AppRecord, records: Iterable[VariantRecord], key: str = "") -> None:
         """An app's variants are these now. key: how queries find it, when that is not its name."""
         view = AppView(app, tuple(records), self.nominal_price_per_s, self._goal)
+        self.drop_app(key or app.app)
         self.apps[key or app.app] = view
         for record in view.records:
             self.records[record.variant] = record
+            self._serving.setdefault(record.variant, []).append(view)
             for instance in self.by_variant.get(record.variant, {}).values():
                 view.place(instance)
         for beat in list(self._unknown.values()):
             self.heartbeat(beat, beat.at)
 
     def drop_app(self, app: str) -> None:
-        self.apps.pop(app, None)
+        view = self.apps.pop(app, None)
+        if view is not None:
+            for record in view.records:
+                self._serving[record.variant].remove(view)
 
     def nominal_price_per_s(self, record: VariantRecord) -> float:
         """Price of one instance on the first living device of its kind, or on a device of its own size when there is none."""
@@ -239,9 +245,8 @@ class ClusterView:
         return moved
 
     def _place(self, instance: Instance) -> None:
-        for view in self.apps.values():
-            if instance.record.variant in view.index:
-                view.place(instance)
+        for view in self._serving.get(instance.record.variant, ()):
+            view.place(instance)
 
     def _reprice(self) -> None:
         for view in self.apps.values():
@@ -254,7 +259,7 @@ class ClusterView:
             return None
         instance.worker.instances.pop(instance_id, None)
         self.by_variant.get(instance.record.variant, {}).pop(instance_id, None)
-        for view in self.apps.values():
+        for view in self._serving.get(instance.record.variant, ()):
             view.unplace(instance)
         return instance
 

@@ -35,7 +35,7 @@ class _Sums:
     """VariantDigest while it is added up."""
 
     __slots__ = (
-        "answering", "best", "busy", "busy_full", "factors", "holders", "overloaded", "record", "roomy", "running",
+        "answering", "best", "busy", "busy_full", "factors", "holders", "instances", "overloaded", "record", "roomy", "running",
         "serving", "young",
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ class _Sums:
         self.record = record
         self.roomy = ROOMY * record.profile.saturation_qps if record is not None else 0.0
         self.holders: list[str] = []
-        self.running = self.serving = self.answering = 0
+        self.instances = self.running = self.serving = self.answering = 0
         self.busy = self.busy_full = self.factors = self.best = 0.0
         self.overloaded = self.young = False
 
@@ -119,6 +119,7 @@ def digest_of(
             holders = sums.holders
             if len(holders) < FIRST and beat.worker not in holders:
                 holders.append(beat.worker)
+            sums.instances += 1
             if where[1]:
                 sums.add(status, now)
     digest = FleetDigest(
@@ -132,7 +133,7 @@ def digest_of(
         variants=[
             VariantDigest(
                 variant, *hardware, one.holders, one.running, one.serving, one.busy, one.busy_full, one.answering,
-                one.factors, one.best, one.overloaded, one.young,
+                one.factors, one.best, one.overloaded, one.young, one.instances,
             )
             for (variant, hardware), one in sorted(variants.items(), key=lambda item: item[0])
         ],

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.digest import FleetDigest, PoolDigest, VariantDigest
+from bus.messages.fleet import WorkerHeartbeat
+from services.core.lifecycle import COUNTED
 
 
 class Others:
@@ -41,3 +43,9 @@ class Others:
     def able(self, kinds: Iterable[tuple[str, bool]]) -> str | None:
         """The first of the others that has a device of one of these kinds."""
         return min((self._able[kind] for kind in kinds if kind in self._able), default=None)
+
+    def instances(self, records: Iterable[VariantRecord], mine: WorkerHeartbeat) -> int:
+        """How many instances of these variants the others have or are loading."""
+        names = {record.variant for record in records}
+        own = sum(one.variant in names and one.state in COUNTED for one in mine.instances)
+        return max(0, sum(row.instances for row in self.variants if row.variant in names) - own)

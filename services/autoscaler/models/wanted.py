@@ -85,6 +85,8 @@ def wanted_by(
         if first and least and everything:
             # While nothing comes, what stays is of use to those who came last.
             busy = any(one.app == app for one in wanted)
+            # What others have counts, but for one that is kept here: theirs go without asking anybody.
+            least = max(1, least - others.instances(everything, mine))
             wanted.append(Wanted(app, everything, None if busy else latest, 0.0, least))
     return wanted
 

@@ -66,6 +66,7 @@ def test_sums_are_those_of_the_workers_that_take_new_work(found: list[WorkerHear
         ]
         roomy = [i for _, i in ours if i.load < 0.8 * RECORDS[row.variant].profile.saturation_qps]
         assert row.holders == sorted({worker for worker, _ in ours})[:2]
+        assert row.instances == len(ours)
         assert (row.running, row.serving) == (len(roomy), sum(i.state in SERVING for i in roomy))
         assert row.answering == sum(i.state in SERVING for _, i in ours)
         assert 0 <= row.busy + row.busy_full <= len(ours)
