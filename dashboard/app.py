@@ -10,6 +10,12 @@ HERE = Path(__file__).parent
 PAGES = (
     ("overview", "Overview", ":material/monitoring:"),
     ("variants", "Variants", ":material/account_tree:"),
+    ("workers", "Workers", ":material/dns:"),
+    ("cost", "Cost", ":material/payments:"),
+    ("slo", "SLO", ":material/timer:"),
+    ("applications", "Applications", ":material/apps:"),
+    ("explain", "Explain", ":material/quiz:"),
+    ("jobs", "Jobs", ":material/stacks:"),
 )
 
 st.set_page_config(page_title="INFaaS", page_icon=HERE / "icon.svg", layout="wide")

@@ -43,13 +43,23 @@ _TIME: Spec = {
 }
 _LEGEND: Spec = {
     "orient": "top",
-    "title": None,
+    "title": None,  # which still takes a line's height, unless
+    "titleFontSize": 0,
+    "titlePadding": 0,
     "symbolType": "square",
+    "symbolSize": 90,
     "labelLimit": 220,
-    "columns": {"expr": "max(2, floor(width / 150))"},
-    "offset": 4,
+    "columns": {"signal": "max(2, floor(width / 110))"},
+    "padding": 0,
+    "rowPadding": 2,
+    "columnPadding": 12,
+    "offset": 6,
 }
-_SHAPE: Spec = {"padding": {"left": 0, "right": 8, "top": 4, "bottom": 0}}
+_SHAPE: Spec = {
+    "padding": {"left": 0, "right": 8, "top": 0, "bottom": 0},
+    "config": {"legend": {"padding": 0, "layout": {"top": {"margin": 0}}}},
+}
+_STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
 def draw(frame: pd.DataFrame, spec: Spec, key: str) -> None:
@@ -64,12 +74,11 @@ def lines(
     unit: str,
     form: str = ",.3~g",
     domain: Sequence[float] | None = None,
-    dashed: str | None = None,
     height: int = HEIGHT,
 ) -> Spec:
-    """Lines over `time`, one a value of `series`; the values of a moment are told at the pointer. dashed: the column of a limit."""
+    """Lines over `time`, one a value of `series`; the values of a moment are told at the pointer."""
     value = _value(y, unit, form, domain)
-    colour = _colour(series) if series else {"value": SERIES[0]}
+    colour = {**_colour(series), "legend": _STROKES} if series else {"value": SERIES[0]}
     tips: list[Spec] = [_tip("time", "temporal", "time", "%H:%M:%S"), *([_tip(series)] if series else [])]
     tips.append(_tip(y, "quantitative", unit, form))
     layers: list[Spec] = [
@@ -82,19 +91,21 @@ def lines(
             "encoding": {"y": value, "color": colour, "tooltip": tips},
         },
     ]
-    if dashed:
-        limit = {"field": dashed, "type": "quantitative"}
-        layers.append(
-            {
-                "mark": {"type": "line", "strokeDash": [5, 4], "strokeWidth": 1.5},
-                "encoding": {"y": limit, "color": colour},
-            }
-        )
     return {"height": height, "encoding": {"x": _TIME}, "layer": layers}
 
 
-def stacked(y: str, series: str, *, unit: str, form: str = ",.3~g", height: int = HEIGHT, bars: bool = False) -> Spec:
-    """Areas (or bars) over `time` that add up, one a value of `series`."""
+def stacked(
+    y: str,
+    series: str,
+    *,
+    unit: str,
+    form: str = ",.3~g",
+    height: int = HEIGHT,
+    bars: bool = False,
+    idle: bool = False,
+    colours: Mapping[str, str] | None = None,
+) -> Spec:
+    """Areas (or bars) over `time` that add up, one a value of `series`. idle: the first of them is nobody's, and grey."""
     mark: Spec = (
         {"type": "bar"} if bars else {"type": "area", "interpolate": "step-after", "opacity": 0.85, "line": False}
     )
@@ -105,10 +116,89 @@ def stacked(y: str, series: str, *, unit: str, form: str = ",.3~g", height: int 
         "encoding": {
             "x": _TIME,
             "y": {**_value(y, unit, form, None), "stack": "zero"},
-            "color": _colour(series),
+            "color": _colour(series, idle=idle, colours=colours),
             "tooltip": tips,
         },
     }
+
+
+def percentiles() -> Spec:
+    """Lines of `ms` over `time` on a logarithmic axis, one a value of `what`: percentiles in shades, the objective dashed."""
+    kinds = ["p50", "p95", "p99", "objective"]
+    return {
+        "height": HEIGHT,
+        "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
+        "encoding": {
+            "x": _TIME,
+            "y": {
+                "field": "ms",
+                "type": "quantitative",
+                "title": "ms",
+                "scale": {"type": "log", "nice": True},
+                "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True},
+            },
+            "color": {
+                "field": "what",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": kinds, "range": ["#7fb6d9", "#0072b2", "#003f66", "#d0342c"]},
+                "legend": _STROKES,
+            },
+            "strokeDash": {
+                "field": "what",
+                "type": "nominal",
+                "legend": None,
+                "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [5, 4]]},
+            },
+            "tooltip": [
+                _tip("time", "temporal", "time", "%H:%M:%S"),
+                _tip("what"),
+                _tip("ms", "quantitative", "ms", ",.3~g"),
+            ],
+        },
+    }
+
+
+def tradeoff(unit: str) -> Spec:
+    """Accuracy over `x` on a logarithmic axis: a point a variant, full where nothing beats it; a line through the best."""
+    x: Spec = {
+        "field": "x",
+        "type": "quantitative",
+        "title": unit,
+        "scale": {"type": "log", "nice": True},
+        "axis": {"format": "~g", "tickCount": 6, "labelOverlap": True, "grid": False},
+    }
+    y: Spec = {
+        "field": "accuracy",
+        "type": "quantitative",
+        "title": "accuracy",
+        "scale": {"zero": False, "nice": True},
+        "axis": {"format": ".3~f"},
+    }
+    tips = [_tip("variant"), _tip("on"), _tip("state")]
+    tips += [
+        _tip("accuracy", "quantitative", "accuracy", ".4f"),
+        _tip("latency_ms", "quantitative", "latency ms", ",.3~g"),
+    ]
+    tips += [_tip("cost_per_1000", "quantitative", "US$ per 1,000", ".2~g"), _tip("front", title="trade-off")]
+    best: Spec = {
+        "transform": [{"filter": "datum.line"}],
+        "mark": {"type": "line", "interpolate": "step-after", "color": "#8b929b", "strokeDash": [3, 3]},
+        "encoding": {"x": x, "y": y, "order": {"field": "x"}},
+    }
+    points: Spec = {
+        "mark": {"type": "point", "size": 110, "strokeWidth": 1.8},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": _colour("model"),
+            "shape": {"field": "on", "type": "nominal", "title": None, "legend": _LEGEND},
+            "fillOpacity": {"condition": {"test": "datum.front == 'on the front'", "value": 0.85}, "value": 0},
+            "fill": {"field": "model", "type": "nominal", "legend": None, "scale": {"range": list(SERIES)}},
+            "tooltip": tips,
+        },
+    }
+    return {"height": 360, "layer": [best, points]}
 
 
 def floor_of(percents: pd.Series) -> float:
@@ -144,35 +234,18 @@ def spans(row: str, colours: Mapping[str, str], tips: Sequence[str], rows: int) 
     }
 
 
-def bars(y: str, name: str, series: str | None, *, unit: str, form: str = ",.3~g", rows: int = 4) -> Spec:
-    """Horizontal bars, one a value of `name`, in parts by `series`."""
-    tips = [_tip(name), *([_tip(series)] if series else []), _tip(y, "quantitative", unit, form)]
-    return {
-        "height": max(2, rows) * 30 + 70,
-        "mark": {"type": "bar", "cornerRadiusEnd": 2},
-        "encoding": {
-            "x": {**_value(y, unit, form, None), "title": unit},
-            "y": {"field": name, "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 240}},
-            "color": _colour(series) if series else {"value": SERIES[0]},
-            "tooltip": tips,
-        },
-    }
-
-
-def _colour(series: str) -> Spec:
-    # The part that nobody used is grey wherever it is shown.
-    return {
-        "field": series,
-        "type": "nominal",
-        "title": None,
-        "scale": {"range": list(SERIES)},
-        "legend": _LEGEND,
-    }
+def _colour(series: str, *, idle: bool = False, colours: Mapping[str, str] | None = None) -> Spec:
+    scale: Spec = {"range": [IDLE, *SERIES] if idle else list(SERIES)}
+    if colours:
+        scale = {"domain": list(colours), "range": list(colours.values())}
+    return {"field": series, "type": "nominal", "title": None, "scale": scale, "legend": _LEGEND}
 
 
 def _value(y: str, unit: str, form: str, domain: Sequence[float] | None) -> Spec:
     scale: Spec = {"domain": list(domain), "nice": False, "clamp": True} if domain else {"zero": True, "nice": True}
-    axis = {"format": form, "tickCount": 4, "labelOverlap": True}
+    axis: Spec = {"format": form, "tickCount": 4, "labelOverlap": True}
+    if form.endswith("0f"):
+        axis["tickMinStep"] = 1
     return {"field": y, "type": "quantitative", "title": unit, "scale": scale, "axis": axis}
 
 

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pandas as pd
 import streamlit as st
 
+from dashboard.store import Unavailable, ask
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
 
 CUSTOM = "custom"
@@ -38,6 +39,19 @@ def choose_window() -> Window:
     start = left.datetime_input("From", now - timedelta(hours=1), key="from", bind="query-params", step=60)
     end = right.datetime_input("To", now, key="to", bind="query-params", step=60)
     return between(*((each or now).replace(tzinfo=zone).astimezone(UTC) for each in (start, end)))
+
+
+def choose_app(everything: str | None) -> str | None:
+    """The control for the application, kept in the address as ?app=. everything: what stands for all of them, if that may be chosen."""
+    try:
+        names = list(ask("apps")["app"])
+    except Unavailable:
+        names = []  # the page says why
+    options = ([] if everything is None else [everything]) + names
+    if not options:
+        return None
+    chosen = st.selectbox("Application", options, key="app", bind="query-params", width=280)
+    return None if chosen == everything else chosen
 
 
 def again(window: Window) -> Window:
@@ -95,3 +109,8 @@ def state(colours: Mapping[str, str], title: str = "state") -> Any:
 def figure(title: str, form: str = "%.3g", **more: Any) -> Any:
     """A column of numbers."""
     return st.column_config.NumberColumn(title, format=form, **more)
+
+
+def progress(title: str) -> Any:
+    """A column of percentages, drawn as bars."""
+    return st.column_config.ProgressColumn(title, format="%.0f %%", min_value=0, max_value=100)

@@ -1,6 +1,7 @@
 """What several pages show: answers of the database as series."""
 
 import pandas as pd
+import streamlit as st
 
 from dashboard import series, words
 from dashboard.store import history
@@ -26,7 +27,7 @@ def traffic(window: Window) -> pd.DataFrame:
 
 def spent(window: Window) -> tuple[Window, pd.DataFrame]:
     """What was spent, by bucket, app, model, variant and hardware, and in which buckets: money comes in coarser ones."""
-    coarse = window.at_least(3600.0 if window.seconds > _HOURS else _METERED)
+    coarse = window.at_least(3600.0 if window.seconds > _HOURS else _METERED).whole(10.0)
     rows = history("cost_long" if coarse.step >= 3600.0 else "cost", coarse)
     rows["simulated"] = rows["simulated"].astype(bool)
     return coarse, rows
@@ -39,3 +40,17 @@ def spending(window: Window, by: str, rows: pd.DataFrame) -> pd.DataFrame:
     if full.empty:
         return full
     return full.assign(rate=3600 * full["cost"] / full["lasting"], sum=full.groupby(by)["cost"].cumsum())
+
+
+def metric(label: str, value: str, told: str, *, help: str | None = None, bad: bool = False) -> None:
+    """One figure in a row of them. told: a few words below it; bad: in red."""
+    st.metric(
+        label,
+        value,
+        told,
+        delta_color="inverse" if bad else "off",
+        delta_arrow="off",
+        border=True,
+        help=help,
+        height="stretch",
+    )

@@ -57,6 +57,13 @@ class Window(NamedTuple):
         step = next(each for each in _STEPS if each >= step)
         return Window(_floor(self.start, step), self.end, step, self.refresh)
 
+    def whole(self, lag: float) -> "Window":
+        """The same without a last bucket that is not over, or was not `lag` seconds ago; unless buckets are long."""
+        if self.step > _MINUTE or not self.refresh:
+            return self
+        end = _floor(self.end - timedelta(seconds=lag), self.step)
+        return self._replace(end=max(end, self.start + timedelta(seconds=self.step)))
+
     @property
     def parameters(self) -> dict[str, object]:
         """As the SQL files take it."""

@@ -21,10 +21,10 @@ def figures() -> None:
         workers = devices.drop_duplicates("worker")
         ready = int((workers["state"] == "Ready").sum())
         others = f"{len(workers) - ready} other" if len(workers) > ready else f"{len(devices)} devices"
-        _metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
+        measures.metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
         bad = running[running["state"].isin(["Overloaded", "Interfered"])]["instance"].nunique()
         told = f"{bad} in trouble" if bad else "none in trouble"
-        _metric(
+        measures.metric(
             "Instances",
             str(running["instance"].nunique()),
             told,
@@ -38,14 +38,14 @@ def _load(traffic: pd.DataFrame, window: Window) -> None:
     recent = total.tail(max(1, round(60 / window.step)))
     rate = recent["queries"].sum() / (window.step * len(recent)) if len(recent) else None
     asked = int(total["queries"].sum())
-    _metric(
+    measures.metric(
         "Load",
         f"{words.number(rate)}/s",
         f"{words.count(asked, 'query', 'queries')}",
         help="Online queries a second in the last minute, and how many in this range",
     )
     missed = int(asked - total["in_time"].sum())
-    _metric(
+    measures.metric(
         "In time",
         words.percent(1 - missed / asked if asked else None),
         f"{missed:,} missed" if missed else "none missed",
@@ -59,25 +59,12 @@ def _cost(spending: pd.DataFrame) -> None:
     real = 3600 * spending.loc[~pretended, "per_second"].sum()
     idle = 3600 * spending.loc[spending["app"].isna() & ~pretended, "per_second"].sum()
     simulated = 3600 * spending.loc[pretended, "per_second"].sum()
-    _metric(
+    measures.metric(
         "Cost now, US$/h",
         words.number(real),
         f"{words.percent(idle / real)} idle" if real else "no machine",
         help="Of all machines that are there, used or not."
         + (f" Simulated devices would add US$ {words.number(simulated)}/h; nobody pays that." if simulated else ""),
-    )
-
-
-def _metric(label: str, value: str, told: str, *, help: str, bad: bool = False) -> None:
-    st.metric(
-        label,
-        value,
-        told,
-        delta_color="inverse" if bad else "off",
-        delta_arrow="off",
-        border=True,
-        help=help,
-        height="stretch",
     )
 
 
@@ -140,7 +127,7 @@ def _trend_of_cost(window: Window) -> None:
             "Nothing was spent in this range.", "Machines are charged for every 10 s, whether they are used or not."
         )
     else:
-        charts.draw(real, charts.stacked("rate", "app", unit="US$/h"), "cost")
+        charts.draw(real, charts.stacked("rate", "app", unit="US$/h", idle=words.NOBODY in set(real["app"])), "cost")
 
 
 def runs() -> None:
@@ -160,8 +147,9 @@ def runs() -> None:
             load=("load", "sum"),
         )
         rows = rows.merge(served[[*keys, "queries", "p99_ms", "cost_per_1000"]], how="left", on=keys)
-        why = decisions[decisions["action"].isin(["load", "replicate", "upgrade", "downgrade", "migrate"])]
-        rows = rows.merge(why.drop_duplicates("variant")[["variant", "reason"]], how="left", on="variant")
+        why = ask("started")
+        why = why.assign(why=why["action"] + ": " + why["reason"])
+        rows = rows.merge(why[["variant", "why"]], how="left", on="variant")
         rows["hardware"] = [words.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)]
         frame.table(
             rows,
@@ -176,7 +164,7 @@ def runs() -> None:
                 "p99_ms": frame.figure("p99 ms"),
                 "accuracy": frame.figure("accuracy", "%.4f"),
                 "cost_per_1000": frame.figure("US$/1000", "%.2g", help="Charged for compute, per 1,000 items"),
-                "reason": "why it was started",
+                "why": "why it was started",
             },
             "runs",
         )

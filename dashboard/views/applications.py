@@ -1,0 +1,126 @@
+"""Applications: their models and variants, and what these trade against each other."""
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, frame, measures, pareto, words
+from dashboard.live import follow, nothing
+from dashboard.store import ask
+
+REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
+
+frame.title(
+    "Applications", "What may answer for each application, and what each variant costs in accuracy, time and money."
+)
+app = frame.choose_app(None)
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    across = st.segmented_control(
+        "Across", ["latency", "cost"], default="latency", required=True, key="across", bind="query-params"
+    )
+    pretended = st.toggle("Simulated devices, too", value=True, key="simulated", bind="query-params")
+
+
+def figures(rows: pd.DataFrame) -> None:
+    known = rows["accuracy"].dropna()
+    with st.container(horizontal=True, gap="small"):
+        shown = (
+            ("Models", str(rows["model"].nunique()), words.count(len(rows), "variant", "variants")),
+            ("Best accuracy", words.number(known.max() if len(known) else None), "measured"),
+            ("Fastest, ms", words.number(rows["latency_ms"].min()), "one item, alone"),
+            ("Cheapest, US$/1000", words.number(rows["cost_per_1000"].min()), "computing only"),
+            ("Loaded now", str(int((rows["instances"] > 0).sum())), "of its variants"),
+        )
+        for label, value, told in shown:
+            measures.metric(label, value, told)
+
+
+def page() -> None:
+    every = ask("variants")
+    rows = every[every["app"] == app]
+    if app is None or rows.empty:
+        nothing("No application is registered yet." if every.empty else "This application has no variants.", REGISTER)
+        return
+    if not pretended:
+        rows = rows[~rows["simulated"].astype(bool)]
+    figures(rows)
+    _scatter(rows)
+    _table(rows)
+
+
+def _scatter(rows: pd.DataFrame) -> None:
+    column, unit = (
+        ("latency_ms", "latency of one item, ms") if across == "latency" else ("cost_per_1000", "US$ per 1,000 items")
+    )
+    known = rows.dropna(subset=["accuracy", "latency_ms", "cost_per_1000"])
+    if known.empty:
+        nothing("No accuracy is known yet.", "It is measured with the validation data that comes with a registration.")
+        return
+    points = list(zip(-known["accuracy"], known["latency_ms"], known["cost_per_1000"], strict=True))
+    line = list(zip(-known["accuracy"], known[column], strict=True))
+    shown = known.assign(
+        x=known[column],
+        front=["on the front" if each else "another is better in all" for each in pareto.front(points)],
+        line=pareto.front(line),
+        on=[words.simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
+    )
+    with st.container(border=True):
+        st.markdown(
+            f"**Accuracy** against {unit}; full: not beaten in accuracy, latency and cost together; the line: in these two"
+        )
+        charts.draw(shown, charts.tradeoff(unit), "tradeoff")
+
+
+def _table(rows: pd.DataFrame) -> None:
+    shown = rows.assign(
+        state=[[state] for state in rows["state"]],
+        hardware=[words.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        saturation_qps=rows["saturation_qps"].round(),
+        note=["worse than another" if each else "" for each in rows["dominated"]],
+    )
+    frame.table(
+        shown.sort_values(["accuracy", "cost_per_1000"], ascending=[False, True]),
+        {
+            "variant": "variant",
+            "hardware": st.column_config.TextColumn("on", width=120),
+            "state": frame.state(charts.STATES),
+            "accuracy": frame.figure("accuracy", "%.4f"),
+            "latency_ms": frame.figure("latency ms", help="One item, alone"),
+            "saturation_qps": frame.figure("most items/s", "localized"),
+            "cost_per_1000": frame.figure("US$/1000", "%.2g"),
+            "load_ms": frame.figure("load ms", "%.0f"),
+            "memory_mb": frame.figure("MB", "%.0f"),
+            "price_per_hour": frame.figure("US$/h", "%.3g", help="What an instance costs an hour"),
+            "note": "note",
+        },
+        "variants",
+        height=460 if len(rows) > 12 else "content",
+    )
+
+
+def registrations() -> None:
+    rows = ask("registrations")
+    st.subheader("Registrations", anchor=False)
+    if rows.empty:
+        nothing("Nothing has been registered yet.", REGISTER)
+        return
+    frame.table(
+        rows.assign(progress=100 * rows["progress"]),
+        {
+            "started": frame.when("started"),
+            "app": "app",
+            "model": "model",
+            "version": "version",
+            "state": "state",
+            "progress": frame.progress("progress"),
+            "reason": "reason",
+        },
+        "registrations",
+        height=300 if len(rows) > 7 else "content",
+    )
+
+
+follow(None, page)
+if app is not None:
+    question = f"Which of them would answer a query of {app} now, and why?"
+    st.page_link("views/explain.py", label=question, icon=":material/quiz:", query_params={"app": app})
+follow(None, registrations)

@@ -1,0 +1,135 @@
+"""Cost: who spends how much, at which rate and in all, and compared with an earlier time."""
+
+from datetime import timedelta
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, frame, measures, words
+from dashboard.live import follow, nothing
+from dashboard.store import history
+from dashboard.window import Window
+
+EARLIER = {
+    "nothing": None,
+    "the time before": None,
+    "a day earlier": timedelta(days=1),
+    "a week earlier": timedelta(days=7),
+}
+BY = ("app", "model", "variant", "hardware")
+
+frame.title("Cost", "What machines cost, used or idle, and for whom; US$ at the prices of the settings.")
+chosen = frame.choose_window()
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    by = st.segmented_control("By", BY, default=BY[0], required=True, key="by", bind="query-params")
+    against = st.selectbox("Compare with", list(EARLIER), key="compare", bind="query-params", width=220)
+    pretended = st.toggle("Simulated devices, too", key="simulated", bind="query-params")
+
+
+def earlier(window: Window) -> Window | None:
+    """The time to compare with."""
+    if against == "the time before":
+        return window.previous
+    shift = EARLIER[against]
+    return None if shift is None else Window(window.start - shift, window.end - shift, window.step)
+
+
+def chosen_rows(window: Window) -> tuple[Window, pd.DataFrame, float]:
+    """Buckets and rows to show, and what was left out for being simulated."""
+    coarse, rows = measures.spent(window)
+    simulated = rows["simulated"]
+    if pretended:
+        marked = rows[by].fillna(words.NOBODY).where(~simulated, rows[by].fillna(words.NOBODY) + " (simulated)")
+        return coarse, rows.assign(idle=rows["app"].isna(), **{by: marked}), 0.0
+    return coarse, rows[~simulated].assign(idle=rows["app"].isna()), float(rows.loc[simulated, "cost"].sum())
+
+
+def page() -> None:
+    window = frame.again(chosen)
+    coarse, rows, left_out = chosen_rows(window)
+    before = earlier(window)
+    then = chosen_rows(before)[1] if before else None
+    if rows.empty:
+        nothing(
+            "Nothing was spent in this range.",
+            "Every machine is charged for every 10 s that it is there: `infaas workers` lists those that are."
+            + (" Simulated devices were there: nobody pays for these." if left_out else ""),
+        )
+        return
+    _figures(rows, then, coarse)
+    if left_out:
+        st.caption(f"Simulated devices would have cost {words.money(left_out)} more; nobody pays for these.")
+    series = measures.spending(coarse, by, rows)
+    idle = words.NOBODY in set(series[by])
+    left, right = st.columns(2)
+    with left.container(border=True):
+        st.markdown(f"**Rate** by {by}, US$/h")
+        charts.draw(series, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate")
+    with right.container(border=True):
+        st.markdown(f"**So far** by {by}, US$")
+        charts.draw(series, charts.stacked("sum", by, unit="US$", idle=idle), "sum")
+    if before is not None and then is not None:
+        _compared(coarse, rows, before, then)
+    _table(rows, then, window)
+
+
+def _figures(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> None:
+    total, idle = rows["cost"].sum(), rows.loc[rows["idle"], "cost"].sum()
+    recent = rows[rows["time"] >= pd.Timestamp(window.buckets[-1])]["cost"].sum()
+    rate = 3600 * recent / window.lasting(window.buckets[-1])
+    with st.container(horizontal=True, gap="small"):
+        measures.metric("Spent, US$", words.number(total), _change(total, None if then is None else then["cost"].sum()))
+        measures.metric("Rate at the end, US$/h", words.number(rate), f"US$ {words.number(24 * rate)} a day")
+        measures.metric("Idle", words.percent(idle / total if total else None), f"US$ {words.number(idle)}")
+
+
+def _change(now: float, before: float | None) -> str:
+    if before is None:
+        return "in this range"
+    return f"{now / before - 1:+.1%} against {words.money(before)}" if before else "nothing then"
+
+
+def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataFrame) -> None:
+    total = measures.spending(window, "when", rows.assign(when="this range"))
+    past = measures.spending(before.at_least(window.step), "when", then.assign(when=against))
+    if past.empty:
+        st.info(f"Nothing was spent in the range {against}.", icon=":material/info:")
+        return
+    moved = past.assign(time=past["time"] + (window.start - before.start))
+    with st.container(border=True):
+        st.markdown(f"**Rate** compared with {against}, US$/h")
+        charts.draw(pd.concat([total, moved]), charts.lines("rate", "when", unit="US$/h"), "compared")
+
+
+def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> None:
+    named = rows.assign(**{by: rows[by].fillna(words.NOBODY)})
+    table = named.groupby(by, as_index=False).agg(cost=("cost", "sum"))
+    table["share"] = 100 * table["cost"] / table["cost"].sum()
+    if "seconds" in named:
+        used = named[~named["idle"]].groupby(by)[["busy_seconds", "seconds"]].sum()
+        table["busy"] = table[by].map(100 * used["busy_seconds"] / used["seconds"])
+    if by in ("app", "variant"):
+        traffic = history("answered", window).groupby(by)["items"].sum()
+        table["items"] = table[by].map(traffic)
+        table["per_1000"] = 1000 * table["cost"] / table["items"]
+    if then is not None:
+        past = then.assign(**{by: then[by].fillna(words.NOBODY)}).groupby(by)["cost"].sum()
+        table["before"] = table[by].map(past).fillna(0.0)
+        table["change"] = 100 * (table["cost"] / table["before"].where(table["before"] > 0) - 1)
+    frame.table(
+        table.sort_values("cost", ascending=False),
+        {
+            by: by,
+            "cost": frame.figure("US$", "%.4g"),
+            "share": st.column_config.ProgressColumn("share", format="%.1f %%", min_value=0, max_value=100),
+            "before": frame.figure(f"US$ {against}", "%.4g"),
+            "change": frame.figure("change", "%+.1f %%"),
+            "busy": frame.figure("busy", "%.2f %%", help="Share of the time of its instances in which they computed"),
+            "items": frame.figure("items answered", "localized"),
+            "per_1000": frame.figure("US$ per 1,000", "%.3g", help="What its instances cost, per 1,000 items answered"),
+        },
+        "table",
+    )
+
+
+follow(chosen, page)

@@ -1,0 +1,128 @@
+"""Explain: the decision that a query with these needs would get now, without sending one."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, frame, words
+from dashboard.asking import explain
+from dashboard.live import follow, nothing
+from dashboard.store import Unavailable, ask
+from infaas.errors import Refused
+
+frame.title(
+    "Explain", "Which variant would answer a query with these needs now, and why not the others. No query is sent."
+)
+app = frame.choose_app(None)
+
+
+def needs_of() -> dict[str, Any]:
+    """What the query would demand; what is left empty is not demanded. Kept in the address."""
+    rows = ask("variants")
+    mine = rows[rows["app"] == app]
+    one, two, three, four, five = st.columns(5)
+    asked: dict[str, Any] = {
+        "latency_ms": one.number_input(
+            "Within, ms", 0.01, None, None, key="latency_ms", bind="query-params", format="%g"
+        ),
+        "accuracy": two.number_input(
+            "Accuracy at least", 0.0, 1.0, None, key="accuracy", bind="query-params", format="%g", step=0.01
+        ),
+        "cost": three.number_input(
+            "US$ per 1,000 at most", 0.0, None, None, key="cost", bind="query-params", format="%g", step=0.01
+        ),
+        "model": four.selectbox("Only model", sorted(mine["model"].unique()), None, key="model", bind="query-params"),
+        "variant": five.selectbox("Only variant", sorted(mine["variant"]), None, key="variant", bind="query-params"),
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def decision(needs: dict[str, Any]) -> None:
+    assert app is not None
+    try:
+        answer = explain(app, needs)
+    except Refused as refused:
+        st.error(f"**{refused.code}:** {refused}", icon=":material/block:")
+        return
+    candidates = pd.DataFrame(answer.get("candidates") or [])
+    _verdict(answer, candidates)
+    if candidates.empty:
+        nothing("This application has no variants.", "`infaas register` adds a model with its variants.")
+        return
+    shown = candidates.assign(
+        verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
+        why=[why or "the best of those that meet all needs" for why in candidates["why_not"]],
+        state=[[state] for state in candidates["state"]],
+        on=[
+            words.simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
+            for worker, hardware, simulated in zip(
+                candidates["worker"], candidates["hardware"], candidates["simulated"], strict=True
+            )
+        ],
+    ).sort_values("verdict", kind="stable")
+    st.dataframe(
+        shown[["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "cost_per_1000"]].style.apply(
+            lambda row: (
+                [
+                    "background-color: rgba(0, 158, 115, 0.16)"
+                    * (row.name == shown.index[0] and not answer_missing(answer))
+                ]
+                * len(row)
+            ),
+            axis=1,
+        ),
+        hide_index=True,
+        width="stretch",
+        height=min(38 + 35 * len(shown), 600),
+        key="candidates",
+        column_config={
+            "variant": "variant",
+            "why": st.column_config.TextColumn("why, or why not", width="large"),
+            "state": frame.state(charts.STATES),
+            "on": "on",
+            "accuracy": frame.figure("accuracy", "%.4f"),
+            "latency_ms": frame.figure("latency ms"),
+            "load_ms": frame.figure("load ms", "%.3g"),
+            "cost_per_1000": frame.figure("US$/1000", "%.2g"),
+        },
+    )
+
+
+def answer_missing(answer: dict[str, Any]) -> bool:
+    return answer.get("chosen") is None
+
+
+def _verdict(answer: dict[str, Any], candidates: pd.DataFrame) -> None:
+    chosen = answer.get("chosen")
+    if chosen:
+        name = chosen.get("variant") if isinstance(chosen, dict) else chosen
+        where = candidates[candidates["variant"] == name].iloc[0] if len(candidates) else {}
+        st.success(
+            f"**{name}** would answer" + (f", on {where['worker']}" if pd.notna(where["worker"]) else "") + ".",
+            icon=":material/check_circle:",
+        )
+        return
+    refusal = answer.get("refusal")
+    if refusal:
+        told = Refused.from_map({"error": refusal})
+        closest = told.closest or {}
+        hint = f" Closest: {closest.get('variant')}." if closest.get("variant") else ""
+        st.warning(f"It would be refused as **{told.code}**: {told}.{hint}", icon=":material/block:")
+    else:
+        st.warning("No variant would answer it now.", icon=":material/block:")
+
+
+def page() -> None:
+    if app is None:
+        ask("apps")
+        nothing("No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system.")
+        return
+    decision(needs)
+
+
+try:
+    needs = needs_of() if app is not None else {}
+except Unavailable:
+    needs = {}
+follow(None, page)
