@@ -99,6 +99,9 @@ class Route:
         self.turns: list[list[int]] = []
 
 
+Hearers = dict[tuple[str, int], tuple[Member, Inlet]]  # by the member's name and the number of its inlet
+
+
 class Kernel:
     """start: the clock's first reading, seconds. received: gets what is sent to clients' inboxes, told: gets every event recorded."""
 
@@ -116,8 +119,8 @@ class Kernel:
         self._number = 0
         self._last_mail = start
         self._routes: dict[str, Route] = {}
-        self._exact: dict[str, dict[tuple[str, int], tuple[Member, Inlet]]] = {}
-        self._wild: dict[str, dict[tuple[str, int], tuple[Member, Inlet]]] = {}
+        self._exact: dict[str, Hearers] = {}
+        self._wild: dict[str, dict[str, Hearers]] = {}  # by what precedes the first wildcard
         self._turns: dict[tuple[str, str], list[int]] = {}
         self._entered = 0
         self._buckets: dict[str, dict[str, bytes | None]] = {}
@@ -138,9 +141,7 @@ class Kernel:
         self._entered += 1
         member = self.members[name] = Member(name, self._entered, actor, hands)
         for number, inlet in enumerate(member.inlets):
-            index = self._wild if "*" in inlet.subject or ">" in inlet.subject else self._exact
-            index.setdefault(inlet.subject, {})[name, number] = (member, inlet)
-        self._routes.clear()
+            self._hearers(inlet.subject)[name, number] = (member, inlet)
         self._deliver(member, Envelope(self.now, Started()))
         for bucket in member.watches:
             self._watchers.setdefault(bucket, {})[name] = member
@@ -153,11 +154,9 @@ class Kernel:
         if member is None:
             return
         for number, inlet in enumerate(member.inlets):
-            for index in (self._exact, self._wild):
-                index.get(inlet.subject, {}).pop((name, number), None)
+            self._hearers(inlet.subject).pop((name, number), None)
         for watchers in self._watchers.values():
             watchers.pop(name, None)
-        self._routes.clear()
         if goodbye:
             self._deliver(member, Envelope(self.now, Stopping(GRACE)))
             work = [due for due, _, action, what in self._heap if action == self._did and what[0] is member]
@@ -279,12 +278,24 @@ class Kernel:
             message = body if wanted is bytes else decode(wanted, body or b"\x80")
         self._deliver(member, Envelope(self.now, message, subject, reply, body))
 
+    def _hearers(self, pattern: str) -> Hearers:
+        """Who hears it, to be changed by the caller; routes that it concerns are forgotten."""
+        head = pattern.partition("*")[0].partition(">")[0].rstrip(".")  # the tokens before the first wildcard
+        if head == pattern:
+            self._routes.pop(pattern, None)
+            return self._exact.setdefault(pattern, {})
+        for subject in [subject for subject in self._routes if subject.startswith(head) and matches(pattern, subject)]:
+            del self._routes[subject]
+        return self._wild.setdefault(head, {}).setdefault(pattern, {})
+
     def _resolve(self, subject: str) -> Route:
         """Members in the order of their coming, so that nothing depends on how dictionaries were filled."""
         found = list(self._exact.get(subject, {}).items())
-        for pattern, heard in self._wild.items():
-            if heard and matches(pattern, subject):
-                found.extend(heard.items())
+        tokens = subject.split(".")
+        for length in range(len(tokens)):
+            for pattern, heard in self._wild.get(".".join(tokens[:length]), {}).items():
+                if heard and matches(pattern, subject):
+                    found.extend(heard.items())
         found.sort(key=lambda each: (each[1][0].order, each[0][1]))
         route = Route()
         groups: dict[tuple[str, str], list[tuple[Member, type]]] = {}
