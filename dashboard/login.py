@@ -22,7 +22,7 @@ def admit() -> None:
         allow = list(st.secrets.get("allow", []))
     except StreamlitSecretNotFoundError:
         return
-    if not st.user.is_logged_in:
+    if not st.user.get("is_logged_in", False):
         st.title("INFaaS", anchor=False)
         st.write("This dashboard is for people who are known here.")
         st.button("Log in", type="primary", on_click=st.login)

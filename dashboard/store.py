@@ -3,9 +3,10 @@
 The statements are the files of `sql/`, one each, known by their names: nothing else in the dashboard speaks SQL.
 """
 
-import contextlib
 from functools import cache
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,7 @@ from dashboard.window import Window
 from infaas.errors import NotConnected
 
 SQL = Path(__file__).parent / "sql"
-PATIENCE = 4.0  # s to wait for a connection
+PATIENCE = 2.0  # s to wait for a connection, and for which nobody tries again once there was none
 LONGEST = 20_000  # ms that one statement may take
 KEPT, KEPT_LONG = 1.9, 55.0  # s; what is asked again sooner is answered from memory, whoever asks
 MOST_KEPT = 400  # answers
@@ -39,8 +40,8 @@ def ask(name: str, **parameters: Any) -> pd.DataFrame:
 
 
 def history(name: str, window: Window, **parameters: Any) -> pd.DataFrame:
-    """The same for a part of the past; a long one may be a minute old."""
-    answer = _settled if window.long else _fresh
+    """The same for a part of the past; of a long one, or one that is over, it may be a minute old."""
+    answer = _settled if window.long or not window.refresh else _fresh
     return answer(_dsn(), name, {**window.parameters, **parameters})
 
 
@@ -55,19 +56,27 @@ def _settled(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
 
 
 def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
+    since, why = _down.get(dsn, (-inf, ""))
+    if monotonic() - since < PATIENCE:
+        raise Unavailable(why, _START)
     try:
         with _pool(dsn).connection() as connection:
             cursor = connection.execute(statement(name), parameters)
             columns = cursor.description or ()
             frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in columns])
-    except PoolTimeout:
-        raise Unavailable(_reason(dsn), _START) from None
     except psycopg.errors.QueryCanceled:
         raise Unavailable(
             f"the database did not answer within {LONGEST / 1000:.0f} s", "Choose a shorter range of time."
         ) from None
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
         raise Unavailable(_line(error), _PREPARE) from None
+    except psycopg.OperationalError as error:
+        why = f"the database does not answer: {_line(error)}"
+        if isinstance(error, PoolTimeout):
+            _pool.clear(dsn)  # it would try again less and less often; a new one does so at once, and knows why it fails
+            why = "the database does not answer, or is too busy to take one more connection"
+        _down[dsn] = monotonic(), why
+        raise Unavailable(why, _START) from None
     except psycopg.Error as error:
         raise Unavailable(_line(error), _START) from None
     for column in columns:
@@ -90,6 +99,9 @@ def _dsn() -> str:
         raise Unavailable(str(error), _START) from None
 
 
+_down: dict[str, tuple[float, str]] = {}  # since when which database has been away, and why
+
+
 @cache
 def statement(name: str) -> bytes:
     """The SQL of this name."""
@@ -98,6 +110,8 @@ def statement(name: str) -> bytes:
 
 @st.cache_resource(max_entries=2, show_spinner=False, on_release=lambda pool: pool.close(timeout=0))
 def _pool(dsn: str) -> ConnectionPool:
+    """All visitors' connections; raises OperationalError at once where none can be had."""
+    psycopg.connect(dsn, connect_timeout=2).close()
     limits = f"-c default_transaction_read_only=on -c statement_timeout={LONGEST} -c timezone=UTC"
     return ConnectionPool(
         dsn,
@@ -116,15 +130,6 @@ def _pool(dsn: str) -> ConnectionPool:
             "options": limits,
         },
     )
-
-
-def _reason(dsn: str) -> str:
-    """Why no connection can be had: the pool keeps that to itself."""
-    try:
-        with contextlib.closing(psycopg.connect(dsn, connect_timeout=2)):
-            return "the database is too busy to take one more connection"
-    except psycopg.Error as error:
-        return f"the database does not answer: {_line(error)}"
 
 
 def _line(error: BaseException) -> str:

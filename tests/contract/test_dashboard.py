@@ -1,0 +1,335 @@
+"""The dashboard's pages on databases in known states: what is shown, when there is nothing, and when there is no database."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit
+from streamlit.testing.v1 import AppTest
+
+from bus.codec import encode
+from bus.messages.events import (
+    CostEvent,
+    InstanceEventSample,
+    JobEvent,
+    OutcomeEvent,
+    RegistrationEvent,
+    ScalingEvent,
+    StateEvent,
+    WorkerEvent,
+    WorkerSample,
+)
+from dashboard import store
+from dashboard.place import tell
+from dashboard.window import between
+from infaas.locate import Endpoints
+from services.recorder.ledger import Ledger
+from services.recorder.mirror import CatalogMirror
+from services.shell.process import free_port
+from services.shell.store import Store
+from tests.events import VARIANT, app_record, event, message, model_record, variant_record
+
+APP = Path(__file__).parents[2] / "dashboard" / "app.py"
+PAGES = ("overview", "variants", "workers", "cost", "slo", "applications", "explain", "jobs")
+GPU = "mlp-v1-simgpu-fp32-t1-b64"
+NOWHERE = f"nats://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def looking() -> Iterator[None]:
+    """Nothing that an earlier test has seen is remembered."""
+    streamlit.cache_data.clear()
+    streamlit.cache_resource.clear()
+    yield
+    streamlit.cache_data.clear()
+    streamlit.cache_resource.clear()
+    tell(None)
+
+
+def page(name: str, dsn: str, **query: str) -> AppTest:
+    """The page as a visitor with this address sees it first."""
+    tell(Endpoints(NOWHERE, dsn))
+    test = AppTest.from_file(str(APP), default_timeout=30)
+    for key, value in query.items():
+        test.query_params[key] = value
+    return test.run() if name == "overview" else test.run().switch_page(f"views/{name}.py").run()
+
+
+def text(test: AppTest) -> str:
+    """Everything that is told in words."""
+    told = [*test.markdown, *test.caption, *test.info, *test.error, *test.warning, *test.success]
+    return "\n".join(str(each.value) for each in told)
+
+
+def metric(test: AppTest, label: str) -> tuple[str, str]:
+    found = next(each for each in test.metric if each.label == label)
+    return str(found.value), str(found.delta)
+
+
+def table(test: AppTest, column: str) -> Any:
+    """The first table that has this column."""
+    return next(each.value for each in test.dataframe if column in each.value)
+
+
+@pytest.fixture
+def past(database_dsn: str, reader_dsn: str, looking: None) -> str:
+    """Two minutes until now: 240 queries, of which 6 were late and 6 refused; one instance, overloaded for a while; a simulated GPU."""
+    now = time.time()
+    store_ = Store(database_dsn, "test")
+    catalogue = {
+        "app.digits": encode(app_record()),
+        "model.mlp.1": encode(model_record()),
+        f"variant.{VARIANT}": encode(variant_record()),
+        f"variant.{GPU}": encode(variant_record(variant=GPU, hardware="gpu", simulated=True, accuracy=0.98)),
+    }
+    CatalogMirror(store_, {"cpu": 0.048, "gpu": 3.0}).write(catalogue, frozenset(catalogue))
+    outcomes = []
+    for i in range(240):
+        fields: dict[str, Any] = {"time": now - 140 + i / 2}
+        if i % 40 == 1:
+            fields |= {"outcome": "late", "latency_ms": 80.0}
+        if i % 40 == 2:
+            fields |= {"outcome": "refused", "code": "overloaded", "variant": None, "latency_ms": 1.0}
+        outcomes.append(event(OutcomeEvent, **fields))
+    core = 0.048 / 3600
+    bills = [
+        each
+        for i in range(12)
+        for each in (
+            event(CostEvent, time=now - 115 + 10 * i, cost=10 * core),
+            event(CostEvent, time=now - 115 + 10 * i, cost=10 * core, app=None, model=None, variant=None),
+            event(
+                CostEvent,
+                **{"time": now - 115 + 10 * i, "cost": 30 * core, "hardware": "gpu", "simulated": True},
+                app=None,
+                model=None,
+                variant=None,
+            ),
+        )
+    ]
+    states = [
+        event(
+            StateEvent,
+            time=now - 120,
+            from_state="Inactive",
+            to_state="Loading",
+            reason="no instance meets a query's needs",
+        ),
+        event(StateEvent, time=now - 119, from_state="Loading", to_state="Active", reason="loaded in 5 ms"),
+        event(StateEvent, time=now - 60, from_state="Active", to_state="Overloaded", reason="80 items wait for 0.4 s"),
+    ]
+    kinds: list[list[Any]] = [
+        outcomes,
+        bills,
+        [
+            event(WorkerEvent, time=now - 125, from_state="None", to_state="Booting", reason="the monitor started"),
+            event(
+                WorkerEvent, time=now - 124, from_state="Booting", to_state="Ready", reason="the executor of cpu runs"
+            ),
+        ],
+        states,
+        [event(ScalingEvent, time=now - 120, reason="no instance meets a query's needs")],
+        [
+            event(WorkerSample, time=now - 20 + 2 * i, device=device, hardware=hardware)
+            for i in range(16)
+            for device, hardware in (("cpu", "cpu"), ("gpu-0", "gpu"))
+        ],
+        [event(InstanceEventSample, time=now + 10, queue=80)],
+        [
+            event(
+                JobEvent,
+                created=now - 60,
+                started=now - 50,
+                state="failed",
+                reason="item 7 is no number",
+                total=500,
+                done=250,
+            )
+        ],
+        [event(RegistrationEvent, state="done", progress=1.0, version="1")],
+    ]
+    ledger = Ledger(store_)
+    for rows in kinds:
+        ledger.write([message(*rows)])
+    store_.close()
+    return reader_dsn
+
+
+# ---- what is shown
+
+
+def test_the_overview_says_what_runs_how_well_at_what_cost(past: str) -> None:
+    test = page("overview", past)
+    assert not test.exception and not test.error
+    assert metric(test, "Load")[1] == "240 queries"
+    assert metric(test, "In time") == ("95.0 %", "12 missed")
+    assert metric(test, "Cost now, US$/h") == ("0.096", "50.0 % idle")
+    assert metric(test, "Workers") == ("1 ready", "2 devices")
+    assert metric(test, "Instances") == ("1", "1 in trouble")
+    running = table(test, "why")
+    assert running["variant"].tolist() == [VARIANT]
+    assert running["state"].tolist() == [["Overloaded"]]
+    assert running["why"].tolist() == ["load: no instance meets a query's needs"]
+    assert "1 offline jobs failed" in text(test)
+    assert "without simulated devices" in text(test)
+
+
+def test_variants_tell_each_change_and_its_reason(past: str) -> None:
+    test = page("variants", past)
+    assert not test.exception and not test.error
+    assert table(test, "queue")["queue"].tolist() == [80]
+    changes = table(test, "change")
+    assert changes["change"].tolist() == ["Active → Overloaded", "Loading → Active", "Inactive → Loading"]
+    assert changes["reason"].tolist()[0] == "80 items wait for 0.4 s"
+
+
+def test_workers_are_there_with_their_devices_and_simulated_ones_say_so(past: str) -> None:
+    test = page("workers", past)
+    assert not test.exception and not test.error
+    devices = table(test, "device")
+    assert devices["device"].tolist() == ["cpu", "gpu-0 (simulated)"]
+    assert devices["state"].tolist() == [["Ready"], ["Ready"]]
+    assert table(test, "change")["change"].tolist() == ["Booting → Ready", "new → Booting"]
+
+
+def test_cost_leaves_simulated_devices_out_unless_asked(past: str) -> None:
+    test = page("cost", past)
+    assert not test.exception and not test.error
+    spent = float(metric(test, "Spent, US$")[0])
+    assert metric(test, "Idle")[0] == "50.0 %"
+    assert "nobody pays" in text(test)
+    test.toggle(key="simulated").set_value(True).run()
+    assert float(metric(test, "Spent, US$")[0]) == pytest.approx(2.5 * spent, rel=0.01)
+    names = table(test, "share")["app"].tolist()
+    assert names == ["(idle) (simulated)", "digits", "(idle)"] or names == ["(idle) (simulated)", "(idle)", "digits"]
+
+
+def test_cost_is_compared_with_an_earlier_time(past: str) -> None:
+    test = page("cost", past, range="5m")
+    test.selectbox(key="compare").set_value("the time before").run()
+    assert not test.exception and not test.error
+    assert metric(test, "Spent, US$")[1] == "nothing then"
+    assert table(test, "before")["before"].tolist() == [0.0, 0.0]
+
+
+def test_violations_have_reasons_and_latencies_an_objective(past: str) -> None:
+    test = page("slo", past)
+    assert not test.exception and not test.error
+    assert [metric(test, name)[0] for name in ("In time", "Late", "Refused", "Errors")] == ["95.0 %", "6", "6", "0"]
+    reasons = table(test, "meaning")
+    assert dict(zip(reasons["reason"], reasons["queries"], strict=True)) == {"late": 6, "overloaded": 6}
+    assert all(reasons["meaning"])
+    assert "strictest objective 50 ms" in text(test)
+
+
+def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
+    test = AppTest.from_file(str(APP), default_timeout=30)
+    tell(Endpoints(NOWHERE, past))
+    test.query_params["range"] = "1h"
+    test.run()
+    assert test.segmented_control(key="range").value == "1h"
+    test.switch_page("views/slo.py")
+    test.query_params["app"] = "digits"
+    test.run()
+    assert test.selectbox(key="app").value == "digits"
+
+
+def test_applications_show_what_variants_trade(past: str) -> None:
+    test = page("applications", past)
+    assert not test.exception and not test.error
+    variants = table(test, "saturation_qps")
+    assert set(variants["hardware"]) == {"cpu", "gpu (simulated)"}
+    assert metric(test, "Best accuracy")[0] == "0.98"
+    test.toggle(key="simulated").set_value(False).run()
+    assert metric(test, "Best accuracy")[0] == "0.97"
+
+
+def test_jobs_show_progress_and_reasons(past: str) -> None:
+    test = page("jobs", past)
+    assert not test.exception and not test.error
+    job = table(test, "progress").iloc[0]
+    assert (job["progress"], job["reason"], list(job["state"])) == (50.0, "item 7 is no number", ["failed"])
+    assert metric(test, "Failed jobs") == ("1", "see why below")
+
+
+def test_explain_says_what_to_do_when_no_system_answers(past: str) -> None:
+    test = page("explain", past)
+    assert not test.exception
+    assert "No data" in text(test)
+    assert "infaas up" in text(test)
+
+
+@pytest.mark.parametrize("choice", ["7d", "30d"])
+def test_long_ranges_are_shown_from_what_was_added_up(past: str, choice: str) -> None:
+    for name in ("overview", "cost", "slo"):
+        test = page(name, past, range=choice)
+        assert not test.exception and not test.error
+    assert metric(test, "In time") == ("95.0 %", "of 240 queries")
+
+
+# ---- nothing to show
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_an_empty_database_says_what_to_do(name: str, empty_dsn: str, looking: None) -> None:
+    test = page(name, empty_dsn)
+    assert not test.exception and not test.error
+    assert "`infaas " in text(test)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_database_says_what_to_do(name: str, looking: None) -> None:
+    test = page(name, f"postgresql://infaas_reader:secret@127.0.0.1:{free_port()}/infaas")
+    assert not test.exception
+    assert all("the database does not answer" in each.value for each in test.error)
+    assert test.error
+    assert "infaas doctor" in text(test)
+    assert "secret" not in text(test)
+
+
+def test_a_database_that_comes_back_is_asked_again(reader_dsn: str, looking: None) -> None:
+    away = f"postgresql://infaas_reader@127.0.0.1:{free_port()}/infaas"
+    assert page("jobs", away).error
+    with pytest.raises(store.Unavailable):
+        store.ask("apps")
+    tell(Endpoints(NOWHERE, reader_dsn))
+    assert store.ask("apps").empty
+
+
+def test_a_database_without_our_schema_says_so(postgres: Any, looking: None) -> None:
+    test = page("overview", postgres.dsn("postgres", postgres.password, "postgres"))
+    assert "Roles and set-up" in text(test)
+
+
+# ---- many visitors, few rights
+
+
+def test_many_visitors_cost_one_query(empty_dsn: str, looking: None) -> None:
+    tell(Endpoints(NOWHERE, empty_dsn))
+    window = between(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=1))
+    with ThreadPoolExecutor(16) as visitors:
+        answers = list(visitors.map(lambda _: store.history("traffic", window), range(200)))
+    assert len(answers) == 200
+    assert store._pool(empty_dsn).get_stats()["requests_num"] == 1
+
+
+def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str, looking: None) -> None:
+    with store._pool(superuser_dsn).connection() as connection, pytest.raises(Exception, match="read-only"):
+        connection.execute("DELETE FROM infaas.query_outcomes")
+
+
+def test_who_is_not_logged_in_sees_nothing(past: str) -> None:
+    tell(Endpoints(NOWHERE, past))
+    test = AppTest.from_file(str(APP), default_timeout=30)
+    test.secrets["auth"] = {
+        "redirect_uri": "http://localhost:8501/oauth2callback",
+        "cookie_secret": "s",
+        "client_id": "c",
+    }
+    test.run()
+    assert [button.label for button in test.button] == ["Log in"]
+    assert not test.metric and not test.dataframe
