@@ -34,20 +34,29 @@ MORE = {"clipper+": 1.1, "sm+": 1.3}  # times the throughput
 def build(seeds: Sequence[int], short: bool, counts: Times | None = None) -> compare.Figure:
     """All runs. counts: of every tenth second of a day; None: the look-alike's."""
     slow, day, offline = [], [], []
-    for seed in seeds:
+    for number, seed in enumerate(seeds):
         scenario = _with(read_scenario(compare.HERE / FILE, seed=seed), counts)
         slow.append(_run(_cut(scenario, SHORT_S) if short else scenario))
         ours = replace(scenario, policies=tuple(one for one in scenario.policies if one.name == OURS), jobs=JOBS)
         offline.append(_run(_cut(replace(ours, name="fig5, with offline work"), SHORT_S if short else None)))
-        if not short:
+        if (
+            not short and number == 0
+        ):  # of one seed: it is beside the point, since loading takes longer than its plateaus
             day.append(_run(whole_day(scenario)))
+    return figure(slow, offline, day)
+
+
+def figure(
+    slow: Sequence[compare.Document], offline: Sequence[compare.Document], day: Sequence[compare.Document]
+) -> compare.Figure:
+    """What the runs came to."""
     rows = [*_rows("", slow), *_offline_rows(slow, offline)]
     documents = {"fig5": slow, "fig5-offline": offline}
     if day:
         rows += _rows("whole day: ", day)
         documents["fig5-day"] = day
     title = "Fig. 5: 22 models, 175 variants, a load between 10 and 1,000 queries/s"
-    return compare.Figure("fig5", title, rows, documents)
+    return compare.Figure("fig5", title, rows, documents, draw)
 
 
 def whole_day(scenario: Scenario) -> Scenario:
@@ -121,6 +130,56 @@ def _offline_rows(runs: Sequence[compare.Document], both: Sequence[compare.Docum
     yield compare.Row("+ offline: SLO violations", f"as without: {told}", ours, good, form=".1%")
     done = compare.each(both, OURS, lambda one: sum(job["done"] for job in one["jobs"]))
     yield compare.at_least("+ offline: images of 2,000 done", 756, done, form=".0f")
+
+
+COLOURS = {"infaas": "#D62728", "clipper+": "#1F77B4", "sm+": "#2CA02C"}
+SHADES = {"cpu": "#7F7F7F", "gpu": "#9467BD", "inferentia": "#FF7F0E"}
+WINDOW = 5  # intervals over which violations are averaged
+
+
+def draw(figure: compare.Figure, out: Path) -> None:
+    """The first seed: what is answered, what is late or refused, INFaaS's instances and machines by hardware."""
+    from matplotlib.figure import Figure as Picture
+
+    document = figure.documents["fig5"][0]
+    picture = Picture(figsize=(11.0, 8.0), dpi=82, layout="constrained")
+    flow, lost, loaded, there = picture.subplots(4, 1, sharex=True)
+    series = document["policies"][0]["series"]
+    times = series["time"]
+    flow.plot(times, series["offered_qps"], color="black", lw=0.8, label="offered")
+    for one in document["policies"]:
+        colour, of = COLOURS[one["policy"]], one["series"]
+        flow.plot(times, of["answered_qps"], color=colour, lw=0.9, label=one["policy"])
+        late = [100 * part for part in _shares(of["violations"], of["offered_qps"])]
+        lost.plot(times, late, color=colour, lw=1.0)
+    ours = compare.of(document, OURS)
+    for kind, colour in SHADES.items():
+        rows = [row for name, row in ours["series"]["instances"].items() if ours["hardware"][name] == kind]
+        counts = [sum(at) for at in zip(*rows, strict=True)] if rows else [0] * len(times)
+        loaded.step(times, counts, where="post", color=colour, label=kind)
+        there.step(times, ours["series"]["workers"][kind], where="post", color=colour)
+    flow.set_ylabel("queries/s")
+    lost.set_ylabel("late or refused, %")
+    loaded.set_ylabel("INFaaS's instances")
+    there.set_ylabel("INFaaS's workers")
+    there.set_xlabel("time, s")
+    for panel in (flow, lost, loaded, there):
+        panel.grid(alpha=0.25)
+        panel.set_ylim(bottom=0)
+        panel.set_xlim(0, ours["duration_s"])
+    flow.legend(fontsize=8, frameon=False, loc="upper right", ncols=4)
+    loaded.legend(fontsize=8, frameon=False, loc="upper left", ncols=3)
+    picture.suptitle(f"figure 5 (simulated, seed {document['seed']})", fontsize=12)
+    picture.savefig(out / "fig5.png")
+
+
+def _shares(lost: Sequence[float], offered: Sequence[float]) -> list[float]:
+    """Of what is offered in the intervals around each."""
+    found = []
+    for i in range(len(lost)):
+        near = slice(max(0, i - WINDOW // 2), i + WINDOW // 2 + 1)
+        found.append(sum(lost[near]) / max(1.0, 2.0 * sum(offered[near])))  # rates of 2 s
+    return found
 
 
 def main() -> None:
