@@ -13,6 +13,7 @@ from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
+from infaas import tracing
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.connecting import connect
@@ -62,6 +63,7 @@ class Infaas:
         *,
         timeout: float | None = None,
         raise_refused: Literal[True] = True,
+        traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer: ...
     @overload
@@ -72,6 +74,7 @@ class Infaas:
         *,
         timeout: float | None = None,
         raise_refused: Literal[False],
+        traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer | Refused: ...
     def query(
@@ -81,12 +84,14 @@ class Infaas:
         *,
         timeout: float | None = None,
         raise_refused: bool = True,
+        traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer | Refused:
         """One online query; see `Client.query`."""
+        above = tracing.current() if traceparent is None else traceparent  # here: the loop's thread has another context
         if raise_refused:
-            return self._run(self._client.query(app, x, timeout=timeout, **needs))
-        return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, **needs))
+            return self._run(self._client.query(app, x, timeout=timeout, traceparent=above, **needs))
+        return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, traceparent=above, **needs))
 
     feedback = _waiting(Client.feedback)
     apps = _waiting(Client.apps)

@@ -22,6 +22,7 @@ from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus
 from bus.port import Bus, BusError, ObjectStore
 from bus.subjects import Subjects
+from infaas import tracing
 from infaas.answers import Answer, read_answer, read_map
 from infaas.errors import InfaasError, NotConnected, Refused, RegistrationFailed
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
@@ -88,6 +89,7 @@ class Client:
         *,
         timeout: float | None = None,
         raise_refused: Literal[True] = True,
+        traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer: ...
     @overload
@@ -98,6 +100,7 @@ class Client:
         *,
         timeout: float | None = None,
         raise_refused: Literal[False],
+        traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer | Refused: ...
     async def query(
@@ -107,6 +110,7 @@ class Client:
         *,
         timeout: float | None = None,
         raise_refused: bool = True,
+        traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer | Refused:
         """One online query of all the items of x (its first axis); the outputs keep their order.
@@ -115,7 +119,8 @@ class Client:
         names to these. needs, all optional: latency_ms, accuracy (0..1, at least), cost (US$ per 1,000 queries, at most),
         model, version, variant, context, priority (1 highest .. 9), deadline (absolute Unix seconds), id (echoed).
         timeout: seconds to wait here, else until the deadline (30 s when none is named). raise_refused=False returns
-        the Refused instead of raising it.
+        the Refused instead of raising it. traceparent: the caller's place in a trace (W3C), else that of OpenTelemetry's
+        current span where the program has one; the system's own spans go below it.
         """
         try:
             prepared = await self.prepare(app, x, timeout=timeout, **needs)
@@ -124,7 +129,7 @@ class Client:
                 raise
             return refused
         try:
-            return await self.ask(prepared, raise_refused=raise_refused)
+            return await self.ask(prepared, raise_refused=raise_refused, traceparent=traceparent)
         finally:
             if prepared.upload is not None:
                 self._discard(prepared.upload)
@@ -148,14 +153,21 @@ class Client:
         return Prepared(subject, head({**needs, "inputs_ref": reference}, None), timeout, latency, reference)
 
     @overload
-    async def ask(self, prepared: Prepared, *, raise_refused: Literal[True] = True) -> Answer: ...
+    async def ask(
+        self, prepared: Prepared, *, raise_refused: Literal[True] = True, traceparent: str | None = None
+    ) -> Answer: ...
     @overload
-    async def ask(self, prepared: Prepared, *, raise_refused: bool) -> Answer | Refused: ...
-    async def ask(self, prepared: Prepared, *, raise_refused: bool = True) -> Answer | Refused:
-        """Send a prepared query and wait for its end."""
+    async def ask(
+        self, prepared: Prepared, *, raise_refused: bool, traceparent: str | None = None
+    ) -> Answer | Refused: ...
+    async def ask(
+        self, prepared: Prepared, *, raise_refused: bool = True, traceparent: str | None = None
+    ) -> Answer | Refused:
+        """Send a prepared query and wait for its end. traceparent: as of `query`."""
+        headers = tracing.headers(traceparent)
         body = prepared.body()
         sent = time.monotonic()
-        reply = read_answer(await self._exchange.ask(prepared.subject, body, prepared.timeout))
+        reply = read_answer(await self._exchange.ask(prepared.subject, body, prepared.timeout, headers=headers))
         if isinstance(reply, Refused):
             if raise_refused:
                 raise reply

@@ -6,7 +6,7 @@ its own. Sending again is safe because every query carries a `retry_key`: the sy
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from bus.port import Bus, BusError, Delivery, PayloadTooLarge, Subscription
 from infaas.errors import BadInput, InfaasError, NotConnected, Timeout
@@ -27,6 +27,7 @@ class Waiting:
         "body",
         "due",
         "expires",
+        "headers",
         "pause",
         "reply",
         "resend",
@@ -38,8 +39,17 @@ class Waiting:
     )
 
     def __init__(
-        self, subject: str, body: bytes, reply: str, settle: Settle, expires: float, silence: float, due: float
+        self,
+        subject: str,
+        body: bytes,
+        reply: str,
+        settle: Settle,
+        expires: float,
+        silence: float,
+        due: float,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        self.headers = headers
         self.subject = subject
         self.body = body
         self.reply = reply
@@ -95,7 +105,16 @@ class Exchange:
         """Requests waiting for a reply."""
         return len(self._waiting)
 
-    def send(self, subject: str, body: bytes, timeout: float, settle: Settle, *, resend: bool = True) -> str:
+    def send(
+        self,
+        subject: str,
+        body: bytes,
+        timeout: float,
+        settle: Settle,
+        *,
+        resend: bool = True,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
         """Send now; `settle` gets the reply's bytes or an error, once, on the loop. Returns a token for `forget`.
 
         resend: also send again after silence (only what is harmless twice). Raises NotConnected, BadInput.
@@ -106,7 +125,7 @@ class Exchange:
         token = str(self._count)
         reply = self._base + token
         try:
-            self._publish(subject, body, reply)
+            self._publish(subject, body, reply, headers)
         except PayloadTooLarge as error:
             raise BadInput(f"{len(body):,} bytes are more than the bus takes: {error}") from error
         except BusError as error:
@@ -114,12 +133,20 @@ class Exchange:
         now = time.monotonic()
         silence = self._silence if resend else timeout
         due = now + min(silence, timeout)
-        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due)
+        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due, headers)
         if self._timer is None:
             self._timer = self._loop.call_later(SWEEP, self._sweep)
         return token
 
-    async def ask(self, subject: str, body: bytes, timeout: float, *, resend: bool = True) -> bytes:
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        timeout: float,
+        *,
+        resend: bool = True,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Send and wait. Raises Timeout, NotConnected, BadInput."""
         future: asyncio.Future[bytes] = self._loop.create_future()
 
@@ -131,7 +158,7 @@ class Exchange:
             else:
                 future.set_result(reply)
 
-        token = self.send(subject, body, timeout, settle, resend=resend)
+        token = self.send(subject, body, timeout, settle, resend=resend, headers=headers)
         try:
             return await future
         except asyncio.CancelledError:
@@ -191,7 +218,7 @@ class Exchange:
         one.sent += 1
         self.resent += 1
         try:
-            self._publish(one.subject, one.body, one.reply)
+            self._publish(one.subject, one.body, one.reply, one.headers)
         except PayloadTooLarge:
             one.due = one.expires  # the server behind a reconnect takes less: more tries change nothing
         except BusError:

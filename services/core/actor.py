@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from bus.messages.events import Event
+from services.core.trace import Span
 
 
 class Inlet(Struct, frozen=True, kw_only=True):
@@ -149,7 +150,7 @@ class Halt(Struct, frozen=True, gc=False):
     reason: str
 
 
-Effect = Publish | After | Cancel | Do | Record | Halt
+Effect = Publish | After | Cancel | Do | Record | Halt | Span
 
 
 class Actor(Protocol):

@@ -104,11 +104,11 @@ class Dispatcher:
             Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
-            Changed: self._changed,
-            Synced: self._catalog_synced,
+            Changed: self._catalog,
+            Synced: self._catalog,
             Requirements: self._question,
             ListRequest: self._question,
-            Started: self._started,
+            Started: lambda _: (After("beat", 0.0, Beat()), After("sweep", SWEEP, Sweep())),
             Stopping: self._stopping,
             Beat: self._beat,
             Sweep: self._sweep,
@@ -190,7 +190,8 @@ class Dispatcher:
         subject = self._queues.get(key)
         if subject is None:
             subject = self._queues[key] = self._subjects.execute(*key)
-        return Publish(subject, Execute(route, query.raw), f"{self._undelivered}{query.uid.hex()}-{query.attempt}")
+        undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
+        return Publish(subject, Execute(route, query.raw), undelivered, query.headers)
 
     def _order(self, app: str, load: LoadOrder, now: float) -> list[Effect]:
         order = self._orders.order(app, load, now)
@@ -275,7 +276,7 @@ class Dispatcher:
         if query is None:
             if route.dispatcher == self.name or route.uid in self.flights:
                 return NOTHING  # it has ended here already, or is under way again
-            query = self._intake.adopt(route, bytes(back.body))
+            query = self._intake.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
                 return NOTHING
         if back.reason == "deadline":
@@ -343,13 +344,11 @@ class Dispatcher:
         effects.extend(self._serve_waiting(envelope.now))
         return effects
 
-    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
-        self.apps.changed(envelope.message)
-        return NOTHING
-
-    def _catalog_synced(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        self.apps.all_in()
+    def _catalog(self, envelope: Envelope) -> Iterable[Effect]:
+        if isinstance(envelope.message, Synced):
+            self.apps.all_in()
+        else:
+            self.apps.changed(envelope.message)
         return NOTHING
 
     # -- questions
@@ -366,10 +365,6 @@ class Dispatcher:
 
     # -- time
 
-    def _started(self, envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        return (After("beat", 0.0, Beat()), After("sweep", SWEEP, Sweep()))
-
     def _beat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
         told = (*self._outlook.tell(now), *self._demand.report(now, self._outlook.responsible))
@@ -384,7 +379,7 @@ class Dispatcher:
         effects: list[Effect] = []
         for query in (*self.flights.waiting.values(), *self.flights.retries):
             route = query.route(self.name, "", self._policy.name)
-            effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw)))
+            effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw), "", query.headers))
         effects.append(self._alive(envelope.now, leaving=True))
         return effects
 

@@ -9,6 +9,7 @@ from services.core.actor import Effect, Envelope, Publish
 from services.core.history import History
 from services.core.outcome import answered, refused
 from services.dispatcher.query import Query
+from services.dispatcher.tracing import span_of
 
 
 class Endings:
@@ -24,8 +25,9 @@ class Endings:
         """It ends here, without an answer."""
         route = query.route(self._dispatcher, "", self._policy)
         return [
-            Publish(query.reply, Refusal(id=query.head.id, error=error)),
+            Publish(query.reply, Refusal(id=query.head.id, error=error), "", query.headers),
             self.history.record(refused(route, error.code, now)),
+            *span_of(query, now, error.code),
         ]
 
     def turned_away(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
@@ -58,5 +60,7 @@ class Endings:
                 code=codes[i] if codes is not None else "",
             )
             effects.append(self.history.record(event))
+            if query.trace is not None:
+                effects.extend(span_of(query, batch.finished, codes[i] if codes is not None else ""))
         self.history.covers(batch)
         return effects

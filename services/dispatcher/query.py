@@ -1,18 +1,21 @@
 """One query as a dispatcher holds it, from arrival to its one end."""
 
+from collections.abc import Mapping
+
 from msgspec import Raw
 
 from bus.messages.flow import Route
 from bus.messages.public import QueryHead
 from services.core.ask import Ask
 from services.core.cluster import Instance
+from services.core.trace import Trace
 
 
 class Query:
     """The body as it came, what it asks, and where it is now. times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "attempt", "body", "crashes", "head", "instance", "items", "reply", "sent", "uid",
+        "app", "arrived", "ask", "attempt", "body", "crashes", "head", "headers", "instance", "items", "reply", "sent", "trace", "uid",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +33,8 @@ class Query:
         self.crashes = 0  # executors that died with it aboard
         self.instance: Instance | None = None
         self.sent: Route | None = None  # with the last dispatch
+        self.trace: Trace | None = None  # of its sender
+        self.headers: Mapping[str, str] | None = None  # that go with it, where it is traced
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
         """What travels in front of the body, and into the outcome."""

@@ -1,6 +1,6 @@
 """From a message to a query that can be dispatched: names, limits, requirements, inputs and deadline are checked here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 import msgspec
@@ -11,8 +11,10 @@ from services.core.actor import Envelope
 from services.core.ask import INFINITE, Ask
 from services.core.cost import bucket_of
 from services.core.intake import BadRequest, check_name, check_requirements, count_items, length_of
+from services.core.trace import read
 from services.dispatcher.apps import WITHOUT_APP, Apps
 from services.dispatcher.query import Query
+from services.dispatcher.tracing import begin
 
 SCOPES = 1024  # apps times inbox prefixes whose hashers are kept
 _decode_head = msgspec.msgpack.Decoder(QueryHead).decode
@@ -87,7 +89,10 @@ class Intake:
             head.variant,
             length,
         )
-        return Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
+        query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
+        if envelope.headers is not None:
+            begin(query, envelope.headers)
+        return query
 
     def _uid(self, app: str, head: QueryHead, reply: str) -> bytes:
         """Ours, or made from the client's retry key, scoped by app and caller: nobody can meet another's."""
@@ -126,8 +131,11 @@ class Intake:
             return Error(code="bad_request", message=text)
         return Error(code="unknown_model", message=f"no model {head.model!r}: see infaas.list.models")
 
-    def adopt(self, route: Route, body: bytes) -> Query | None:
-        """Take over a query that another dispatcher, now gone, had taken; None when it cannot be understood here."""
+    def adopt(self, route: Route, body: bytes, headers: Mapping[str, str] | None = None) -> Query | None:
+        """Take over a query that another dispatcher, now gone, had taken; None when it cannot be understood here.
+
+        headers: that came with it; they go on with it as they are, since its span was the other's.
+        """
         try:
             head = _decode_head(body)
         except msgspec.DecodeError:
@@ -149,5 +157,6 @@ class Intake:
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.attempt = route.attempt
+        query.headers = None if (trace := read(headers)) is None else trace.headers(trace.parent)
         query.crashes = int(route.alone)
         return query

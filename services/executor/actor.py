@@ -36,6 +36,7 @@ from services.executor.reporting import REPORT, Report, Reporter
 from services.executor.residents import Residents
 from services.executor.runs import Runs
 from services.executor.taking import inputs_of, work_of
+from services.executor.tracing import answer_headers, spans_of
 from services.executor.work import BatchResult, FetchInputs, RunBatch, StoreOutputs, Work
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
@@ -130,16 +131,20 @@ class Executor:
             return self._again(route, known, envelope.now)
         loaded = self.instances.get(route.instance)
         if loaded is None or loaded.leaving:
-            return (self._hand_back(route, "gone", execute.body),)
+            return (self._hand_back(route, "gone", execute.body, envelope.headers),)
         try:
             taken = inputs_of(execute.body)
             if taken.inputs_ref is not None:
                 asked = self._pending[key] = Work(route, execute.body, None, route.items, None)
+                asked.headers, asked.taken = envelope.headers, envelope.now
                 self._fetching[route.uid] = (loaded, asked)
                 return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
             work = work_of(route, execute.body, taken.inputs)
+            if envelope.headers is not None:
+                work.headers, work.taken = envelope.headers, envelope.now
         except msgspec.DecodeError as error:
             unread = Work(route, execute.body, None, route.items, None)
+            unread.headers = envelope.headers
             return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
         return self._take(loaded, work)
 
@@ -238,14 +243,17 @@ class Executor:
             told.setdefault(route.dispatcher, []).append(route)
             for other in work.also:
                 told.setdefault(other.dispatcher, []).append(other)
+            if work.headers is not None:
+                where = {"worker": self.worker, "device": self.device, "variant": loaded.record.variant}
+                effects.extend(spans_of(work, where, result, items))
             if result.errors is not None:
                 answer: Answer | Refusal = model_error(route, result.errors[i])
             else:
                 answer = answer_of(loaded, self.worker, work, result, i, items, cost)
                 if large and output_bytes(answer) > self._max_inline:
-                    effects.append(Do(("store", (route, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
+                    effects.append(Do(("store", (work, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
                     continue
-            effects.append(self._reply(route, answer))
+            effects.append(self._reply(route, answer, work))
         span = (result.started, result.finished)
         for dispatcher, routes in told.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
@@ -263,26 +271,27 @@ class Executor:
             loaded.queue.push(work)
         return self._arm()
 
-    def _reply(self, route: Route, answer: Answer | Refusal) -> Publish:
+    def _reply(self, route: Route, answer: Answer | Refusal, work: Work | None = None) -> Publish:
         """To the client; what it may ask for again is kept."""
-        return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer)
+        headers = None if work is None or work.headers is None else answer_headers(work)
+        return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer, "", headers)
 
     # -- refusing and handing back
 
     def _refuse(self, loaded: Loaded, work: Work, code: Any, text: str, now: float) -> list[Effect]:
         route, span = work.route, (now, now)
         loaded.served(route, route.items, now - route.arrived, error=True)
-        effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)))]
+        effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)), work)]
         for each in work.routes:
             effects.extend(self.owners.tell(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now))
         return effects
 
-    def _hand_back(self, route: Route, reason: str, body: msgspec.Raw) -> Publish:
+    def _hand_back(self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None) -> Publish:
         owner = route.dispatcher if self.owners.alive(route.dispatcher) else ""
-        return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body))
+        return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body), "", headers)
 
     def _back(self, works: list[Work], reason: str) -> list[Effect]:
-        return [self._hand_back(route, reason, work.body) for work in works for route in work.routes]
+        return [self._hand_back(route, reason, work.body, work.headers) for work in works for route in work.routes]
 
     # -- large bodies
 
@@ -294,7 +303,7 @@ class Executor:
             work = work_of(asked.route, asked.body, data)
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
-        work.also = asked.also
+        work.also, work.headers, work.taken = asked.also, asked.headers, asked.taken
         return self._take(loaded, work)
 
     def _arrived(self, uid: bytes) -> tuple[Loaded, Work]:
@@ -302,10 +311,10 @@ class Executor:
         del self._pending[uid, asked.route.part]
         return loaded, asked
 
-    def _stored(self, key: tuple[Route, Answer], ref: Any) -> Iterable[Effect]:
-        route, answer = key
+    def _stored(self, key: tuple[Work, Answer], ref: Any) -> Iterable[Effect]:
+        work, answer = key
         answer = msgspec.structs.replace(answer, outputs={}, outputs_ref=ref)
-        return (self._reply(route, answer),)
+        return (self._reply(work.route, answer, work),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         """The edge could not do it."""
@@ -327,9 +336,9 @@ class Executor:
             loaded, asked = self._arrived(key)
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref cannot be read: {reason}", now)
         if kind == "store":
-            route, answer = key
+            work, answer = key
             error = Error(code="internal", message=f"the outputs could not be stored: {reason}")
-            return (Publish(route.reply_to, Refusal(id=answer.id, error=error)),)
+            return (Publish(work.route.reply_to, Refusal(id=answer.id, error=error)),)
         return NOTHING
 
     def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:

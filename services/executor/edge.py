@@ -37,6 +37,7 @@ from services.executor.work import (
     UnloadModel,
 )
 from services.shell.clock import now
+from services.shell.telemetry import about
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,10 @@ class ExecutorEdge:
         done, _ = await asyncio.wait([work], timeout=limit)
         if done:
             return work.result()
-        log.error("a run takes too long and is cancelled", extra={"instance": command.instance, "limit_s": limit})
+        log.error(
+            "a run takes too long and is cancelled",
+            extra={"instance": command.instance, "limit_s": limit, **about(command)},
+        )
         held.handle.cancel()
         done, _ = await asyncio.wait([work], timeout=OBEY)
         if not done:

@@ -1,5 +1,6 @@
 """What the executor's actor and its edge hand to each other."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -14,7 +15,7 @@ Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 class Work:
     """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
 
-    __slots__ = ("alone", "also", "body", "inputs", "items", "route", "shape")
+    __slots__ = ("alone", "also", "body", "headers", "inputs", "items", "route", "shape", "taken")
 
     def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
         self.route = route
@@ -25,6 +26,8 @@ class Work:
         self.alone = route.alone
         # The same query, sent again while this one waits: one answer, all senders are told.
         self.also: tuple[Route, ...] = ()
+        self.headers: Mapping[str, str] | None = None  # that came with it, where it is traced
+        self.taken = 0.0  # when, in that case
 
     @property
     def routes(self) -> tuple[Route, ...]:

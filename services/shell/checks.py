@@ -173,6 +173,7 @@ RULES: Mapping[str, Rule] = {
     "metrics.host": Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0"),
     "metrics.port": Number(most=65535, zero="none"),
     "metrics.series": Number(1, 1e6),
+    "telemetry.otlp_endpoint": Text(r"(https?://[^\s/]+(/\S*)?)?", "empty, or a URL as http://host:4318"),
 }
 # Maps whose keys become part of subjects, or must be known.
 _KEYS: Mapping[str, Rule] = {

@@ -40,9 +40,11 @@ from services.core.actor import (
     Undelivered,
 )
 from services.core.metric import Family, Insight
+from services.core.trace import Span
 from services.shell.clock import now as unix_now
 from services.shell.metrics.counts import Counts
 from services.shell.outbox import Outbox
+from services.shell.telemetry import about
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Runtime:
         self.name = name
         self.reachable = reachable
         self.tally: Callable[[str, Sequence[Any]], None] | None = None  # told of events as they leave, in batches
+        self.spans: Callable[[Span], None] | None = None  # told of what was done for a traced query
         self.counts = Counts()
         self._insight = insight
         self.faults: deque[float] = deque(maxlen=FAULTS)
@@ -108,6 +111,7 @@ class Runtime:
             Do: self._do,
             Record: self._record,
             Halt: self._halt,
+            Span: self._span,
         }
 
     # -- life
@@ -250,7 +254,7 @@ class Runtime:
             self.name,
             type(envelope.message).__name__,
             exc_info=error,
-            extra={"subject": envelope.subject},
+            extra={"subject": envelope.subject, **about(envelope.message)},
         )
         if envelope.reply:
             refusal = Refusal(error=Error(code="internal", message="the service failed on this message; it was logged"))
@@ -277,10 +281,10 @@ class Runtime:
         except PayloadTooLarge:
             log.error(
                 "a message is larger than the bus takes",
-                extra={"subject": effect.subject, "bytes": len(body) + len(tail)},
+                extra={"subject": effect.subject, "bytes": len(body) + len(tail), **about(message)},
             )
         except BusError as error:
-            log.warning("a message was not sent: %s", error, extra={"subject": effect.subject})
+            log.warning("a message was not sent: %s", error, extra={"subject": effect.subject, **about(message)})
 
     def _after(self, effect: After) -> None:
         key = effect.key
@@ -328,7 +332,8 @@ class Runtime:
         except Exception as error:
             # What the outside refuses or cannot do is told in a line; a traceback is for what should not have happened.
             trace = None if isinstance(error, BusError | OSError) else error
-            log.warning("%s: %s failed: %s", self.name, type(effect.command).__name__, error, exc_info=trace)
+            what, concerned = type(effect.command).__name__, about(effect.command)
+            log.warning("%s: %s failed: %s", self.name, what, error, exc_info=trace, extra=concerned)
             message = Failed(effect.id, str(error) or repr(error))
         spent = time.monotonic() - began
         self.counts.carried_out(type(effect.command).__name__, type(message).__name__.lower(), spent)
@@ -336,6 +341,10 @@ class Runtime:
 
     def _record(self, effect: Record) -> None:
         self._outbox.add(effect.event)
+
+    def _span(self, effect: Span) -> None:
+        if self.spans is not None:
+            self.spans(effect)
 
     def _halt(self, effect: Halt) -> None:
         if not self._live:

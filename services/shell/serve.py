@@ -13,6 +13,7 @@ from services.shell import telemetry
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import ActorFailed, Runtime
 from services.shell.settings import Settings
+from services.shell.tracing import span_exporter
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def serve(name: str, settings: Settings, wire: Wire) -> int:
     """Run the actors that `wire` builds until SIGTERM or SIGINT; returns the exit code."""
     import uvloop  # noqa: PLC0415  (only service processes need it)
 
-    telemetry.set_up(settings.log_level)
+    telemetry.set_up(settings.log_level, name)
     code: int = uvloop.run(_main(name, settings, wire))
     return code
 
@@ -42,6 +43,9 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
         loop.add_signal_handler(number, stop.set)
     runtimes = await wire(settings, bus)
     exporter.attach(bus, runtimes)
+    spans = span_exporter(settings.telemetry.otlp_endpoint, name)
+    for runtime in runtimes:
+        runtime.spans = spans
     for runtime in runtimes:
         await runtime.start()
     exporter.running(True)
@@ -63,6 +67,8 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
         await runtime.stop(GRACE)
     await bus.drain()
     await exporter.close()
+    if spans is not None:
+        await asyncio.to_thread(spans.close)
     log.info("%s stopped", name)
     return code
 

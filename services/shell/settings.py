@@ -225,6 +225,14 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     series: int = 1000
 
 
+class TelemetrySettings(Section, frozen=True, kw_only=True):
+    """otlp_endpoint: an OpenTelemetry collector's address (OTLP over HTTP, as http://host:4318) that gets the spans of traced
+    queries; empty = none are made. Needs the extra `otel`.
+    """
+
+    otlp_endpoint: str = ""
+
+
 class PriceSettings(Section, frozen=True, kw_only=True):
     """US$ per hour by device kind, over services/core/prices.toml."""
 
@@ -254,6 +262,7 @@ class Settings(Section, frozen=True, kw_only=True):
     prices: PriceSettings = field(default_factory=PriceSettings)
     jobs: JobsSettings = field(default_factory=JobsSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
 
 

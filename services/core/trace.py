@@ -1,0 +1,67 @@
+"""Traces of single queries: the W3C `traceparent` that comes with one, and the spans that our parts add. Pure.
+
+Nothing here is done for a query that carries none. Span ids are made from the query's uid, so that nobody needs random numbers
+and a part knows its parent's.
+"""
+
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from msgspec import Struct
+
+_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE = re.compile(r"[\x20-\x7e]{1,512}")
+SAMPLED = 1
+
+
+class Trace(Struct, frozen=True):
+    """Where a query's sender stands. trace, parent: hexadecimal; flags: bit 0 = to be recorded; state: the sender's own."""
+
+    trace: str
+    parent: str
+    flags: int
+    state: str = ""
+
+    @property
+    def recorded(self) -> bool:
+        return bool(self.flags & SAMPLED)
+
+    def headers(self, span: str) -> dict[str, str]:
+        """What goes with messages that this span sends."""
+        parent = {"traceparent": f"00-{self.trace}-{span}-{self.flags:02x}"}
+        return {**parent, "tracestate": self.state} if self.state else parent
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """An effect: what one part did for a query. start, end: Unix seconds. error: empty when all went well."""
+
+    trace: Trace
+    span: str
+    name: str
+    kind: str
+    start: float
+    end: float
+    attributes: dict[str, Any]
+    error: str = ""
+
+
+def read(headers: Mapping[str, str] | None) -> Trace | None:
+    """The trace in a message's headers; None where there is none, or what stands there is none."""
+    if not headers:
+        return None
+    given = headers.get("traceparent") or headers.get("Traceparent")
+    found = _PARENT.fullmatch(given) if given else None
+    if found is None or given is None or given.startswith("ff") or (given.startswith("00") and found[4]):
+        return None
+    trace, parent, flags = found[1], found[2], found[3]
+    if not trace.strip("0") or not parent.strip("0"):
+        return None
+    state = headers.get("tracestate") or headers.get("Tracestate") or ""
+    return Trace(trace, parent, int(flags, 16) & SAMPLED, state if _STATE.fullmatch(state) else "")
+
+
+def span_id(uid: bytes, part: str) -> str:
+    """Of the span that this part makes for the query with this uid; 16 hexadecimal digits."""
+    return blake2b(uid, digest_size=8, person=part.encode()[:16]).hexdigest()

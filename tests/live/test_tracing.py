@@ -1,0 +1,151 @@
+"""A query's traceparent travels from the client to the answer, and the parts' spans reach an OpenTelemetry collector."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.codec import encode
+from bus.natsbus import NatsBus
+from bus.subjects import Subjects
+from bus.tensors import from_array
+from infaas.client import Client
+from infaas.errors import BadInput, Refused
+from services.core.catalog import key_of
+from services.core.trace import read
+from services.shell.settings import MonitorSettings
+from services.shell.tracing import SpanExporter, span_exporter
+from tests import models
+from tests.collector import Collector, collector
+from tests.events import app_record, model_record, variant_record
+from tests.processes import environ
+from tests.responders import until
+from tests.servers import run
+from tests.worker import APP, measured, worker
+
+pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEADER = f"00-{TRACE}-{PARENT}-01"
+BRISK = MonitorSettings(heartbeat_s=0.1, sample_s=1.0)
+
+
+def hexed(span: object, field: str) -> str:
+    value: bytes = getattr(span, field)
+    return value.hex()
+
+
+async def arrived(found: Collector, count: int) -> None:
+    await until(lambda: len(found.spans) >= count, 30)
+
+
+def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    model = models.mlp()
+    x, _ = models.digits(4)
+
+    async def main(found: Collector) -> None:
+        async with worker(nats_url, prefix, tmp_path, BRISK) as here:
+            spans = SpanExporter(found.url, "test")
+            for runtimes in here.runtimes.values():
+                for runtime in runtimes:
+                    runtime.spans = spans
+            await here.catalogue(measured(model, x, [models.CLASSES]), model)
+            body = encode({"inputs": from_array(x[:1]), "id": "mine"})
+            first = await here.ask(x[:1])
+            assert "outputs" in first
+            answer = await here.bus.request(here.subjects.query(APP), body, 30.0, {"traceparent": HEADER})
+            client = await Client(here.bus, prefix=prefix).open()
+            await client.query(APP, x[:2], traceparent=f"00-{TRACE}-{PARENT}-00")  # not to be recorded
+            with pytest.raises(BadInput, match="traceparent"):
+                await client.query(APP, x[:2], traceparent="nonsense")
+            from opentelemetry import trace
+            from opentelemetry.sdk.trace import TracerProvider
+
+            with TracerProvider().get_tracer("test").start_as_current_span("mine") as mine:
+                await client.query(APP, x[:2])
+            await client.close()
+            await asyncio.to_thread(spans.close)
+            await arrived(found, 6)
+
+            told = read(answer.headers)
+            assert told is not None
+            assert told.trace == TRACE
+            by_name = {span.name: span for span in found.spans if hexed(span, "trace_id") == TRACE}
+            assert len(by_name) == 3
+            query, execute, compute = (by_name[f"infaas {part}"] for part in ("query", "execute", "compute"))
+            assert hexed(query, "parent_span_id") == PARENT
+            assert execute.parent_span_id == query.span_id
+            assert compute.parent_span_id == execute.span_id
+            assert hexed(execute, "span_id") == told.parent
+            start = query.start_time_unix_nano
+            assert start <= execute.start_time_unix_nano <= compute.start_time_unix_nano
+            assert compute.end_time_unix_nano <= query.end_time_unix_nano
+            about = {one.key: one.value.string_value or one.value.int_value for one in query.attributes}
+            assert about["infaas.query.id"] == "mine"
+            assert about["infaas.app"] == APP
+            context = mine.get_span_context()
+            theirs = [
+                span for span in found.spans if hexed(span, "trace_id") == trace.format_trace_id(context.trace_id)
+            ]
+            assert len(theirs) == 3
+            assert trace.format_span_id(context.span_id) in {hexed(span, "parent_span_id") for span in theirs}
+            assert len(found.spans) == 6
+            assert found.services == ["infaas-test"] * 6
+
+    with collector() as found:
+        run(main(found))
+
+
+def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str, tmp_path: Path) -> None:
+    """Of a refused query, too: nobody is there to compute it."""
+
+    async def main(found: Collector) -> None:
+        bus = await NatsBus.connect(nats_url, name="test")
+        subjects = Subjects(prefix)
+        bucket = await bus.key_value(subjects.catalog_bucket)
+        for record in (variant_record(), model_record(), app_record()):
+            await bucket.put(key_of(record), encode(record))
+        client = await Client(bus, prefix=prefix).open()
+        x = np.zeros((1, 64), np.float32)
+        while True:  # the client asks again until a dispatcher is there; what it says before it has read the catalogue does not count
+            refused = await client.query(app_record().app, x, latency_ms=200, traceparent=HEADER, raise_refused=False)
+            if found.spans or not isinstance(refused, Refused) or refused.code != "overloaded":
+                break
+            await asyncio.sleep(0.1)
+        assert isinstance(refused, Refused)
+        await arrived(found, 1)
+        (span, *_) = found.named("infaas query")
+        assert hexed(span, "trace_id") == TRACE
+        assert span.status.message == refused.code
+        assert found.services[0] == "infaas-dispatcher"
+        await client.close()
+        await bus.close()
+
+    with collector() as found:
+        settings = {
+            "INFAAS_BUS__URL": nats_url,
+            "INFAAS_PREFIX": prefix,
+            "INFAAS_TELEMETRY__OTLP_ENDPOINT": found.url,
+        }
+        command = [sys.executable, "-P", "-m", "infaas.cli.run", "dispatcher"]
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(command, env=environ(**settings), stderr=log) as process,
+        ):
+            try:
+                run(main(found))
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(20)
+        lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        assert {line["service"] for line in lines} == {"dispatcher"}
+        assert {line["message"] for line in lines} >= {"dispatcher runs", "dispatcher stopped"}
+
+
+def test_without_an_endpoint_nothing_is_made() -> None:
+    assert span_exporter("", "test") is None
