@@ -144,15 +144,14 @@ def draw(figure: compare.Figure, out: Path) -> None:
     document = figure.documents["fig5"][0]
     picture = Picture(figsize=(11.0, 8.0), dpi=82, layout="constrained")
     flow, lost, loaded, there = picture.subplots(4, 1, sharex=True)
-    series = document["policies"][0]["series"]
-    times = series["time"]
-    flow.plot(times, series["offered_qps"], color="black", lw=0.8, label="offered")
+    ours = compare.of(document, OURS)
+    times = ours["series"]["time"]
+    flow.plot(times, ours["series"]["offered_qps"], color="black", lw=0.8, label="offered")
     for one in document["policies"]:
         colour, of = COLOURS[one["policy"]], one["series"]
-        flow.plot(times, of["answered_qps"], color=colour, lw=0.9, label=one["policy"])
+        flow.plot(of["time"], of["answered_qps"], color=colour, lw=0.9, label=one["policy"])
         late = [100 * part for part in _shares(of["violations"], of["offered_qps"])]
-        lost.plot(times, late, color=colour, lw=1.0)
-    ours = compare.of(document, OURS)
+        lost.plot(of["time"], late, color=colour, lw=1.0)
     for kind, colour in SHADES.items():
         rows = [row for name, row in ours["series"]["instances"].items() if ours["hardware"][name] == kind]
         counts = [sum(at) for at in zip(*rows, strict=True)] if rows else [0] * len(times)
