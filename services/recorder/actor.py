@@ -27,6 +27,8 @@ from services.core.actor import (
 from services.recorder.policy import pause_after_failure, pause_after_fetch
 
 TIDY_EVERY = 3600.0  # s
+MAINTAIN_EVERY = 30.0  # s
+CATCH_UP = 0.2  # s between pieces of maintenance while there is more: events are written in between
 
 
 class Ingest(Struct, frozen=True):
@@ -46,6 +48,10 @@ class Tidy(Struct, frozen=True):
     """Forget bookkeeping that has become useless."""
 
 
+class Maintain(Struct, frozen=True):
+    """Bring the rollups up to date and let old rows go, a bounded piece of it; the result: whether there is more."""
+
+
 class Again(Struct, frozen=True):
     """A timer's message: this one is due."""
 
@@ -55,6 +61,7 @@ class Again(Struct, frozen=True):
 STREAMS = ("outcomes", "events")
 MIRROR = "mirror"
 TIDY = "tidy"
+MAINTAIN = "maintain"
 
 
 class Recorder:
@@ -95,7 +102,8 @@ class Recorder:
             case Again(what=what):
                 return self._again(what)
             case Started():
-                return [*(self._ingest(stream) for stream in STREAMS), After(TIDY, 60.0, Again(TIDY))]
+                timers = [After(TIDY, 60.0, Again(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Again(MAINTAIN))]
+                return [*(self._ingest(stream) for stream in STREAMS), *timers]
             case Stopping():
                 self._stopping = True
         return ()
@@ -126,6 +134,8 @@ class Recorder:
             return self._mirror()
         if what == TIDY:
             return (After(TIDY, TIDY_EVERY, Again(TIDY)),)
+        if what == MAINTAIN:
+            return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Again(MAINTAIN)),)
         if self._stopping:
             return ()
         pause = pause_after_fetch(result if isinstance(result, int) else 0)
@@ -146,4 +156,6 @@ class Recorder:
         if what == MIRROR:
             self._mirror_due = False
             return self._mirror()
-        return (Do(TIDY, Tidy()) if what == TIDY else self._ingest(what),)
+        if what == TIDY:
+            return (Do(TIDY, Tidy()),)
+        return (Do(MAINTAIN, Maintain()) if what == MAINTAIN else self._ingest(what),)

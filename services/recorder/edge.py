@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
-from services.recorder.actor import Ingest, Mirror, Tidy
+from services.recorder.actor import Ingest, Maintain, Mirror, Tidy
+from services.recorder.keeper import Keeper
 from services.recorder.ledger import Ledger, Message
 from services.recorder.mirror import CatalogMirror
 from services.recorder.policy import MOST
@@ -16,13 +17,15 @@ from services.shell.store import Store, StoreError, one_line
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 NAME = "recorder"
 WAIT = 1.0  # s that a fetch waits for the first message; also what a stop may have to wait for
 CHECK = 5.0  # s without a message after which the stream is made sure of again
 
 
 class RecorderEdge:
-    """Carries out `Ingest`, `Mirror` and `Tidy`.
+    """Carries out `Ingest`, `Mirror`, `Tidy` and `Maintain`.
 
     streams: by the names that `Ingest` uses. What was fetched and could not be written is held and written first next time;
     it is not acknowledged before, so the stream keeps it too. One thing at a time is done in the database.
@@ -31,6 +34,7 @@ class RecorderEdge:
     def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], prices: Mapping[str, float]) -> None:
         self._bus = bus
         self._ledger = Ledger(store)
+        self._keeper = Keeper(store)
         self._mirror = CatalogMirror(store, prices)
         self._streams = streams
         self._consumers: dict[str, Consumer] = {}
@@ -41,6 +45,7 @@ class RecorderEdge:
             Ingest: self._ingest,
             Mirror: self._write_mirror,
             Tidy: self._tidy,
+            Maintain: self._maintain,
         }
 
     async def perform(self, command: Any) -> Any:
@@ -83,10 +88,13 @@ class RecorderEdge:
     async def _tidy(self, _: Tidy) -> None:
         await self._in_database(self._ledger.tidy)
 
-    async def _in_database(self, work: Callable[..., None], *arguments: Any) -> None:
+    async def _maintain(self, _: Maintain) -> bool:
+        return await self._in_database(self._keeper.maintain)
+
+    async def _in_database(self, work: Callable[..., R], *arguments: Any) -> R:
         """One thing at a time, off the loop; raises StoreError, in one line, when the database cannot do it now."""
         async with self._writing:
             try:
-                await asyncio.to_thread(work, *arguments)
+                return await asyncio.to_thread(work, *arguments)
             except psycopg.Error as error:
                 raise StoreError(f"the database is away or not ready: {one_line(error)}") from None

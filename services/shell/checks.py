@@ -74,6 +74,8 @@ _AMOUNT = Number(most=1e9)
 _MEMORY = Number(most=1e8, zero="what the machine has")
 _CORES = Number(most=4096, zero="what the machine has")
 _SIMULATED = Number(most=MOST)
+_KEPT = Number(1 / 24, 36500, zero="for ever")
+_AGGREGATED = Number(2, 36500, zero="for ever")  # what comes a day late is still counted
 
 RULES: Mapping[str, Rule] = {
     "prefix": _TOKEN,
@@ -86,6 +88,15 @@ RULES: Mapping[str, Rule] = {
     "bus.event_bytes": Number(1024, 1e18),
     "store.dsn": None,
     "store.reader_dsn": None,
+    "store.timescale": None,
+    "store.keep_days.query_outcomes": _AGGREGATED,
+    "store.keep_days.cost_events": _AGGREGATED,
+    "store.keep_days.state_events": _KEPT,
+    "store.keep_days.scaling_events": _KEPT,
+    "store.keep_days.worker_events": _KEPT,
+    "store.keep_days.worker_samples": _KEPT,
+    "store.keep_days.instance_samples": _KEPT,
+    "store.keep_days.slo_by_app_minutely": _KEPT,
     "dashboard.address": _SOMETHING,
     "dashboard.port": Number(1, 65535),
     "dashboard.public_url": Text(r"(https?://[^\s/]+(/\S*)?)?", "empty, or a URL: https://host or https://host/path"),

@@ -28,11 +28,30 @@ class BusSettings(Section, frozen=True, kw_only=True):
     event_bytes: int = 1 * 2**30
 
 
+class KeepDays(Section, frozen=True, kw_only=True):
+    """For how many days rows of a relation are kept; 0: for ever. Hourly cost always is, whatever becomes of the raw rows."""
+
+    query_outcomes: float = 30.0
+    cost_events: float = 30.0
+    state_events: float = 90.0
+    scaling_events: float = 90.0
+    worker_events: float = 90.0
+    worker_samples: float = 7.0
+    instance_samples: float = 7.0
+    slo_by_app_minutely: float = 400.0
+
+
 class StoreSettings(Section, frozen=True, kw_only=True):
-    """dsn: the role that writes. reader_dsn: the read-only role, as shown to users."""
+    """dsn: the role that writes. reader_dsn: the read-only role, as shown to users.
+
+    timescale: what is used of TimescaleDB where the server has it: "auto", all that its licence there allows; "apache",
+    only what is under the Apache licence; "off". keep_days: by relation. Both are acted on when a database is prepared.
+    """
 
     dsn: str = ""
     reader_dsn: str = ""
+    timescale: Literal["auto", "apache", "off"] = "auto"
+    keep_days: KeepDays = field(default_factory=KeepDays)
 
 
 class DispatcherSettings(Section, frozen=True, kw_only=True):

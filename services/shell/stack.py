@@ -217,6 +217,7 @@ class Stack:
                 "INFAAS_STORE__SUPERUSER_DSN": administrator,
                 "INFAAS_STORE__WRITER_PASSWORD": writer,
                 "INFAAS_STORE__READER_PASSWORD": reader,
+                "INFAAS_CONFIG": "" if self._plan.config is None else str(self._plan.config.absolute()),
             }
         )
         command = [sys.executable, "-P", "-m", "services.shell.store", "prepare"]

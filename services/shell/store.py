@@ -2,25 +2,30 @@
 
 PostgreSQL 16 or newer, ours or anybody's by DSN. `python -m services.shell.store prepare` reads the administrator's DSN and
 the two roles' passwords from the environment: INFAAS_STORE__SUPERUSER_DSN, INFAAS_STORE__WRITER_PASSWORD and
-INFAAS_STORE__READER_PASSWORD, each also as ..._FILE (a file that holds it).
+INFAAS_STORE__READER_PASSWORD, each also as ..._FILE (a file that holds it), and the settings of section [store] from variables
+and from the file that INFAAS_CONFIG names.
 """
 
 import hashlib
 import os
 import struct
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import psycopg
+from msgspec.structs import asdict
 from psycopg import sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format
+
+from services.shell.history import KEEP_DAYS, Level, LevelError, detect, shape
+from services.shell.settings import SettingsError, load
 
 WRITER = "infaas_writer"
 READER = "infaas_reader"
@@ -45,13 +50,24 @@ class StoreError(Exception):
 # ---- made ready
 
 
-def prepare(superuser_dsn: str, *, writer_password: str, reader_password: str, schema: Path = SCHEMA) -> list[str]:
+def prepare(
+    superuser_dsn: str,
+    *,
+    writer_password: str,
+    reader_password: str,
+    schema: Path = SCHEMA,
+    most: Level = "tsl",
+    keep_days: Mapping[str, float] = KEEP_DAYS,
+) -> list[str]:
     """Make roles, schema and grants, or bring them up to date; returns the names of the migrations that were new.
 
-    superuser_dsn: a superuser, or the database's owner with CREATEROLE; a database that is not there is made. Idempotent;
-    several may run at once. Raises StoreError.
+    superuser_dsn: a superuser, or the database's owner with CREATEROLE; a database that is not there is made. most: what may
+    be used of TimescaleDB where the server has it. keep_days: of each relation's rows, 0 for ever. Idempotent; several may run
+    at once. Raises StoreError.
     """
     try:
+        _administer(superuser_dsn).close()  # makes the database
+        found = detect(superuser_dsn, most)
         with closing(_administer(superuser_dsn)) as connection:
             if connection.info.server_version < OLDEST:
                 version = connection.info.server_version // 10000
@@ -61,8 +77,11 @@ def prepare(superuser_dsn: str, *, writer_password: str, reader_password: str, s
             for role, password in ((WRITER, writer_password), (READER, reader_password)):
                 _role(connection, role, password)
             new = migrate(connection, schema)
+            shape(connection, schema, found, keep_days)
             _grant(connection, schema)
             return new
+    except LevelError as error:
+        raise StoreError(str(error)) from error
     except psycopg.Error as error:
         raise StoreError(f"cannot prepare the database: {one_line(error)}") from error
 
@@ -124,7 +143,7 @@ def _create_database(dsn: str, name: str) -> bool:
         with closing(
             psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True, connect_timeout=10)
         ) as server:
-            if server.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone():
+            if server.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone():
                 return False
             server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
             return True
@@ -141,7 +160,7 @@ def _role(connection: psycopg.Connection[Any], role: str, password: str) -> None
             f"the password of {role} is empty: set INFAAS_STORE__{role.removeprefix('infaas_').upper()}_PASSWORD"
         )
     name = sql.Identifier(role)
-    if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone():
+    if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone():
         try:
             connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
         except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
@@ -153,11 +172,12 @@ def _role(connection: psycopg.Connection[Any], role: str, password: str) -> None
             ("default_transaction_read_only", "on"),
             ("statement_timeout", "30s"),
             ("idle_in_transaction_session_timeout", "60s"),
-            ("search_path", "infaas"),
         ):
             connection.execute(
                 sql.SQL("ALTER ROLE {} SET {} = {}").format(name, sql.Identifier(setting), sql.Literal(value))
             )
+        # public: where TimescaleDB's functions usually are
+        connection.execute(sql.SQL("ALTER ROLE {} SET search_path = infaas, public").format(name))
 
 
 def _grant(connection: psycopg.Connection[Any], directory: Path) -> None:
@@ -250,6 +270,10 @@ def uuid_array(uids: Collection[bytes]) -> Buffer:
 
 # ---- python -m services.shell.store prepare
 
+_OWN = ("INFAAS_STORE__SUPERUSER_DSN", "INFAAS_STORE__WRITER_PASSWORD", "INFAAS_STORE__READER_PASSWORD")
+_CONFIG = "INFAAS_CONFIG"
+_MOST: Mapping[str, Level] = {"auto": "tsl", "apache": "apache", "off": "none"}
+
 
 def one_line(error: Exception) -> str:
     """The error in one line."""
@@ -272,12 +296,17 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m services.shell.store prepare", file=sys.stderr)
         return 2
     try:
+        file = os.environ.get(_CONFIG)
+        others = {name: value for name, value in os.environ.items() if not name.startswith((*_OWN, _CONFIG))}
+        store = load(Path(file) if file else None, others).store
         new = prepare(
-            _environ("INFAAS_STORE__SUPERUSER_DSN"),
-            writer_password=_environ("INFAAS_STORE__WRITER_PASSWORD"),
-            reader_password=_environ("INFAAS_STORE__READER_PASSWORD"),
+            _environ(_OWN[0]),
+            writer_password=_environ(_OWN[1]),
+            reader_password=_environ(_OWN[2]),
+            most=_MOST[store.timescale],
+            keep_days=asdict(store.keep_days),
         )
-    except StoreError as error:
+    except (StoreError, SettingsError) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"the database is ready, {len(new)} migrations were new" if new else "the database is ready")

@@ -8,7 +8,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bus.subjects import Subjects
 from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, TimedOut
-from services.recorder.actor import MIRROR, STREAMS, TIDY, Again, Ingest, Mirror, Recorder, Tidy
+from services.recorder.actor import (
+    CATCH_UP,
+    MAINTAIN,
+    MAINTAIN_EVERY,
+    MIRROR,
+    STREAMS,
+    TIDY,
+    Again,
+    Ingest,
+    Maintain,
+    Mirror,
+    Recorder,
+    Tidy,
+)
 from services.recorder.policy import GATHER, MOST
 
 BUCKET = Subjects().catalog_bucket
@@ -75,6 +88,15 @@ def test_tidying_comes_back() -> None:
     assert (after.key, after.message) == (TIDY, Again(TIDY))
 
 
+def test_maintenance_comes_back_soon_while_there_is_more() -> None:
+    actor = _started()
+    assert _tell(actor, Again(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
+    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Again(MAINTAIN))]
+    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Again(MAINTAIN))]
+    (after,) = _tell(actor, Failed(MAINTAIN, "the database is away"))
+    assert (after.key, after.message) == (MAINTAIN, Again(MAINTAIN))
+
+
 def test_nothing_new_begins_while_stopping() -> None:
     actor = _started()
     _tell(actor, Synced(BUCKET))
@@ -82,6 +104,7 @@ def test_nothing_new_begins_while_stopping() -> None:
     for message in (
         Done("outcomes", MOST),
         Again("events"),
+        Again(MAINTAIN),
         Again(MIRROR),
         Changed(BUCKET, "app.a", b"1"),
         Done(MIRROR, None),

@@ -1,0 +1,96 @@
+-- With all of TimescaleDB: continuous aggregates by the minute, and of those by the hour, answer where rollups.sql has stores,
+-- watermarks and triggers. Carried out by `prepare` in one transaction, after hypertables.sql, in its search_path the extension's
+-- schema. What the stores hold of times whose raw rows are gone stays there, and is added.
+DO $$
+DECLARE taken timestamptz;
+BEGIN
+  IF to_regclass('infaas_internal.query_hour') IS NOT NULL THEN
+    RETURN;  -- done by an earlier `prepare`
+  END IF;
+  LOCK TABLE infaas.query_outcomes, infaas.cost_events IN ACCESS EXCLUSIVE MODE;
+  DROP TRIGGER IF EXISTS late ON infaas.query_outcomes;
+  DROP TRIGGER IF EXISTS late ON infaas.cost_events;
+  DELETE FROM infaas.query_outcomes WHERE time < (SELECT floor FROM infaas_internal.watermarks WHERE source = 'query_outcomes');
+  DELETE FROM infaas.cost_events WHERE time < (SELECT floor FROM infaas_internal.watermarks WHERE source = 'cost_events');
+
+  -- Raw rows are whole from here on (rollups.sql deletes whole hours): the aggregates answer for them.
+  SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.query_outcomes;
+  DELETE FROM infaas_internal.query_hours WHERE hour >= taken;
+  DELETE FROM infaas_internal.slo_minutes WHERE minute >= taken;
+  SELECT date_bin('1 hour', min(time), '2000-01-03 00:00:00+00') INTO taken FROM infaas.cost_events;
+  DELETE FROM infaas_internal.cost_hours WHERE hour >= taken;
+
+  CREATE MATERIALIZED VIEW infaas_internal.cost_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
+  SELECT time_bucket('1 minute', time) AS minute, app, model, variant, hardware, simulated,
+         sum(cost) AS cost, sum(seconds) AS seconds, sum(busy_seconds) AS busy_seconds
+  FROM infaas.cost_events GROUP BY 1, 2, 3, 4, 5, 6 WITH NO DATA;
+  CREATE MATERIALIZED VIEW infaas_internal.cost_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
+  SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware, simulated,
+         sum(cost) AS cost, sum(seconds) AS seconds, sum(busy_seconds) AS busy_seconds
+  FROM infaas_internal.cost_minute GROUP BY 1, 2, 3, 4, 5, 6 WITH NO DATA;
+
+  CREATE MATERIALIZED VIEW infaas_internal.query_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
+  SELECT time_bucket('1 minute', time) AS minute, app, model, variant, hardware,
+         count(*) AS queries, sum(items)::bigint AS items, sum(cost) AS charged
+  FROM infaas.query_outcomes GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
+  CREATE MATERIALIZED VIEW infaas_internal.query_hour WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
+  SELECT time_bucket('1 hour', minute) AS hour, app, model, variant, hardware,
+         sum(queries)::bigint AS queries, sum(items)::bigint AS items, sum(charged) AS charged
+  FROM infaas_internal.query_minute GROUP BY 1, 2, 3, 4, 5 WITH NO DATA;
+
+  CREATE MATERIALIZED VIEW infaas_internal.slo_minute WITH (timescaledb.continuous, timescaledb.materialized_only = false) AS
+  SELECT time_bucket('1 minute', time) AS minute, app, count(*) AS queries,
+         count(*) FILTER (WHERE outcome IN ('ok', 'default')) AS good, count(*) FILTER (WHERE outcome = 'late') AS late,
+         count(*) FILTER (WHERE outcome = 'refused') AS refused, count(*) FILTER (WHERE outcome = 'error') AS errors,
+         percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p50_ms,
+         percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')) AS p99_ms
+  FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' GROUP BY 1, 2 WITH NO DATA;
+END $$;
+
+CREATE OR REPLACE VIEW infaas_internal.cost_hourly AS
+SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_seconds FROM infaas_internal.cost_hours
+UNION ALL
+SELECT hour, app, model, variant, hardware, simulated, cost, seconds, busy_seconds FROM infaas_internal.cost_hour;
+CREATE OR REPLACE VIEW infaas_internal.query_hourly AS
+SELECT hour, app, model, variant, hardware, queries, items, charged FROM infaas_internal.query_hours
+UNION ALL
+SELECT hour, app, model, variant, hardware, queries, items, charged FROM infaas_internal.query_hour;
+CREATE OR REPLACE VIEW infaas_internal.slo_minutely AS
+SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minutes
+UNION ALL
+SELECT minute, app, queries, good, late, refused, errors, p50_ms, p99_ms FROM infaas_internal.slo_minute;
+
+-- TimescaleDB's own scheduler does the work; the recorder's calls find nothing to do.
+CREATE OR REPLACE FUNCTION infaas_internal.refresh_cost_events() RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+CREATE OR REPLACE FUNCTION infaas_internal.refresh_query_outcomes() RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+CREATE OR REPLACE FUNCTION infaas_internal.expire(of text) RETURNS boolean LANGUAGE sql AS $$ SELECT false $$;
+
+-- A plain retention policy does not ask whether rows have been aggregated, and none may go before.
+CREATE OR REPLACE PROCEDURE infaas_internal.expire_aggregated(job_id integer, config jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+  entry record;
+  aggregated timestamptz;
+BEGIN
+  FOR entry IN
+    SELECT w.relation::regclass AS relation, r.keep, w.aggregates
+    FROM (VALUES
+      ('infaas.query_outcomes', 'query_outcomes', ARRAY['query_minute', 'query_hour', 'slo_minute']),
+      ('infaas.cost_events', 'cost_events', ARRAY['cost_minute', 'cost_hour']),
+      ('infaas_internal.query_minute', 'query_outcomes', ARRAY['query_hour']),
+      ('infaas_internal.cost_minute', 'cost_events', ARRAY['cost_hour'])
+    ) AS w (relation, kept, aggregates)
+    JOIN infaas_internal.retention r ON r.relation = w.kept
+    WHERE r.keep IS NOT NULL
+  LOOP
+    SELECT min(_timescaledb_functions.to_timestamp(_timescaledb_functions.cagg_watermark(h.id))) INTO aggregated
+    FROM timescaledb_information.continuous_aggregates c
+    JOIN _timescaledb_catalog.hypertable h
+      ON h.schema_name = c.materialization_hypertable_schema AND h.table_name = c.materialization_hypertable_name
+    WHERE c.view_schema = 'infaas_internal' AND c.view_name = ANY (entry.aggregates);
+    IF aggregated > '-infinity' THEN
+      PERFORM drop_chunks(entry.relation, older_than => least(now() - entry.keep, aggregated));
+    END IF;
+  END LOOP;
+  DELETE FROM infaas_internal.slo_minutes
+  WHERE minute < now() - (SELECT keep FROM infaas_internal.retention WHERE relation = 'slo_by_app_minutely');
+END $$;

@@ -1,0 +1,223 @@
+"""Rollups without continuous aggregates: the views show what raw rows add up to, whatever comes late, and keep it when those go."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from bus.messages.events import CostEvent, WorkerSample
+from services.recorder.keeper import Keeper
+from services.recorder.ledger import Ledger
+from services.shell.history import KEEP_DAYS, Found, LevelError, level_of, shape
+from services.shell.store import SCHEMA, Store, prepare
+from tests.database import READER_PASSWORD, WRITER_PASSWORD
+from tests.events import event, message, outcome
+from tests.rollups import shown, some, truth
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+class Recorder:
+    """Writes and maintains as the recorder does, looks as the owner may."""
+
+    def __init__(self, writer: str, owner: str) -> None:
+        self.store = Store(writer, "test")
+        self.ledger = Ledger(self.store)
+        self.keeper = Keeper(self.store)
+        self.owner = psycopg.connect(owner, autocommit=True)
+
+    def maintain(self) -> None:
+        while self.keeper.maintain():
+            pass
+
+    def one(self, query: str) -> Any:
+        row = self.owner.execute(query.encode()).fetchone()
+        return None if row is None else row[0]
+
+    def stored(self) -> tuple[int, int, int]:
+        """Rows in the stores of cost, queries and objectives."""
+        return tuple(  # type: ignore[return-value]
+            self.one(f"SELECT count(*) FROM infaas_internal.{store}") for store in ("cost_hours", "query_hours", "slo_minutes")
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.store.close()
+        self.owner.close()
+
+
+@pytest.fixture
+def db(database_dsn: str, superuser_dsn: str) -> Iterator[Recorder]:
+    with closing(Recorder(database_dsn, superuser_dsn)) as recorder:
+        yield recorder
+
+
+def test_views_show_what_raw_rows_add_up_to_at_every_step(db: Recorder) -> None:
+    rng = random.Random(5)
+    now = time.time()
+    for step in range(4):
+        # each step brings newer rows, and rows of hours that are in the stores already
+        db.ledger.write(some(rng, 60, now - (5 - step) * HOUR, now - (4 - step) * HOUR))
+        db.ledger.write(some(rng, 20, now - 5 * HOUR, now - (4 - step) * HOUR))
+        assert _without_percentiles(shown(db.owner)) == _without_percentiles(truth(db.owner))
+        db.maintain()
+        assert shown(db.owner) == truth(db.owner)
+    assert all(count > 10 for count in db.stored())
+    assert db.one("SELECT count(*) FROM infaas_internal.slo_minutes WHERE stale") == 0
+
+
+def _without_percentiles(views: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Those of minutes that rows came late to are right after the next maintenance."""
+    return views | {"slo_by_app_minutely": [row[:7] for row in views["slo_by_app_minutely"]]}
+
+
+def test_what_was_held_back_while_nothing_came_is_not_late(db: Recorder) -> None:
+    """NATS away for ten minutes: the watermark waits, so minutes that come afterwards are whole at once."""
+    now = time.time()
+    db.ledger.write([message(*[outcome(time=now - 700 + i) for i in range(60)])])
+    db.maintain()
+    db.ledger.write([message(*[outcome(time=now - 600 + i) for i in range(500)])])
+    assert db.one("SELECT count(*) FROM infaas_internal.slo_minutes WHERE stale") == 0
+    assert shown(db.owner) == truth(db.owner)
+
+
+def test_a_row_from_the_future_moves_nothing_beyond_the_present(db: Recorder) -> None:
+    now = time.time()
+    db.ledger.write([message(outcome(time=now + 1e6), outcome(time=now - 1))])
+    db.maintain()
+    assert db.one("SELECT upto < now() FROM infaas_internal.watermarks WHERE source = 'query_outcomes'")
+    db.ledger.write([message(outcome(time=now))])
+    assert shown(db.owner) == truth(db.owner)
+
+
+def test_writers_and_the_watermark_do_not_miss_each_other(db: Recorder, database_dsn: str) -> None:
+    """Three writers with late rows against one that keeps moving the watermark."""
+    now = time.time()
+    wrong: list[BaseException] = []
+    writing = threading.Barrier(4)
+
+    def write(seed: int) -> None:
+        rng = random.Random(seed)
+        store = Store(database_dsn, "writer")
+        ledger = Ledger(store)
+        try:
+            writing.wait(30)
+            for step in range(25):
+                ledger.write(some(rng, 8, now - 2 * HOUR, now - 2 * HOUR + (step + 1) * 240))
+        except BaseException as error:
+            wrong.append(error)
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    writing.wait(30)
+    moves = 0
+    while any(thread.is_alive() for thread in threads):
+        db.keeper.maintain()
+        moves += 1
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert moves > 1
+    db.maintain()
+    assert shown(db.owner) == truth(db.owner)
+
+
+# ---- raw rows go
+
+
+def test_hourly_cost_stays_when_raw_rows_go_and_they_do_not_go_before(db: Recorder) -> None:
+    rng = random.Random(6)
+    now = time.time()
+    old = now - 40 * DAY
+    db.ledger.write(some(rng, 50, old, old + 3 * HOUR))
+    db.ledger.write(some(rng, 50, now - HOUR, now))
+    expected = truth(db.owner)
+    db.keeper.expire("query_outcomes")
+    db.keeper.expire("cost_events")
+    assert truth(db.owner) == expected, "rows went before they were aggregated"
+    db.maintain()
+    assert db.one("SELECT count(*) FROM infaas.query_outcomes WHERE time < now() - interval '31 days'") == 0
+    assert db.one("SELECT count(*) FROM infaas.cost_events WHERE time < now() - interval '31 days'") == 0
+    assert db.one("SELECT count(*) FROM infaas.cost_events") == 50
+    assert shown(db.owner) == expected
+
+
+def test_what_comes_after_its_hour_has_gone_is_added(db: Recorder) -> None:
+    now = time.time()
+    old = (now - 40 * DAY) // HOUR * HOUR
+    db.ledger.write(
+        [message(event(CostEvent, time=old + 10, cost=1.0)), message(outcome(time=old + 10, latency_ms=3.0))]
+    )
+    db.ledger.write([message(event(CostEvent, time=now)), message(outcome(time=now))])
+    db.maintain()
+    db.ledger.write(
+        [message(event(CostEvent, time=old + 20, cost=0.5)), message(outcome(time=old + 20, latency_ms=9.0))]
+    )
+    db.maintain()
+    hour = datetime.fromtimestamp(old, UTC)
+    found = db.owner.execute("SELECT cost, queries FROM infaas.cost_by_app_hourly WHERE hour = %s", (hour,)).fetchall()
+    assert found == [(1.5, 2)]
+    found = db.owner.execute(
+        "SELECT queries, p50_ms FROM infaas.slo_by_app_minutely WHERE minute = %s", (hour,)
+    ).fetchall()
+    assert found == [(2, 3.0)]  # percentiles of what is gone stay as they were
+    assert db.one("SELECT count(*) FROM infaas.cost_events WHERE time < now() - interval '31 days'") == 0
+
+
+def test_each_relation_is_kept_for_as_long_as_the_settings_say(db: Recorder, superuser_dsn: str) -> None:
+    passwords = {"writer_password": WRITER_PASSWORD, "reader_password": READER_PASSWORD}
+    now = time.time()
+    db.ledger.write([message(*[event(WorkerSample, time=now - days * DAY) for days in (1, 3, 8)])])
+    prepare(superuser_dsn, **passwords, keep_days={**KEEP_DAYS, "worker_samples": 0.0})
+    db.maintain()
+    assert db.one("SELECT count(*) FROM infaas.worker_samples") == 3
+    prepare(superuser_dsn, **passwords, keep_days={**KEEP_DAYS, "worker_samples": 2.0})
+    db.maintain()
+    assert db.one("SELECT count(*) FROM infaas.worker_samples") == 1
+    assert db.one("SELECT keep FROM infaas_internal.retention WHERE relation = 'query_outcomes'") == timedelta(days=30)
+
+
+# ---- speed, and what is the same everywhere
+
+
+def test_old_hours_are_read_from_the_store(db: Recorder) -> None:
+    now = time.time()
+    db.ledger.write(some(random.Random(7), 40, now - 3 * HOUR, now))
+    db.maintain()
+    db.owner.execute("SET enable_seqscan = off")
+    plan = "\n".join(
+        row[0]
+        for row in db.owner.execute("EXPLAIN (ANALYZE, COSTS OFF) SELECT * FROM infaas.cost_by_app_hourly").fetchall()
+    )
+    assert "query_outcomes_time" in plan, plan
+    assert "Index Cond: (\"time\" >= infaas_internal.upto('query_outcomes'::text))" in plan
+
+
+def test_time_bucket_is_there(reader_dsn: str) -> None:
+    with closing(psycopg.connect(reader_dsn)) as connection:
+        row = connection.execute(
+            "SELECT time_bucket('15 minutes', t), time_bucket('7 days', t), time_bucket('1 month', t),"
+            " time_bucket('1 day', t, 'Europe/Berlin') FROM (VALUES (timestamptz '2026-03-15 23:20Z')) AS v (t)"
+        ).fetchone()
+    assert row == (
+        datetime(2026, 3, 15, 23, 15, tzinfo=UTC),
+        datetime(2026, 3, 9, tzinfo=UTC),
+        datetime(2026, 3, 1, tzinfo=UTC),
+        datetime(2026, 3, 15, 23, tzinfo=UTC),
+    )
+
+
+def test_no_way_down(db: Recorder) -> None:
+    assert level_of(db.owner) == "none"
+    db.owner.execute("CREATE TABLE infaas_internal.query_hour ()")  # what the highest level is known by
+    with pytest.raises(LevelError, match="only none was found"):
+        shape(db.owner, SCHEMA, Found("none", ""))

@@ -1,0 +1,83 @@
+"""What the views over rollups must show: the same, computed from raw rows. And events to compute it from."""
+
+import random
+from typing import Any
+
+import psycopg
+
+from bus.messages.events import CostEvent, Event
+from services.recorder.ledger import Message
+from tests.events import event, message, outcome
+
+TRUTH = {
+    "cost_by_variant_hourly": """
+        SELECT hour, app, model, variant, hardware, sum(cost), sum(queries)::bigint,
+               1000 * sum(cost) / nullif(sum(queries), 0)::float8, sum(items)::bigint, sum(simulated), sum(seconds), sum(busy)
+        FROM (
+          SELECT date_trunc('hour', time, 'UTC') AS hour, app, model, variant, hardware, cost, 0 AS queries, 0 AS items,
+                 CASE WHEN simulated THEN cost ELSE 0 END AS simulated, seconds, busy_seconds AS busy
+          FROM infaas.cost_events
+          UNION ALL
+          SELECT date_trunc('hour', time, 'UTC'), app, model, variant, hardware, 0, 1, items, 0, 0, 0 FROM infaas.query_outcomes
+        ) rows GROUP BY 1, 2, 3, 4, 5""",
+    "cost_by_app_hourly": """
+        SELECT hour, app, sum(cost), sum(queries)::bigint, 1000 * sum(cost) / nullif(sum(queries), 0)::float8
+        FROM (
+          SELECT date_trunc('hour', time, 'UTC') AS hour, app, cost, 0 AS queries FROM infaas.cost_events
+          UNION ALL
+          SELECT date_trunc('hour', time, 'UTC'), app, 0, 1 FROM infaas.query_outcomes
+        ) rows GROUP BY 1, 2""",
+    "slo_by_app_minutely": """
+        SELECT date_trunc('minute', time, 'UTC'), app, count(*), count(*) FILTER (WHERE outcome = 'late'),
+               count(*) FILTER (WHERE outcome = 'refused'), count(*) FILTER (WHERE outcome = 'error'),
+               avg((outcome IN ('ok', 'default'))::int)::float8,
+               percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default')),
+               percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FILTER (WHERE outcome IN ('ok', 'late', 'default'))
+        FROM infaas.query_outcomes WHERE policy IS DISTINCT FROM 'offline' GROUP BY 1, 2""",
+}
+
+Shown = dict[str, list[tuple[Any, ...]]]
+
+
+def _rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """In one order, and without the last digits of sums, which depend on their order."""
+    cells = [tuple(float(f"{cell:.9g}") if isinstance(cell, float) else cell for cell in row) for row in rows]
+    return sorted(cells, key=repr)
+
+
+def truth(connection: psycopg.Connection[Any]) -> Shown:
+    """What the views must show while all raw rows are there."""
+    return {view: _rounded(connection.execute(query.encode()).fetchall()) for view, query in TRUTH.items()}
+
+
+def shown(connection: psycopg.Connection[Any]) -> Shown:
+    return {view: _rounded(connection.execute(f"SELECT * FROM infaas.{view}".encode()).fetchall()) for view in TRUTH}
+
+
+def some(rng: random.Random, count: int, begin: float, end: float) -> list[Message]:
+    """Messages with so many outcomes and as many costs, at times between these, of every sort there is."""
+    outcomes: list[Event] = []
+    costs: list[Event] = []
+    for _ in range(count):
+        kind = rng.choice(["ok"] * 6 + ["late", "default", "refused", "error"])
+        unserved = {"variant": None, "model": None, "hardware": None, "latency_ms": None} if kind == "refused" else {}
+        outcomes.append(
+            outcome(
+                **{
+                    "time": rng.uniform(begin, end), "app": rng.choice(["digits", "scans"]), "outcome": kind,
+                    "variant": rng.choice(["a", "b"]), "latency_ms": rng.expovariate(0.2), "items": rng.randint(1, 8),
+                    "policy": rng.choice(["infaas", "offline", None]), "cost": rng.random() * 1e-6,
+                } | unserved
+            )
+        )  # fmt: skip
+        nobody = {"app": None, "model": None, "variant": None} if rng.random() < 0.2 else {}
+        costs.append(
+            event(
+                CostEvent,
+                **{
+                    "time": rng.uniform(begin, end), "variant": rng.choice(["a", "b"]), "cost": rng.random(),
+                    "simulated": rng.random() < 0.3, "busy_seconds": rng.random(),
+                } | nobody,
+            )
+        )  # fmt: skip
+    return [message(*outcomes), message(*costs)]
