@@ -14,7 +14,7 @@ _START = "`infaas doctor` finds out what is missing. Start the system with `infa
 
 @st.cache_resource(max_entries=2, show_spinner=False, on_release=lambda client: client.close())
 def _client(nats: str, prefix: str) -> Infaas:
-    return connect_blocking(nats, prefix=prefix, timeout=3.0)
+    return connect_blocking(nats, prefix=prefix, timeout=2.0)
 
 
 @st.cache_data(ttl=1.0, max_entries=100, show_spinner=False)

@@ -6,6 +6,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from dashboard.window import Window
+
 Spec = dict[str, Any]
 
 # Told apart by people with any colour vision (Okabe and Ito, 2008), darkened a little for thin lines on white.
@@ -62,14 +64,21 @@ _SHAPE: Spec = {
 _STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
-def draw(frame: pd.DataFrame, spec: Spec, key: str) -> None:
-    """Show a chart as wide as its place. key: unique on the page."""
+# Rows without a value stretch the axis to the whole window: the scale itself must not name it, or every look drew a new chart.
+_WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}}
+
+
+def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None) -> None:
+    """Show a chart as wide as its place. key: unique on the page. window: what its time axis shows, if not what the rows span."""
+    if window is not None:
+        ends = pd.DataFrame({"time": pd.to_datetime([window.start, window.end], utc=True)})
+        frame = pd.concat([frame, ends], ignore_index=True)
     st.vega_lite_chart(frame, {**_SHAPE, **spec}, width="stretch", key=key)
 
 
 def lines(
     y: str,
-    series: str | None = None,
+    series: str,
     *,
     unit: str,
     form: str = ",.3~g",
@@ -78,20 +87,26 @@ def lines(
 ) -> Spec:
     """Lines over `time`, one a value of `series`; the values of a moment are told at the pointer."""
     value = _value(y, unit, form, domain)
-    colour = {**_colour(series), "legend": _STROKES} if series else {"value": SERIES[0]}
-    tips: list[Spec] = [_tip("time", "temporal", "time", "%H:%M:%S"), *([_tip(series)] if series else [])]
-    tips.append(_tip(y, "quantitative", unit, form))
-    layers: list[Spec] = [
-        {
-            "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
-            "encoding": {"y": value, "color": colour},
-        },
-        {
-            "mark": {"type": "point", "opacity": 0, "size": 90, "filled": True},
-            "encoding": {"y": value, "color": colour, "tooltip": tips},
-        },
-    ]
-    return {"height": height, "encoding": {"x": _TIME}, "layer": layers}
+    colour = {**_colour(series), "legend": _STROKES}
+    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
+    real = [{"filter": f"datum['{series}'] != null"}]
+    return {
+        "height": height,
+        "encoding": {"x": _TIME},
+        "layer": [
+            _WHOLE,
+            {
+                "transform": real,
+                "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
+                "encoding": {"y": value, "color": colour},
+            },
+            {
+                "transform": real,
+                "mark": {"type": "point", "opacity": 0, "size": 90, "filled": True},
+                "encoding": {"y": value, "color": colour, "tooltip": tips},
+            },
+        ],
+    }
 
 
 def stacked(
@@ -125,11 +140,13 @@ def stacked(
 def percentiles() -> Spec:
     """Lines of `ms` over `time` on a logarithmic axis, one a value of `what`: percentiles in shades, the objective dashed."""
     kinds = ["p50", "p95", "p99", "objective"]
-    return {
-        "height": HEIGHT,
+    colours = ["#7fb6d9", "#0072b2", "#003f66", "#d0342c"]
+    what: Spec = {"field": "what", "type": "nominal", "title": None}
+    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~g")]
+    line: Spec = {
+        "transform": [{"filter": "datum.what != null"}],
         "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
         "encoding": {
-            "x": _TIME,
             "y": {
                 "field": "ms",
                 "type": "quantitative",
@@ -137,26 +154,16 @@ def percentiles() -> Spec:
                 "scale": {"type": "log", "nice": True},
                 "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True},
             },
-            "color": {
-                "field": "what",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": kinds, "range": ["#7fb6d9", "#0072b2", "#003f66", "#d0342c"]},
-                "legend": _STROKES,
-            },
+            "color": {**what, "scale": {"domain": kinds, "range": colours}, "legend": _STROKES},
             "strokeDash": {
-                "field": "what",
-                "type": "nominal",
+                **what,
                 "legend": None,
                 "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [5, 4]]},
             },
-            "tooltip": [
-                _tip("time", "temporal", "time", "%H:%M:%S"),
-                _tip("what"),
-                _tip("ms", "quantitative", "ms", ",.3~g"),
-            ],
+            "tooltip": tips,
         },
     }
+    return {"height": HEIGHT, "encoding": {"x": _TIME}, "layer": [_WHOLE, line]}
 
 
 def tradeoff(unit: str) -> Spec:
@@ -207,30 +214,38 @@ def floor_of(percents: pd.Series) -> float:
     return next((float(floor) for floor in (99, 95, 90, 75, 50) if least >= floor), 0.0)
 
 
-def spans(row: str, colours: Mapping[str, str], tips: Sequence[str], rows: int) -> Spec:
-    """A band a value of `row`, coloured by `state` from `time` to `until`: who was in which state when."""
-    return {
-        "height": max(2, rows) * 26 + 80,
-        "mark": {"type": "bar", "height": {"band": 0.62}, "cornerRadius": 2},
+def spans(row: str, colours: Mapping[str, str], bands: pd.DataFrame) -> Spec:
+    """A band a value of `row`, coloured by `state` from `time` to `until`: who was in which state when, and its `reason`."""
+    present = {state: colour for state, colour in colours.items() if state in set(bands["state"])}
+    tips = [_tip(row), _tip("state"), _tip("reason"), _tip("time", "temporal", "from", "%d %b %H:%M:%S")]
+    y: Spec = {"field": row, "type": "nominal", "title": None, "sort": None, "axis": None}
+    real = [{"filter": f"datum['{row}'] != null"}]
+    # Names stand above their bands: beside them they would leave a phone no room.
+    names: Spec = {
+        "transform": [*real, {"aggregate": [], "groupby": [row]}],
+        "mark": {"type": "text", "align": "left", "baseline": "bottom", "dy": -4, "fontSize": 12},
+        "encoding": {"x": {"value": 0}, "y": y, "text": {"field": row}, "color": {"value": "#7d838c"}},
+    }
+    band: Spec = {
+        "transform": real,
+        "mark": {"type": "bar", "height": 12, "yOffset": 6, "cornerRadius": 2},
         "encoding": {
-            "x": _TIME,
             "x2": {"field": "until"},
-            "y": {
-                "field": row,
-                "type": "nominal",
-                "title": None,
-                "sort": None,
-                "axis": {"labelLimit": 260, "ticks": False, "domain": False},
-            },
+            "y": y,
             "color": {
                 "field": "state",
                 "type": "nominal",
                 "title": None,
-                "scale": {"domain": list(colours), "range": list(colours.values())},
+                "scale": {"domain": list(present), "range": list(present.values())},
                 "legend": _LEGEND,
             },
-            "tooltip": [_tip(row), *(_tip(tip) for tip in tips), _tip("time", "temporal", "from", "%d %b %H:%M:%S")],
+            "tooltip": tips,
         },
+    }
+    return {
+        "height": 38 * max(1, bands[row].nunique()) + 56,
+        "encoding": {"x": _TIME},
+        "layer": [_WHOLE, band, names],
     }
 
 

@@ -73,7 +73,9 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     except psycopg.OperationalError as error:
         why = f"the database does not answer: {_line(error)}"
         if isinstance(error, PoolTimeout):
-            _pool.clear(dsn)  # it would try again less and less often; a new one does so at once, and knows why it fails
+            _pool.clear(
+                dsn
+            )  # it would try again less and less often; a new one does so at once, and knows why it fails
             why = "the database does not answer, or is too busy to take one more connection"
         _down[dsn] = monotonic(), why
         raise Unavailable(why, _START) from None

@@ -20,7 +20,7 @@ DEFAULT = "15m"
 LONG = 6 * 3600.0  # s of range from which minutes and hours that were added up before are read instead of single rows
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _STEPS = (
-    *(2.0, 5.0, 10.0, 15.0, 30.0),
+    *(2.0, 5.0, 10.0, 20.0, 30.0),
     *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
     *(_HOUR * n for n in (1, 2, 3, 6, 12)),
     *(_DAY * n for n in (1, 7, 28)),

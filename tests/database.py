@@ -35,7 +35,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         server.stop()
 
 
-def _clone(postgres: EmbeddedPostgres) -> str:
+def clone(postgres: EmbeddedPostgres) -> str:
+    """Make a fresh prepared database; its name."""
     name = f"test{next(_numbers)}"
     with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
         server.execute(f"CREATE DATABASE {name} TEMPLATE infaas".encode())
@@ -45,7 +46,8 @@ def _clone(postgres: EmbeddedPostgres) -> str:
     return name
 
 
-def _drop(postgres: EmbeddedPostgres, name: str) -> None:
+def drop(postgres: EmbeddedPostgres, name: str) -> None:
+    """Remove a database, whoever uses it."""
     with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
         server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
@@ -53,9 +55,9 @@ def _drop(postgres: EmbeddedPostgres, name: str) -> None:
 @pytest.fixture
 def superuser_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A fresh prepared database, as its superuser."""
-    name = _clone(postgres)
+    name = clone(postgres)
     yield postgres.dsn("postgres", postgres.password, name)
-    _drop(postgres, name)
+    drop(postgres, name)
 
 
 @pytest.fixture
@@ -73,6 +75,6 @@ def reader_dsn(superuser_dsn: str) -> str:
 @pytest.fixture(scope="session")
 def empty_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A prepared database that stays empty, the same for the whole session, as the role that reads."""
-    name = _clone(postgres)
+    name = clone(postgres)
     yield role_dsn(postgres.dsn("postgres", postgres.password, name), READER, READER_PASSWORD)
-    _drop(postgres, name)
+    drop(postgres, name)

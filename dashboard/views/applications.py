@@ -121,6 +121,7 @@ def registrations() -> None:
 
 follow(None, page)
 if app is not None:
-    question = f"Which of them would answer a query of {app} now, and why?"
-    st.page_link("views/explain.py", label=question, icon=":material/quiz:", query_params={"app": app})
+    st.page_link(
+        "views/explain.py", label=f"Explain a query of {app}", icon=":material/quiz:", query_params={"app": app}
+    )
 follow(None, registrations)

@@ -21,20 +21,18 @@ def needs_of() -> dict[str, Any]:
     """What the query would demand; what is left empty is not demanded. Kept in the address."""
     rows = ask("variants")
     mine = rows[rows["app"] == app]
-    one, two, three, four, five = st.columns(5)
-    asked: dict[str, Any] = {
-        "latency_ms": one.number_input(
-            "Within, ms", 0.01, None, None, key="latency_ms", bind="query-params", format="%g"
-        ),
-        "accuracy": two.number_input(
-            "Accuracy at least", 0.0, 1.0, None, key="accuracy", bind="query-params", format="%g", step=0.01
-        ),
-        "cost": three.number_input(
-            "US$ per 1,000 at most", 0.0, None, None, key="cost", bind="query-params", format="%g", step=0.01
-        ),
-        "model": four.selectbox("Only model", sorted(mine["model"].unique()), None, key="model", bind="query-params"),
-        "variant": five.selectbox("Only variant", sorted(mine["variant"]), None, key="variant", bind="query-params"),
-    }
+    number: dict[str, Any] = {"value": None, "format": "%g", "bind": "query-params", "width": 170}
+    choice: dict[str, Any] = {"index": None, "bind": "query-params", "width": 170, "placeholder": "any"}
+    with st.container(horizontal=True):
+        asked: dict[str, Any] = {
+            "latency_ms": st.number_input("Within, ms", 0.0001, key="latency_ms", placeholder="any time", **number),
+            "accuracy": st.number_input(
+                "Accuracy at least", 0.0, 1.0, key="accuracy", step=0.01, placeholder="any", **number
+            ),
+            "cost": st.number_input("US$/1000 at most", 0.0, key="cost", step=0.01, placeholder="any price", **number),
+            "model": st.selectbox("Only model", sorted(mine["model"].unique()), key="model", **choice),
+            "variant": st.selectbox("Only variant", sorted(mine["variant"]), key="variant", **choice),
+        }
     return {name: value for name, value in asked.items() if value is not None}
 
 

@@ -91,7 +91,7 @@ def troubles() -> None:
 
 def trend() -> None:
     window = frame.again(chosen)
-    traffic, busy = measures.traffic(window), history("utilisation", window)
+    traffic, busy = measures.traffic(window), measures.utilisation(window)
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Load**, queries/s")
@@ -114,8 +114,11 @@ def trend() -> None:
         if busy.empty:
             nothing("No worker reported in this range.", "`infaas workers` lists those that are there.")
         else:
-            shown = busy.assign(percent=100 * busy["utilisation"], on=busy["worker"] + " " + busy["device"])
-            charts.draw(shown, charts.lines("percent", "on", unit="%", form=".3~g", domain=[0, 100]), "utilisation")
+            mean = busy.groupby(["time", "on"], as_index=False)["utilisation"].mean()
+            shown = mean.assign(percent=100 * mean["utilisation"])
+            charts.draw(
+                shown, charts.lines("percent", "on", unit="%", form=".3~g", domain=[0, 100]), "utilisation", window
+            )
 
 
 def _trend_of_cost(window: Window) -> None:

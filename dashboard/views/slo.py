@@ -104,7 +104,7 @@ def latencies() -> None:
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
         with place.container(border=True):
             st.markdown(f"**{name}**, ms; {told}")
-            charts.draw(lines, charts.percentiles(), f"latency-{name}")
+            charts.draw(lines, charts.percentiles(), f"latency-{name}", window)
 
 
 def served() -> None:

@@ -59,8 +59,7 @@ def timeline() -> None:
     if bands.empty:
         nothing("No instance was there in this range.", "A longer range may show some.")
     else:
-        count = bands["instance"].nunique()
-        charts.draw(bands, charts.spans("instance", charts.STATES, ["state", "reason"], count), "states")
+        charts.draw(bands, charts.spans("instance", charts.STATES, bands), "states", window)
     st.subheader("Why", anchor=False)
     if changes.empty:
         nothing("No state changed in this range.", "A longer range shows earlier changes.")

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from dashboard import charts, frame, series, words
+from dashboard import charts, frame, measures, series, words
 from dashboard.live import follow, nothing
 from dashboard.store import ask, history
 
@@ -45,11 +45,10 @@ def now() -> None:
 
 def trend() -> None:
     window = frame.again(chosen)
-    rows = history("utilisation", window)
+    rows = measures.utilisation(window)
     if rows.empty:
         return
-    on = series.first(rows.assign(on=rows["worker"] + " " + rows["device"]), "on", "utilisation", 10, "others")
-    shown = on.groupby(["time", "on"], as_index=False).agg(
+    shown = rows.groupby(["time", "on"], as_index=False).agg(
         utilisation=("utilisation", "mean"), memory=("memory", "mean"), load=("load", "sum"), queue=("queue", "max")
     )
     shown = shown.assign(utilisation=100 * shown["utilisation"], memory=100 * shown["memory"])
@@ -62,7 +61,7 @@ def trend() -> None:
     ):
         with place.container(border=True):
             st.markdown(f"**{name}**, {unit}")
-            charts.draw(shown, charts.lines(column, "on", unit=unit, domain=domain, height=170), column)
+            charts.draw(shown, charts.lines(column, "on", unit=unit, domain=domain, height=170), column, window)
 
 
 def life() -> None:
@@ -73,9 +72,7 @@ def life() -> None:
     if bands.empty:
         nothing("No worker was there in this range.", "A longer range may show some.")
         return
-    charts.draw(
-        bands, charts.spans("worker", charts.WORKER_STATES, ["state", "reason"], bands["worker"].nunique()), "life"
-    )
+    charts.draw(bands, charts.spans("worker", charts.WORKER_STATES, bands), "life", window)
     ordered = history("decisions", window)
     ordered = ordered[ordered["action"].isin(["add_worker", "remove_worker"])]
     ordered = ordered.assign(change=ordered["action"].str.replace("_", " "))

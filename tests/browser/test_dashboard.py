@@ -1,0 +1,167 @@
+"""The dashboard in a real browser, on a real system under load: every page, on a desktop's screen and on a phone's.
+
+Pictures of what was seen are left in artifacts/browser.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.processes import ROOT, environ, infaas
+from tests.system import APP, Whole
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
+
+SHOTS = ROOT / "artifacts" / "browser"
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+# What a page shows of this system once it has drawn everything.
+PAGES = {
+    "Overview": ["What runs", "Latest decisions", "queries/s"],
+    "Variants": ["States over time", "Active", "Why"],
+    "Workers": ["Coming and going", "Ready", "Prices an hour"],
+    "Cost": ["Rate", "So far", "Idle"],
+    "SLO": ["Why queries were missed", "unsatisfiable", "In time", "Who answered"],
+    "Applications": ["Best accuracy", "accuracy", "Registrations"],
+    "Explain": ["would answer", "Only variant"],
+    "Jobs": ["Items done", "Under way"],
+}
+
+
+def find_chromium() -> str | None:
+    """A browser of this machine; Playwright's own is not fetched."""
+    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
+    return next((found for found in map(shutil.which, filter(None, names)) if found), None)
+
+
+@pytest.fixture(scope="module")
+def loaded(system: Whole) -> Iterator[Whole]:
+    """The session's system with queries coming in all the time, one kind of which cannot be met, and a job."""
+    bench = [sys.executable, "-P", "-m", "infaas.cli", "bench", "--app", APP, "--seconds", "600", "--warmup", "0"]
+    bench += ["--rate", "20", "--latency-ms", "200", "--data-dir", str(system.directory)]
+    asked = subprocess.Popen(bench, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        jobs = system.directory / "jobs"
+        jobs.mkdir(exist_ok=True)
+        np.save(jobs / "seen.npy", system.x[:20])
+        where = ("--data-dir", str(system.directory))
+        done = infaas(
+            "submit", "--app", APP, "--input", str(jobs / "seen.npy"), "--output", str(jobs / "seen.jsonl"), *where
+        )
+        assert done.returncode == 0, done.stderr
+        infaas("query", "--app", APP, "--input", str(jobs / "seen.npy"), "--accuracy", "1", *where)
+        yield system
+    finally:
+        asked.terminate()
+        asked.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["playwright.Browser"]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium here: apt install chromium, or name one in CHROMIUM")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as api:
+        found = api.chromium.launch(executable_path=program, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser: "playwright.Browser", loaded: Whole) -> Iterator["playwright.Page"]:
+    """One visitor's window, far away, which may reach nothing but the dashboard."""
+    context = browser.new_context(viewport=DESKTOP, timezone_id="America/New_York")
+    found = context.new_page()
+    found.set_default_timeout(20_000)
+    foreign: list[str] = []
+    found.on(
+        "request", lambda request: foreign.append(request.url) if not _ours(request.url, loaded.dashboard) else None
+    )
+    found.goto(loaded.dashboard)
+    yield found
+    context.close()
+    assert not foreign
+
+
+def _ours(url: str, dashboard: str) -> bool:
+    return url.startswith((dashboard, dashboard.replace("http", "ws"), "data:", "blob:"))
+
+
+def shoot(page: "playwright.Page", name: str, size: dict[str, int]) -> None:
+    """A picture of the whole page at this size of the screen."""
+    page.set_viewport_size(size)
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": size["width"], "height": min(int(height) + 1, 4000)})
+    page.wait_for_timeout(250)  # charts and tables follow the width
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(SHOTS / f"{name.lower()}-{size['width']}.png"))
+
+
+def open_page(page: "playwright.Page", name: str) -> None:
+    page.set_viewport_size(DESKTOP)
+    page.get_by_test_id("stTopNavLinkContainer").get_by_text(name, exact=True).click()
+    page.get_by_role("heading", level=1, name=name, exact=True).wait_for()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_shows_the_system_on_every_screen(page: "playwright.Page", name: str) -> None:
+    open_page(page, name)
+    main = page.get_by_test_id("stMain")
+    for told in PAGES[name]:
+        main.get_by_text(told).first.wait_for(state="attached")
+    if name not in ("Explain", "Jobs"):
+        main.get_by_test_id("stVegaLiteChart").locator("svg.marks, canvas.marks").first.wait_for()
+    for size in (DESKTOP, PHONE):
+        shoot(page, name, size)
+        assert not main.get_by_test_id("stException").count()
+        assert not main.get_by_test_id("stAlertContentError").count()
+        wide = page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
+        assert wide <= size["width"], f"{name} is {wide} px wide on a screen of {size['width']}"
+
+
+def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright.Page") -> None:
+    open_page(page, "Overview")
+    page.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(3).wait_for()
+    charts = "[...document.querySelectorAll('[data-testid=stVegaLiteChart] svg.marks')]"
+    page.evaluate(f"{charts}.forEach((chart, i) => chart.dataset.seen = i)")
+    load = page.get_by_test_id("stMetric").filter(has_text="Load").get_by_test_id("stMetricDelta")
+    before = load.inner_text()
+    playwright.expect(load).not_to_have_text(before)
+    after = load.inner_text()
+    assert _number(after) > _number(before)
+    assert page.evaluate(f"{charts}.map(chart => chart.dataset.seen)") == ["0", "1", "2", "3"]
+
+
+def _number(text: str) -> int:
+    return int(re.sub(r"\D", "", text))
+
+
+def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded: Whole) -> None:
+    page.goto(f"{loaded.dashboard}/slo?range=1h&app={APP}")
+    page.get_by_text("Who answered").wait_for()
+    playwright.expect(page.get_by_role("radio", name="1h")).to_be_checked()
+    open_page(page, "Explain")
+    page.get_by_label("Within, ms").fill("0.001")
+    page.get_by_label("Within, ms").press("Enter")
+    page.get_by_text("It would be refused").wait_for()
+    assert "latency_ms=0.001" in page.url
+
+
+def test_the_dashboard_holds_little_memory_until_somebody_looks(tmp_path: Path) -> None:
+    """A process that waits for its first visitor, by what the kernel says of it."""
+    code = "from dashboard.serve import Options, serve; serve(Options(port=0), None)"
+    with subprocess.Popen([sys.executable, "-c", code], env=environ(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "the dashboard is at" in process.stdout.readline()
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert not [name for name in ("pandas", "pyarrow", "numpy") if f"site-packages/{name}" in maps]
+        finally:
+            process.kill()
