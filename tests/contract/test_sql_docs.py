@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from bus.codec import encode
-from bus.messages.events import EVENTS, Event, OutcomeEvent, StateEvent
+from bus.messages.events import EVENTS, Event, OutcomeEvent, ScalingEvent, StateEvent
 from services.recorder.ledger import Ledger, Message
 from services.recorder.mirror import CatalogMirror
 from services.shell.store import Store
@@ -40,6 +40,7 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
     CatalogMirror(store, {"cpu": 0.048}).write(catalogue, frozenset(catalogue))
     others: list[Event] = [event(kind, time=now - 5) for kind in EVENTS if kind not in (OutcomeEvent, StateEvent)]
     states = [event(StateEvent, time=now - 9), event(StateEvent, time=now - 8, to_state="Overloaded")]
+    others.append(event(ScalingEvent, time=now - 6, scaler="model", action="upgrade", reason="accuracy"))
     outcomes = [outcome(id=f"q{i}", batch=i + 1) for i in range(8)] + [outcome(outcome="refused", code="deadline")]
     ledger = Ledger(store)
     ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from bus.codec import encode
-from bus.messages.events import EVENTS, Event, OutcomeEvent
+from bus.messages.events import EVENTS, CostEvent, Event, OutcomeEvent
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.recorder.tables import TABLES
@@ -23,6 +23,7 @@ from services.shell.outbox import Outbox
 from services.shell.store import READER, WRITER, prepare, role_dsn
 from tests.events import FOLDED, VARIANT, app_record, event, model_record, outcome, variant_record
 from tests.processes import environ
+from tests.rollups import shown, truth
 from tests.servers import NatsServer, run
 
 LONG = 60.0  # s; only ends a test that fails
@@ -270,6 +271,61 @@ def test_a_nats_that_restarts_costs_no_event(prefix: str, database_dsn: str, rea
             server.stop()
 
     run(body())
+
+
+@pytest.mark.large
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("away", ["database", "recorder", "nats"])
+def test_a_minute_without_it_loses_and_doubles_nothing(
+    away: str, prefix: str, own_postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """Traffic before, meanwhile and afterwards; then every outcome and cost is there once, in the views over rollups, too."""
+    database, server = own_postgres, NatsServer(tmp_path / "nats")
+    owner = database.superuser_dsn
+    writer = role_dsn(owner, WRITER, "w")
+    server.start()
+
+    async def send(sender: _Sender) -> None:
+        for _ in range(1400):
+            await sender.send(1)
+            sender.add(event(CostEvent))
+            await asyncio.sleep(0.06)
+
+    async def body() -> None:
+        async with _connected(server.url) as bus:
+            sender = _Sender(bus, prefix)
+            with ExitStack() as running:
+                process = running.enter_context(_recorder(server.url, writer, prefix))
+                sending = asyncio.create_task(send(sender))
+                await asyncio.sleep(5.0)
+                match away:
+                    case "database":
+                        database.stop()
+                    case "nats":
+                        server.stop()
+                    case _:
+                        process.kill()
+                await asyncio.sleep(60.0)
+                match away:
+                    case "database":
+                        database.start()
+                    case "nats":
+                        server.start()
+                    case _:
+                        running.enter_context(_recorder(server.url, writer, prefix))
+                await sending
+                await sender.all_stored()
+                await _until(owner, COUNT, sender.sent // 2)
+                await _until(owner, EACH_ONCE, True)
+                await _until(owner, "SELECT count(*) FROM infaas.cost_events", sender.sent // 2)
+                await _until(owner, "SELECT upto > '-infinity' FROM infaas_internal.watermarks LIMIT 1", True)
+            with closing(psycopg.connect(owner)) as connection:
+                assert shown(connection) == truth(connection)
+
+    try:
+        run(body())
+    finally:
+        server.stop()
 
 
 def test_a_nats_that_lost_its_disk_gets_its_streams_back(

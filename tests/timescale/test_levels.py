@@ -19,6 +19,7 @@ from services.recorder.ledger import Ledger
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.history import KEEP_DAYS, Level, level_of
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
+from tests.contract.test_sql_docs import QUERIES
 from tests.events import event, message, outcome
 from tests.rollups import Shown, shown, some, truth
 from tests.timescale.wasm import WasmTimescale, missing
@@ -246,6 +247,16 @@ def test_the_reader_reads_all_of_it_and_nothing_else(system: System) -> None:
         with pytest.raises(errors.InsufficientPrivilege):
             connection.execute("SELECT drop_chunks('infaas.query_outcomes', now())")
         connection.execute("RESET ROLE; RESET search_path")
+
+
+def test_every_question_of_the_page_runs(system: System) -> None:
+    system.prepare()
+    system.ledger.write(some(random.Random(15), 20, time.time() - 3 * HOUR, time.time()))
+    with closing(psycopg.connect(system.dsn, autocommit=True)) as connection:
+        connection.execute(f"SET ROLE {READER}; SET search_path = infaas, public")
+        for query in QUERIES:
+            connection.execute(query.encode()).fetchall()
+        connection.execute("RESET ROLE")
 
 
 def test_our_time_bucket_is_timescales(system: System, postgres: EmbeddedPostgres) -> None:
