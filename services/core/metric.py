@@ -40,6 +40,12 @@ class Histogram:
         self.counts[-1] += len(values) - below
         self.total += sum(values)
 
+    def scaled(self, bounds: tuple[float, ...], factor: float) -> "Histogram":
+        """The same in another unit: `bounds` are ours in it."""
+        other = Histogram(bounds)
+        other.counts, other.total = list(self.counts), self.total * factor
+        return other
+
     @property
     def count(self) -> int:
         return sum(self.counts)

@@ -17,7 +17,7 @@ def families(actor: Executor) -> Iterable[Family]:
             "worker": actor.worker,
             "device": actor.device,
             "variant": loaded.record.variant,
-            "instance": loaded.id,
+            "instance_id": loaded.id,
         }
         waiting.add(loaded.queue.items, **where)
         running.add(loaded.running_items, **where)

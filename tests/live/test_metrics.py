@@ -1,0 +1,141 @@
+"""The metrics page of a whole system: what it says after some queries, and that rules and dashboards name only what is there."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import infaas
+from infaas.errors import Refused
+from tests.processes import eventually
+from tests.system import APP, Whole
+
+ROOT = Path(__file__).resolve().parents[2]
+SUFFIX = re.compile(r"_(bucket|sum|count)$")
+Series = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def url_of(system: Whole) -> str:
+    """As `infaas up` wrote it down."""
+    return str(json.loads((system.directory / "endpoints.json").read_text())["metrics"])
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        return str(reply.read().decode())
+
+
+def series(page: str) -> Series:
+    found: Series = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def total(found: Series, name: str, **labels: str) -> float:
+    """The sum over all series with these labels."""
+    return sum(value for has, value in found.get(name, ()) if labels.items() <= has.items())
+
+
+@pytest.fixture(scope="module")
+def page(system: Whole) -> str:
+    """After 20 queries that were answered, one that asks for the impossible, one of an app that does not exist."""
+    url = url_of(system)
+    before = series(get(url))
+    with infaas.connect_blocking(system.nats) as client:
+        for number in range(20):
+            client.query(APP, system.x[number : number + 1])
+        for app, needs in ((APP, {"accuracy": 1.0, "cost": 1e-9}), ("nobody", {})):
+            with pytest.raises(Refused):
+                client.query(app, system.x[:1], **needs)
+    more = {"infaas_queries_total": 22.0, "infaas_answers_total": 20.0, "infaas_batch_items_count": 1.0}
+
+    def counted() -> bool:
+        now = series(get(url))
+        return all(total(now, name) >= total(before, name) + growth for name, growth in more.items())
+
+    assert eventually(counted)
+    return get(url)
+
+
+def test_what_happened_is_counted(page: str) -> None:
+    found = series(page)
+    assert total(found, "infaas_queries_total", app=APP, outcome="ok") >= 1
+    assert total(found, "infaas_queries_total", app="_unknown", outcome="refused") >= 1
+    assert total(found, "infaas_queries_total", app="nobody") == 0
+    assert total(found, "infaas_refusals_total", app=APP, code="unsatisfiable") >= 1
+    assert total(found, "infaas_query_latency_seconds_count", app=APP) >= 20
+    assert total(found, "infaas_query_cost_dollars_total", app=APP) > 0
+    assert total(found, "infaas_decision_seconds_count") >= 1
+    assert total(found, "infaas_scaling_actions_total", action="load") >= 1
+    assert total(found, "infaas_instances", state="Active") >= 1
+    assert total(found, "infaas_device_up", device="cpu") == 1
+    assert total(found, "infaas_controller_leads") == 1
+    assert total(found, "infaas_bus_connected") == len(found["infaas_bus_connected"]) >= 4
+    (attainment,) = [value for labels, value in found["infaas_slo_attainment_ratio"] if labels["app"] == APP]
+    assert 0.0 < attainment <= 1.0
+    accuracies = [value for labels, value in found["infaas_effective_accuracy_ratio"] if labels["app"] == APP]
+    assert all(0.5 < value <= 1.0 for value in accuracies)
+    assert {labels["part"] for labels, value in found["infaas_part_up"] if value == 1} >= {
+        *("nats", "postgres", "dispatcher-0", "registrar", "executor-w0", "monitor-w0"),
+    }
+
+
+def test_names_follow_the_conventions(page: str) -> None:
+    families = list(text_string_to_metric_families(page))
+    assert len({family.name for family in families}) == len(families), "a family stands in one place"
+    for family in families:
+        assert family.name.startswith("infaas_")
+        assert family.documentation
+        assert not re.search(r"_(ms|milliseconds|mb|percent)(_|$)", family.name), "base units"
+        for sample in family.samples:
+            assert "process" in sample.labels
+            assert not sample.labels.keys() & {"instance", "job"}, "Prometheus has these itself"
+            if family.type == "counter":
+                assert sample.name.endswith("_total")
+    tool = shutil.which("promtool")
+    if tool is not None:
+        done = subprocess.run([tool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def named(text: str) -> set[str]:
+    """Metrics that a query names."""
+    return {SUFFIX.sub("", name) for name in re.findall(r"\binfaas_\w+", text)}
+
+
+def test_rules_and_dashboard_name_what_there_is(page: str) -> None:
+    there = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    there.add("infaas_series_left_out")  # only where there is something to tell
+    rules = (ROOT / "ops/prometheus/infaas.rules.yml").read_text()
+    board = json.loads((ROOT / "ops/grafana/infaas.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    recorded = set(re.findall(r"record: (\S+)", rules))
+    assert named(rules) - there == set()
+    assert len(named(rules)) > 15
+    assert named(" ".join(queries)) - there == set()
+    assert {name for query in queries for name in re.findall(r"\binfaas:\w+:\w+", query)} <= recorded
+    documented = named((ROOT / "docs/metrics.md").read_text())
+    assert there - documented == set(), "every metric is in docs/metrics.md"
+    assert documented - there == set(), "docs/metrics.md names no others"
+
+
+def test_the_system_tells_that_it_is_ready(system: Whole) -> None:
+    base = url_of(system).removesuffix("/metrics")
+    assert json.loads(get(f"{base}/healthz")) == {"healthy": True, "missing": []}
+    for _ in range(50):  # a test before may have had it restart something
+        try:
+            assert json.loads(get(f"{base}/readyz")) == {"ready": True, "missing": []}
+        except urllib.error.HTTPError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(base)

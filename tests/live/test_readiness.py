@@ -1,0 +1,101 @@
+"""/healthz and /readyz of real processes say what is so when they are asked: NATS and PostgreSQL come and go."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.shell.embedded_nats import find_nats_server
+from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.metrics.http import fetch
+from services.shell.process import ServerError
+from services.shell.store import WRITER, prepare, role_dsn
+from tests.processes import environ
+from tests.responders import until
+from tests.servers import NatsServer, free_port, run
+
+HOST = "127.0.0.1"
+SLOW = 20.0  # s; only ends a test that fails. What bounds an answer is the service's own patience, 1 s
+
+
+async def asked(port: int, path: str = "/readyz") -> tuple[int, str]:
+    page = await fetch(HOST, port, path, SLOW)
+    return page.status, page.body
+
+
+async def ready(port: int) -> bool:
+    try:
+        return (await asked(port))[0] == 200
+    except OSError:
+        return False
+
+
+def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
+    """The first answer after each change must be right already: nothing is remembered that could be out of date."""
+    try:
+        find_nats_server()
+        (tmp_path / "nats").mkdir()
+        nats, postgres = NatsServer(tmp_path / "nats"), EmbeddedPostgres(tmp_path / "postgres")
+        nats.start()
+        postgres.start()
+    except ServerError as error:
+        pytest.skip(str(error))
+    prepare(postgres.superuser_dsn, writer_password="w", reader_password="r")
+    port = free_port()
+    settings = {
+        "INFAAS_BUS__URL": nats.url,
+        "INFAAS_STORE__DSN": role_dsn(postgres.superuser_dsn, WRITER, "w"),
+        "INFAAS_METRICS__PORT": str(port),
+    }
+
+    async def main(pid: int) -> None:
+        await until(lambda: ready(port), SLOW)
+
+        os.kill(nats.pid, signal.SIGSTOP)  # it hangs: the connection is there, and nobody answers on it
+        status, body = await asked(port)
+        assert status == 503, body
+        assert "NATS" in body
+        assert await asked(port, "/healthz") == (200, "ok\n")
+        os.kill(nats.pid, signal.SIGCONT)
+        status, body = await asked(port)
+        assert status == 200, body
+
+        nats.stop()
+        status, body = await asked(port)
+        assert (status, json.loads(body)["missing"]) == (503, ["a connection to NATS"])
+        nats.start()
+        await until(lambda: ready(port), SLOW)
+
+        await asyncio.to_thread(postgres.stop)
+        status, body = await asked(port)
+        assert status == 503
+        assert "the database" in body
+        await asyncio.to_thread(postgres.start)
+        await until(lambda: ready(port), SLOW)
+
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            await fetch(HOST, port, "/healthz", 1.0)
+        os.kill(pid, signal.SIGCONT)
+        assert await asked(port, "/healthz") == (200, "ok\n")
+
+    command = [sys.executable, "-P", "-m", "infaas.cli.run", "registrar", "recorder"]
+    try:
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(command, env=environ(**settings), stderr=log) as process,
+        ):
+            try:
+                run(main(process.pid))
+            finally:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+                process.wait(20)
+    finally:
+        nats.stop()
+        postgres.stop()
