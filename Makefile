@@ -9,6 +9,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Two processes; tests with servers of their own stay together in one of them (tests/conftest.py).
+PARALLEL ?= -n 2 --dist loadgroup
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -19,7 +21,7 @@ demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # Without node and npm these tests skip and say so. The package is for tests only and never shipped: parts of it are under the
 # Timescale License.
@@ -33,7 +35,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m infaas.asyncapi --check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .
