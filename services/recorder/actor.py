@@ -69,6 +69,7 @@ class Recorder:
 
     def __init__(self, subjects: Subjects) -> None:
         self._watches = (Watch(bucket=subjects.catalog_bucket),)
+        self.written = dict.fromkeys(STREAMS, 0)  # messages, by stream
         self._failures: dict[str, int] = {}
         self._changes: dict[str, bytes | None] = {}
         self._keys: set[str] = set()
@@ -138,7 +139,9 @@ class Recorder:
             return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Again(MAINTAIN)),)
         if self._stopping:
             return ()
-        pause = pause_after_fetch(result if isinstance(result, int) else 0)
+        count = result if isinstance(result, int) else 0
+        self.written[what] += count
+        pause = pause_after_fetch(count)
         return (After(what, pause, Again(what)),) if pause else (self._ingest(what),)
 
     def _failed(self, what: str) -> Iterable[Effect]:

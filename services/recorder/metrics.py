@@ -10,7 +10,12 @@ def families(actor: Recorder) -> Iterable[Family]:
     failing = Family("infaas_recorder_failures_in_a_row", "gauge", "Tries since the last success, by what is tried.")
     for what in {*STREAMS, *actor._failures}:
         failing.add(actor._failures.get(what, 0), what=what)
-    return (failing,)
+    written = Family(
+        "infaas_recorder_batches_total", "counter", "Batches of events that are in the database, by stream."
+    )
+    for stream, count in actor.written.items():
+        written.add(count, stream=stream)
+    return failing, written
 
 
 def missing(actor: Recorder, now: float) -> str:
