@@ -151,7 +151,8 @@ class Recorder:
             self._reconcile = self._reconcile or self._under_way.present is not None
             self._under_way = None
             self._mirror_due = True
-        return (After(what, pause_after_failure(failures), Again(what)),)
+        pause = MAINTAIN_EVERY if what == MAINTAIN else pause_after_failure(failures)  # nobody waits for maintenance
+        return (After(what, pause, Again(what)),)
 
     def _again(self, what: str) -> Iterable[Effect]:
         if self._stopping:
