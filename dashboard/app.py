@@ -4,7 +4,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.login import admit
+from dashboard.login import admit, leave
 
 HERE = Path(__file__).parent
 PAGES = (
@@ -28,3 +28,4 @@ st.navigation(
     ],
     position="top",
 ).run()
+leave()

@@ -14,14 +14,22 @@ def allowed(email: str | None, allow: Sequence[str]) -> bool:
     return any(address == each.lower() or (each.startswith("@") and address.endswith(each.lower())) for each in allow)
 
 
+_required: list[bool] = []
+
+
+def require() -> None:
+    """From now on nobody gets in without logging in, whatever else is or is not configured."""
+    _required.append(True)
+
+
 def admit() -> None:
     """Let the visitor through, or show what there is to do and end the page here."""
-    try:
-        if "auth" not in st.secrets:
-            return
-        allow = list(st.secrets.get("allow", []))
-    except StreamlitSecretNotFoundError:
+    if not _configured():
+        if _required:
+            st.error("Logging in is required and not configured: see docs/dashboard.md.")
+            st.stop()
         return
+    allow = list(st.secrets.get("allow", []))
     if not st.user.get("is_logged_in", False):
         st.title("INFaaS", anchor=False)
         st.write("This dashboard is for people who are known here.")
@@ -32,3 +40,18 @@ def admit() -> None:
         st.error(f"{email or 'This account'} may not see this dashboard: ask its operator (dashboard.allow).")
         st.button("Log out", on_click=st.logout)
         st.stop()
+
+
+def leave() -> None:
+    """For whoever is logged in: as whom, and a way out."""
+    if _configured():
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(f"Logged in as {st.user.get('email') or st.user.get('name') or 'somebody without a name'}.")
+            st.button("Log out", on_click=st.logout, type="tertiary")
+
+
+def _configured() -> bool:
+    try:
+        return "auth" in st.secrets
+    except StreamlitSecretNotFoundError:
+        return False

@@ -3,11 +3,11 @@
 Until then it is a plain Python process of a tenth of the memory. The visitor's connection waits in the socket's queue meanwhile.
 """
 
-import os
 import select
 import socket
 import tomllib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from dashboard.place import tell
 from infaas.locate import Endpoints
 
 APP = Path(__file__).parent / "app.py"
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class CannotServe(Exception):
@@ -50,8 +50,7 @@ def serve(options: Options, endpoints: Endpoints | None) -> int:
     print(f"the dashboard is at {options.url}", flush=True)
     select.select([listener], [], [])
     tell(endpoints)
-    _configure(options)
-    return _run(listener, secrets)
+    return _run(listener, options, secrets)
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -70,24 +69,38 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _configure(options: Options) -> None:
-    """Streamlit's own settings, beside those of .streamlit/config.toml; it reads them when it is imported."""
+def _settings(options: Options) -> dict[str, Any]:
+    """Streamlit's own settings, beside those of .streamlit/config.toml."""
     public = urlsplit(options.url)
-    settings = {"SERVER_ADDRESS": options.address, "SERVER_PORT": str(options.port)}
-    if public.path.strip("/"):
-        settings["SERVER_BASE_URL_PATH"] = public.path.strip("/")
-    if options.address in ("127.0.0.1", "::1", "localhost"):
+    settings = {
+        "server.address": options.address,
+        "server.port": options.port,
+        "server.baseUrlPath": public.path.strip("/"),
+        "server.corsAllowedOrigins": [f"{public.scheme}://{public.netloc}"],
+    }
+    if options.address in LOOPBACK:
         # A page of somebody else's must not reach us under a name of its own that it points to this machine.
-        settings["SERVER_ALLOWED_HOSTS"] = ",".join({*LOOPBACK, public.hostname or "localhost"})
-    os.environ.update({f"STREAMLIT_{name}": value for name, value in settings.items()})
+        settings["server.allowedHosts"] = sorted({*LOOPBACK, public.hostname or "localhost"})
+    return settings
 
 
-def _run(listener: socket.socket, secrets: dict[str, Any]) -> int:
+def _run(listener: socket.socket, options: Options, secrets: dict[str, Any]) -> int:
     import uvicorn  # noqa: PLC0415  (and Streamlit: only now that somebody looks)
+    from starlette.middleware import Middleware  # noqa: PLC0415
+    from streamlit import config as streamlit_config  # noqa: PLC0415
     from streamlit.starlette import App  # noqa: PLC0415
 
+    from dashboard.login import require  # noqa: PLC0415
+    from dashboard.origin import SameOrigin  # noqa: PLC0415
+
+    if options.login:
+        require()
+    origin = Middleware(SameOrigin, public=urlsplit(options.url).netloc)
+    app = App(APP, secrets=secrets, middleware=[origin])
+    for name, value in _settings(options).items():  # after the App, which says where config.toml is
+        streamlit_config.set_option(name, value)
     config = uvicorn.Config(
-        App(APP, secrets=secrets),
+        app,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
         log_level="warning",
@@ -115,4 +128,6 @@ def _secrets(options: Options) -> dict[str, Any]:
     missing = {"cookie_secret", "client_id", "client_secret", "server_metadata_url"} - set(auth)
     if missing:
         raise CannotServe(f"dashboard.login, {options.login}: [auth] has no {', '.join(sorted(missing))}")
+    if find_spec("authlib") is None:
+        raise CannotServe("dashboard.login needs the package authlib: pip install 'infaas[login]'")
     return {"auth": {"redirect_uri": f"{options.url}/oauth2callback", **auth}, "allow": list(options.allow)}

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.processes import ROOT, environ, infaas
+from services.shell.process import free_port
+from tests.processes import ROOT, environ, infaas, read_line
 from tests.system import APP, Whole
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
@@ -152,6 +153,42 @@ def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded
     page.get_by_label("Within, ms").press("Enter")
     page.get_by_text("It would be refused").wait_for()
     assert "latency_ms=0.001" in page.url
+
+
+def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", system: Whole, tmp_path: Path) -> None:
+    pytest.importorskip("authlib", reason="authlib is not installed: pip install '.[login]'")
+    from tests.oidc import CLIENT, provider
+
+    port = free_port()
+    with provider("eve@example.net") as issuer:
+        login = tmp_path / "login.toml"
+        login.write_text(
+            f"""[auth]
+            cookie_secret = "{"s" * 40}"
+            client_id = "{CLIENT}"
+            client_secret = "secret"
+            server_metadata_url = "{issuer.url}/.well-known/openid-configuration"
+            """
+        )
+        settings = {"PORT": str(port), "LOGIN": str(login), "ALLOW": "@example.org"}
+        command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dashboard", "--data-dir", str(system.directory)]
+        variables = environ(**{f"INFAAS_DASHBOARD__{name}": value for name, value in settings.items()})
+        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert read_line(process)
+                visitor = browser.new_page()
+                visitor.goto(f"http://127.0.0.1:{port}/")
+                visitor.get_by_role("button", name="Log in").click()
+                visitor.get_by_text("eve@example.net may not see this dashboard").wait_for()
+                assert not visitor.get_by_test_id("stMetric").count()
+                issuer.email = "ann@example.org"
+                visitor.get_by_role("button", name="Log out").click()
+                visitor.get_by_role("button", name="Log in").click()
+                visitor.get_by_test_id("stMetric").first.wait_for()
+                visitor.get_by_text("Logged in as ann@example.org").wait_for()
+                visitor.close()
+            finally:
+                process.kill()
 
 
 def test_the_dashboard_holds_little_memory_until_somebody_looks(tmp_path: Path) -> None:

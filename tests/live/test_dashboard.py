@@ -1,0 +1,126 @@
+"""The dashboard's process: beside a system and alone, found, kept running, ended, and what it may not do."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
+
+from services.shell.process import free_port
+from tests.processes import environ, eventually, infaas, living_of, read_line
+from tests.system import Whole
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def pids(directory: Path) -> list[int]:
+    found = []
+    for pid in living_of(directory):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"infaas.cli.run" in command and b"dashboard" in command:
+            found.append(pid)
+    return found
+
+
+@contextmanager
+def alone(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`infaas run dashboard` and where it is."""
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "dashboard", *options]
+    with subprocess.Popen(
+        command, env=environ(INFAAS_DASHBOARD__PORT=str(port), **more), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            said = read_line(process)
+            assert said.startswith("the dashboard is at "), said
+            yield process, f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def test_a_system_has_one_and_says_where(system: Whole) -> None:
+    assert status(system.dashboard) == 200
+    assert status(f"{system.dashboard}/_stcore/health") == 200
+
+
+def test_it_knows_no_password_that_writes(system: Whole) -> None:
+    secret = (system.directory / "writer.secret").read_text().strip()
+    assert pids(system.directory)
+    for pid in pids(system.directory):
+        assert secret not in Path(f"/proc/{pid}/environ").read_text()
+    assert secret not in (system.directory / "logs" / "dashboard.log").read_text()
+
+
+def test_it_is_started_again(system: Whole) -> None:
+    (before,) = pids(system.directory)
+    os.kill(before, signal.SIGKILL)
+    assert eventually(lambda: before not in pids(system.directory) and status(system.dashboard) == 200)
+
+
+def test_alone_it_ends_at_once_with_visitors_and_without(tmp_path: Path) -> None:
+    with alone("--data-dir", str(tmp_path)) as (process, _):
+        process.terminate()
+        process.wait(10)
+    visited = alone("--data-dir", str(tmp_path))
+    with visited as (process, where), connect(f"ws://{where}/_stcore/stream", open_timeout=30):
+        process.terminate()
+        process.wait(10)
+
+
+def test_behind_a_proxy_it_has_the_path_and_the_origin_that_visitors_see(tmp_path: Path) -> None:
+    seen = "https://infaas.example.org/board"
+    with alone("--data-dir", str(tmp_path), INFAAS_DASHBOARD__PUBLIC_URL=seen) as (_, where):
+        assert status(f"http://{where}/board/_stcore/health") == 200
+        with connect(f"ws://{where}/board/_stcore/stream", origin=Origin("https://infaas.example.org")):
+            pass
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+def test_pages_of_others_get_nothing(served: str, origin: str) -> None:
+    with pytest.raises(InvalidStatus), connect(f"ws://{served}/_stcore/stream", origin=Origin(origin)):
+        pass
+
+
+def test_a_name_that_others_point_to_this_machine_gets_nothing(served: str) -> None:
+    """DNS rebinding: the page's own origin, at our address."""
+    evil = f"evil.example:{served.rpartition(':')[2]}"
+    with socket.create_connection(served.split(":")) as plain, pytest.raises(InvalidStatus):
+        connect(f"ws://{evil}/_stcore/stream", sock=plain, origin=Origin(f"http://{evil}"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with alone("--data-dir", str(tmp_path_factory.mktemp("nothing"))) as (_, where):
+        assert status(f"http://{where}/") == 200
+        yield where
+
+
+def test_what_it_cannot_do_is_said_in_one_line(tmp_path: Path, served: str) -> None:
+    busy = infaas("run", "dashboard", INFAAS_DASHBOARD__PORT=served.rpartition(":")[2])
+    assert (busy.returncode, busy.stderr.count("\n")) == (1, 1)
+    assert "dashboard.port" in busy.stderr
+    login = tmp_path / "login.toml"
+    login.write_text('[auth]\ncookie_secret = "x"\n')
+    lacking = infaas("run", "dashboard", INFAAS_DASHBOARD__LOGIN=str(login))
+    assert lacking.returncode == 1
+    assert "client_id" in lacking.stderr
+    together = infaas("run", "dashboard", "recorder")
+    assert together.returncode == 2
