@@ -10,6 +10,8 @@ import os
 import time
 from collections.abc import Callable
 
+import rig  # noqa: F401  (makes the packages importable)
+
 from bus.messages.events import OutcomeEvent
 from services.core.metric import Family
 from services.executor.tally import BatchTally
