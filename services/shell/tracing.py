@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
 EVERY_MS = 1000.0  # a batch of spans leaves at least so often
+PATIENCE = 2.0  # s for the collector to take one, at the end, too
 NS = 1_000_000_000
 
 
@@ -26,7 +27,7 @@ class SpanExporter:
 
         whole = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
         self._resource = Resource.create({"service.name": f"infaas-{service}", "service.namespace": "infaas"})
-        self._batches: Any = BatchSpanProcessor(OTLPSpanExporter(endpoint=whole), schedule_delay_millis=EVERY_MS)
+        self._batches: Any = BatchSpanProcessor(OTLPSpanExporter(endpoint=whole, timeout=PATIENCE), schedule_delay_millis=EVERY_MS)
 
     def __call__(self, span: Span) -> None:
         """Take a span; it is sent by a thread of OpenTelemetry's, and dropped when the collector is away for long."""
