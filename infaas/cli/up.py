@@ -45,8 +45,8 @@ def up(
     data_dir
         Where everything is kept; it survives a restart.
     port_base
-        NATS on this port, PostgreSQL on the next, then the dashboard; a busy one is an error. Left out: 4222, 5433 and
-        8501, or free ones.
+        NATS on this port, PostgreSQL on the next, then the dashboard; a busy one is an error. Metrics from ten above on, or
+        free ones. Left out: 4222, 5433, 8501 and 9100, or free ones.
     workers
         How many workers.
     max_workers
