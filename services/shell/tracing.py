@@ -27,7 +27,9 @@ class SpanExporter:
 
         whole = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
         self._resource = Resource.create({"service.name": f"infaas-{service}", "service.namespace": "infaas"})
-        self._batches: Any = BatchSpanProcessor(OTLPSpanExporter(endpoint=whole, timeout=PATIENCE), schedule_delay_millis=EVERY_MS)
+        self._batches: Any = BatchSpanProcessor(
+            OTLPSpanExporter(endpoint=whole, timeout=PATIENCE), schedule_delay_millis=EVERY_MS
+        )
 
     def __call__(self, span: Span) -> None:
         """Take a span; it is sent by a thread of OpenTelemetry's, and dropped when the collector is away for long."""
