@@ -91,7 +91,7 @@ def draw(figure: compare.Figure, out: Path) -> None:
     from matplotlib.figure import Figure  # only where pictures are wanted
 
     alone, both = figure.documents["fig8-online"][0]["policies"], figure.documents["fig8"][0]["policies"]
-    picture = Figure(figsize=(11, 7), dpi=110, layout="constrained")
+    picture = Figure(figsize=(11, 7), dpi=85, layout="constrained")
     panels = picture.subplots(3, len(both), sharex=True, sharey="row", squeeze=False)
     for column, (before, after) in enumerate(zip(alone, both, strict=True)):
         queries, used, images = panels[:, column]
@@ -107,9 +107,9 @@ def draw(figure: compare.Figure, out: Path) -> None:
         images.set_xlabel("time, s")
     for panel, label in zip(panels[:, 0], ("queries/s", "use of the worker", "images/s"), strict=True):
         panel.set_ylabel(label)
-        panel.set_ylim(bottom=0)
-    panels[0][-1].legend(fontsize=8)
-    panels[1][-1].legend(fontsize=8)
+        panel.set_ylim(0, 1.25 * panel.get_ylim()[1])  # room for the legend
+    panels[0][-1].legend(fontsize=8, frameon=False, loc="upper right", ncols=3)
+    panels[1][-1].legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
     picture.suptitle("An offline job beside online queries (INFaaS, Fig. 8; simulated)")
     picture.savefig(out / "fig8.png")
 
