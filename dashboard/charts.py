@@ -50,17 +50,13 @@ _LEGEND: Spec = {
     "titlePadding": 0,
     "symbolType": "square",
     "symbolSize": 90,
-    "labelLimit": 220,
-    "columns": {"signal": "max(2, floor(width / 110))"},
+    "labelLimit": 190,
     "padding": 0,
     "rowPadding": 2,
     "columnPadding": 12,
     "offset": 6,
 }
-_SHAPE: Spec = {
-    "padding": {"left": 0, "right": 8, "top": 0, "bottom": 0},
-    "config": {"legend": {"padding": 0, "layout": {"top": {"margin": 0}}}},
-}
+_SHAPE: Spec = {"padding": {"left": 0, "right": 8, "top": 0, "bottom": 0}}
 _STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
@@ -70,10 +66,20 @@ _WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}
 
 def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None) -> None:
     """Show a chart as wide as its place. key: unique on the page. window: what its time axis shows, if not what the rows span."""
+    columns, rows = _legend_of(frame[spec["usermeta"]["series"]])
+    legend = {"padding": 0, "layout": {"top": {"margin": 0}}, "columns": columns}
+    shape = {**_SHAPE, **spec, "config": {"legend": legend}, "height": spec["height"] + 16 * (rows - 1)}
     if window is not None:
         ends = pd.DataFrame({"time": pd.to_datetime([window.start, window.end], utc=True)})
         frame = pd.concat([frame, ends], ignore_index=True)
-    st.vega_lite_chart(frame, {**_SHAPE, **spec}, width="stretch", key=key)
+    st.vega_lite_chart(frame, shape, width="stretch", key=key)
+
+
+def _legend_of(series: pd.Series) -> tuple[int, int]:
+    """How many names of a legend stand side by side on a phone, and in how many rows; Vega counts too late for its layout."""
+    names = [str(name) for name in series.dropna().unique()] or [""]
+    columns = max(1, int(340 / (6.4 * max(map(len, names)) + 30)))
+    return columns, -(-len(names) // columns)
 
 
 def lines(
@@ -81,7 +87,7 @@ def lines(
     series: str,
     *,
     unit: str,
-    form: str = ",.3~g",
+    form: str = ",.3~r",
     domain: Sequence[float] | None = None,
     height: int = HEIGHT,
 ) -> Spec:
@@ -91,6 +97,7 @@ def lines(
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
     real = [{"filter": f"datum['{series}'] != null"}]
     return {
+        "usermeta": {"series": series},
         "height": height,
         "encoding": {"x": _TIME},
         "layer": [
@@ -114,7 +121,7 @@ def stacked(
     series: str,
     *,
     unit: str,
-    form: str = ",.3~g",
+    form: str = ",.3~r",
     height: int = HEIGHT,
     bars: bool = False,
     idle: bool = False,
@@ -126,6 +133,7 @@ def stacked(
     )
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
     return {
+        "usermeta": {"series": series},
         "height": height,
         "mark": mark,
         "encoding": {
@@ -142,7 +150,7 @@ def percentiles() -> Spec:
     kinds = ["p50", "p95", "p99", "objective"]
     colours = ["#7fb6d9", "#0072b2", "#003f66", "#d0342c"]
     what: Spec = {"field": "what", "type": "nominal", "title": None}
-    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~g")]
+    tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~r")]
     line: Spec = {
         "transform": [{"filter": "datum.what != null"}],
         "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
@@ -152,7 +160,7 @@ def percentiles() -> Spec:
                 "type": "quantitative",
                 "title": "ms",
                 "scale": {"type": "log", "nice": True},
-                "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True},
+                "axis": {"format": "~g", "tickCount": 4, "labelOverlap": True, "grid": False},
             },
             "color": {**what, "scale": {"domain": kinds, "range": colours}, "legend": _STROKES},
             "strokeDash": {
@@ -163,7 +171,7 @@ def percentiles() -> Spec:
             "tooltip": tips,
         },
     }
-    return {"height": HEIGHT, "encoding": {"x": _TIME}, "layer": [_WHOLE, line]}
+    return {"usermeta": {"series": "what"}, "height": HEIGHT, "encoding": {"x": _TIME}, "layer": [_WHOLE, line]}
 
 
 def tradeoff(unit: str) -> Spec:
@@ -185,7 +193,7 @@ def tradeoff(unit: str) -> Spec:
     tips = [_tip("variant"), _tip("on"), _tip("state")]
     tips += [
         _tip("accuracy", "quantitative", "accuracy", ".4f"),
-        _tip("latency_ms", "quantitative", "latency ms", ",.3~g"),
+        _tip("latency_ms", "quantitative", "latency ms", ",.3~r"),
     ]
     tips += [_tip("cost_per_1000", "quantitative", "US$ per 1,000", ".2~g"), _tip("front", title="trade-off")]
     best: Spec = {
@@ -205,7 +213,7 @@ def tradeoff(unit: str) -> Spec:
             "tooltip": tips,
         },
     }
-    return {"height": 360, "layer": [best, points]}
+    return {"usermeta": {"series": "model"}, "height": 360, "layer": [best, points]}
 
 
 def floor_of(percents: pd.Series) -> float:
@@ -243,6 +251,7 @@ def spans(row: str, colours: Mapping[str, str], bands: pd.DataFrame) -> Spec:
         },
     }
     return {
+        "usermeta": {"series": "state"},
         "height": 38 * max(1, bands[row].nunique()) + 56,
         "encoding": {"x": _TIME},
         "layer": [_WHOLE, band, names],

@@ -47,7 +47,7 @@ def chosen_rows(window: Window) -> tuple[Window, pd.DataFrame, float]:
 def page() -> None:
     window = frame.again(chosen)
     coarse, rows, left_out = chosen_rows(window)
-    before = earlier(window)
+    before = earlier(coarse)
     then = chosen_rows(before)[1] if before else None
     if rows.empty:
         nothing(
@@ -91,7 +91,7 @@ def _change(now: float, before: float | None) -> str:
 
 def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataFrame) -> None:
     total = measures.spending(window, "when", rows.assign(when="this range"))
-    past = measures.spending(before.at_least(window.step), "when", then.assign(when=against))
+    past = measures.spending(before, "when", then.assign(when=against))
     if past.empty:
         st.info(f"Nothing was spent in the range {against}.", icon=":material/info:")
         return

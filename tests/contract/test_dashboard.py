@@ -221,6 +221,16 @@ def test_cost_is_compared_with_an_earlier_time(past: str) -> None:
     assert table(test, "before")["before"].tolist() == [0.0, 0.0]
 
 
+def test_the_time_before_is_as_long_as_the_time_it_is_compared_with(database_dsn: str, reader_dsn: str) -> None:
+    bills = [event(CostEvent, time=time.time() - 10 * i, cost=0.25) for i in range(80)]
+    store_ = Store(database_dsn, "test")
+    Ledger(store_).write([message(*bills)])
+    store_.close()
+    test = page("cost", reader_dsn, range="5m", compare="the time before")
+    spent, change = metric(test, "Spent, US$")
+    assert change == f"+0.0% against US$ {spent}"
+
+
 def test_violations_have_reasons_and_latencies_an_objective(past: str) -> None:
     test = page("slo", past)
     assert not test.exception and not test.error
