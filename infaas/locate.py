@@ -16,7 +16,7 @@ DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """URLs with credentials. sql: the read-only role; writer: the recorder's, "" when unknown.
+    """URLs with credentials. sql: the read-only role; writer: the recorder's, metrics: the page; "" when unknown.
 
     data_dir: where they were read, None when from elsewhere.
     """
@@ -26,6 +26,7 @@ class Endpoints:
     prefix: str = "infaas"
     data_dir: Path | None = None
     writer: str = ""
+    metrics: str = ""
 
 
 def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Endpoints:
@@ -75,4 +76,4 @@ def read_endpoints(data_dir: Path) -> Endpoints:
     if not found.get("running"):
         raise NotConnected(f"the system in {data_dir} is stopped: {start}")
     prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
-    return Endpoints(found["nats"], found["sql"], prefix, data_dir, writer)
+    return Endpoints(found["nats"], found["sql"], prefix, data_dir, writer, str(found.get("metrics") or ""))

@@ -47,6 +47,7 @@ async def check_system(system: Endpoints) -> list[Finding]:
             await examine_soon("workers", lambda: _workers(heard)),
             await examine_soon("clock", lambda: _clock(heard)),
             await examine_soon("registrar", lambda: _registrar(bus, subjects)),
+            *([await examine_soon("parts", lambda: _parts(system.metrics))] if system.metrics else []),
         ]
     finally:
         await bus.close()
@@ -224,3 +225,26 @@ async def _registrar(bus: Bus, subjects: Subjects) -> str:
     except BusError:
         pass
     return "listens"
+
+
+async def _parts(metrics: str) -> str:
+    """What the system says of its own processes (docs/metrics.md)."""
+    return await asyncio.to_thread(_parts_now, metrics.removesuffix("/metrics") + "/readyz")
+
+
+def _parts_now(url: str) -> str:
+    import http.client  # noqa: PLC0415
+
+    where = urlsplit(url)
+    try:
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=5.0)
+        connection.request("GET", where.path)
+        missing = json.loads(connection.getresponse().read())["missing"]
+        connection.close()
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        raise Trouble(
+            f"{url} does not answer: {error}", "is `infaas up` still there? Its own process serves it"
+        ) from error
+    if missing:
+        raise Trouble(f"not ready, missing: {'; '.join(missing)}", "look at their logs (logs/ in the data directory)")
+    return "all are ready"

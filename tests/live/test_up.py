@@ -131,7 +131,7 @@ def test_a_second_one_in_the_same_directory_is_refused(system: System) -> None:
 def test_doctor_finds_it_well(system: System) -> None:
     done = infaas("doctor", "--data-dir", str(system.directory), "--json")
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
-    system_checks = ("nats", "jetstream", "outcomes", "sql", "dispatchers", "workers", "clock", "registrar")
+    system_checks = ("nats", "jetstream", "outcomes", "sql", "dispatchers", "workers", "clock", "registrar", "parts")
     assert {name: checks[name]["state"] for name in system_checks} == dict.fromkeys(system_checks, "ok")
 
 
