@@ -90,7 +90,7 @@ REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION infaas_intern
 CREATE OR REPLACE TRIGGER late AFTER INSERT ON infaas.query_outcomes
 REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION infaas_internal.late_query_outcomes();
 
--- ---- moving the watermark: at most an hour of rows at a time; true: there is more
+-- ---- moving the watermark: at most five minutes of rows at a time, while writers wait; true: there is more
 
 -- Only as far as rows have come: after a time without any, what was held back meanwhile is not late.
 CREATE OR REPLACE FUNCTION infaas_internal.refresh_cost_events() RETURNS boolean
@@ -104,10 +104,10 @@ BEGIN
   SELECT upto INTO mark FROM infaas_internal.watermarks WHERE source = 'cost_events' FOR UPDATE;
   SELECT date_bin('1 minute', least(max(time), now()) - interval '2 minutes', '2000-01-03 00:00:00+00') INTO aim FROM infaas.cost_events;
   SELECT min(time) INTO first FROM infaas.cost_events WHERE time >= mark;
-  IF first IS NULL OR first >= aim THEN
+  until := least(aim, date_bin('1 minute', first + interval '5 minutes', '2000-01-03 00:00:00+00'));
+  IF until IS NULL OR until <= mark THEN
     RETURN false;
   END IF;
-  until := least(aim, date_bin('1 minute', first + interval '1 hour', '2000-01-03 00:00:00+00'));
   INSERT INTO infaas_internal.cost_hours AS known
   SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware, simulated,
          sum(cost), sum(seconds), sum(busy_seconds)
@@ -148,10 +148,10 @@ BEGIN
   UPDATE infaas_internal.slo_minutes SET stale = false WHERE stale AND minute < least_raw;  -- as good as it gets
   SELECT date_bin('1 minute', least(max(time), now()) - interval '2 minutes', '2000-01-03 00:00:00+00') INTO aim FROM infaas.query_outcomes;
   SELECT min(time) INTO first FROM infaas.query_outcomes WHERE time >= mark;
-  IF first IS NULL OR first >= aim THEN
+  until := least(aim, date_bin('1 minute', first + interval '5 minutes', '2000-01-03 00:00:00+00'));
+  IF until IS NULL OR until <= mark THEN
     RETURN EXISTS (SELECT FROM infaas_internal.slo_minutes WHERE stale);
   END IF;
-  until := least(aim, date_bin('1 minute', first + interval '1 hour', '2000-01-03 00:00:00+00'));
   INSERT INTO infaas_internal.query_hours AS known
   SELECT date_bin('1 hour', time, '2000-01-03 00:00:00+00'), app, model, variant, hardware, count(*), sum(items), sum(cost)
   FROM infaas.query_outcomes WHERE time >= mark AND time < until
@@ -171,7 +171,7 @@ BEGIN
   RETURN until < aim;
 END $$;
 
--- ---- raw rows that are old enough go, ten minutes of a relation at a time, and only once they are in the stores
+-- ---- raw rows that are old enough go, five minutes of a relation at a time, and only once they are in the stores
 
 CREATE OR REPLACE FUNCTION infaas_internal.expire(of text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -192,7 +192,7 @@ BEGIN
   END IF;
   EXECUTE format('SELECT min(time) FROM infaas.%I', of) INTO first;
   IF first < cutoff THEN
-    EXECUTE format('DELETE FROM infaas.%I WHERE time < $1', of) USING least(cutoff, first + interval '10 minutes');
+    EXECUTE format('DELETE FROM infaas.%I WHERE time < $1', of) USING least(cutoff, first + interval '5 minutes');
   END IF;
-  RETURN coalesce(first + interval '10 minutes' < cutoff, false);
+  RETURN coalesce(first + interval '5 minutes' < cutoff, false);
 END $$;
