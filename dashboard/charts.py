@@ -69,7 +69,11 @@ def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None
     columns, rows = _legend_of(frame[spec["usermeta"]["series"]])
     legend = {"padding": 0, "layout": {"top": {"margin": 0}}, "columns": columns}
     shape = {**_SHAPE, **spec, "config": {"legend": legend}, "height": spec["height"] + 16 * (rows - 1)}
-    if window is not None:
+    if window is not None and spec.get("mark", {}).get("type") == "area":
+        # An area of steps ends where its last step begins.
+        last = frame[frame["time"] == frame["time"].max()]
+        frame = pd.concat([frame, last.assign(time=pd.Timestamp(window.end))], ignore_index=True)
+    elif window is not None:
         ends = pd.DataFrame({"time": pd.to_datetime([window.start, window.end], utc=True)})
         frame = pd.concat([frame, ends], ignore_index=True)
     st.vega_lite_chart(frame, shape, width="stretch", key=key)

@@ -64,10 +64,10 @@ def page() -> None:
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown(f"**Rate** by {by}, US$/h")
-        charts.draw(series, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate")
+        charts.draw(series, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate", coarse)
     with right.container(border=True):
         st.markdown(f"**So far** by {by}, US$")
-        charts.draw(series, charts.stacked("sum", by, unit="US$", idle=idle), "sum")
+        charts.draw(series, charts.stacked("sum", by, unit="US$", idle=idle), "sum", coarse)
     if before is not None and then is not None:
         _compared(coarse, rows, before, then)
     _table(rows, then, window)

@@ -74,7 +74,7 @@ def page() -> None:
         with st.container(border=True):
             st.markdown("**Computed**, items/s")
             rate = done.assign(rate=done["items"] / done["lasting"])
-            charts.draw(rate, charts.stacked("rate", "app", unit="items/s"), "items")
+            charts.draw(rate, charts.stacked("rate", "app", unit="items/s"), "items", window)
 
 
 follow(chosen, page)

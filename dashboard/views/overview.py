@@ -34,15 +34,15 @@ def figures() -> None:
 
 
 def _load(traffic: pd.DataFrame, window: Window) -> None:
-    total = traffic.groupby("time", as_index=False)[[*measures.ENDINGS]].sum()
+    total = traffic.groupby(["time", "lasting"], as_index=False)[[*measures.ENDINGS]].sum()
     recent = total.tail(max(1, round(60 / window.step)))
-    rate = recent["queries"].sum() / (window.step * len(recent)) if len(recent) else None
+    rate = recent["queries"].sum() / recent["lasting"].sum() if len(recent) else None
     asked = int(total["queries"].sum())
     measures.metric(
         "Load",
         f"{words.number(rate)}/s",
         f"{words.count(asked, 'query', 'queries')}",
-        help="Online queries a second in the last minute, and how many in this range",
+        help="Online queries a second lately, and how many in this range",
     )
     missed = int(asked - total["in_time"].sum())
     measures.metric(
@@ -98,7 +98,7 @@ def trend() -> None:
         if traffic.empty:
             nothing("No query arrived in this range.", "`infaas bench --app APP` puts load on an app.")
         else:
-            charts.draw(traffic, charts.stacked("rate", "app", unit="queries/s"), "load")
+            charts.draw(traffic, charts.stacked("rate", "app", unit="queries/s"), "load", window)
     with right.container(border=True):
         st.markdown("**In time**, % of queries")
         if traffic.empty:
@@ -130,12 +130,18 @@ def _trend_of_cost(window: Window) -> None:
             "Nothing was spent in this range.", "Machines are charged for every 10 s, whether they are used or not."
         )
     else:
-        charts.draw(real, charts.stacked("rate", "app", unit="US$/h", idle=words.NOBODY in set(real["app"])), "cost")
+        charts.draw(
+            real, charts.stacked("rate", "app", unit="US$/h", idle=words.NOBODY in set(real["app"])), "cost", coarse
+        )
 
 
 def runs() -> None:
     window = frame.again(chosen)
-    running, served, decisions = ask("running"), history("served", window), history("decisions", window)
+    running, served, decisions = (
+        ask("running"),
+        history("served_long" if window.long else "served", window),
+        history("decisions", window),
+    )
     st.subheader("What runs", anchor=False)
     if running.empty:
         nothing("No model is loaded.", "The first query of an app loads a variant that meets its needs.")

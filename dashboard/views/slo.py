@@ -109,7 +109,7 @@ def latencies() -> None:
 
 def served() -> None:
     window = frame.again(chosen)
-    rows = mine(history("served", window))
+    rows = mine(history("served_long" if window.long else "served", window))
     if rows.empty:
         return
     st.subheader("Who answered", anchor=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ("bus", "services", "infaas")
+SHIPPED = ("bus", "services", "infaas", "dashboard")
 SOURCES = sorted(path for name in SHIPPED for path in (ROOT / name).rglob("*.py"))
 EVERYTHING = [*SOURCES, *sorted(path for name in ("tests", "benches") for path in (ROOT / name).rglob("*.py"))]
 
