@@ -1,7 +1,9 @@
 """`infaas simulate`: the services' own logic on virtual time; nothing needs to run."""
 
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +50,8 @@ def simulate(
 
     """
     names = list(policy or ())
+    if policy is not None and not names:
+        usage("--policy: which? Names of policies follow it (see infaas simulate --help)")
     if scenario is None and names and names[-1].endswith(".toml"):  # `--policy infaas sm+ fig6.toml`
         scenario = Path(names.pop())
     if scenario is None:
@@ -56,7 +60,8 @@ def simulate(
     from services.simulation.scenario import ScenarioError, read_scenario  # noqa: PLC0415  (commands that are not used cost nothing)
 
     try:
-        found = read_scenario(scenario, policies=names, seed=seed)
+        with redirect_stdout(sys.stderr):  # modules of the user's own may print
+            found = read_scenario(scenario, policies=names, seed=seed)
     except ScenarioError as error:
         usage(str(error))
     document = watch(found)
@@ -71,7 +76,7 @@ def watch(scenario: "Scenario") -> dict[str, Any]:
     from services.simulation.run import SimulationError, simulate_all  # noqa: PLC0415
 
     try:
-        with watched([one.name for one in scenario.policies], scenario.duration_s) as told:
+        with watched([one.name for one in scenario.policies], scenario.duration_s) as told, redirect_stdout(sys.stderr):
             return simulate_all(scenario, told)
     except SimulationError as error:
         if os.environ.get("INFAAS_TRACEBACK"):

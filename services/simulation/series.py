@@ -37,7 +37,8 @@ class Flow(Struct, frozen=True, gc=False):
 
 class Series:
     """Rows of equal length. A point's rates are means over the interval that begins at its time; a query counts where it ended
-    (offered: where it was sent). Instances, workers, cost rate and utilisation are the last known at the interval's begin.
+    (offered: where it was sent). Instances, workers, cost rate and utilisation are the last known at the interval's begin; after the
+    duration nothing costs anything.
     """
 
     def __init__(self, every_s: float, duration_s: float) -> None:
@@ -94,7 +95,10 @@ class Series:
             "answered_qps": [flow.answered / span for flow, span in zip(flows, spans, strict=True)],
             "violations": [flow.violations for flow in flows],
             "effective_accuracy": [flow.accuracy / (UNITS * flow.rated) if flow.rated else None for flow in flows],
-            "cost_rate": [sample.cost_rate if sample else 0.0 for sample in seen],
+            "cost_rate": [
+                sample.cost_rate if sample and i * self._every < self._duration else 0.0
+                for i, sample in enumerate(seen)
+            ],
             "utilisation": [sample.utilisation if sample else 0.0 for sample in seen],
             "instances": _columns([sample.instances if sample else {} for sample in seen]),
             "workers": _columns([sample.workers if sample else {} for sample in seen]),

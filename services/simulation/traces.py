@@ -65,6 +65,8 @@ def _seconds(text: str) -> float | None:
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Numbered lines that hold something."""
     path = Path(path)
+    if path.is_char_device():
+        raise WorkloadError(f"cannot read the trace {path}: it is a device, which may never end")
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

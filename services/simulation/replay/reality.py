@@ -74,7 +74,7 @@ class Reality:
         if not head.billed:
             result |= {"cost": None, "cost_per_1000": None}
         del result["scaling"], result["jobs"], result["decisions"], result["solve_ms"]
-        del result["events"], result["events_per_s"], result["wall_s"], result["open"]
+        del result["events"], result["events_per_s"], result["open"]
         return result
 
     def _spent(self, one: Bin) -> float:

@@ -90,8 +90,12 @@ def test_what_ends_after_the_duration_has_rows_of_its_own() -> None:
     one = report(duration=5.0)
     one.offered("a", 4.5)
     one.answered("a", 7.0, 2.5, 1.0, None, "small")
-    series = end(one)["series"]
+    one.sample(Sample(time=0.0, instances={}, workers={"cpu": 1}, cost_rate=0.1, utilisation=0.5))
+    found = end(one, cost=0.5)
+    assert (found["answered"], found["throughput_qps"]) == (1, 0.0)  # nobody got an answer in these 5 s
+    series = found["series"]
     assert series["time"] == [0.0, 2.0, 4.0, 6.0]
+    assert series["cost_rate"] == [0.1, 0.1, 0.1, 0.0]  # what is counted ends with the duration
     assert series["offered_qps"] == [0.0, 0.0, 1.0, 0.0]  # the third interval has but one second
     assert series["violations"] == [0, 0, 0, 1]
 
@@ -190,4 +194,4 @@ def test_series_add_up_and_equal_calls_give_equal_bytes(calls: list[Call], every
     again = run(3.0)
     same = [json.dumps({k: v for k, v in one.items() if k not in MEASURED}) for one in (found, again)]
     assert same[0] == same[1]
-    assert found["wall_s"] != again["wall_s"]
+    assert found["events_per_s"] != again["events_per_s"]

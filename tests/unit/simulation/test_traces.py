@@ -52,6 +52,6 @@ def test_a_file_that_cannot_be_opened_or_unpacked_is_refused(tmp_path, read):
     (tmp_path / "cut.gz").write_bytes(whole[:-9])
     (tmp_path / "spoilt.gz").write_bytes(whole[:12] + b"\xff\xff\xff" + whole[15:])
     (tmp_path / "plain.gz").write_bytes(b"1\n2\n")
-    for name in ("missing.txt", "cut.gz", "spoilt.gz", "plain.gz", ""):
+    for name in ("missing.txt", "cut.gz", "spoilt.gz", "plain.gz", "", "/dev/zero"):
         with pytest.raises(WorkloadError, match="cannot read the trace"):
             read(tmp_path / name)

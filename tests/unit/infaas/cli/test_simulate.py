@@ -115,6 +115,22 @@ def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: p
         assert said.err == ""
 
 
+def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario.with_name("chatty.py").write_text(
+        "from services.core.selection import InfaasPolicy\n"
+        "print('imported')\n"
+        "class Chatty(InfaasPolicy):\n"
+        "    def select(self, ask, now, view):\n"
+        "        print('asked')\n"
+        "        return super().select(ask, now, view)\n"
+    )
+    assert main(["simulate", str(scenario), "--policy", "chatty:Chatty", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["policies"][0]["policy"] == "chatty:Chatty"
+    assert said.err.startswith("imported\n")
+    assert said.err.count("asked\n") > 100
+
+
 def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.png"
     code = main(["simulate", str(scenario), "--policy", "infaas", "--plot", str(path)])
@@ -134,6 +150,7 @@ def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         ([], "which scenario? infaas simulate SCENARIO.toml"),
         (["nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
         (["small.toml", "--policy", "nosuch"], "nosuch"),
+        (["small.toml", "--policy"], "--policy: which?"),
         (["small.toml", "--seed", "-1"], "--seed"),
         (["small.toml", "--seed", "x"], "--seed"),
         (["small.toml", "--out", "nowhere/kept.json"], "--out nowhere/kept.json: there is no directory nowhere"),

@@ -193,6 +193,7 @@ def test_a_bad_value_is_refused_by_file_and_key(tmp_path, path, value, told):
         (b"a = " + b"[" * 100_000, "is not valid TOML: it is nested too deeply"),
         (b"seed = " + b"9" * 10_000, "cannot be read: "),
         (b"", "scenario: is missing"),
+        (b"#" * (8 * 2**20 + 1), "is larger than 8 MiB"),
     ],
 )
 def test_what_is_no_toml_is_refused_with_its_line(tmp_path, content, told):
