@@ -228,6 +228,29 @@ def test_the_command_prepares_with_passwords_from_files(superuser_dsn: str, tmp_
     assert (done.returncode, done.stdout, done.stderr) == (0, "the database is ready\n", "")
 
 
+def test_the_command_takes_settings_from_the_file_and_from_variables(superuser_dsn: str, tmp_path: Path) -> None:
+    file = tmp_path / "infaas.toml"
+    file.write_text("[store.keep_days]\nstate_events = 5\nworker_events = 6\n")
+    environ = {
+        "INFAAS_STORE__SUPERUSER_DSN": superuser_dsn,
+        "INFAAS_STORE__WRITER_PASSWORD": WRITER_PASSWORD,
+        "INFAAS_STORE__READER_PASSWORD": READER_PASSWORD,
+        "INFAAS_CONFIG": str(file),
+        "INFAAS_STORE__KEEP_DAYS__WORKER_EVENTS": "7",
+    }
+    assert _command(environ).returncode == 0
+    with closing(psycopg.connect(superuser_dsn)) as connection:
+        rows = connection.execute(
+            "SELECT relation, extract(day FROM keep)::int FROM infaas_internal.retention"
+        ).fetchall()
+    kept = dict(rows)
+    assert (kept["state_events"], kept["worker_events"], kept["scaling_events"]) == (5, 7, 90)
+    refused = _command({**environ, "INFAAS_STORE__KEEP_DAYS__COST_EVENTS": "1"})
+    assert refused.returncode == 1
+    assert "store.keep_days.cost_events): must be 0 (for ever), or at least 2" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
 def test_the_command_says_in_one_line_what_is_wrong(superuser_dsn: str) -> None:
     passwords = {"INFAAS_STORE__WRITER_PASSWORD": "w", "INFAAS_STORE__READER_PASSWORD": "r"}
     unset = _command(passwords)

@@ -204,7 +204,7 @@ def test_old_chunks_are_compressed_and_take_late_rows(system: System) -> None:
     rng = random.Random(11)
     now = time.time()
     system.prepare()
-    system.ledger.write(some(rng, 60, now - 10 * DAY, now - 9 * DAY))
+    system.ledger.write(some(rng, 60, now - 10 * DAY, now - 10 * DAY + HOUR))
     system.ledger.write([message(*[event(StateEvent, time=now - 60 * DAY + i) for i in range(5)])])
     assert system.jobs("policy_compression") == 7
     compressed = system.ask(
@@ -213,7 +213,7 @@ def test_old_chunks_are_compressed_and_take_late_rows(system: System) -> None:
     assert {"cost_events", "query_outcomes", "state_events"} <= {name for (name,) in compressed}
     system.maintain()
     assert system.views() == system.truth()
-    system.ledger.write(some(rng, 20, now - 10 * DAY, now - 9 * DAY))
+    system.ledger.write(some(rng, 20, now - 10 * DAY, now - 10 * DAY + HOUR))
     system.maintain()
     assert system.views() == system.truth()
     assert system.one("SELECT count(*) FROM infaas.query_outcomes") == 80
