@@ -17,7 +17,7 @@ RANGES: Mapping[str, float] = {
     "30d": 30 * 86400.0,
 }
 DEFAULT = "15m"
-LONG = 6 * 3600.0  # s of range from which minutes and hours that were added up before are read instead of single rows
+LONG = 7 * 3600.0  # s of range from which minutes and hours that were added up before are read instead of single rows
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _STEPS = (
     *(2.0, 5.0, 10.0, 20.0, 30.0),
