@@ -1,7 +1,7 @@
 """What metrics cost a query: counting its messages, folding its outcome, its share of its batch: `python benches/metrics.py [--json]`.
 
 Best of several rounds of each part's CPU time, beside the 0.045 ms of CPU that a whole query takes (benches/path.py). Everything else
-is done when somebody asks: the last line is one page of a process with many series.
+is done when somebody asks: the last lines are a page of a process with many series, and one of a system that has as many.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import rig  # noqa: F401  (makes the packages importable)
 from bus.messages.events import OutcomeEvent
 from services.core.metric import Family
 from services.executor.tally import BatchTally
-from services.shell.metrics.exposition import render
+from services.shell.metrics.exposition import page as process_page
+from services.shell.metrics.exposition import system_page
 from services.shell.metrics.tally import Tally
 
 QUERY_NS = 45_000.0
@@ -44,6 +45,13 @@ def outcomes(count: int) -> list[OutcomeEvent]:
     ]
 
 
+def many(series: int) -> Family:
+    family = Family("infaas_bench", "gauge", "Many series.")
+    for number in range(series):
+        family.add(number, worker="w0", device="cpu", variant=f"variant-{number}")
+    return family
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -63,25 +71,31 @@ def main() -> None:
             batches.add(BATCH, 0.001)
 
     def page() -> None:
-        render([family], SERIES)
+        process_page([many(SERIES)], SERIES)
 
-    family = Family("infaas_bench", "gauge", "Many series.")
-    for number in range(SERIES):
-        family.add(number, worker="w0", device="cpu", variant=f"variant-{number}")
+    def whole() -> None:
+        system_page([], quarters)
+
+    quarters = {name: process_page([many(SERIES // 4)]).body for name in ("one", "two", "three", "four")}
     parts = {
         "its outcome, folded": nanoseconds(fold, 20 * 1024),
         "two messages, counted": 2 * nanoseconds(count, 20_000),
         "its share of a batch": nanoseconds(batch, 20_000) / BATCH,
     }
     total = sum(parts.values())
-    page_ms = nanoseconds(page, 1) / 1e6
+    page_ms, whole_ms = nanoseconds(page, 1) / 1e6, nanoseconds(whole, 1) / 1e6
     if as_json:
-        print(json.dumps({"ns": parts, "total_ns": total, "share": total / QUERY_NS, "page_ms": page_ms}))
+        print(
+            json.dumps(
+                {"ns": parts, "total_ns": total, "share": total / QUERY_NS, "page_ms": page_ms, "whole_ms": whole_ms}
+            )
+        )
         return
     for name, value in parts.items():
         print(f"{name:24} {value:7.0f} ns")
     print(f"{'a query':24} {total:7.0f} ns, {total / QUERY_NS:.2%} of its CPU")
     print(f"a page of {SERIES} series   {page_ms:7.1f} ms, when it is asked for")
+    print(f"of {SERIES} of 4 processes  {whole_ms:7.1f} ms, in a thread of `up`")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import infaas
@@ -105,6 +106,13 @@ def test_names_follow_the_conventions(page: str) -> None:
     if tool is not None:
         done = subprocess.run([tool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_is_openmetrics_too(system: Whole, page: str) -> None:
+    request = urllib.request.Request(url_of(system), headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        families = {family.name: family for family in read_openmetrics(reply.read().decode())}
+    assert families.keys() >= {family.name for family in text_string_to_metric_families(page)}
 
 
 def named(text: str) -> set[str]:

@@ -12,8 +12,7 @@ from bus.port import Bus, BusError
 from services.core.metric import Family
 from services.shell.clock import now as unix_now
 from services.shell.metrics import process
-from services.shell.metrics.exposition import CONTENT_TYPE, render
-from services.shell.metrics.http import Page, listen
+from services.shell.metrics.http import Page, Pages, listen
 from services.shell.metrics.tally import Tally
 from services.shell.runtime import Runtime
 from services.shell.settings import MetricsSettings
@@ -36,6 +35,7 @@ class Exporter:
         self._lost = False
         self._server: asyncio.Server | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._page: Callable[[Iterable[Family], int, str], Page] | None = None
         self.tally = Tally(asyncio.get_running_loop().time, settings.series) if self.on else None
 
     @property
@@ -55,7 +55,11 @@ class Exporter:
 
     async def _listen(self) -> bool:
         host, port = self._settings.host, self._settings.port
-        pages = {"/metrics": self.metrics, "/healthz": self.health, "/readyz": self.readiness}
+        pages: Pages = {
+            "/metrics": self.metrics,
+            "/healthz": lambda _: self.health(),
+            "/readyz": lambda _: self.readiness(),
+        }
         try:
             self._server = await listen(host, port, pages)
         except OSError as error:
@@ -86,8 +90,10 @@ class Exporter:
 
     # -- pages
 
-    async def metrics(self) -> Page:
-        return Page(200, render(self.families(), self._settings.series), CONTENT_TYPE)
+    async def metrics(self, accept: str = "") -> Page:
+        if self._page is None:
+            self._page = await asyncio.to_thread(_page_maker)
+        return self._page(self.families(), self._settings.series, accept)
 
     def families(self) -> Iterable[Family]:
         """Everything that this process shows."""
@@ -123,6 +129,13 @@ class Exporter:
         now = unix_now()
         found = [(runtime.name, runtime.missing(now)) for runtime in self._runtimes]
         return [word for word in words if word] + [f"{name}: {word}" for name, word in found if word]
+
+
+def _page_maker() -> Callable[[Iterable[Family], int, str], Page]:
+    """Imports prometheus_client, so not on the loop, and only where somebody asks."""
+    from services.shell.metrics.exposition import page  # noqa: PLC0415
+
+    return page
 
 
 async def _pinged(bus: Bus) -> str:

@@ -22,11 +22,11 @@ class Page(NamedTuple):
     type: str = "text/plain; charset=utf-8"
 
 
-Pages = Mapping[str, Callable[[], Awaitable[Page]]]
+Pages = Mapping[str, Callable[[str], Awaitable[Page]]]  # path to what makes it; takes the request's Accept header
 
 
 async def listen(host: str, port: int, pages: Pages) -> asyncio.Server:
-    """Serve these pages, path to what makes them; raises OSError when the port cannot be had."""
+    """Serve these pages; raises OSError when the port cannot be had."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -51,8 +51,9 @@ async def listen(host: str, port: int, pages: Pages) -> asyncio.Server:
 
 
 async def _answer(head: bytes, pages: Pages) -> tuple[str, Page]:
+    first, *headers = head.split(b"\r\n")
     try:
-        method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
+        method, target, _ = first.decode("ascii").split(" ")
     except ValueError:
         return "", Page(400, "this is no HTTP request\n")
     make = pages.get(target.partition("?")[0])
@@ -60,8 +61,10 @@ async def _answer(head: bytes, pages: Pages) -> tuple[str, Page]:
         return method, Page(404, f"there are: {' '.join(pages)}\n")
     if method not in ("GET", "HEAD"):
         return method, Page(405, "GET and HEAD only\n")
+    fields = [line.decode("latin-1").partition(":") for line in headers]
+    accept = ",".join(value for name, _, value in fields if name.lower() == "accept")
     try:
-        return method, await make()
+        return method, await make(accept)
     except Exception:
         log.exception("cannot make the page %s", target)
         return method, Page(500, "this page cannot be made; the log says why\n")

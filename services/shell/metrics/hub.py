@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 
 from services.core.metric import Family
 from services.shell.metrics import process
-from services.shell.metrics.exposition import CONTENT_TYPE, merge, render
-from services.shell.metrics.http import Page, fetch, listen
+from services.shell.metrics.http import Page, Pages, fetch, listen
 from services.shell.process import ServerError
 from services.shell.settings import MetricsSettings
 from services.shell.supervise import Supervisor
@@ -71,7 +70,11 @@ class Hub:
         if not self.port:
             return None
         host = self._settings.host
-        pages = {"/metrics": self.metrics, "/healthz": self.health, "/readyz": self.readiness}
+        pages: Pages = {
+            "/metrics": self.metrics,
+            "/healthz": lambda _: self.health(),
+            "/readyz": lambda _: self.readiness(),
+        }
         try:
             self._server = await listen(host, self.port, pages)
         except OSError as error:
@@ -85,11 +88,10 @@ class Hub:
 
     # -- pages
 
-    async def metrics(self) -> Page:
+    async def metrics(self, accept: str = "") -> Page:
         found = await self._ask("/metrics")
         heard = {name: page.body for name, page in found.items() if page is not None and page.status == 200}
-        page = merge({"up": render(self._families(heard), self._settings.series), **heard})
-        return Page(200, page, CONTENT_TYPE)
+        return await asyncio.to_thread(_system_page, list(self._families(heard)), heard, self._settings.series, accept)
 
     def _families(self, heard: Iterable[str]) -> Iterable[Family]:
         running = self._supervisor.pids
@@ -130,6 +132,13 @@ class Hub:
         ports = dict(self._ports)
         pages = await asyncio.gather(*(ask(port) for port in ports.values()))
         return dict(zip(ports, pages, strict=True))
+
+
+def _system_page(families: list[Family], pages: dict[str, str], most: int, accept: str) -> Page:
+    """Reading large pages takes a while, importing prometheus_client too: not on the loop, and only where somebody asks."""
+    from services.shell.metrics.exposition import system_page  # noqa: PLC0415
+
+    return system_page(families, pages, most, accept)
 
 
 def _reachable(host: str) -> str:

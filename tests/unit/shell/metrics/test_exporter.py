@@ -151,6 +151,12 @@ def test_other_requests_are_turned_away() -> None:
         exporter = Exporter("listener", MetricsSettings(port=port))
         await exporter.open()
         assert (await page(port, "/nothing"))[0] == 404
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+        reply = await reader.read()
+        assert b"\r\nContent-Type: application/openmetrics-text" in reply
+        assert reply.endswith(b"\n# EOF\n")
+        writer.close()
         for request, status in (
             (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
             (b"HEAD /healthz HTTP/1.1\r\n\r\n", b"200"),

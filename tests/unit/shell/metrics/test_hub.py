@@ -56,7 +56,7 @@ def test_one_page_of_all_processes_and_the_truth_about_them() -> None:
     async def main() -> None:
         supervisor = Supervisor()
         ports = [free_port() for _ in range(3)]
-        it = Hub(MetricsSettings(port=ports[0]), None, None, supervisor, lambda _: True, lambda: 0)
+        it = Hub(MetricsSettings(port=ports[0]), None, None, supervisor, lambda _: True, lambda: ports[1])
         it._next = ports[1]
         assert await it.open() == f"http://{HOST}:{ports[0]}/metrics"
         assert it.port_for("service") == ports[1]
@@ -67,9 +67,9 @@ def test_one_page_of_all_processes_and_the_truth_about_them() -> None:
         )
         status, text = await page(ports[0], "/metrics")
         assert status == 200
-        assert 'infaas_process_info{process="service",service="service"} 1' in text
-        assert 'infaas_part_up{process="up",part="sleeper"} 1' in text
-        assert 'infaas_part_restarts_total{process="up",part="sleeper"} 0' in text
+        assert 'infaas_process_info{process="service",service="service"} 1.0\n' in text
+        assert 'infaas_part_up{part="sleeper",process="up"} 1.0\n' in text
+        assert 'infaas_part_restarts_total{part="sleeper",process="up"} 0.0\n' in text
         assert (await page(ports[0], "/healthz"))[0] == 200
 
         it.started = True
