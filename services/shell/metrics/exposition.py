@@ -62,7 +62,10 @@ def system_page(families: Iterable[Family], pages: Mapping[str, str], most: int 
 def _encoded(metrics: Iterable[Metric], accept: str) -> Page:
     registry = CollectorRegistry()
     registry.register(Snapshot(metrics))
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is no number
+        encode, content_type = choose_encoder("")
     return Page(200, encode(registry).decode(), content_type)
 
 
