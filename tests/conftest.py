@@ -31,7 +31,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes (`make test`), those with servers and processes of their own stay in one of them."""
+    """Where tests run in several processes (`make test`), those with servers and processes of their own stay in one of them, and
+    all others with their file, since what a file has prepared another one's tests may change.
+    """
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in ("live", "browser", "contract"):
-            item.add_marker(pytest.mark.xdist_group("servers"))
+        place = item.path.relative_to(TESTS)
+        shared = place.parts[0] in ("live", "browser", "contract")
+        item.add_marker(pytest.mark.xdist_group("servers" if shared else str(place)))

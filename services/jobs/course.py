@@ -46,6 +46,7 @@ class Course:
         self._reading = False
         self._writing = False
         self._drop: list[int] = []
+        self._failure = ""  # why it cannot go on, while what it leaves behind is cleared away
 
     @property
     def status(self) -> JobStatus:
@@ -53,7 +54,7 @@ class Course:
 
     @property
     def over(self) -> bool:
-        return self.status.state in OVER
+        return bool(self._failure) or self.status.state in OVER
 
     # -- what comes next
 
@@ -71,7 +72,7 @@ class Course:
 
     def go_on(self) -> Iterator[Effect]:
         """Feed what may be fed, append what can be appended."""
-        if self.status.state != "running" or not self._resumed:
+        if self.status.state != "running" or not self._resumed or self._failure:
             return
         total = self.status.total or 0
         number, first, position = self._fed
@@ -106,7 +107,7 @@ class Course:
 
     def look(self) -> Iterator[Effect]:
         """Nothing was heard for a while: perhaps a word got lost."""
-        if self._resumed and not self._reading and self.status.state == "running":
+        if self._resumed and not self._reading and self.status.state == "running" and not self._failure:
             self._reading = True
             yield self._do("resume", Resume(self.route, self.record.checkpoint))
 
@@ -189,17 +190,17 @@ class Course:
             yield from self.go_on()
 
     def fail(self, reason: str, **changes: object) -> Iterator[Effect]:
-        """It cannot go on."""
+        """It cannot go on. It counts as failed only once what it leaves behind has its name: whoever waits for it looks there then."""
         if self.over:
             return
-        status = replace(self.status, **changes)
-        self.record = replace(self.record, status=replace(status, state="failed", step="", reason=reason[:1000]))
+        self._failure = reason[:1000]
+        self.record = replace(self.record, status=replace(self.status, **changes))
         self._writing = True
         yield self._do("abandon", Abandon(self.route, self.record.checkpoint, keep=True))
 
     def abandoned(self, partial: str, now: float) -> Iterator[Effect]:
         """What it left behind has been cleared away; partial: where the outputs so far are."""
-        reason = self.status.reason or ""
+        reason = self._failure
         kept = f"; the first {self.status.done} outputs are in {partial}" if partial else ""
         yield from self._to("failed", reason=f"{reason}{kept}", finished=now, step="")
 

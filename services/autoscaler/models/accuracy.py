@@ -75,6 +75,17 @@ class Accuracy:
             return False
         return self.of(left) >= self.of(self._seen.serving) - GAIN
 
+    def fallbacks(self) -> set[str]:
+        """For each class with load the variant of which one instance stays, or comes: of those that this worker can have the one
+        that serves most. Queries that come while the accurate ones are busy go there instead of being refused.
+        """
+        found = set()
+        for demand in self._seen.problem.demands:
+            able = [one for one in self._seen.problem.candidates if one.name in self._seen.here and demand.accepts(one)]
+            if demand.load > 0 and able:
+                found.add(max(able, key=lambda one: (one.saturation_qps, -one.cost_per_s, one.name)).name)
+        return found
+
     def crowded(self) -> bool:
         """Whether what can answer, at its load, takes more of this worker's cores than there are."""
         problem = self._seen.problem

@@ -24,7 +24,7 @@ def bridges(seen: Situation, ordered: Mapping[str, int]) -> dict[str, int]:
     if slowest < SLOW_S:
         return {}
     lacking = missing(problem.candidates, problem.demands, seen.serving, problem.slack)
-    room = _room(seen, ordered)
+    left = room(seen, ordered)
     found: dict[str, int] = {}
     for k, lack in lacking.items():
         quick = [
@@ -37,11 +37,11 @@ def bridges(seen: Situation, ordered: Mapping[str, int]) -> dict[str, int]:
             and problem.demands[k].accepts(one)
         ]
         for one in sorted(quick, key=lambda one: (one.cost_per_s / one.saturation_qps, one.name)):
-            count = min(ceil(lack / one.saturation_qps - 1e-9), _fitting(one, room))
+            count = min(ceil(lack / one.saturation_qps - 1e-9), _fitting(one, left))
             if count <= 0:
                 continue
             for pool, amount in _takes(one).items():
-                room[pool] = room.get(pool, inf) - count * amount
+                left[pool] = left.get(pool, inf) - count * amount
             found[one.name] = found.get(one.name, 0) + count
             lack -= count * one.saturation_qps
             if lack <= 0:
@@ -53,7 +53,7 @@ def _takes(one: Candidate) -> dict[str, float]:
     return {**one.uses, "": one.cost_per_s}
 
 
-def _room(seen: Situation, ordered: Mapping[str, int]) -> dict[str, float]:
+def room(seen: Situation, ordered: Mapping[str, int]) -> dict[str, float]:
     """What is left of each resource, and of the budget (""), beside all that runs and is ordered."""
     room = {**seen.problem.resources, "": seen.problem.budget_per_s}
     for one in seen.problem.candidates:

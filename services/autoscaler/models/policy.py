@@ -7,11 +7,12 @@ Where accuracy is the goal the same holds: less of it at once where load is not 
 """
 
 from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
 from bus.messages.scaling import ClassDemand
 from services.autoscaler.models.accuracy import GAIN, Accuracy, roomy
-from services.autoscaler.models.bridging import bridges
+from services.autoscaler.models.bridging import bridges, room
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.situation import Situation
 from services.core.planning.plan import Plan
@@ -76,6 +77,7 @@ class InfaasScaling:
         wanted: set[tuple[str, str]] = set()
         by_name = {one.name: one for one in seen.problem.candidates}
         accuracy = Accuracy(seen) if seen.problem.goal == "accuracy" else None
+        kept = accuracy.fallbacks() if accuracy else set()
         before, after = (accuracy.of(accuracy.running()), accuracy.of(plan.instances)) if accuracy else (0.0, 0.0)
         for action in plan.actions:
             one = by_name[action.variant]
@@ -106,6 +108,8 @@ class InfaasScaling:
                     self._since[key] = now
                     continue
                 held = now - since
+                if one.name in kept and seen.serving[one.name] <= 1:
+                    continue
                 if held < max(one.load_s, self._hold) or not self._spared(seen, one):
                     continue
                 if accuracy is None or accuracy.spares(one):
@@ -119,6 +123,7 @@ class InfaasScaling:
             elsewhere.extend(_unmet(seen, plan))
         if accuracy and not seen.alone:
             elsewhere.extend(_missed(accuracy, plan))
+        changes.extend(_to_fall_back_on(kept, changes, by_name, seen))
         for change in changes:  # the next change of the same variant waits its own time
             self._since.pop((change.variant, "fewer"), None)
         return Decision(tuple(changes), tuple(elsewhere))
@@ -163,6 +168,20 @@ def _bridging(
         one = by_name[name]
         why = f"serves until {slowest.name} is loaded, in {slowest.load_s:.1f} s" if slowest else ""
         yield Change(name, one.running + count, "replicate" if one.running else "load", why)
+
+
+def _to_fall_back_on(
+    kept: set[str], changes: list[Change], by_name: dict[str, Candidate], seen: Situation
+) -> Iterator[Change]:
+    """One instance of each of these, where there is room: cores are shared, and it uses them only while it serves."""
+    ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
+    free = room(seen, ordered)
+    for name in sorted(kept - ordered.keys()):
+        one = by_name[name]
+        takes = {pool: amount for pool, amount in one.uses.items() if pool not in seen.problem.time_shared}
+        fits = all(free.get(pool, inf) >= amount for pool, amount in (*takes.items(), ("", one.cost_per_s)))
+        if not one.running and one.most is None and fits:
+            yield Change(name, 1, "load", "to fall back on while what is more accurate is full")
 
 
 def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:

@@ -154,8 +154,11 @@ def answer(
 
 
 def below_minimum(workers: Sequence[Seen], limits: Limits, held: Callable[[str], bool]) -> Add | Blocked | None:
-    """The machine to start because there are fewer of a kind than there must be."""
-    counts = Counter(worker.kind for worker in workers if worker.state != "Draining")
+    """The machine to start because there are fewer of a kind than there must be.
+
+    A silent one does not count as there, since nobody is served by it; should it come back, one of them will be idle and go.
+    """
+    counts = Counter(worker.kind for worker in workers if worker.state not in ("Draining", "Silent"))
     everybody = Counter(worker.kind for worker in workers)
     for kind in limits.kinds.values():
         if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not held(kind.name):

@@ -86,11 +86,6 @@ def _points(block: Table, stated: float | None) -> dict[int, float]:
         points = {n: base + per_item * n for n in sizes}
     else:
         points = _table(block)
-    low, high = min(points.values()), max(points.values())
-    if flat is not None and not low / _TOLERANCE <= flat <= high * _TOLERANCE:
-        block.at("latency_ms").refuse(
-            f"{flat:g} ms is no batch's time: they take from {low:g} to {high:g} ms; leave it out, or correct one of them"
-        )
     return points
 
 

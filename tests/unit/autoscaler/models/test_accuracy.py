@@ -54,10 +54,10 @@ def test_accuracy_goes_down_with_the_load_before_anything_is_refused_and_comes_b
     stage, steps = ramp("accuracy", solver)
     assert [share for share, _ in steps] == [1.0] * len(steps)
     accuracies = [accuracy for _, accuracy in steps]
-    assert max(accuracies[3 : UP.index(18)]) == pytest.approx(0.78, abs=0.005)
+    assert max(accuracies[3 : UP.index(18)]) > 0.75  # now and then one goes to what is kept to fall back on
     assert accuracies[UP.index(46)] < 0.715
     assert all(after <= before + 0.01 for before, after in pairwise(accuracies[UP.index(18) : len(UP)]))
-    assert accuracies[-1] == pytest.approx(0.78)
+    assert accuracies[-1] > 0.77
     reasons = [why for _, _, why in stage.scalings()]
     assert any(why.startswith("more accurate: 0.69 -> 0.78") for why in reasons)
     assert any("headroom" in why and "; accuracy " in why for why in reasons)
@@ -80,7 +80,7 @@ def test_an_upgrade_waits_until_it_has_been_possible_for_the_hold_and_no_capacit
     ]
     assert all(capacity >= 6 for _, capacity in serving)
     assert stage.running(good().variant) == 1
-    assert stage.running(quick().variant) == 0
+    assert stage.running(quick().variant) == 1  # to fall back on
 
 
 def poisson(stage: ScalingFleet, rate: float, seconds: float, luck: random.Random) -> list[str]:
@@ -103,7 +103,7 @@ def test_a_constant_load_settles_and_stays_as_it_is(rate: int) -> None:
 
 
 def test_a_step_is_taken_by_what_is_kept_for_it() -> None:
-    """What would serve less accurately stays while the accurate ones might soon be full; at low load it goes."""
+    """One of what would serve less accurately stays, whatever the load, for those that come while the accurate ones are full."""
     stage = fleet()
     stage.load(8, 20, latency_ms=LATENCY_MS)
     assert (stage.running(good().variant), stage.running(quick().variant)) == (1, 1)
@@ -112,7 +112,7 @@ def test_a_step_is_taken_by_what_is_kept_for_it() -> None:
     assert heard(stage, step)[0] == 1.0
     low = fleet()
     low.load(3, 20, latency_ms=LATENCY_MS)
-    assert (low.running(good().variant), low.running(quick().variant)) == (1, 0)
+    assert (low.running(good().variant), low.running(quick().variant)) == (1, 1)
 
 
 def test_other_workers_with_room_serve_what_would_be_served_less_accurately_here() -> None:

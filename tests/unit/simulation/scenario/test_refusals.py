@@ -78,7 +78,6 @@ BAD = [
     (f"{V1}.saturation_qps", 500, "variant[1].saturation_qps: 500 queries/s is more than the best batch can do (363.6"),
     (f"{V1}.base_ms", 3, "variant[1].base_ms: says the same as batch_latency_ms"),
     (f"{V1}.per_item_ms", 3, "variant[1].base_ms: is missing: per_item_ms comes on top of it"),
-    (f"{V1}.latency_ms", 200, "variant[1].latency_ms: 200 ms is no batch's time: they take from 15 to 22 ms"),
     ("worker", [], "worker: there must be at least one [[worker]]"),
     (f"{W0}.kind", "gpu", "worker[1].kind: gpu is there twice"),
     (f"{W0}.kind", "c" * 41, "worker[0].kind: must be at most 40 letters"),
