@@ -328,7 +328,9 @@ def test_many_visitors_cost_one_query(empty_dsn: str) -> None:
     with ThreadPoolExecutor(16) as visitors:
         answers = list(visitors.map(lambda _: store.history("traffic", window), range(200)))
     assert len(answers) == 200
-    assert store._pool(empty_dsn).get_stats()["requests_num"] < 10  # one, and one more whenever it has grown old meanwhile
+    assert (
+        store._pool(empty_dsn).get_stats()["requests_num"] < 10
+    )  # one, and one more whenever it has grown old meanwhile
 
 
 def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str) -> None:
