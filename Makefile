@@ -9,8 +9,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Two processes; tests with servers of their own stay together in one of them (tests/conftest.py).
-PARALLEL ?= -n 2 --dist loadgroup
+# Two processes; the tests of a file stay together, since what it has prepared another one's tests may change.
+PARALLEL ?= -n 2 --dist loadfile
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
