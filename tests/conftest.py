@@ -4,12 +4,13 @@ import os
 
 from hypothesis import settings
 
-from tests.database import database_dsn, empty_dsn, postgres, reader_dsn, superuser_dsn
+from tests.database import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn
 from tests.servers import nats_server, nats_url, prefix
 from tests.system import system
 
 __all__ = [
     "database_dsn",
+    "empty_database",
     "empty_dsn",
     "nats_server",
     "nats_url",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.process import ServerError
@@ -43,7 +44,15 @@ def clone(postgres: EmbeddedPostgres) -> str:
         # Rights on a database do not come with its template.
         rights = f"REVOKE ALL ON DATABASE {name} FROM PUBLIC; GRANT CONNECT ON DATABASE {name} TO {WRITER}, {READER}"
         server.execute(rights.encode())
+    known_passwords(postgres)
     return name
+
+
+def known_passwords(postgres: EmbeddedPostgres) -> None:
+    """The roles belong to the whole server: a test that prepares a database of its own may have given them other passwords."""
+    with closing(psycopg.connect(postgres.dsn("postgres", postgres.password, "postgres"), autocommit=True)) as server:
+        for role, password in ((WRITER, WRITER_PASSWORD), (READER, READER_PASSWORD)):
+            server.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(password)))
 
 
 def drop(postgres: EmbeddedPostgres, name: str) -> None:
@@ -73,8 +82,15 @@ def reader_dsn(superuser_dsn: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def empty_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
-    """A prepared database that stays empty, the same for the whole session, as the role that reads."""
+def empty_database(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """The name of a prepared database that stays empty, the same for the whole session."""
     name = clone(postgres)
-    yield role_dsn(postgres.dsn("postgres", postgres.password, name), READER, READER_PASSWORD)
+    yield name
     drop(postgres, name)
+
+
+@pytest.fixture
+def empty_dsn(postgres: EmbeddedPostgres, empty_database: str) -> str:
+    """A prepared database that stays empty, as the role that reads."""
+    known_passwords(postgres)
+    return role_dsn(postgres.dsn("postgres", postgres.password, empty_database), READER, READER_PASSWORD)
