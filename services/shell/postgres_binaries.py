@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,19 +44,26 @@ class Binaries:
 
     def run(self, program: str, *args: str, stdin: str = "", enter: Callable[[], None] | None = None) -> str:
         """Run one of the programs to its end; raises ServerError with what it said."""
-        try:
-            done = subprocess.run(
-                [self.directory / program, *args],
-                preexec_fn=enter or self.identity.enter,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                cwd="/",
-                env=ENVIRON,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ServerError(f"cannot run {self.directory / program}: {error}") from error
+        for left in (2, 1, 0):
+            try:
+                done = subprocess.run(
+                    [self.directory / program, *args],
+                    preexec_fn=enter or self.identity.enter,
+                    input=stdin,
+                    capture_output=True,
+                    text=True,
+                    cwd="/",
+                    env=ENVIRON,
+                    check=False,
+                )
+                break
+            except subprocess.SubprocessError as error:
+                # The program was never started. Seen once, on a busy machine, where the same call had just worked.
+                if not left:
+                    raise ServerError(f"cannot run {self.directory / program}: {error}") from error
+                time.sleep(0.1)
+            except OSError as error:
+                raise ServerError(f"cannot run {self.directory / program}: {error}") from error
         if done.returncode != 0:
             raise ServerError(f"{program} failed: {(done.stderr or done.stdout).strip()}")
         return done.stdout

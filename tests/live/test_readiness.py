@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from services.shell.embedded_nats import find_nats_server
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.metrics.http import fetch
 from services.shell.process import ServerError
@@ -37,13 +36,12 @@ async def ready(port: int) -> bool:
 
 def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
     """The first answer after each change must be right already: nothing is remembered that could be out of date."""
+    nats, postgres = NatsServer(tmp_path / "nats"), EmbeddedPostgres(tmp_path / "postgres")
     try:
-        find_nats_server()
-        (tmp_path / "nats").mkdir()
-        nats, postgres = NatsServer(tmp_path / "nats"), EmbeddedPostgres(tmp_path / "postgres")
-        nats.start()
         postgres.start()
+        nats.start()
     except ServerError as error:
+        postgres.stop()
         pytest.skip(str(error))
     prepare(postgres.superuser_dsn, writer_password="w", reader_password="r")
     port = free_port()
