@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from infaas.cli.load import CLOSED, NO_LOAD, LoadOptions
 from infaas.cli.needs import NO_NEEDS, NeedOptions, told
-from infaas.cli.options import DataDir, Json
+from infaas.cli.options import DataDir, Json, Whole
 from infaas.cli.output import FAILED, fail, progress, show, usage
 from infaas.cli.table import number
 from infaas.client import Client
@@ -37,11 +37,11 @@ def bench(
     app: Annotated[list[str], Parameter(negative="")],
     input: Path | None = None,
     input_key: str | None = None,
-    items: Annotated[int, Parameter(validator=Number(gte=1, lte=65_536))] = 1,
+    items: Annotated[Whole, Parameter(validator=Number(gte=1, lte=65_536))] = 1,
     load: LoadOptions = NO_LOAD,
     seconds: Annotated[float, Parameter(validator=Number(gt=0, lte=3600))] = 10.0,
     warmup: Annotated[float, Parameter(validator=Number(gte=0, lte=600))] = 1.0,
-    seed: int = 0,
+    seed: Annotated[Whole, Parameter(validator=Number(gte=0))] = 0,
     needs: NeedOptions = NO_NEEDS,
     data_dir: DataDir = None,
     json: Json = False,

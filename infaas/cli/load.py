@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from infaas.cli.options import Whole
 from infaas.cli.output import usage
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class LoadOptions:
     """How queries are spread over time and apps."""
 
     closed: Annotated[
-        int | None,
+        Whole | None,
         Parameter(
             validator=Number(gte=1, lte=10_000),
             help="Queries under way in a closed loop; 16 when no option asks for an open one.",
@@ -44,7 +45,8 @@ class LoadOptions:
         Kind | None, Parameter(help="How the gaps of an open loop are spread; poisson if left out.")
     ] = None
     cv: Annotated[
-        float | None, Parameter(validator=Number(gt=0, lte=100), help="Standard deviation / mean of gamma gaps.")
+        float | None,
+        Parameter(validator=Number(gt=0, lte=100), help="Standard deviation / mean of the gaps; gamma needs it."),
     ] = None
     rates: Annotated[str | None, Parameter(help='Queries/s in the states of an MMPP: "4,80".')] = None
     dwell: Annotated[str | None, Parameter(help='Mean seconds of a stay in each state of an MMPP: "30,5".')] = None
@@ -103,6 +105,8 @@ class LoadOptions:
             usage("--rates and --dwell are of an MMPP: add --arrivals mmpp")
         if self.arrivals not in (None, "mmpp") and (trace or not rated):
             usage(f"--arrivals {self.arrivals} needs --rate or --rate-points, and no trace or times")
+        if self.arrivals == "gamma" and self.cv is None:
+            usage("--arrivals gamma needs --cv, such as --cv 4 for bursts (1 is poisson)")
         if self.cv is not None and self.arrivals != "gamma":
             usage("--cv is of gamma gaps: add --arrivals gamma")
         if self.range_qps is not None and (not trace or self.rate is not None):
@@ -148,9 +152,9 @@ class LoadOptions:
         else:
             return f"closed loop of {self.closed or CLOSED}", None
         kind = self.arrivals or "poisson"
-        cv = 1.0 if self.cv is None else self.cv
-        load = LoadSpec(apps=apps, shares=shares, arrivals=kind, rate=points, cv=cv)
-        return f"gamma with CV {cv:g}" if kind == "gamma" else kind, load
+        if self.cv is None:
+            return kind, LoadSpec(apps=apps, shares=shares, arrivals=kind, rate=points)
+        return f"gamma with CV {self.cv:g}", LoadSpec(apps=apps, shares=shares, arrivals=kind, rate=points, cv=self.cv)
 
     def _traced(
         self, path: Path, apps: tuple[str, ...], shares: tuple[float, ...], seconds: float

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from infaas.cli.options import Whole
 from infaas.cli.table import number
 from infaas.errors import Refused
 from infaas.queries import Needs
@@ -22,7 +23,7 @@ class NeedOptions:
     model_version: Annotated[str | None, Parameter(help="Only this version of the model.")] = None
     variant: Annotated[str | None, Parameter(help="Only this variant.")] = None
     context: Annotated[str | None, Parameter(help="Key for personalised selection.")] = None
-    priority: Annotated[int | None, Parameter(help="1 (highest) to 9.")] = None
+    priority: Annotated[Whole | None, Parameter(help="1 (highest) to 9.")] = None
 
     def to_needs(self) -> Needs:
         """As the client takes them."""

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.moments import moment
-from infaas.cli.options import DataDir, Json
+from infaas.cli.options import DataDir, Json, Names, names
 from infaas.cli.output import fail, one_line, progress, show, usage
 from infaas.cli.simulate import keep, watch, writable
 
@@ -27,9 +27,9 @@ def replay(
     *,
     from_: Annotated[str | None, Parameter(name="--from", allow_leading_hyphen=True)] = None,
     to: Annotated[str | None, Parameter(name="--to", allow_leading_hyphen=True)] = None,
-    app: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    policy: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    worker: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    app: Names = None,
+    policy: Names = None,
+    worker: Names = None,
     boot: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
     machines: Path | None = None,
     file: Path | None = None,
@@ -70,6 +70,9 @@ def replay(
         Write the JSON document into this file as well.
 
     """
+    policies = names("--policy", policy, "names of policies")
+    apps = names("--app", app, "names of apps")
+    counts = dict(_count(one) for one in names("--worker", worker, "KIND=N"))
     if file is not None and (from_ or to):
         usage(f"--{'from' if from_ else 'to'}: {file} holds one range already: leave it out, or export another one")
     if file is not None and export is not None:
@@ -83,21 +86,20 @@ def replay(
         usage(f"--boot: {machines} says it, as boot_s of each [[worker]]")
     writable(plot, out)
     writable(None, export, "--export")
-    counts = dict(_count(one) for one in worker or [])
     from services.simulation.replay import ReplayError, build  # noqa: PLC0415  (commands that are not used cost nothing)
     from services.simulation.replay import export as write  # noqa: PLC0415
     from services.simulation.replay.build import BOOT_S, Options  # noqa: PLC0415
     from services.simulation.scenario import ScenarioError  # noqa: PLC0415
 
     options = Options(
-        policies=tuple(policy or ()),
+        policies=policies,
         machines=machines,
         counts=counts,
         boot_s=BOOT_S if boot is None else boot,
-        apps=tuple(app or ()),
+        apps=apps,
     )
     try:
-        with _source(file, from_, to, tuple(app or ()), data_dir) as source:
+        with _source(file, from_, to, apps, data_dir) as source:
             if export is not None:
                 count = write(source, export)
                 document = {"file": str(export), "queries": count, **_range(source.head)}
@@ -111,7 +113,7 @@ def replay(
     document = {
         **simulated,
         **_range(head),
-        "apps": sorted(app or head.only or ()) or None,
+        "apps": sorted(apps or head.only or ()) or None,
         "recorded": found.recorded,
         "cost": found.cost,
         "machines": [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.options import Json
+from infaas.cli.options import Json, Names, Whole, names
 from infaas.cli.output import fail, print_json, progress, show, usage
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def simulate(
     scenario: Path | None = None,
     /,
     *,
-    policy: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    seed: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
+    policy: Names = None,
+    seed: Annotated[Whole | None, Parameter(validator=Number(gte=0))] = None,
     plot: Path | None = None,
     out: Path | None = None,
     json: Json = False,
@@ -49,11 +49,9 @@ def simulate(
         Write the JSON document into this file as well.
 
     """
-    names = list(policy or ())
-    if policy is not None and not names:
-        usage("--policy: which? Names of policies follow it (see infaas simulate --help)")
-    if scenario is None and names and names[-1].endswith(".toml"):  # `--policy infaas sm+ fig6.toml`
-        scenario = Path(names.pop())
+    policies = list(names("--policy", policy, "names of policies"))
+    if scenario is None and policies and policies[-1].endswith(".toml"):  # `--policy infaas sm+ fig6.toml`
+        scenario = Path(policies.pop())
     if scenario is None:
         usage("which scenario? infaas simulate SCENARIO.toml (see infaas simulate --help)")
     writable(plot, out)
@@ -61,7 +59,7 @@ def simulate(
 
     try:
         with redirect_stdout(sys.stderr):  # modules of the user's own may print
-            found = read_scenario(scenario, policies=names, seed=seed)
+            found = read_scenario(scenario, policies=policies, seed=seed)
     except ScenarioError as error:
         usage(str(error))
     document = watch(found)

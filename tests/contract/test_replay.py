@@ -35,16 +35,28 @@ slack = 1.2
 
 Run = Callable[..., dict[str, Any]]
 Refused = Callable[..., str]
+At = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def replay(reader_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def at(tmp_path_factory: pytest.TempPathFactory) -> At:
+    """Options by which a command finds this database: the directory of a system that has it."""
+    directory = tmp_path_factory.mktemp("system")
+
+    def options(dsn: str) -> list[str]:
+        places = {"nats": "nats://127.0.0.1:1", "sql": dsn, "running": True}
+        (directory / "endpoints.json").write_text(json.dumps(places))
+        return ["--data-dir", str(directory)]
+
+    return options
+
+
+@pytest.fixture
+def replay(reader_dsn: str, at: At, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command on the test's database; gives its document without what a clock measured."""
-    monkeypatch.setenv("INFAAS_SQL_DSN", reader_dsn)
-    monkeypatch.delenv("INFAAS_DATA_DIR", raising=False)
 
     def run(*arguments: object) -> dict[str, Any]:
-        code = main(["replay", *map(str, arguments), "--json"])
+        code = main(["replay", *at(reader_dsn), *map(str, arguments), "--json"])
         printed = capsys.readouterr()
         assert code == 0, printed.err
         document: dict[str, Any] = json.loads(printed.out)
@@ -57,12 +69,11 @@ def replay(reader_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.fixture
-def refused(empty_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(empty_dsn: str, at: At, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Runs it on an empty database, or another one; gives the one line that says why not."""
 
     def run(*arguments: object, dsn: str = empty_dsn) -> str:
-        monkeypatch.setenv("INFAAS_SQL_DSN", dsn)
-        code = main(["replay", *map(str, arguments)])
+        code = main(["replay", *at(dsn), *map(str, arguments)])
         printed = capsys.readouterr()
         assert (code, printed.out, printed.err.count("\n")) == (2, "", 1), printed
         return printed.err
@@ -184,12 +195,11 @@ def test_machines_that_came_and_went_and_devices_of_several_kinds(database_dsn: 
 
 
 def test_people_see_what_is_simulated(
-    database_dsn: str, reader_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    database_dsn: str, reader_dsn: str, at: At, capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalogue(database_dsn, apps=("digits",))
     record(database_dsn, outcomes(), bills(), samples())
-    monkeypatch.setenv("INFAAS_SQL_DSN", reader_dsn)
-    assert main(["replay", *HOUR, "--policy", "infaas"]) == 0
+    assert main(["replay", *at(reader_dsn), *HOUR, "--policy", "infaas"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("recorded  ") and "600" in line for line in lines)
     assert any(line.startswith("infaas (simulated)") for line in lines)
@@ -204,6 +214,9 @@ def test_people_see_what_is_simulated(
         (("--to", "-3x"), "--to -3x: is no time"),
         (("--from", "-1h", "--to", "-2h"), "--to -2h: must be after --from -1h"),
         (("--worker", "cpu"), "--worker cpu: write KIND=N"),
+        (("--worker",), "--worker: which? Write KIND=N after it"),
+        (("--policy",), "--policy: which? Write names of policies after it"),
+        (("--app",), "--app: which? Write names of apps after it"),
         (("--worker", "cpu=4:2"), "N must be at most MOST"),
         (("--file", "a", "--from", "-1h"), "--from: a holds one range already"),
         (("--export", "a", "--policy", "infaas"), "--policy: --export simulates nothing"),

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         (["small.toml", "--policy", "nosuch"], "nosuch"),
         (["small.toml", "--policy"], "--policy: which?"),
         (["small.toml", "--seed", "-1"], "--seed"),
-        (["small.toml", "--seed", "x"], "--seed"),
+        (["small.toml", "--seed", "x"], "--seed: must be a whole number, not 'x'"),
+        (["small.toml", "--seed", "1.5"], "--seed: must be a whole number, not '1.5'"),
         (["small.toml", "--out", "nowhere/kept.json"], "--out nowhere/kept.json: there is no directory nowhere"),
         (["small.toml", "--out", "."], "--out .: cannot be written"),
         (["small.toml", "--plot", "run.bmp"], "--plot run.bmp: the name must end in .png, .svg or .pdf"),
@@ -162,11 +164,10 @@ def test_bad_usage_exits_2_with_one_line_before_anything_runs(
     arguments: list[str],
     said: str,
     scenario: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(scenario.parent)
-    assert main(["simulate", *arguments]) == 2
+    with chdir(scenario.parent):
+        assert main(["simulate", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("infaas: ")
