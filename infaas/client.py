@@ -267,6 +267,10 @@ class Client:
             raise RegistrationFailed(status)
         return status
 
+    async def admin(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """An operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version. Raises Refused."""
+        return await self._request(self.subjects.admin(check_name(verb, "verb")), fields)
+
     # -- offline jobs
 
     async def submit(

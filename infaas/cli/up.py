@@ -45,8 +45,8 @@ def up(
     data_dir
         Where everything is kept; it survives a restart.
     port_base
-        NATS on this port, PostgreSQL on the next, then the dashboard; a busy one is an error. Metrics from ten above on, or
-        free ones. Left out: 4222, 5433, 8501 and 9100, or free ones.
+        NATS on this port, PostgreSQL on the next, then the dashboard, the gateway and its gRPC; a busy one is an error. Metrics from ten
+        above on, or free ones. Left out: 4222, 5433, 8501, 8000, 8001 and 9100, or free ones.
     workers
         How many workers.
     max_workers
@@ -61,16 +61,15 @@ def up(
     dashboard
         Whether to run the dashboard: what runs, what it costs and why, in a browser.
     gateway
-        Accepted for what comes; this version has no HTTP gateway yet.
+        Whether to run the gateway: the system for HTTP and gRPC clients.
     json
         Print the URLs as one JSON document, then `ready`.
 
     """
-    del gateway
     from services.shell import telemetry  # noqa: PLC0415
 
     telemetry.set_up("WARNING")
-    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard)
+    plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway)
     return asyncio.run(_up(plan, json))
 
 
@@ -83,6 +82,7 @@ def _plan(
     simulate: str | None,
     config: Path | None,
     dashboard: bool,
+    gateway: bool,
 ) -> "Plan":
     from services.shell.budget import check_budget, place_of  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
@@ -110,6 +110,7 @@ def _plan(
         workers=workers,
         dispatchers=dispatchers or settings.dispatcher.count,
         dashboard=dashboard,
+        gateway=gateway,
         port_base=port_base,
         config=config,
         nats_url=settings.bus.url if _names_nats(config, environ) else None,
@@ -170,6 +171,7 @@ def _print_urls(endpoints: "Endpoints", as_json: bool) -> None:
         ("sql", "SQL"),
         ("dashboard", "dashboard"),
         ("gateway", "gateway"),
+        ("gateway_grpc", "gRPC"),
         ("metrics", "metrics"),
     ):
         if urls[name] is not None:

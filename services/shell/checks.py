@@ -77,6 +77,8 @@ _SIMULATED = Number(most=MOST)
 _KEPT = Number(1 / 24, 36500, zero="for ever")
 _AGGREGATED = Number(2, 36500, zero="for ever")  # what comes a day late is still counted
 
+_TOKENS = Text(r"[\x21-\x7e\s]*", "tokens without spaces or commas inside, as `openssl rand -hex 32` makes them")
+
 RULES: Mapping[str, Rule] = {
     "prefix": _TOKEN,
     "goal": None,
@@ -180,6 +182,27 @@ RULES: Mapping[str, Rule] = {
     "jobs.window": Number(1, 1e6),
     "jobs.in_flight": Number(1, 1e6),
     "jobs.keep": _AMOUNT,
+    "gateway.address": Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0"),
+    "gateway.port": Number(most=65535, zero="off"),
+    "gateway.grpc_port": Number(most=65535, zero="off"),
+    "gateway.reuse_port": None,
+    "gateway.drain_s": Number(most=60.0),
+    "gateway.admin": None,
+    "gateway.tokens": _TOKENS,
+    "gateway.operator_tokens": _TOKENS,
+    "gateway.tls_certificate": None,
+    "gateway.tls_key": None,
+    "gateway.cors_origins": Text(r"[\s,]*((\*|https?://[^\s/,]+)[\s,]*)*", "origins as https://example.org, or *"),
+    "gateway.hosts": Text(r"[\w.:\[\]*\s,-]*", "names of hosts, as models.example.org"),
+    "gateway.max_body": Number(1024, 2**31),
+    "gateway.max_header": Number(256, 2**20),
+    "gateway.head_timeout_s": _SECONDS,
+    "gateway.body_timeout_s": _SECONDS,
+    "gateway.idle_timeout_s": _SECONDS,
+    "gateway.connections": Number(1, 1e6),
+    "gateway.in_flight": Number(1, 1e6),
+    "gateway.register_hosts": Text(r"[\w.:\[\]\s,-]*", "names of hosts, as models.example.org"),
+    "gateway.register_max_bytes": Number(1024, 1e12),
     "metrics.enabled": None,
     "metrics.host": Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0"),
     "metrics.port": Number(most=65535, zero="none"),
@@ -266,6 +289,7 @@ def _together(settings: "Settings") -> Iterator[Fault]:
             f"must be below bus.max_payload ({bus.max_payload} bytes), not {jobs.chunk_kb} KB: "
             "such a chunk would fit in no message",
         )
+    yield from _gateway(settings)
     for key, values in (("threads", registrar.threads), ("max_batches", registrar.max_batches)):
         if not values:
             yield Fault(f"registrar.{key}", "must name at least one number")
@@ -275,3 +299,16 @@ def _together(settings: "Settings") -> Iterator[Fault]:
                 f"machines.kinds.{name}.minimum",
                 f"must be at most machines.kinds.{name}.maximum ({kind.maximum}), not {kind.minimum}",
             )
+
+
+def _gateway(settings: "Settings") -> Iterator[Fault]:
+    gateway = settings.gateway
+    if bool(gateway.tls_certificate) != bool(gateway.tls_key):
+        missing = "tls_key" if gateway.tls_certificate else "tls_certificate"
+        yield Fault(f"gateway.{missing}", "must name a file, too: a certificate and its key belong together")
+    if gateway.port == 0 and gateway.grpc_port == 0:
+        yield Fault(
+            "gateway.port", "must not be 0 where gateway.grpc_port is 0, too: there would be nothing to listen on"
+        )
+    elif gateway.port == gateway.grpc_port:
+        yield Fault("gateway.grpc_port", f"must be another than gateway.port, not {gateway.grpc_port}")

@@ -7,8 +7,14 @@ from collections.abc import Callable, Collection, Mapping
 from services.shell import process
 from services.shell.process import ServerError
 
-DEFAULTS = {"nats": 4222, "postgres": 5433, "dashboard": 8501}
-OFFSETS = {"nats": 0, "postgres": 1, "dashboard": 2}  # from --port-base; contract, section 1
+DEFAULTS = {"nats": 4222, "postgres": 5433, "dashboard": 8501, "gateway": 8000, "gateway_grpc": 8001}
+OFFSETS = {
+    "nats": 0,
+    "postgres": 1,
+    "dashboard": 2,
+    "gateway": 3,
+    "gateway_grpc": 4,
+}  # from --port-base; contract, section 1
 
 
 class Claims:

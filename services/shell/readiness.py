@@ -12,12 +12,17 @@ from bus.subjects import Subjects
 
 _PAUSE = 0.05  # s between looks
 _ASK = 1.0  # s to wait for one reply
+_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (every address of ours: this one, too)
 
 
 class Readiness:
     """Watches a system until it is ready; `missing` says in words what is still to come."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, workers: Iterable[str]) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, workers: Iterable[str], doors: Iterable[tuple[str, int]] = ()
+    ) -> None:
+        """doors: addresses and ports that must take connections."""
+        self._doors = list(doors)
         self._bus = bus
         self._subjects = subjects
         self._expected = frozenset(workers)
@@ -62,4 +67,16 @@ class Readiness:
             return "the registrar"
         except BusError:
             pass
+        for address, port in self._doors:
+            if not await _takes_connections(address, port):
+                return "the gateway"
         return ""
+
+
+async def _takes_connections(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(_LOCAL.get(address, address), port), _ASK)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

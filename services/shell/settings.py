@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from services.shell.checks import faults
 from services.shell.origins import Origins
+from services.shell.sections import GatewaySettings, Section
 
 
 class SettingsError(Exception):
     """A setting is unknown or has the wrong type; the text names it."""
-
-
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections: an unknown key is an error, not a typo that passes."""
 
 
 class BusSettings(Section, frozen=True, kw_only=True):
@@ -283,6 +280,7 @@ class Settings(Section, frozen=True, kw_only=True):
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.

@@ -30,11 +30,13 @@ from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
 from services.shell.metrics.hub import Hub
 from services.shell.process import ServerError
 from services.shell.readiness import Readiness
+from services.shell.sections import GatewaySettings
 from services.shell.settings import Settings, WorkerSettings
 from services.shell.supervise import Child, Supervisor, ended
 
 log = logging.getLogger(__name__)
 
+GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
 NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downwards
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
@@ -50,6 +52,7 @@ class Plan:
     workers: int = 1
     dispatchers: int = 1
     dashboard: bool = True
+    gateway: bool = True
     port_base: int | None = None
     config: Path | None = None
     nats_url: str | None = None
@@ -80,6 +83,7 @@ class Stack:
         self._workers: dict[str, list[Child]] = {}
         self._hosting: Hosting | None = None
         self._hub: Hub | None = None
+        self._chosen: dict[str, int] = {}
 
     async def start(self) -> Endpoints:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
@@ -94,7 +98,16 @@ class Stack:
         recorded = endpoints.recorded_ports(plan.data_dir)
         ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
         ours += ["dashboard"] * plan.dashboard
-        preferred = {**ports.DEFAULTS, "dashboard": plan.settings.dashboard.port}
+        door = plan.settings.gateway
+        ours += ["gateway"] * (plan.gateway and door.port > 0) + ["gateway_grpc"] * (
+            plan.gateway and door.grpc_port > 0
+        )
+        preferred = {
+            **ports.DEFAULTS,
+            "dashboard": plan.settings.dashboard.port,
+            "gateway": door.port,
+            "gateway_grpc": door.grpc_port,
+        }
         chosen = ports.choose(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
         claims = self._claims
         self._hub = Hub(
@@ -106,13 +119,21 @@ class Stack:
             claims.take_any,
         )
         metrics = await self._hub.open()
+        self._chosen = chosen
         nats_url, writer, reader, environ = await self._start_servers(chosen)
         self._service(
             "registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer}
         )
         dashboard = self._start_dashboard(chosen["dashboard"], environ, reader) if plan.dashboard else None
         found = Endpoints(
-            nats=nats_url, sql=reader, writer=writer, prefix=plan.settings.prefix, dashboard=dashboard, metrics=metrics
+            nats=nats_url,
+            sql=reader,
+            writer=writer,
+            prefix=plan.settings.prefix,
+            dashboard=dashboard,
+            gateway=gateway_url(door, chosen["gateway"]) if "gateway" in chosen else None,
+            gateway_grpc=at(door.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
+            metrics=metrics,
         )
         endpoints.write(plan.data_dir, found, chosen | ({"metrics": self._hub.port} if metrics else {}))
         return found
@@ -120,7 +141,10 @@ class Stack:
     async def ready(self, timeout: float = 120.0) -> None:
         """Return once a query can be answered; raises ServerError when a service keeps failing, or after `timeout` s."""
         assert self._bus is not None, "start first"
-        self._readiness = Readiness(self._bus, self._subjects, self._plan.initial)
+        doors = [
+            (self._plan.settings.gateway.address, self._chosen[name]) for name in GATEWAY[:1] if name in self._chosen
+        ]
+        self._readiness = Readiness(self._bus, self._subjects, self._plan.initial, doors)
         waiting = asyncio.create_task(self._readiness.wait())
         give_up = asyncio.get_running_loop().time() + timeout
         try:
@@ -233,6 +257,10 @@ class Stack:
             self._start_worker(worker, kind)
         for number in range(self._plan.dispatchers):
             self._service(f"dispatcher-{number}", ["dispatcher"], environ)
+        if self._plan.gateway:
+            wanted = {name: str(self._chosen.get(name, 0)) for name in GATEWAY}
+            more = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
+            self._service("gateway", ["gateway"], environ | more)
 
     def _start_worker(self, worker: str, kind: str) -> None:
         """Start the processes of one worker; raises ServerError."""
@@ -258,8 +286,7 @@ class Stack:
         more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
         self._service("dashboard", ["dashboard"], {**environ, **more})
         settings = self._plan.settings.dashboard
-        host = f"[{settings.address}]" if ":" in settings.address else settings.address
-        return settings.public_url or f"http://{host}:{port}"
+        return settings.public_url or f"http://{at(settings.address, port)}"
 
     def _service(
         self, name: str, services: list[str], environ: dict[str, str], worker: WorkerSettings | None = None
@@ -312,6 +339,16 @@ class Stack:
             await self._hosting.open(self._plan.initial)
         except (BusError, OSError) as error:
             raise ServerError(f"cannot reach NATS: {error}") from error
+
+
+def at(address: str, port: int) -> str:
+    """host:port, as URLs have it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def gateway_url(settings: GatewaySettings, port: int) -> str:
+    """Where the HTTP gateway is asked on this machine."""
+    return f"http{'s' if settings.tls_certificate else ''}://{at(settings.address, port)}"
 
 
 def role_dsn(dsn: str, role: str, password: str) -> str:

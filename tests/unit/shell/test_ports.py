@@ -17,12 +17,12 @@ def test_default_ports_when_they_are_free() -> None:
 
 def test_a_busy_default_is_replaced_by_last_times_port() -> None:
     chosen = choose(DEFAULTS, None, {"nats": 7000}, take=free_but(4222), take_any=lambda: 9999)
-    assert chosen == {"nats": 7000, "postgres": 5433, "dashboard": 8501}
+    assert chosen == {**DEFAULTS, "nats": 7000}
 
 
 def test_else_by_any_free_one() -> None:
     chosen = choose(DEFAULTS, None, {"nats": 7000}, take=free_but(4222, 7000, 5433), take_any=lambda: 9999)
-    assert chosen == {"nats": 9999, "postgres": 9999, "dashboard": 8501}
+    assert chosen == {**DEFAULTS, "nats": 9999, "postgres": 9999}
 
 
 def test_a_base_fixes_every_port() -> None:
@@ -30,6 +30,8 @@ def test_a_base_fixes_every_port() -> None:
         "nats": 6000,
         "postgres": 6001,
         "dashboard": 6002,
+        "gateway": 6003,
+        "gateway_grpc": 6004,
     }
 
 

@@ -1,0 +1,36 @@
+"""Wires one gateway: `infaas run gateway`."""
+
+from bus.port import Bus
+from bus.subjects import Subjects
+from infaas.client import Client
+from services.gateway.actor import Gateway
+from services.gateway.door import Door
+from services.gateway.edge import GatewayEdge, Server
+from services.gateway.http.app import build
+from services.gateway.http.server import HttpServer
+from services.gateway.metrics import GatewayInsight
+from services.shell.runtime import Runtime
+from services.shell.settings import Settings, load
+
+
+async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
+    """One gateway; any number of them share a system. It listens from the runtime's start on."""
+    subjects = Subjects(settings.prefix)
+    door = Door(settings.gateway, await Client(bus, prefix=settings.prefix).open())
+
+    def make() -> Gateway:
+        door.actor = Gateway(subjects)
+        return door.actor
+
+    servers: list[Server] = []
+    if settings.gateway.port:
+        servers.append(HttpServer(build(door), settings.gateway))
+    return [Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from services.shell.serve import serve
+
+    sys.exit(serve("gateway", load(), wire))

@@ -1,0 +1,51 @@
+"""A gateway's hands: opens and closes its servers with the actor's life."""
+
+import asyncio
+from typing import Any, Protocol
+
+from services.gateway.actor import Close, Serve
+from services.gateway.door import Door
+
+
+class Server(Protocol):
+    """One protocol's server."""
+
+    async def open(self) -> None:
+        """Listen. Raises OSError."""
+
+    async def close(self, grace: float) -> None:
+        """Take nothing new, finish what is under way within so many seconds, close."""
+
+
+class GatewayEdge:
+    """servers: opened in this order, closed side by side."""
+
+    def __init__(self, door: Door, servers: list[Server]) -> None:
+        self._door = door
+        self._servers = servers
+        self._open = False
+
+    async def perform(self, command: Any) -> Any:
+        match command:
+            case Serve():
+                await self._serve()
+            case Close(grace):
+                await self._close(grace)
+            case _:
+                raise TypeError(f"a gateway has no {type(command).__name__}")
+
+    async def _serve(self) -> None:
+        if self._open:
+            return  # the actor was started again; its servers never stopped
+        for server in self._servers:
+            await server.open()
+        self._open = True
+
+    async def _close(self, grace: float) -> None:
+        self._door.draining = True
+        notice = min(self._door.settings.drain_s, grace / 2)
+        if self._open:
+            await asyncio.sleep(notice)  # whoever deals requests out sees that it is not ready, and goes elsewhere
+        await asyncio.gather(*(server.close(grace - notice) for server in self._servers))
+        self._open = False
+        await self._door.client.close()

@@ -1,0 +1,98 @@
+"""All dialects behind one router: their routes, and errors in each dialect's own form."""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from infaas.errors import InfaasError, Refused
+from services.gateway.codes import called, retry_after
+from services.gateway.door import Door, Problem, problem_of
+from services.gateway.http.reply import Json
+from services.gateway.oip import rest
+
+log = logging.getLogger(__name__)
+
+ErrorBody = Callable[[Problem], Any]  # what a dialect writes of a problem
+
+
+def plain(problem: Problem) -> dict[str, Any]:
+    """The Open Inference Protocol's and Rafiqi's form."""
+    return {"error": problem.message}
+
+
+def dialects(door: Door) -> list[tuple[list[Route], ErrorBody]]:
+    """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap."""
+    return [(rest.routes(door), plain)]
+
+
+def build(door: Door) -> ASGIApp:
+    """The whole application."""
+    return Router([(route, _Guarded(route, body)) for routes, body in dialects(door) for route in routes])
+
+
+class Router:
+    """The first route that fits, by path and method. (Starlette's own, less what a dozen layers of it do for each request.)"""
+
+    def __init__(self, routes: Iterable[tuple[Route, ASGIApp]]) -> None:
+        self._routes = list(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        allowed: set[str] = set()
+        for route, app in self._routes:
+            match, child = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(child)
+                await app(scope, receive, send)
+                return
+            if match is Match.PARTIAL:
+                allowed |= route.methods or set()
+        if allowed:
+            names = ", ".join(sorted(allowed))
+            problem = Problem(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
+        else:
+            problem = Problem(404, "there is nothing at this path", code="unknown")
+        await error_reply(problem, plain)(scope, receive, send)
+
+
+class _Guarded:
+    """One endpoint, whose errors become replies."""
+
+    def __init__(self, route: Route, body: ErrorBody) -> None:
+        self._endpoint = route.endpoint
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            reply = await self._endpoint(Request(scope, receive, send))
+        except Problem as problem:
+            reply = error_reply(problem, self._body)
+        except Refused as refused:
+            reply = error_reply(of_refusal(refused), self._body)
+        except InfaasError as error:
+            reply = error_reply(problem_of(error), self._body)
+        except ClientDisconnect:
+            return
+        except Exception:
+            number = secrets.token_hex(6)
+            log.exception("a request failed", extra={"request": number, "path": scope["path"]})
+            message = f"the gateway failed on this request; it was logged as {number}"
+            reply = error_reply(Problem(500, message, code="internal"), self._body)
+        await reply(scope, receive, send)
+
+
+def of_refusal(refused: Refused) -> Problem:
+    """A refusal of the system's in HTTP's terms."""
+    headers = retry_after(refused.code, refused.retry_after_ms)
+    return Problem(called(refused.code).http, refused.message, code=refused.code, headers=headers)
+
+
+def error_reply(problem: Problem, body: ErrorBody) -> Json:
+    """The reply that tells of a problem."""
+    return Json(body(problem), problem.status, problem.headers)

@@ -1,0 +1,82 @@
+"""The HTTP server: uvicorn inside the service's own event loop, without its signal handlers."""
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.shell.sections import GatewaySettings
+
+BACKLOG = 2048
+
+
+class _Quiet(uvicorn.Server):
+    """uvicorn as a part of a process that has its own signals and its own logging."""
+
+    async def run_in_loop(self, sockets: list[socket.socket]) -> None:
+        await self._serve(sockets)
+
+
+class HttpServer:
+    """`open` listens; what is wrong with the address raises OSError there."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._server: _Quiet | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        settings = self._settings
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        server = self._server = _Quiet(config(self._app, settings))
+        listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
+        self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
+        while not server.started:
+            if self._running.done():
+                self._running.result()
+                raise OSError("the HTTP server ended at once")
+            await asyncio.sleep(0.005)
+
+    async def close(self, grace: float) -> None:
+        server, running = self._server, self._running
+        if server is None or running is None:
+            return
+        server.config.timeout_graceful_shutdown = max(1, int(grace))
+        server.should_exit = True
+        await asyncio.wait([running])
+
+
+def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+    """The configuration of uvicorn."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=int(settings.idle_timeout_s),
+    )
+
+
+def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
+    """A socket bound to the address. reuse: other gateways may bind to it, too. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind(where)
+    except OSError:
+        found.close()
+        raise
+    found.setblocking(False)
+    return found

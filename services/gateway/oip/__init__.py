@@ -1,0 +1,1 @@
+"""The Open Inference Protocol v2, as Triton Inference Server's clients speak it."""
