@@ -8,6 +8,7 @@ DISPATCHERS = "dispatchers"  # queue group that shares the queries
 REGISTRARS = "registrars"
 RECORDERS = "recorders"
 JOBS = "jobs"
+WITHOUT_APP = "_"  # instead of an app's name: a model on its own, registered or queried without any app
 
 
 def valid_name(name: object) -> bool:

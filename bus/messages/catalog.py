@@ -96,7 +96,11 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
 
 
 class AppRecord(Struct, frozen=True, kw_only=True):
-    """An application and its linked models: model name to the version that serves now."""
+    """An application and its linked models: model name to the version that serves now.
+
+    default_output: of one item, answered in place of a refusal once nothing better can come in time (docs/contract.md).
+    input_type: what an item of its inputs is in Clipper's words: integers, floats, doubles, bytes or strings.
+    """
 
     app: str
     links: dict[str, str]
@@ -105,3 +109,4 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     default_output: Any = None
     min_instances: int = 1
     created: float = 0.0
+    input_type: str | None = None

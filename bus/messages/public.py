@@ -143,7 +143,7 @@ class Refusal(Struct, frozen=True, kw_only=True, gc=False):
 class Register(Struct, frozen=True, kw_only=True):
     """`infaas.register`: a model file and its validation set, both already in the uploads bucket.
 
-    format: "onnx" | "pt2" | "torchscript". metric: "top1" | "top5" | "mae" | "rmse" (errors are turned into 1/(1+error)).
+    app: "_" for a model on its own, which apps may link later. format: "onnx" | "pt2" | "torchscript". metric: "top1" | "top5" | "mae" | "rmse" (errors are turned into 1/(1+error)).
     latency_ms: the app's default latency objective. registration: optional id chosen by the client.
     """
 
@@ -247,7 +247,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class AdminRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.admin.<verb>`: the fields that the verbs of this version read."""
+    """`infaas.admin.<verb>`: the fields that the verbs of this version read. count: of `set-replicas`, least instances of an app."""
 
     app: str | None = None
     model: str | None = None
@@ -260,6 +260,7 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     latency_ms: float | None = None
     default_output: Any = None
     min_instances: int | None = None
+    input_type: str | None = None
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):

@@ -1,12 +1,11 @@
 """The catalogue as the dispatcher serves it: each app's view follows its records; models are also served without an app."""
 
 from bus.messages.catalog import AppRecord, VariantRecord
+from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed
 from services.core.appview import AppView
 from services.core.catalog import Catalog
 from services.core.cluster import ClusterView
-
-WITHOUT_APP = "_"  # the app of a query that names a registered model only
 
 
 class Apps:

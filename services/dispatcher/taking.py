@@ -7,12 +7,13 @@ import msgspec
 
 from bus.messages.flow import Route
 from bus.messages.public import Error, QueryHead
+from bus.subjects import WITHOUT_APP
 from services.core.actor import Envelope
 from services.core.ask import INFINITE, Ask
 from services.core.cost import bucket_of
 from services.core.intake import BadRequest, check_name, check_requirements, count_items, length_of
 from services.core.trace import read
-from services.dispatcher.apps import WITHOUT_APP, Apps
+from services.dispatcher.apps import Apps
 from services.dispatcher.query import Query
 from services.dispatcher.tracing import begin
 

@@ -44,7 +44,7 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.registrar.admin import change_for
 from services.registrar.checks import MOST_TEXT, registration_error
-from services.registrar.commands import ChangeApp, Claim, Claimed, Refused, ReleaseVariant, Taken, TakeOver, Work
+from services.registrar.commands import Change, ChangeApp, Claim, Claimed, Refused, Taken, TakeOver, Work
 from services.registrar.fitting import Fitting
 from services.registrar.floor import COMMAND_S, Floor
 from services.registrar.policy import Rules, next_version
@@ -253,7 +253,7 @@ class Registrar:
             return
         self._changes += 1
         self._asked[self._changes] = envelope.reply
-        command = change if isinstance(change, ReleaseVariant) else ChangeApp(change)
+        command = ChangeApp(change) if isinstance(change, Change) else change
         yield Do(("admin", self._changes), command, COMMAND_S)
 
     def _on_status_request(self, envelope: Envelope) -> Iterator[Effect]:
@@ -367,7 +367,7 @@ def _printable(name: str) -> str:
 def _taken(field: str, request: Register) -> Error:
     if field == "version":
         named = f"version {request.version} of model {request.model}"
-        text = f"version: {named} is registered already, or being registered; give another one, or none to get the next"
+        text = f"version: {named} is registered already, or being registered, or was deleted; give another one, or none to get the next"
     else:
         text = "registration: this id is in use already; give another one, or none"
     return Error(code="bad_request", message=text)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
 from services.registrar.checks import signature_difference
-from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused
+from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused, SetApp
 
 
 def amend(record: AppRecord | None, change: Change) -> AppRecord | Refused | None:
@@ -17,6 +17,8 @@ def amend(record: AppRecord | None, change: Change) -> AppRecord | Refused | Non
         return _unknown(change.app)
     if isinstance(change, DeleteApp):
         return None
+    if isinstance(change, SetApp):
+        return _set(record, change)
     if change.model not in record.links:
         return Refused("unknown_model", f"model: app {change.app} does not link {change.model}")
     return replace(record, links={model: at for model, at in record.links.items() if model != change.model})
@@ -32,7 +34,13 @@ def _add(record: AppRecord | None, change: AddApp) -> AppRecord | Refused:
         default_output=change.default_output,
         min_instances=change.min_instances,
         created=change.at,
+        input_type=change.input_type,
     )
+
+
+def _set(record: AppRecord, change: SetApp) -> AppRecord:
+    fields = ("latency_ms", "default_output", "min_instances", "input_type")
+    return replace(record, **{field: value for field in fields if (value := getattr(change, field)) is not None})
 
 
 def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | Refused:

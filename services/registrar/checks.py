@@ -8,10 +8,11 @@ import msgspec
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Error, Register
-from bus.subjects import valid_name
+from bus.subjects import WITHOUT_APP, valid_name
 from services.registrar.policy import Rules
 
 FORMATS = ("onnx", "pt2", "torchscript")
+INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
 METRICS = ("top1", "top5", "mae", "rmse")
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
@@ -29,7 +30,7 @@ def registration_error(request: Register, rules: Rules) -> Error | None:
             " torch.export, or have the operator set registrar.allow_torchscript",
         )
     wrong = [
-        *names(app=request.app, model=request.model),
+        *names(**({} if request.app == WITHOUT_APP else {"app": request.app}), model=request.model),
         *names(**{k: v for k in ("version", "registration") if (v := getattr(request, k)) is not None}),
         *_one_of("format", request.format, FORMATS),
         *_one_of("metric", request.metric, METRICS),
@@ -53,13 +54,15 @@ def names(**fields: Any) -> list[str]:
     return [f"{field}: must be {NAME_RULE}" for field, value in fields.items() if not valid_name(value)]
 
 
-def app_fields(latency_ms: float | None, default_output: Any) -> list[str]:
+def app_fields(latency_ms: float | None, default_output: Any, input_type: str | None = None) -> list[str]:
     """Complaints about an app's settings."""
     wrong = []
     if latency_ms is not None and not (isfinite(latency_ms) and latency_ms > 0):
         wrong.append("latency_ms: must be a number above 0")
     if default_output is not None and len(msgspec.msgpack.encode(default_output)) > MOST_DEFAULT:
         wrong.append(f"default_output: must fit into {MOST_DEFAULT // 1024} kB")
+    if input_type is not None:
+        wrong += _one_of("input_type", input_type, INPUT_TYPES)
     return wrong
 
 

@@ -83,6 +83,17 @@ class AddApp(Struct, frozen=True, kw_only=True):
     latency_ms: float | None = None
     default_output: Any = None
     min_instances: int = 1
+    input_type: str | None = None
+
+
+class SetApp(Struct, frozen=True, kw_only=True):
+    """Other settings for an app that is there; what is None stays as it is."""
+
+    app: str
+    latency_ms: float | None = None
+    default_output: Any = None
+    min_instances: int | None = None
+    input_type: str | None = None
 
 
 class DeleteApp(Struct, frozen=True, kw_only=True):
@@ -98,7 +109,7 @@ class UnlinkModel(Struct, frozen=True, kw_only=True):
     model: str
 
 
-Change = LinkModel | AddApp | DeleteApp | UnlinkModel
+Change = LinkModel | AddApp | SetApp | DeleteApp | UnlinkModel
 
 
 class ChangeApp(Struct, frozen=True):
@@ -112,6 +123,16 @@ class ReleaseVariant(Struct, frozen=True, kw_only=True):
 
     variant: str
     worker: str | None = None
+
+
+class DeleteVersion(Struct, frozen=True, kw_only=True):
+    """Forget a version of a model that no app serves, and its variants; its number is not given out again.
+
+    Comes back as None or Refused.
+    """
+
+    model: str
+    version: str
 
 
 class PutRecords(Struct, frozen=True, kw_only=True):
@@ -156,4 +177,4 @@ class Finish(Struct, frozen=True, kw_only=True):
     uploads: tuple[str, ...]
 
 
-Command = Claim | TakeOver | PutStatus | ChangeApp | ReleaseVariant | PutRecords | AddVariants | Finish
+Command = Claim | TakeOver | PutStatus | ChangeApp | ReleaseVariant | DeleteVersion | PutRecords | AddVariants | Finish

@@ -20,6 +20,7 @@ from services.registrar.commands import (
     ChangeSimulated,
     Claim,
     Claimed,
+    DeleteVersion,
     Finish,
     PutRecords,
     PutStatus,
@@ -31,6 +32,7 @@ from services.registrar.commands import (
 )
 
 CPU = "cpu"
+DELETED = b"deleted"  # holds a version's number for ever
 UPLOADS_KEPT_S = 24 * 3600.0  # uploads that nobody registered, or that are not ours to remove
 
 _Message = TypeVar("_Message")
@@ -50,6 +52,7 @@ class RegistrarEdge:
             PutStatus: self._put_status,
             ChangeApp: self._change_app,
             ReleaseVariant: self._release_variant,
+            DeleteVersion: self._delete_version,
             PutRecords: self._put_records,
             AddVariants: self._add_variants,
             ChangeSimulated: self._change_simulated,
@@ -191,6 +194,28 @@ class RegistrarEdge:
                 continue
             return None
 
+    async def _delete_version(self, command: DeleteVersion) -> Refused | None:
+        """The model's record first: without it nobody sees its variants. A version number that served is never another model's."""
+        model, version = command.model, command.version
+        named = f"version {version} of model {model}"
+        keys = await self._catalog.keys()
+        for key in keys:
+            app = await _get(self._catalog, key, AppRecord) if key.startswith(app_key("")) else None
+            if app is not None and app.links.get(model) == version:
+                return Refused(
+                    "bad_request",
+                    f"version: app {app.app} serves {named}; set another version there, or unlink the model, first",
+                )
+        await self._status.put(_held(model, version), DELETED)
+        with suppress(NotFound):
+            await self._catalog.delete(model_key(model, version))
+        for key in keys:
+            if key.startswith(variant_key("")):
+                record = await _get(self._catalog, key, VariantRecord)
+                if record is not None and (record.model, record.version) == (model, version):
+                    await self._catalog.delete(key)
+        return None
+
     async def _put_records(self, command: PutRecords) -> Refused | None:
         model = command.model
         kept = await _get(self._catalog, key_of(model), ModelRecord)
@@ -229,7 +254,7 @@ class RegistrarEdge:
 
 
 def _held(model: str, version: str) -> str:
-    """Key of a version that a registration under way has reserved."""
+    """Key of a version that a registration under way has reserved, or that was deleted."""
     return f"version.{model}.{version}"
 
 

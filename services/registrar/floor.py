@@ -169,7 +169,8 @@ class Floor:
         if job is None:
             return
         request = job.work.request
-        unfit = None if job.fitting else amend(self._catalog.app(request.app), job.link(fact.signature, now))
+        link = None if job.fitting else job.link(fact.signature, now)
+        unfit = None if link is None else amend(self._catalog.app(request.app), link)
         if isinstance(unfit, Refused):
             yield from self._end(job, now, unfit.message)
             return

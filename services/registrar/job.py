@@ -16,6 +16,7 @@ from bus.messages.work import (
     VariantPlan,
     WorkProgress,
 )
+from bus.subjects import WITHOUT_APP
 from services.core.dominance import mark
 from services.registrar.commands import AddVariants, LinkModel, PutRecords, Work
 from services.registrar.policy import Rules, why_not
@@ -259,9 +260,11 @@ class Job:
         """What goes into the catalogue of a model that is there already."""
         return AddVariants(model=self.work.request.model, version=self.version, variants=self._measured())
 
-    def link(self, signature: Signature, now: float) -> LinkModel:
-        """The change of the app's record that this registration asks for."""
+    def link(self, signature: Signature, now: float) -> LinkModel | None:
+        """The change of the app's record that this registration asks for; none where the model stays on its own."""
         request = self.work.request
+        if request.app == WITHOUT_APP:
+            return None
         return LinkModel(
             app=request.app,
             model=request.model,

@@ -217,3 +217,15 @@ def test_operators_change_the_catalogue() -> None:
     stage.tell(AdminRequest(app="b"), SUBJECTS.admin("add-app"), "_INBOX.9")
     stage.tell(Failed(stage.commands.pop().id, "disconnected"))
     assert stage.sent[-1][1].error.code == "overloaded"
+
+
+def test_a_model_may_be_registered_without_any_app() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    assert stage.register(replace(REQUEST, app="_")) == RegistrationAccepted(registration="r1")
+    stage.tell(inspected())
+    stage.tell(finished("inspect"))
+    complete(stage, build_order(stage))
+    assert stage.ends() == ["done"]
+    assert "model.mlp.1" in stage.catalog
+    assert not [key for key in stage.catalog if key.startswith("app.")]

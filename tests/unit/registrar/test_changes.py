@@ -11,7 +11,17 @@ from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
 from services.registrar.admin import NEEDS, change_for
 from services.registrar.changes import amend
-from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused, ReleaseVariant, UnlinkModel
+from services.registrar.commands import (
+    AddApp,
+    Change,
+    DeleteApp,
+    DeleteVersion,
+    LinkModel,
+    Refused,
+    ReleaseVariant,
+    SetApp,
+    UnlinkModel,
+)
 from tests.unit.registrar.given import SIGNATURE, app_record, model_record
 
 LINK = LinkModel(app="digits", model="cnn", version="1", signature=SIGNATURE, at=7.0)
@@ -72,6 +82,13 @@ def test_unlink_add_and_delete() -> None:
     assert refused(app_record(), AddApp(app="digits", at=3.0)).code == "bad_request"
 
 
+def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
+    before = app_record(latency_ms=5.0, default_output=[0], min_instances=3)
+    assert changed(before, SetApp(app="digits", default_output="none")) == replace(before, default_output="none")
+    assert changed(before, SetApp(app="digits", min_instances=0)) == replace(before, min_instances=0)
+    assert refused(None, SetApp(app="digits", latency_ms=1.0)).code == "unknown_app"
+
+
 def test_repeating_a_change_changes_nothing() -> None:
     once = changed(None, replace(LINK, create=True))
     assert changed(once, replace(LINK, create=True)) == once
@@ -84,7 +101,7 @@ def catalog() -> Catalog:
     return found
 
 
-def asked(verb: str, **fields: Any) -> Change | ReleaseVariant | Error:
+def asked(verb: str, **fields: Any) -> Change | ReleaseVariant | DeleteVersion | Error:
     return change_for(verb, AdminRequest(**fields), catalog(), 7.0)
 
 
@@ -96,6 +113,9 @@ def test_verbs_become_changes() -> None:
     assert asked("link-model", app="a", model="mlp") == link
     assert asked("link-model", app="a", model="mlp", version="1") == replace(link, version="1")
     assert asked("set-version", app="a", model="mlp", version="1") == replace(link, version="1", linked=True)
+    assert asked("set-app", app="a", latency_ms=3.0) == SetApp(app="a", latency_ms=3.0)
+    assert asked("set-replicas", app="a", count=2) == SetApp(app="a", min_instances=2)
+    assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
     assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
 
@@ -119,6 +139,11 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
         ("set-version", {"app": "a", "model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
         ("add-app", {"app": "a", "latency_ms": -1.0}, "bad_request", "latency_ms"),
         ("add-app", {"app": "a", "min_instances": -1}, "bad_request", "min_instances"),
+        ("add-app", {"app": "a", "input_type": "words"}, "bad_request", "strings"),
+        ("set-app", {"app": "a"}, "bad_request", "default_output"),
+        ("set-replicas", {"app": "a"}, "bad_request", "count"),
+        ("set-replicas", {"app": "a", "count": -1}, "bad_request", "count"),
+        ("delete-version", {"model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
     ],
 )
 def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], code: str, word: str) -> None:

@@ -20,6 +20,7 @@ from services.registrar.commands import (
     Claim,
     Claimed,
     DeleteApp,
+    DeleteVersion,
     Finish,
     LinkModel,
     PutRecords,
@@ -231,3 +232,28 @@ def test_keys_of_quarantines() -> None:
     assert quarantined_at(quarantine_key("w-1", "m-v1-ort")) == ("w-1", "m-v1-ort")
     assert quarantined_at("controller") is None
     assert quarantined_at("quarantine.w1") is None
+
+
+def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_is_not_given_out_again() -> None:
+    async def test(place: Place) -> None:
+        first = PutRecords(variants=(variant_record(),), model=model_record(), link=LINK)
+        other = replace(variant_record("mlp-v2"), version="2")
+        second = PutRecords(variants=(other,), model=model_record(version="2"), link=None)
+        for records in (first, second):
+            assert await place.do(records) is None
+        kept = await place.do(DeleteVersion(model="mlp", version="1"))
+        assert isinstance(kept, Refused)
+        assert "app digits serves version 1 of model mlp" in kept.message
+        assert await place.do(DeleteVersion(model="mlp", version="2")) is None
+        assert await place.keys() == {
+            "app.digits",
+            "model.mlp.1",
+            f"variant.{variant_record().variant}",
+            "version.mlp.2",
+        }
+        assert await place.do(DeleteVersion(model="mlp", version="2")) is None
+        assert await place.do(Claim(work=work("r2", version="2"), next_version=2)) == Taken("version")
+        claimed = await place.do(Claim(work=work("r3"), next_version=2))
+        assert claimed.work.version == "3"
+
+    on_a_bus(test)

@@ -1,0 +1,34 @@
+"""`infaas admin`: what is asked wrongly is said before anybody is asked."""
+
+import pytest
+
+from infaas.cli import main
+from infaas.cli.admin import VERBS
+from services.registrar.admin import NEEDS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explode"], ["explode", "set-version"]),
+        (["set-version", "--app", "a"], ["set-version needs", "--model", "--model-version"]),
+        (["add-app", "--app", "a", "--model", "m"], ["add-app takes no --model"]),
+        (["set-replicas", "--app", "a", "--count", "1.5"], ["--count", "whole number"]),
+        ([], ["verb"]),
+    ],
+)
+def test_bad_usage_exits_2_with_one_line(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["admin", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    for word in words:
+        assert word.lower() in told.err.lower()
+
+
+def test_the_command_knows_the_verbs_that_the_registrar_knows() -> None:
+    assert {verb: {*needed} for verb, (needed, _) in VERBS.items()} == {
+        verb: {*needed, *(("count",) if verb == "set-replicas" else ())} for verb, needed in NEEDS.items()
+    }
