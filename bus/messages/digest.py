@@ -25,10 +25,11 @@ class PoolDigest(Struct, frozen=True, array_like=True, gc=False):
 class VariantDigest(Struct, frozen=True, array_like=True, gc=False):
     """One variant's instances on living devices of one kind, on workers that take new work.
 
-    holders: the first two workers that have one or are loading it, in order of their names; instances: all of them. running: instances with room for more
-    load, loading ones too; serving: those of them that can answer. busy: cores that these use; busy_full: that the others use.
-    answering: instances that can answer, with room or without; factors: the sum of their live corrections; best: the most items/s
-    that one of them serves. overloaded, young: there is one that has been Overloaded for a while; that has only just come.
+    holders: the first two workers that have one or are loading it, in order of their names; instances: all of them. running:
+    instances with room for more load, loading ones too; serving: those of them that can answer. busy: cores that these use;
+    busy_full: that the others use. answering: instances that can answer, with room or without; factors: the sum of their live
+    corrections; best: the most items/s that one of them serves. overloaded, young: there is one that has been Overloaded for a
+    while; that has only just come.
     """
 
     variant: str

@@ -45,7 +45,8 @@ class AskForCapacity(Struct, frozen=True, kw_only=True):
 
     why: "full" (no room on this worker), "interfered" (an instance here is slowed down and this worker has no free cores or
     other device), "hardware" (a variant of a kind that only other workers have is the better choice), "accuracy" (this worker
-    carries it, though less accurately than others might that have room; no machine is worth adding). variants: those that would do, best first; load: items/s they must carry together; instances: of the first one, were it chosen alone.
+    carries it, though less accurately than others might that have room; no machine is worth adding). variants: those that
+    would do, best first; load: items/s they must carry together; instances: of the first one, were it chosen alone.
     """
 
     worker: str

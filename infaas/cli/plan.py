@@ -47,7 +47,7 @@ def plan(
     Parameters
     ----------
     file
-        A planning file (TOML): docs/contract.md, section 4; an example is docs/examples/plan.toml.
+        A planning file (TOML): docs/planning.md; an example is docs/examples/plan.toml.
     policy
         ilp: the cheapest plan, by integer programming; greedy: a good one in milliseconds.
     time_limit

@@ -1,4 +1,4 @@
-"""Reading a planning file (docs/contract.md, section 4); every refusal names file, key and reason."""
+"""Reading a planning file (docs/planning.md); every refusal names file, key and reason."""
 
 import re
 import tomllib

@@ -37,7 +37,7 @@ def simulate(
     Parameters
     ----------
     scenario
-        A scenario file (TOML): docs/contract.md, section 5; an example is docs/examples/scenario.toml.
+        A scenario file (TOML): docs/scenarios.md; an example is docs/examples/scenario.toml.
     policy
         What decides, instead of the file's policies: names of [[policy]] blocks, infaas, infaas-ilp, clipper+ (static),
         sm+ (replicate), round-robin, brute-force, or the import path of your own class.

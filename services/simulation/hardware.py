@@ -100,7 +100,7 @@ class SimDevice:
 
 
 class Machine:
-    """A worker's hardware. since: when it was last sampled by its monitor."""
+    """A worker's hardware. strengths: of interference, by kind of device. now: seconds, when it appears."""
 
     def __init__(self, worker: str, spec: MachineSpec, strengths: Mapping[str, float], now: float) -> None:
         self.worker = worker

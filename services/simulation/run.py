@@ -130,7 +130,7 @@ class Run:
 def simulate(
     scenario: Scenario, policy: PolicySpec, report: Report, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """One policy's result (docs/contract.md, section 5). The same scenario and seed give the same, but for measured times."""
+    """One policy's result (docs/simulation.md). The same scenario and seed give the same, but for measured times."""
     with _seldom_collected():
         return Run(scenario, policy, report)(progress)
 

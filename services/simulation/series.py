@@ -86,7 +86,7 @@ class Series:
         return sum(used) / len(used) if used else None
 
     def document(self) -> dict[str, Any]:
-        """All rows, as docs/contract.md, section 5 has them."""
+        """All rows, as docs/simulation.md has them."""
         flows, count = self._flows, len(self._flows)
         seen, spans = self._known(count), [self._span(i) for i in range(count)]
         return {

@@ -1,7 +1,6 @@
 """What a simulated system runs on: a clock, actors that come and go, key-value buckets.
 
-The kernel is one; the asyncio runtime on a
-clock that jumps is another (tests/simulation), and both must tell the same story.
+The kernel is one; the asyncio runtime on a clock that jumps is another (tests/simulation), and both must tell the same story.
 """
 
 from collections.abc import Callable

@@ -79,8 +79,9 @@ def peak_rate(load: "LoadSpec", duration_s: float) -> float:
 
 def zipf(n: int, s: float = 1.0) -> tuple[float, ...]:
     """Shares of n apps, most popular first, in proportion to 1 / rank^s; they add up to 1."""
-    weights = np.arange(1, n + 1, dtype=np.float64) ** -s
-    return tuple((weights / weights.sum()).tolist())
+    weights = [float(rank) ** -s for rank in range(1, n + 1)]
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
 
 
 def _times(load: "LoadSpec", duration: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:

@@ -41,9 +41,7 @@ from services.core.cost import load_seconds
 
 Policy = Literal["infaas", "replicate", "static", "off"]
 
-GONE = (
-    2.0  # s without our monitor's heartbeat, or a dispatcher's digest, after which the last one says nothing any more
-)
+GONE = 2.0  # s without our monitor's heartbeat, or a dispatcher's digest: the last one says nothing any more
 BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
 BARRED_MOST = 60.0
 PATIENCE = 5.0  # s for a solver, whatever its own limit

@@ -43,9 +43,8 @@ def _augment(
     start: int, able: list[list[int]], left: list[float], need: list[float], flow: list[dict[int, float]]
 ) -> bool:
     """Find room for some of one demand, moving others aside (a shortest augmenting path); False when there is none."""
-    came: dict[
-        int, tuple[int, int | None]
-    ] = {}  # candidate: the demand that wants it, and the candidate that one leaves
+    # Candidate: the demand that wants it, and the candidate that one leaves.
+    came: dict[int, tuple[int, int | None]] = {}
     queue: deque[tuple[int, int | None]] = deque([(start, None)])
     seen = {start}
     while queue:

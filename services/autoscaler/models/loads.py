@@ -27,7 +27,8 @@ Counts = dict[Band, dict[str, int]]  # items by class and worker
 class Load(Struct, frozen=True):
     """One class: its needs, items/s by worker (worker "": what nobody could take), and when its last query came.
 
-    Where it is one worker's, "*" stands for all others. counted, turned_away: items of the last seconds, and of them those that nobody could take.
+    Where it is one worker's, "*" stands for all others. counted, turned_away: items of the last seconds, and of them those that
+    nobody could take.
     """
 
     needs: ClassDemand
@@ -120,9 +121,8 @@ class Loads:
         found = []
         for of, (at, needs) in self._needs.items():
             ours = series.get(of, {})
-            shared = (
-                self._everything or of[0] in refused
-            )  # who shares what with whom matters where something is refused
+            # Who shares what with whom matters where something is refused.
+            shared = self._everything or of[0] in refused
             rates = {name: _rate(seconds, items) for name, items in ours.items() if name and (shared or name != ANY)}
             if "" in ours:
                 rates[""] = _turned_away(seconds, ours, sum(rates.values()))

@@ -50,10 +50,6 @@ class Bill:
         self._total[unit] += cost
         self._spread(time, seconds, unit, app or NOBODY, variant, cost, simulated)
 
-    def close(self) -> None:
-        """No more rows."""
-        self._unit = ("", 0.0)
-
     def _spread(
         self, time: float, seconds: float, unit: str, app: str, variant: str | None, cost: float, simulated: bool
     ) -> None:

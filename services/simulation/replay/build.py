@@ -1,9 +1,8 @@
 """A recording as a scenario: its traffic, catalogue and machines; what is to be different, from options or a file."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,25 +13,24 @@ from services.shell.settings import PriceSettings
 from services.simulation.replay.classes import Kinds
 from services.simulation.replay.machines import Counts, machines_of, real_kinds
 from services.simulation.replay.reality import Reality
-from services.simulation.replay.recording import Head, Query, ReplayError, Source
+from services.simulation.replay.recording import Head, Query, ReplayError, Source, written
 from services.simulation.replay.records import RECORDED
 from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.choices import Peaks
-from services.simulation.scenario.extras import cost_of, faults_of, interference_of
+from services.simulation.scenario.extras import cost_of, faults_of, interference_of, objective_of
 from services.simulation.scenario.machines import Machine
 from services.simulation.scenario.machines import machines_of as stated_machines
-from services.simulation.scenario.model import CostSpec, JobSpec, LoadSpec, Needs, Objective, Scenario
+from services.simulation.scenario.model import CostSpec, JobSpec, LoadSpec, Needs, Scenario
 from services.simulation.scenario.place import Place
 from services.simulation.scenario.policies import Policies
 from services.simulation.scenario.prices import device_prices, priced
 from services.simulation.scenario.source import read_toml
-from services.simulation.scenario.table import Table, one_of
+from services.simulation.scenario.table import Table
 
 POLICIES = ("infaas", "static", "replicate")
 BOOT_S = 30.0  # until a machine works that was ordered; nobody recorded it
-PRODUCTION = {
-    "monitor": {"memory_share": 0.8}
-}  # recorded memory is a machine's; a scenario's is what instances may have
+# Recorded memory is a machine's; a scenario's is what instances may have.
+PRODUCTION = {"monitor": {"memory_share": 0.8}}
 _FOLDED = {
     "sizes": "queries come in so many sizes that similar ones have their mean size",
     "needs": "queries ask for so many different things that nearly equal needs count as equal, the strictest of them",
@@ -63,6 +61,7 @@ class Replay(Struct, frozen=True):
 def build(source: Source, options: Options, told: Callable[[int], None] | None = None) -> Replay:
     """Reads all queries (told: how many so far). Raises ReplayError, ScenarioError."""
     head = source.head
+    place = Place(str(options.machines or "replay"))
     missing = [app for app in options.apps if app not in {one.app for one in head.apps}]
     if missing:
         raise ReplayError(
@@ -83,31 +82,26 @@ def build(source: Source, options: Options, told: Callable[[int], None] | None =
         folded = sorted(app for app, found in kinds.items() if found.folded == what)
         if folded:
             notes.append(f"{', '.join(folded)}: {means}")
-    file = _file(options.machines)
+    file = Table({} if options.machines is None else read_toml(options.machines), place, _TABLES, _ELSEWHERE)
     machines, prices, cost, common = _machines(head, file, options)
     things = _catalogue(head, {one.app for one in apps}, machines, notes)
-    header = Table(
-        file.get("scenario", {}), Place(str(options.machines or "replay"), "scenario"), ("objective", "policies")
-    )
-    objective = one_of(
-        header.content.get("objective", "cost"), header.at("objective"), ("cost", "accuracy"), "objective"
-    )
-    place = Place(str(options.machines or "replay"))
-    table = Table({**file, "settings": common}, place, _TABLES, _ELSEWHERE)
+    header = Table(file.content.get("scenario", {}), place.at("scenario"), ("objective", "policies"))
+    objective = objective_of(header)
+    table = Table({**file.content, "settings": common}, place, _TABLES)
     peaks = Peaks(loads, things.needs, head.duration_s)
     folder = options.machines.parent if options.machines is not None else Path()
-    chosen = Policies(table, machines, things, prices, peaks, folder, cast(Objective, objective))
+    chosen = Policies(table, machines, things, prices, peaks, folder, objective)
     if options.policies:
         policies = chosen.named(options.policies, Place("--policy"))
-    elif "policies" in header or file.get("policy"):
+    elif "policies" in header or file.content.get("policy"):
         policies = chosen.listed(header.content.get("policies"), header.at("policies"))
     else:
         policies = chosen.named(POLICIES, Place("--policy"))
     scenario = Scenario(
-        name=f"{_written(head.begins)} to {_written(head.ends)}",
+        name=f"{written(head.begins)} to {written(head.ends)}",
         duration_s=head.duration_s,
         seed=0,
-        objective=cast(Objective, objective),
+        objective=objective,
         metrics_every_s=head.every_s,
         apps=things.apps,
         models=things.models,
@@ -117,7 +111,7 @@ def build(source: Source, options: Options, told: Callable[[int], None] | None =
         policies=policies,
         loads=loads,
         jobs=_jobs(head, {one.app for one in apps}),
-        faults=faults_of(table, machines, [one.variant for one in things.variants], head.duration_s),
+        faults=faults_of(table, machines, chosen.started(), [one.variant for one in things.variants], head.duration_s),
         interference=interference_of(table, machines),
         cost=cost,
     )
@@ -159,33 +153,24 @@ def _kind_of(kinds: dict[str, Kinds], query: Query, head: Head) -> None:
     found.add(query.time - head.begins, query.slo_ms, query.accuracy_required, query.cost_limit, query.items)
 
 
-def _file(path: Path | None) -> Mapping[str, Any]:
-    """Its tables, checked by name."""
-    if path is None:
-        return {}
-    return Table(read_toml(path), Place(str(path)), _TABLES, _ELSEWHERE).content
-
-
 def _machines(
-    head: Head, file: Mapping[str, Any], options: Options
+    head: Head, file: Table, options: Options
 ) -> tuple[list[Machine], dict[str, float], CostSpec, dict[str, Any]]:
     """Kinds of machine, prices by kind of device, the meter, and settings for all policies."""
-    place = Place(str(options.machines or "replay"))
-    table = Table(dict(file), place, _TABLES, _ELSEWHERE)
-    settings = table.table("settings")
+    settings = file.table("settings")
     if "worker" in file:
         if options.counts:
             raise ReplayError(f"--worker: {options.machines} says which machines there are: write start and max there")
-        machines = stated_machines(table)
-        cost = cost_of(table, machines)
+        machines = stated_machines(file)
+        cost = cost_of(file, machines)
         listed = load_prices(PriceSettings()) | head.prices
         machines = priced(machines, listed, needed=cost.meter == "worker")
         return machines, listed | device_prices(machines, listed, {}), cost, settings
-    block = Table({}, place, ())
+    block = Table({}, file.place, ())
     machines = [Machine(one, one.price_per_hour, block) for one in machines_of(head, options.boot_s, options.counts)]
     monitor = {**PRODUCTION["monitor"], **_section(settings, "monitor")}
     prices = {**{device.kind: 0.0 for one in machines for device in one.spec.devices}, **head.prices}
-    return machines, prices, cost_of(table, machines), {**settings, "monitor": monitor}
+    return machines, prices, cost_of(file, machines), {**settings, "monitor": monitor}
 
 
 def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -260,7 +245,3 @@ def _compared(
     if comparable and simulated:
         text += f"; US$ {simulated:.4g} of the recorded one is of simulated devices"
     return {"comparable": comparable, "text": text, "recorded": recorded["cost"], "of_simulated_devices": simulated}
-
-
-def _written(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S%z")

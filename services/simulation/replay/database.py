@@ -11,7 +11,7 @@ import psycopg
 from services.core.emulation import KINDS
 from services.core.placement import Device
 from services.simulation.replay.bill import Bill
-from services.simulation.replay.recording import Head, Job, Query, ReplayError, Source, Worker, query_fault
+from services.simulation.replay.recording import Head, Job, Query, ReplayError, Source, Worker, query_fault, written
 from services.simulation.replay.records import apps_of, prices_of, variants_of
 
 _PAGE = 5000  # queries at once
@@ -73,7 +73,6 @@ def _head(connection: Connection, span: Range) -> Head:
         {**_bounds(begins, ends, only), "period": _PERIOD},
     ):
         bill.add(time, seconds, worker, app, variant, cost, simulated=simulated)
-    bill.close()
     used = _used(connection, begins, ends, every)
     prices = prices_of(connection)
     notes: list[str] = []
@@ -110,7 +109,7 @@ def _queries(connection: Connection, head: Head) -> Iterator[Query]:
         fault = query_fault(query, head, last)
         if fault:
             raise ReplayError(
-                f"query_outcomes, {_written(query.time)}, app {query.app}: {fault}: choose a range without it"
+                f"query_outcomes, {written(query.time)}, app {query.app}: {fault}: choose a range without it"
             )
         last = query.time
         yield query
@@ -153,12 +152,10 @@ def _nothing(connection: Connection, span: Range) -> None:
         _bounds(0.0, 0.0, sorted(set(span.apps)) or None),
     )
     of = f" of {', '.join(span.apps)}" if span.apps else ""
-    asked = f"no query{of} is recorded from {_written(span.begins)} to {_written(span.ends)}"
+    asked = f"no query{of} is recorded from {written(span.begins)} to {written(span.ends)}"
     if not count:
         raise ReplayError(f"{asked}, nor at any other time: send some (infaas bench), or read a file (--file)")
-    raise ReplayError(
-        f"{asked}: {count:,} are, from {_written(first)} to {_written(last)}: choose --from and --to there"
-    )
+    raise ReplayError(f"{asked}: {count:,} are, from {written(first)} to {written(last)}: choose --from and --to there")
 
 
 def _every(duration: float) -> float:
@@ -257,8 +254,3 @@ def _bounds(begins: float, ends: float, only: list[str] | None) -> dict[str, Any
     # PostgreSQL has microseconds: what is asked for must not lie between two of them.
     first, last = (datetime.fromtimestamp(ceil(at * 1e6 - 0.25) / 1e6, UTC) for at in (begins, ends))
     return {"begins": first, "ends": last, "only": only}
-
-
-def _written(at: float) -> str:
-    """A moment for people, where they are."""
-    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")

@@ -4,6 +4,7 @@ Times are Unix seconds (those of bins: seconds from the recording's begin), mone
 """
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, Literal
 
@@ -70,7 +71,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """All but the queries. apps: those that it is of, None: all. billed: whether cost was recorded. queries: how many.
+    """All but the queries. only: the apps that it is of, None: all. billed: whether cost was recorded. queries: how many.
 
     simulated_cost: the part of the bill that is of simulated devices, by app as in bins. actions: what was scaled, by kind.
     """
@@ -104,6 +105,11 @@ class Source(Struct, frozen=True):
 
     head: Head
     queries: Iterator[Query]
+
+
+def written(at: float) -> str:
+    """A moment, Unix seconds, for people: the time where they are."""
+    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")
 
 
 def head_fault(head: Head) -> str:

@@ -1,11 +1,12 @@
-"""The smaller tables: [[job]], [[fault]], [interference], [cost]."""
+"""The smaller tables, [[job]], [[fault]], [interference], [cost], and what [scenario] says of the objective."""
 
 from collections.abc import Collection, Mapping
+from re import fullmatch
 from typing import cast, get_args
 
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import Machine
-from services.simulation.scenario.model import CostSpec, FaultKind, FaultSpec, JobSpec
+from services.simulation.scenario.model import CostSpec, FaultKind, FaultSpec, JobSpec, Objective
 from services.simulation.scenario.table import Table, number_at, one_of
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
@@ -17,6 +18,12 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
 JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model", "variant")
 FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
 assert set(FAULTS) == set(get_args(FaultKind))
+
+
+def objective_of(header: Table) -> Objective:
+    """Of the [scenario] table; raises ScenarioError."""
+    known = get_args(Objective)
+    return cast(Objective, one_of(header.content.get("objective", "cost"), header.at("objective"), known, "objective"))
 
 
 def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
@@ -43,9 +50,9 @@ def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobS
 
 
 def faults_of(
-    scenario: Table, machines: list[Machine], variants: Collection[str], duration_s: float
+    scenario: Table, machines: list[Machine], started: Mapping[str, int], variants: Collection[str], duration_s: float
 ) -> tuple[FaultSpec, ...]:
-    """What goes wrong; raises ScenarioError."""
+    """What goes wrong; raises ScenarioError. started: by kind of machine, how many any policy has at time 0."""
     kinds = [one.spec.kind for one in machines]
     found = []
     for block in scenario.blocks("fault", FAULT_KEYS):
@@ -69,7 +76,7 @@ def faults_of(
                 kind=cast(FaultKind, kind),
                 at_s=at,
                 until_s=float("inf") if until is None else until,
-                worker=_worker(block, kinds) if "worker" in block else "",
+                worker=_worker(block, started) if "worker" in block else "",
                 hardware=hardware,
                 variant=variant,
                 factor=block.number("factor", None if kind == "device-slow" else 1.0, most=1e6, above=True),
@@ -79,11 +86,16 @@ def faults_of(
     return tuple(found)
 
 
-def _worker(block: Table, kinds: list[str]) -> str:
-    """A worker's name begins with its kind: cpu-0 is the first, those that are added later have longer names."""
+def _worker(block: Table, started: Mapping[str, int]) -> str:
+    """Its name: of those at time 0 the kind and a number from 0, of those that are added later kind, epoch and number."""
     name = block.name("worker")
-    if not any(name.startswith(f"{kind}-") for kind in kinds):
-        block.at("worker").refuse(f"no worker is ever called {name}: the first of kind {kinds[0]} is {kinds[0]}-0")
+    kind, _, number = name.rpartition("-")
+    first = fullmatch("0|[1-9][0-9]*", number) is not None and int(number) < started.get(kind, 0)
+    if not first and not any(fullmatch(f"{one}-[1-9][0-9]*-[1-9][0-9]*", name) for one in started):
+        there = ", ".join(
+            f"{one}-0" + (f" to {one}-{count - 1}" if count > 1 else "") for one, count in started.items() if count
+        )
+        block.at("worker").refuse(f"no worker is ever called {name}: there are {there or 'none at time 0'}")
     return name
 
 

@@ -12,6 +12,7 @@ from services.simulation.scenario.model import Arrivals, LoadSpec, Needs, Times
 from services.simulation.scenario.place import Place, shown
 from services.simulation.scenario.table import Table, list_at, number_at, one_of
 from services.simulation.traces import WorkloadError, read_counts, read_times
+from services.simulation.workload import zipf
 
 _MOST_QPS = 1e7
 _LATEST = 1e9  # seconds
@@ -111,9 +112,7 @@ def _apps(block: Table, needs: Mapping[str, Needs]) -> tuple[tuple[str, ...], tu
         if "shares" in block:
             block.at("shares").refuse("needs apps, a list: one app has all of the stream")
         return (one_of(block.get("app"), block.at("app"), needs, "app"),), (1.0,)
-    apps = tuple(
-        one_of(app, block.at("apps").at(i), needs, "app") for i, app in enumerate(list_at(block.get("apps"), block.at("apps")))
-    )  # fmt: skip
+    apps = tuple(one_of(app, block.at("apps").at(i), needs, "app") for i, app in enumerate(block.items("apps")))
     if not apps:
         block.at("apps").refuse("must name at least one app")
     if len(set(apps)) < len(apps):
@@ -130,15 +129,13 @@ def _shares(given: Any, place: Place, count: int) -> tuple[float, ...]:
             place.refuse(f'must be "zipf", {{ zipf = 0.9 }}, or a list of shares, not {shown(given)}')
         given = {"zipf": 1.0}
     if isinstance(given, dict):
-        exponent = Table(given, place, ("zipf",)).number("zipf", most=100.0)
-        weights = [float(rank) ** -exponent for rank in range(1, count + 1)]
-    else:
-        weights = list(_numbers(given, place, most=1.0))
-        if len(weights) != count:
-            place.refuse(f"must have one entry for each of apps ({count}), not {len(weights)}")
-        if abs(sum(weights) - 1.0) > 1e-3:
-            place.refuse(f"must add up to 1, not {sum(weights):g}")
+        return zipf(count, Table(given, place, ("zipf",)).number("zipf", most=100.0))
+    weights = _numbers(given, place, most=1.0)
+    if len(weights) != count:
+        place.refuse(f"must have one entry for each of apps ({count}), not {len(weights)}")
     total = sum(weights)
+    if abs(total - 1.0) > 1e-3:
+        place.refuse(f"must add up to 1, not {total:g}")
     return tuple(weight / total for weight in weights)
 
 

@@ -1,4 +1,4 @@
-"""A scenario as the simulator runs it: everything checked, nothing left open (docs/contract.md, section 5). Pure data.
+"""A scenario as the simulator runs it: everything checked, nothing left open (docs/scenarios.md). Pure data.
 
 Times are seconds from the scenario's start, rates queries/s, money US$.
 """

@@ -80,6 +80,13 @@ class Policies:
                 place.at(i).refuse(f"{name} is there twice: results are named by it")
         return tuple(self._own.get(name) or self._of_base(name, name, place.at(i)) for i, name in enumerate(names))
 
+    def started(self) -> dict[str, int]:
+        """By kind of machine, how many run at time 0 under any policy that comes with the file or may be asked for."""
+        starts = {one.spec.kind: one.spec.start for one in self._machines}
+        for machine in (machine for policy in self._own.values() for machine in policy.machines):
+            starts[machine.kind] = max(starts[machine.kind], machine.start)
+        return starts
+
     def _of_base(self, name: str, base: str, place: Place) -> PolicySpec:
         """A policy as it comes."""
         return self._spec(name, self._base(base, place), None, None, {}, place)
@@ -96,7 +103,7 @@ class Policies:
             if not hardware:
                 place.refuse("must name at least one kind of device, or be left out")
         tree = tree_at(block.content.get("settings", {}), block.at("settings"), of_one=True)
-        return self._spec(name, base, hardware, block, tree, block.at("settings"))  # fmt: skip
+        return self._spec(name, base, hardware, block, tree, block.at("settings"))
 
     def _spec(
         self,
@@ -109,9 +116,7 @@ class Policies:
     ) -> PolicySpec:
         settings = settings_of(place, DEFAULTS, {"goal": self._objective}, self._common, _base_tree(base), tree)
         machines = self._started(block, hardware, fixed=settings.autoscaler.policy == "static")
-        spec = PolicySpec(
-            name=name, base=base, hardware=hardware, machines=machines, choice={}, settings=settings
-        )  # fmt: skip
+        spec = PolicySpec(name=name, base=base, hardware=hardware, machines=machines, choice={}, settings=settings)
         chosen_by = settings.autoscaler.policy
         own = self._choices(block.table("choice"), block.at("choice"), hardware) if block is not None else {}
         if chosen_by not in _CHOSEN:

@@ -2,12 +2,12 @@
 
 Three ways to say it, all in ms of one batch:
 
-    batch_latency_ms   by batch size; linear between, the smallest's below, proportional to the size beyond (as measured profiles)
+    batch_latency_ms     by batch size; linear between, the smallest's below, proportional to the size beyond (as measured profiles)
     base_ms, per_item_ms   a batch of n takes base_ms + per_item_ms x n
-    latency_ms alone   every batch takes as long. How many items a batch may have then follows from saturation_qps, unless
-                       max_batch says it: as many as an instance needs to serve so much one batch at a time, else 1
+    latency_ms alone     every batch takes as long. How many items a batch may have then follows from saturation_qps, unless
+                         max_batch says it: as many as an instance needs to serve so much one batch at a time, else 1
 
-latency_ms beside one of the first two is the planning file's figure for the same batches, and must agree with them.
+latency_ms beside one of the first two is the planning file's figure: of which batch, nobody says, so it means nothing here.
 saturation_qps left out: of the best batch, one at a time, as an instance runs them on its threads.
 """
 
@@ -39,9 +39,6 @@ def speed_of(block: Table, memory_mb: float) -> Speed:
     stated = block.maybe("saturation_qps", most=_MOST_QPS, above=True)
     points = _points(block, stated)
     largest = block.whole("max_batch", max(points), 1, LARGEST_BATCH)
-    if "base_ms" in block or "per_item_ms" in block:
-        base, per_item = _line(block)
-        points = {n: base + per_item * n for n in sorted({1, largest})}
     rows = [ProfileRow(batch=n, p50_ms=ms, p99_ms=ms, cpu_ms=ms, wall_over_cpu=1.0) for n, ms in sorted(points.items())]
     best = max(1000.0 * n / latency_ms(rows, n) for n in {1, largest, *(n for n in points if n <= largest)})
     if stated is not None and stated >= _TOLERANCE * best:
@@ -83,10 +80,8 @@ def _points(block: Table, stated: float | None) -> dict[int, float]:
     if ways == ["base_ms"]:
         base, per_item = _line(block)
         sizes = (1, block.whole("max_batch", 1, 1, LARGEST_BATCH))
-        points = {n: base + per_item * n for n in sizes}
-    else:
-        points = _table(block)
-    return points
+        return {n: base + per_item * n for n in sizes}
+    return _table(block)
 
 
 def _line(block: Table) -> tuple[float, float]:

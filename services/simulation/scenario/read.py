@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from services.shell.prices import load_prices
 from services.simulation.scenario.catalogue import catalogue
 from services.simulation.scenario.choices import Peaks
-from services.simulation.scenario.extras import cost_of, faults_of, interference_of, jobs_of
+from services.simulation.scenario.extras import cost_of, faults_of, interference_of, jobs_of, objective_of
 from services.simulation.scenario.knobs import DEFAULTS, settings_of, tree_at
 from services.simulation.scenario.loads import loads_of
 from services.simulation.scenario.machines import machines_of
-from services.simulation.scenario.model import LoadSpec, Objective, Scenario
+from services.simulation.scenario.model import LoadSpec, Scenario
 from services.simulation.scenario.place import Place
 from services.simulation.scenario.policies import Policies
 from services.simulation.scenario.prices import device_prices, priced
 from services.simulation.scenario.source import read_toml
-from services.simulation.scenario.table import Table, one_of, text_at, whole_at
+from services.simulation.scenario.table import Table, text_at, whole_at
 from services.simulation.traces import WorkloadError
 from services.simulation.workload import mean_rate
 
@@ -49,9 +49,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     every = header.number("metrics_every_s", min(2.0, duration), most=duration, above=True)
     if duration / every > _MOST_SAMPLES:
         header.at("metrics_every_s").refuse(f"would be {duration / every:.3g} samples: at least {duration / 1e6:g}")
-    objective = one_of(
-        header.content.get("objective", "cost"), header.at("objective"), ("cost", "accuracy"), "objective"
-    )
+    objective = objective_of(header)
     first = whole_at(header.content.get("seed", 1), header.at("seed"), 0, _LAST_SEED)
     machines = machines_of(file)
     cost = cost_of(file, machines)
@@ -67,13 +65,13 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     if not loads and not jobs:
         file.at("load").refuse("there must be at least one [[load]], or [[job]]: nothing would happen")
     peaks = Peaks(loads, things.needs, duration)
-    chosen = Policies(file, machines, things, prices, peaks, path.parent, cast(Objective, objective))
+    chosen = Policies(file, machines, things, prices, peaks, path.parent, objective)
     from_file = chosen.listed(header.content.get("policies"), header.at("policies"))
     return Scenario(
         name=header.text("name", text_at(path.stem, place)),
         duration_s=duration,
         seed=first if seed is None else whole_at(seed, place.at("seed"), 0, _LAST_SEED),
-        objective=cast(Objective, objective),
+        objective=objective,
         metrics_every_s=every,
         apps=things.apps,
         models=things.models,
@@ -83,7 +81,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         policies=chosen.named(tuple(policies), place.at("policies")) if policies else from_file,
         loads=loads,
         jobs=jobs,
-        faults=faults_of(file, machines, [one.variant for one in things.variants], duration),
+        faults=faults_of(file, machines, chosen.started(), [one.variant for one in things.variants], duration),
         interference=interference_of(file, machines),
         cost=cost,
     )

@@ -39,6 +39,11 @@ def test_a_line_of_batches_holds_for_every_size(tmp_path):
     assert of_speed(tmp_path, base_ms=2.0).max_batch == 1
 
 
+@pytest.mark.parametrize("says", [{"batch_latency_ms": {"1": 15.0, "9": 31.0}}, {"base_ms": 2.0, "per_item_ms": 0.5}])
+def test_the_planning_file_s_latency_means_nothing_beside_a_table_or_a_line(tmp_path, says):
+    assert of_speed(tmp_path, latency_ms=777, **says) == of_speed(tmp_path, **says)
+
+
 @pytest.mark.parametrize(("latency", "qps", "batch"), [(200, 5, 1), (20, 100, 2), (15, 800, 12), (200, 4, 1)])
 def test_one_latency_and_a_throughput_say_how_large_a_batch_is(tmp_path, latency, qps, batch):
     found = of_speed(tmp_path, latency_ms=latency, saturation_qps=qps)

@@ -54,6 +54,13 @@ def test_queries_of_a_load_may_ask_for_more_than_their_app(tmp_path):
     assert found.needs == Needs(latency_ms=50.0)
 
 
+@pytest.mark.parametrize("worker", ["cpu-0", "cpu-3", "cpu-7-1", "gpu-12-34"])
+def test_faults_befall_workers_that_some_policy_has_or_may_order(tmp_path, worker):
+    four = {"name": "four", "base": "infaas", "start": {"cpu": 4}}
+    fault = {"kind": "worker-dies", "at_s": 6, "worker": worker}
+    assert read(tmp_path, changed(("policy", [four]), ("fault", [fault]))).faults[0].worker == worker
+
+
 def test_work_faults_and_meters(tmp_path):
     scenario = read(
         tmp_path,
