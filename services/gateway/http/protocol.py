@@ -8,35 +8,27 @@ dropped for a moment. An offer to change protocols (Upgrade: h2c, as Java's clie
 """
 
 import asyncio
-from collections.abc import Callable
-from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 import httptools
-import msgspec
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from services.gateway.http.parts import Bounds, Gate, Pieces, last_words, named
 
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
 FREE_CHUNKS = 16_384  # chunks a body may have however small they are; beyond, their mean must be CHUNK_BYTES
 CHUNK_BYTES = 64
+TOLD = 64  # connections above the limit that are told so; more are closed without a word
 LINGER_S = 2.0  # what a client still sends after the last reply is read and dropped for so long
 LINGER_BYTES = 16 * 2**20
 UNREAD_BYTES = 2**20  # of a body that nobody wanted, before the connection is closed instead of used again
 
 _IDLE, _HEAD, _BODY, _OFFER = range(4)  # where the parser is: between messages, in one, in one that offers an upgrade
 _HOP = (b"upgrade", b"http2-settings", b"connection")
-
-
-class Bounds(NamedTuple):
-    """Limits of every connection. Sizes in bytes, times in seconds."""
-
-    max_header: int = 16 * 2**10
-    head_timeout_s: float = 10.0
-    idle_timeout_s: float = 75.0
-    connections: int = 1000
 
 
 class Bounded(HttpToolsProtocol):
@@ -56,23 +48,29 @@ class Bounded(HttpToolsProtocol):
         self.timeout_keep_alive = self.bounds.idle_timeout_s  # type: ignore[assignment]
         self._state = _IDLE
         self._began = 0  # messages begun
-        self._head_bytes = 0
+        self._head_bytes = 0  # of a head that is not complete, as it came
+        self._named_bytes = 0  # of a head, as the parser told of it
         self._chunks = 0
         self._body_bytes = 0
+        self._around = 0  # bytes around a body's chunks: sizes, extensions, trailers
         self._dropped = 0
+        self._active: RequestResponseCycle | None = None  # the request that has its turn
         self._ending = False
         self._fault: tuple[int, str] | None = None  # what a callback found wrong
         self._owed: tuple[int, str] | None = None  # told once the requests before it have their replies
         self._limit: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._gate = _Gate(self)
+        self._gate = Gate(self)
 
     # The connection's life.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.bounds.connections and not self._make_room():
-            self._end(503, "too many connections", "Retry-After: 1\r\n")
+            if len(self.connections) > self.bounds.connections + TOLD:
+                self.transport.abort()
+            else:
+                self._end(503, "too many connections", "Retry-After: 1\r\n")
             return
         self.waiting[self] = None
         self._limit = self.loop.call_later(self.bounds.head_timeout_s, self._too_slow)
@@ -93,22 +91,28 @@ class Bounded(HttpToolsProtocol):
                 self.transport.abort()
             return
         self._unset_keepalive_if_required()
-        state, began = self._state, self._began
+        state, began, body = self._state, self._began, self._body_bytes
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._pass_over(data[offer.args[0] :])
             return
         except httptools.HttpParserError as error:
-            self._refuse(*(self._fault or _named(error, data, fresh=state == _IDLE)))
+            first = state == _IDLE and self._began - began <= 1 and not self._busy()
+            self._refuse(*(self._fault or named(error, data if first else b"")))
             return
-        if self._state == _HEAD:
+        if self._state == _HEAD and (began == self._began or (state == _IDLE and began + 1 == self._began)):
             # Parts of a line that is not complete are with the parser, which has no limit of its own.
-            self._head_bytes += len(data) if began == self._began or state == _IDLE and began + 1 == self._began else 0
+            self._head_bytes += len(data)
             if self._head_bytes > self.bounds.max_header:
                 self._refuse(*self._large_head())
                 return
-        if (self._state != _IDLE or self._began == began) and (self.cycle is None or self.cycle.response_complete):
+        elif state == self._state == _BODY and began == self._began:
+            self._around += len(data) - (self._body_bytes - body)
+            if self._around > self.bounds.max_header + 16 * self._chunks:
+                self._refuse(431, "there is too much beside the body: extensions of chunks, or trailers")
+                return
+        if (self._state != _IDLE or self._began == began) and not self._busy():
             self._unfinished(len(data))
 
     def _unfinished(self, size: int) -> None:
@@ -126,7 +130,7 @@ class Bounded(HttpToolsProtocol):
         super().on_message_begin()
         self._state = _HEAD
         self._began += 1
-        self._head_bytes = self._chunks = self._body_bytes = self._dropped = 0
+        self._head_bytes = self._named_bytes = self._chunks = self._body_bytes = self._around = self._dropped = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -134,18 +138,15 @@ class Bounded(HttpToolsProtocol):
             self._wrong(*self._large_head())
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > 2 * self.bounds.max_header:  # twice: data_received has counted what came in parts, too
+        self._named_bytes += len(name) + len(value) + 4
+        if self._named_bytes > self.bounds.max_header:
             self._wrong(*self._large_head())
         if self._state == _HEAD:  # else a trailer: anybody may send one, nobody here has asked for any
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.bounds.max_header:
-            self._wrong(*self._large_head())
         self._check_head()
         self._stop_limit()
-        self._head_bytes = 0
         self.waiting.pop(self, None)
         if self.parser.should_upgrade():
             self._state = _OFFER
@@ -154,7 +155,7 @@ class Bounded(HttpToolsProtocol):
             self._wrong(400, "too many requests were sent ahead of the replies to those before them")
         self._state = _BODY
         super().on_headers_complete()
-        self.cycle.body = _Pieces()  # type: ignore[assignment]
+        self.cycle.body = Pieces()  # type: ignore[assignment]
         self.cycle.transport = self._gate  # type: ignore[assignment]
 
     def _check_head(self) -> None:
@@ -194,19 +195,22 @@ class Bounded(HttpToolsProtocol):
             self._wrong(413, "the body comes in too many chunks: send larger ones")
         if cycle.response_complete or self._state != _BODY:
             return
-        pieces = cycle.body
-        if pieces.__class__ is not _Pieces:  # uvicorn puts a new one there once the application has taken it
-            pieces = cycle.body = _Pieces()  # type: ignore[assignment]
+        pieces: Any = cycle.body
+        if pieces.__class__ is not Pieces:  # uvicorn puts a bytearray there once the application has taken what came
+            pieces = cycle.body = Pieces()  # type: ignore[assignment]
         pieces += body
         if len(pieces) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         cycle.message_event.set()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_message_complete(self) -> None:
         if self._state == _OFFER:
             return
         self._state = _IDLE
-        self._head_bytes = 0
         if self.cycle.response_complete:
             self._stop_limit()
             self.cycle.more_body = False
@@ -222,12 +226,15 @@ class Bounded(HttpToolsProtocol):
             self.server_state.total_requests += 1
             return
         super().on_response_complete()
-        if self._owed is not None and not self._busy():
+        if self.transport.is_closing() or self._busy():
+            return
+        if self._owed is not None:
             self._end(*self._owed)
-        elif self._state == _BODY and not self._busy():
+            return
+        if self._state != _IDLE:  # the rest of its body, or a part of the next head
             self._unset_keepalive_if_required()
             self._unfinished(0)
-        elif self.timeout_keep_alive_task is not None:
+        if self._state != _BODY:
             self.waiting[self] = None
 
     def _await_next(self) -> None:
@@ -237,26 +244,20 @@ class Bounded(HttpToolsProtocol):
         self.waiting[self] = None
 
     def _busy(self) -> bool:
-        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+        return bool(self.pipeline) or (self._active is not None and not self._active.response_complete)
 
     def _refuse(self, status: int, message: str) -> None:
         """What comes is no request: tell so after the replies to those before it, and close."""
-        if self._state == _BODY and self.cycle is not None and not self.cycle.response_complete:
-            if self.pipeline:
-                self.pipeline.popleft()  # it waits for its turn, which never comes
-                self._owe(status, message)
-                return
-            cycle = self.cycle
-            started = cycle.response_started
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if started:
-                self._linger()
-                return
-        elif self._busy():
+        if self._state != _BODY or not self._busy():
+            self._owe(status, message) if self._busy() else self._end(status, message)
+        elif self.cycle is not self._active:
+            self.pipeline.popleft()  # the newest; its turn never comes
             self._owe(status, message)
-            return
-        self._end(status, message)
+        else:
+            started = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._linger() if started else self._end(status, message)
 
     def _owe(self, status: int, message: str) -> None:
         self._owed = (status, message)
@@ -265,15 +266,8 @@ class Bounded(HttpToolsProtocol):
 
     def _end(self, status: int, message: str, more: str = "") -> None:
         """The last words on this connection."""
-        body = msgspec.json.encode({"error": message})
-        if status == 405:
-            more += "Allow: DELETE, GET, HEAD, OPTIONS, POST, PUT\r\n"
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
-        )
         if not self.transport.is_closing():
-            self.transport.write(head.encode("ascii") + body)
+            self.transport.write(last_words(status, message, more))
         self._linger()
 
     def _linger(self) -> None:
@@ -289,6 +283,16 @@ class Bounded(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._limit = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def write(self, data: bytes) -> None:
+        """A part of a reply."""
+        if not self._ending:
+            self.transport.write(data)
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is sent on it."""
+        return self._ending or self.transport.is_closing()
 
     def close_after_reply(self) -> None:
         """The application or the client wants the connection to end with this reply."""
@@ -330,7 +334,7 @@ class Bounded(HttpToolsProtocol):
         for other in self.waiting:
             self.waiting.pop(other)
             self.connections.discard(other)
-            other._end(408, "another connection needed the room") if other._state == _HEAD else other.transport.abort()
+            other.transport.close()
             return True
         return False
 
@@ -364,55 +368,6 @@ class Bounded(HttpToolsProtocol):
         self.data_received(head + rest)
 
 
-class _Gate:
-    """What a request's cycle sees of the transport: its closing is this protocol's business."""
-
-    __slots__ = ("_protocol",)
-
-    def __init__(self, protocol: Bounded) -> None:
-        self._protocol = protocol
-
-    def write(self, data: bytes) -> None:
-        if not self._protocol._ending:
-            self._protocol.transport.write(data)
-
-    def close(self) -> None:
-        self._protocol.close_after_reply()
-
-    def is_closing(self) -> bool:
-        return self._protocol._ending or self._protocol.transport.is_closing()
-
-
-class _Pieces:
-    """A body as it comes: kept in pieces, and put together once (uvicorn's own is copied twice)."""
-
-    __slots__ = ("_pieces", "_size")
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def __iadd__(self, piece: bytes) -> "_Pieces":
-        self._pieces.append(piece)
-        self._size += len(piece)
-        return self
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-
-
-def _named(error: httptools.HttpParserError, data: bytes, *, fresh: bool) -> tuple[int, str]:
-    """Status and words for what the parser did not take."""
-    if isinstance(error, httptools.HttpParserInvalidMethodError) and fresh:
-        method = data.lstrip(b"\r\n").split(b" ", 1)[0]
-        if method.isalpha() and method.isupper() and len(method) <= 32:
-            return 405, "no path takes this method"
-    return 400, "this is no request of HTTP/1.1"
-
-
-def bounded(bounds: Bounds) -> Callable[..., asyncio.Protocol]:
+def bounded(bounds: Bounds) -> type[Bounded]:
     """The class of protocol for one server (uvicorn's setting `http`)."""
     return type("BoundedProtocol", (Bounded,), {"bounds": bounds, "waiting": {}})

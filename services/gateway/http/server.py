@@ -7,6 +7,8 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.gateway.http.parts import Bounds
+from services.gateway.http.protocol import bounded
 from services.shell.sections import GatewaySettings
 
 BACKLOG = 2048
@@ -51,9 +53,15 @@ class HttpServer:
 
 def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     """The configuration of uvicorn."""
+    bounds = Bounds(
+        max_header=settings.max_header,
+        head_timeout_s=settings.head_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+        connections=settings.connections,
+    )
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=bounded(bounds),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -62,7 +70,6 @@ def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
         date_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=int(settings.idle_timeout_s),
     )
 
 

@@ -1,0 +1,126 @@
+"""A small application behind the gateway's HTTP server, in the test's own loop, and clients that send exactly these bytes."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.gateway.http.parts import Bounds
+from services.gateway.http.protocol import Bounded, bounded
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Tells what came: method, path, size of the body, and the header x-told if there is one."""
+    size, more = 0, True
+    while more and scope["path"] != "/unread":
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.2)
+    told = dict(scope["headers"]).get(b"x-told", b"-").decode("latin-1")
+    host = dict(scope["headers"]).get(b"host", b"-").decode("latin-1")
+    text = f"{scope['method']} {scope['path']} {size} {told} {host}".encode()
+    headers = [(b"content-length", b"%d" % len(text))]
+    if scope["path"] == "/close":
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Served:
+    """A server on a port of its own."""
+
+    def __init__(self, server: uvicorn.Server, port: int) -> None:
+        self.server, self.port = server, port
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def say(self, data: bytes, *, replies: int = 1) -> list[Reply]:
+        """Send it on a new connection, and read so many replies, or as many as come before it is closed."""
+        reader, writer = await self.connect()
+        try:
+            writer.write(data)
+            found = []
+            while len(found) < replies and (reply := await read(reader)) is not None:
+                found.append(reply)
+            return found
+        finally:
+            await shut(writer)
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Return once it is so; the time is only there to end a failing test."""
+    give_up = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < give_up, "it never became so"
+        await asyncio.sleep(0.005)
+
+
+async def shut(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        await writer.wait_closed()
+    except OSError:
+        pass
+
+
+async def read(reader: asyncio.StreamReader) -> Reply | None:
+    """The next reply, or None when the connection was closed without one."""
+    try:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    status = int(first.split(" ")[1])
+    if "content-length" not in headers:
+        return Reply(status, headers, b"")
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 10)
+    return Reply(status, headers, body)
+
+
+@asynccontextmanager
+async def served(
+    app: ASGIApp = echo, bounds: Bounds | None = None, *, protocol: type[Bounded] | None = None, **options: Any
+) -> AsyncIterator[Served]:
+    """`app` served within `bounds`."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.setblocking(False)
+        config = uvicorn.Config(
+            app,
+            http=protocol or bounded(bounds or Bounds()),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+            **options,
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.get_running_loop().create_task(server._serve([listening]))
+        await until(lambda: server.started)
+        try:
+            yield Served(server, listening.getsockname()[1])
+        finally:
+            server.should_exit = True
+            for connection in list(server.server_state.connections):
+                assert isinstance(connection, Bounded)
+                connection.transport.abort()
+            await task
