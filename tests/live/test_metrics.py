@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -139,11 +138,11 @@ def test_rules_and_dashboard_name_what_there_is(page: str) -> None:
 def test_the_system_tells_that_it_is_ready(system: Whole) -> None:
     base = url_of(system).removesuffix("/metrics")
     assert json.loads(get(f"{base}/healthz")) == {"healthy": True, "missing": []}
-    for _ in range(50):  # a test before may have had it restart something
+
+    def ready() -> bool:
         try:
-            assert json.loads(get(f"{base}/readyz")) == {"ready": True, "missing": []}
-        except urllib.error.HTTPError:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError(base)
+            return bool(json.loads(get(f"{base}/readyz")) == {"ready": True, "missing": []})
+        except urllib.error.HTTPError:  # a test before may have had it restart something
+            return False
+
+    assert eventually(ready)
