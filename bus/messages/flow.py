@@ -8,6 +8,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
 
     uid (16 bytes) and part name the work; attempt counts its dispatches from 0; deadline and arrived are Unix seconds.
     alone: it was aboard when an executor died and shares no batch again. resendable: the client may ask again by retry key.
+    fallback: the app has a default output, so it goes back to its dispatcher instead of being refused or late.
     missed: requirements that the chosen variant is already known to miss. length: of the axis that varies, rounded up to one
     that was profiled, where it is known. parent/stage: for ensembles and pipelines.
     """
@@ -39,6 +40,7 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     length: int | None = None
     parent: bytes | None = None
     stage: str | None = None
+    fallback: bool = False
 
 
 class Execute(Struct, frozen=True, array_like=True, gc=False):
@@ -51,12 +53,14 @@ class Execute(Struct, frozen=True, array_like=True, gc=False):
 class HandBack(Struct, frozen=True, array_like=True, gc=False):
     """`infaas.resubmit` (queue group of dispatchers): an executor could not serve this; decide again or refuse.
 
-    reason: "deadline" (no longer fits here), "gone" (instance unloaded), "load_failed", "crashed" (its batch died).
+    reason: "deadline" (no longer fits here), "gone" (instance unloaded), "load_failed", "crashed" (its batch died); of a query
+    whose app has a default output also "late" (its deadline came before its answer) and "failed" (the model did; text says how).
     """
 
     route: Route
     reason: str
     body: Raw
+    text: str = ""
 
 
 class Trying(Struct, frozen=True, array_like=True, gc=False):

@@ -55,14 +55,14 @@ def answered(
     )
 
 
-def refused(route: Route, code: str, now: float) -> OutcomeEvent:
-    """The outcome of a query that was refused before any executor ended it."""
+def refused(route: Route, code: str, now: float, *, default: bool = False) -> OutcomeEvent:
+    """The outcome of a query that was refused before any executor ended it. default: it got its app's default output instead."""
     return OutcomeEvent(
         time=route.arrived,
         uid=route.uid,
         id=route.id,
         app=route.app,
-        outcome="error" if code in ("model_error", "internal") else "refused",
+        outcome="default" if default else "error" if code in ("model_error", "internal") else "refused",
         model=route.model,
         variant=route.variant,
         version=route.version,

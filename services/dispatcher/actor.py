@@ -34,12 +34,12 @@ from services.core.selection import SelectionPolicy
 from services.dispatcher.apps import Apps
 from services.dispatcher.demand import Demand
 from services.dispatcher.endings import Endings
-from services.dispatcher.explaining import explain
+from services.dispatcher.fallback import Due, Fallbacks, ended, expired
 from services.dispatcher.flights import Flights
-from services.dispatcher.listing import listing
 from services.dispatcher.orders import Orders
 from services.dispatcher.outlook import Outlook
 from services.dispatcher.query import Query
+from services.dispatcher.questions import question
 from services.dispatcher.taking import Intake, label_of
 
 HEARTBEAT = 0.5  # s
@@ -79,6 +79,7 @@ class Dispatcher:
         self.view = ClusterView(prices, getattr(policy, "goal", "cost"))
         self.apps = Apps(self.view)
         self.flights = Flights()
+        self._fallbacks = Fallbacks()
         self._subjects = subjects
         self._policy = policy
         self._intake = Intake(self.apps, new_uid, default_deadline_s, max_inline)
@@ -104,14 +105,15 @@ class Dispatcher:
             Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
-            Changed: self._catalog,
-            Synced: self._catalog,
+            Changed: lambda envelope: self.apps.heard(envelope.message),
+            Synced: lambda envelope: self.apps.heard(envelope.message),
             Requirements: self._question,
             ListRequest: self._question,
             Started: lambda _: (After("beat", 0.0, Beat()), After("sweep", SWEEP, Sweep())),
             Stopping: self._stopping,
             Beat: self._beat,
             Sweep: self._sweep,
+            Due: self._due,
         }
 
     @property
@@ -173,15 +175,25 @@ class Dispatcher:
         if decision.load is not None:
             effects.extend(self._order(query.app, decision.load, now))
         if decision.refusal is not None:
-            effects.extend(self._endings.refused(query, decision.refusal, now))
+            effects.extend(self._end(query, decision.refusal, now))
         elif len(self.flights.waiting) >= self._max_queue:
             text = "too many queries wait for a worker: ask again later"
             effects.extend(
                 self._endings.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
             )
         else:
-            self.flights.waiting[query.uid] = query
+            effects.extend(self._wait(query, now))
         return effects
+
+    def _wait(self, query: Query, now: float) -> Iterable[Effect]:
+        self.flights.waiting[query.uid] = query
+        return self._fallbacks.hold(query, now)
+
+    def _end(self, query: Query, error: Error, now: float) -> Iterable[Effect]:
+        """Refuse it, unless its app has a default output and something better may come before the deadline."""
+        if self._fallbacks.holds(query, error, now) and len(self.flights.waiting) < self._max_queue:
+            return self._wait(query, now)
+        return self._endings.refused(query, error, now)
 
     def _dispatch(self, query: Query, instance: Instance) -> Publish:
         self.flights.depart(query, instance)
@@ -217,13 +229,8 @@ class Dispatcher:
 
     def _not_delivered(self, envelope: Envelope) -> Iterable[Effect]:
         """Nobody listened on the queue's subject: its executor is gone, and this query never reached it."""
-        token = envelope.message.reply_subject.rpartition(".")[2]
-        try:
-            query = self.flights.flying.get(bytes.fromhex(token[:32]))
-            attempt = int(token[33:])
-        except ValueError:
-            return NOTHING
-        if query is None or query.instance is None or query.attempt != attempt:
+        query = self.flights.returned(envelope.message.reply_subject)
+        if query is None or query.instance is None:
             return NOTHING  # it has been dispatched elsewhere since
         instance = query.instance
         self.flights.land(query.uid)
@@ -279,6 +286,9 @@ class Dispatcher:
             query = self._intake.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
                 return NOTHING
+        error = ended(back)
+        if error is not None:
+            return self._endings.refused(query, error, now)
         if back.reason == "deadline":
             return self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
@@ -292,8 +302,7 @@ class Dispatcher:
         if back.reason == "load_failed" and instance is not None:
             self.view.not_before[instance.record.variant] = now + NO_ROOM
         if query.attempt >= BOUNCES:
-            self.flights.waiting[query.uid] = query  # our view is behind: let the next heartbeat decide
-            return NOTHING
+            return self._wait(query, now)  # our view is behind: let the next heartbeat decide
         return self._decide(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
@@ -302,7 +311,7 @@ class Dispatcher:
         if decision.assignments and decision.assignments[0] != full and query.attempt < BOUNCES:
             return (self._dispatch(query, self.view.instances[decision.assignments[0]]),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
-        return self._endings.refused(query, Error(code="deadline", message=text), now)
+        return self._end(query, Error(code="deadline", message=text), now)
 
     def _load_reply(self, envelope: Envelope) -> Iterable[Effect]:
         reply: LoadReply = envelope.message
@@ -327,7 +336,7 @@ class Dispatcher:
                     self.flights.retrying = query.uid
         return effects
 
-    # -- the fleet and the catalogue
+    # -- the fleet
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         beat: WorkerHeartbeat = envelope.message
@@ -344,24 +353,10 @@ class Dispatcher:
         effects.extend(self._serve_waiting(envelope.now))
         return effects
 
-    def _catalog(self, envelope: Envelope) -> Iterable[Effect]:
-        if isinstance(envelope.message, Synced):
-            self.apps.all_in()
-        else:
-            self.apps.changed(envelope.message)
-        return NOTHING
-
     # -- questions
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
-        if not envelope.reply:
-            return NOTHING
-        about, asked, now = envelope.subject.rpartition(".")[2], envelope.message, envelope.now
-        if isinstance(asked, ListRequest):
-            if about == "jobs":
-                return NOTHING  # their coordinator answers
-            return (Publish(envelope.reply, listing(about, asked, now, self.apps.catalog, self.view)),)
-        return (Publish(envelope.reply, explain(about, asked, now, self.view, self._policy)),)
+        return question(envelope, self.apps.catalog, self.view, self._policy)
 
     # -- time
 
@@ -388,12 +383,15 @@ class Dispatcher:
         effects: list[Effect] = []
         for worker in [w for w in self.view.workers.values() if now - w.seen > self._failure_timeout]:
             effects.extend(self._lost(self.flights.aboard(self.view.lose_worker(worker.name)), now))
-        for query in self.flights.expired(now, LOST_AFTER):
-            text = "no worker could answer this query before its deadline"
-            effects.extend(
-                self._endings.refused(query, Error(code="deadline", message=text, retry_after_ms=1000.0), now)
-            )
+        effects.extend(self._expire(self.flights.expired(now, LOST_AFTER), now))
         if self.flights.waiting or self.flights.retries:
             effects.extend(self._serve_waiting(now))
         effects.append(After("sweep", SWEEP, envelope.message))
         return effects
+
+    def _expire(self, queries: list[Query], now: float) -> list[Effect]:
+        return [effect for query in queries for effect in self._endings.refused(query, expired(query), now)]
+
+    def _due(self, envelope: Envelope) -> Iterable[Effect]:
+        due, again = self._fallbacks.due(envelope.now, self.flights)
+        return (*self._expire(due, envelope.now), *again)

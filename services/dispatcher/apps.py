@@ -2,7 +2,7 @@
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import WITHOUT_APP
-from services.core.actor import Changed
+from services.core.actor import Changed, Synced
 from services.core.appview import AppView
 from services.core.catalog import Catalog
 from services.core.cluster import ClusterView
@@ -15,6 +15,14 @@ class Apps:
         self.catalog = Catalog()
         self.synced = False
         self._view = view
+
+    def heard(self, message: Changed | Synced) -> tuple[()]:
+        """News of the bucket; nothing has to be done about them."""
+        if isinstance(message, Synced):
+            self.all_in()
+        else:
+            self.changed(message)
+        return ()
 
     def changed(self, change: Changed) -> None:
         """One entry of the bucket."""

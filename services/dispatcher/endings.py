@@ -8,6 +8,7 @@ from bus.messages.public import Error, Refusal
 from services.core.actor import Effect, Envelope, Publish
 from services.core.history import History
 from services.core.outcome import answered, refused
+from services.dispatcher.fallback import default_answer, falls_back
 from services.dispatcher.query import Query
 from services.dispatcher.tracing import span_of
 
@@ -22,12 +23,14 @@ class Endings:
         self._new_uid = new_uid
 
     def refused(self, query: Query, error: Error, now: float) -> list[Effect]:
-        """It ends here, without an answer."""
+        """It ends here, without an answer, or with its app's default output."""
         route = query.route(self._dispatcher, "", self._policy)
+        default = falls_back(query, error)
+        told = default_answer(query, error, now) if default else Refusal(id=query.head.id, error=error)
         return [
-            Publish(query.reply, Refusal(id=query.head.id, error=error), "", query.headers),
-            self.history.record(refused(route, error.code, now)),
-            *span_of(query, now, error.code),
+            Publish(query.reply, told, "", query.headers),
+            self.history.record(refused(route, error.code, now, default=default)),
+            *span_of(query, now, "" if default else error.code),
         ]
 
     def turned_away(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:

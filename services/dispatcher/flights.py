@@ -40,6 +40,15 @@ class Flights:
             self.retrying = None
         return query
 
+    def returned(self, reply_subject: str) -> Query | None:
+        """What flies and was sent with this reply subject (its last token: uid and attempt); None when it is elsewhere by now."""
+        token = reply_subject.rpartition(".")[2]
+        try:
+            query = self.flying.get(bytes.fromhex(token[:32]))
+            return query if query is not None and query.attempt == int(token[33:]) else None
+        except ValueError:
+            return None
+
     def aboard(self, lost: list[Instance], worker: str = "", device: str = "") -> list[Query]:
         """Take out, in order of arrival, what was dispatched to these instances, or to a device that is gone as a whole.
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from msgspec import Raw
 
+from bus.messages.catalog import AppRecord
 from bus.messages.flow import Route
-from bus.messages.public import QueryHead
+from bus.messages.public import Error, QueryHead
 from services.core.ask import Ask
 from services.core.cluster import Instance
 from services.core.trace import Trace
@@ -15,7 +16,7 @@ class Query:
     """The body as it came, what it asks, and where it is now. times: Unix seconds."""
 
     __slots__ = (
-        "app", "arrived", "ask", "attempt", "body", "crashes", "head", "headers", "instance", "items", "reply", "sent", "trace", "uid",
+        "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "reply", "sent", "trace", "uid", "why",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +36,8 @@ class Query:
         self.sent: Route | None = None  # with the last dispatch
         self.trace: Trace | None = None  # of its sender
         self.headers: Mapping[str, str] | None = None  # that go with it, where it is traced
+        self.fallback: AppRecord | None = None  # its app, where that has a default output
+        self.why: Error | None = None  # it waits: what it would be told now
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
         """What travels in front of the body, and into the outcome."""
@@ -66,6 +69,9 @@ class Query:
             head.retry_key is not None,
             self.crashes > 0,
             self.ask.length,
+            None,
+            None,
+            self.fallback is not None,
         )
 
     @property

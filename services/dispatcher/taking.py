@@ -91,6 +91,8 @@ class Intake:
             length,
         )
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
+        if view.app.default_output is not None:
+            query.fallback = view.app
         if envelope.headers is not None:
             begin(query, envelope.headers)
         return query
@@ -157,6 +159,7 @@ class Intake:
             route.length,
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
+        query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
         query.attempt = route.attempt
         query.headers = None if (trace := read(headers)) is None else trace.headers(trace.parent)
         query.crashes = int(route.alone)

@@ -31,6 +31,7 @@ from services.core.actor import (
 from services.executor.answering import answer_of, model_error, output_bytes
 from services.executor.answers import Answers, Known
 from services.executor.instances import Loaded
+from services.executor.lapses import Lapse, Lapses
 from services.executor.owners import Owners
 from services.executor.reporting import REPORT, Report, Reporter
 from services.executor.residents import Residents
@@ -76,10 +77,12 @@ class Executor:
         self._pumping = False
         self._reporter = Reporter(worker, device, incarnation, subjects)
         self._pending: dict[tuple[bytes, int], Work] = {}  # taken, not yet ended
+        self._lapses = Lapses()
         self._fetching: dict[bytes, tuple[Loaded, Work]] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             Execute: self._execute,
             Pump: self._pump,
+            Lapse: self._lapse,
             Done: self._did,
             Failed: self._failed,
             TimedOut: self._failed,
@@ -88,7 +91,7 @@ class Executor:
             MoveInstance: lambda envelope: self._residents.move(envelope.message),
             UnloadInstance: lambda envelope: self._residents.unload(envelope.message.instance),
             Report: self._report,
-            Recorded: self._nothing,
+            Recorded: lambda _: NOTHING,
             Started: self._started,
             Stopping: self._stopping,
         }
@@ -110,11 +113,6 @@ class Executor:
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         return self._on[type(envelope.message)](envelope)
-
-    @staticmethod
-    def _nothing(envelope: Envelope) -> Iterable[Effect]:
-        del envelope
-        return NOTHING
 
     # -- a query comes in
 
@@ -146,12 +144,16 @@ class Executor:
             unread = Work(route, execute.body, None, route.items, None)
             unread.headers = envelope.headers
             return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
-        return self._take(loaded, work)
+        return self._take(loaded, work, envelope.now)
 
-    def _take(self, loaded: Loaded, work: Work) -> Iterable[Effect]:
+    def _take(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
         self._pending[work.route.uid, work.route.part] = work
         loaded.queue.push(work)
-        return self._arm()
+        return (*self._arm(), *self._lapses.watch(work, now)) if work.route.fallback else self._arm()
+
+    def _lapse(self, envelope: Envelope) -> Iterable[Effect]:
+        due = self._lapses.due(envelope.now, self._pending if self.owners.any_alive else {})
+        return (*self._back(due, "late"), *self._lapses.wake(envelope.now))
 
     def _again(self, route: Route, known: Known, now: float) -> list[Effect]:
         """It was answered before: a client that asks again hears the same, a dispatcher's retry only that it is done."""
@@ -198,7 +200,11 @@ class Executor:
         return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in suspect.routes]
 
     def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
+        if work.lapsed:
+            return NOTHING
         self._pending.pop((work.route.uid, work.route.part), None)
+        if work.route.fallback and self.owners.any_alive:
+            return self._back([work], "deadline" if work.route.deadline > now else "late")
         if work.route.deadline <= now or not self.owners.alive(work.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
             return self._refuse(loaded, work, "deadline", text, now)
@@ -239,7 +245,12 @@ class Executor:
         for i, work in enumerate(works):
             route = work.route
             loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
+            if work.lapsed:
+                continue  # its app's default was answered meanwhile
             del self._pending[route.uid, route.part]
+            if result.errors is not None and route.fallback and self.owners.any_alive:
+                effects.extend(self._back([work], "failed", result.errors[i]))
+                continue
             told.setdefault(route.dispatcher, []).append(route)
             for other in work.also:
                 told.setdefault(other.dispatcher, []).append(other)
@@ -268,7 +279,8 @@ class Executor:
         """A batch failed: its members run again alone, so that a bad one costs only its own query."""
         for work in run.works:
             work.alone = True
-            loaded.queue.push(work)
+            if not work.lapsed:
+                loaded.queue.push(work)
         return self._arm()
 
     def _reply(self, route: Route, answer: Answer | Refusal, work: Work | None = None) -> Publish:
@@ -286,12 +298,14 @@ class Executor:
             effects.extend(self.owners.tell(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now))
         return effects
 
-    def _hand_back(self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None) -> Publish:
+    def _hand_back(self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None, text: str = "") -> Publish:
         owner = route.dispatcher if self.owners.alive(route.dispatcher) else ""
-        return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body), "", headers)
+        return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body, text), "", headers)
 
-    def _back(self, works: list[Work], reason: str) -> list[Effect]:
-        return [self._hand_back(route, reason, work.body, work.headers) for work in works for route in work.routes]
+    def _back(self, works: Iterable[Work], reason: str, text: str = "") -> list[Effect]:
+        return [
+            self._hand_back(route, reason, work.body, work.headers, text) for work in works for route in work.routes
+        ]
 
     # -- large bodies
 
@@ -304,7 +318,7 @@ class Executor:
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
         work.also, work.headers, work.taken = asked.also, asked.headers, asked.taken
-        return self._take(loaded, work)
+        return self._take(loaded, work, now)
 
     def _arrived(self, uid: bytes) -> tuple[Loaded, Work]:
         loaded, asked = self._fetching.pop(uid)
@@ -369,7 +383,7 @@ class Executor:
 
     def _drop(self, loaded: Loaded) -> list[Work]:
         """Empty an instance's queue."""
-        works = loaded.queue.drop()
+        works = [work for work in loaded.queue.drop() if not work.lapsed]
         for work in works:
             del self._pending[work.route.uid, work.route.part]
         return works

@@ -47,6 +47,11 @@ class Owners:
         owner = self._known.get(name)
         return owner is None or owner.alive
 
+    @property
+    def any_alive(self) -> bool:
+        """Whether a dispatcher is there that could end a query in its way."""
+        return not self._known or any(owner.alive for owner in self._known.values())
+
     def tell(
         self, name: str, loaded: Loaded, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
         codes: list[str] | None, now: float,

@@ -15,7 +15,7 @@ Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 class Work:
     """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
 
-    __slots__ = ("alone", "also", "body", "headers", "inputs", "items", "route", "shape", "taken")
+    __slots__ = ("alone", "also", "body", "headers", "inputs", "items", "lapsed", "route", "shape", "taken")
 
     def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
         self.route = route
@@ -24,6 +24,7 @@ class Work:
         self.items = items
         self.shape = shape
         self.alone = route.alone
+        self.lapsed = False  # its app's default was answered; what is computed of it is nobody's
         # The same query, sent again while this one waits: one answer, all senders are told.
         self.also: tuple[Route, ...] = ()
         self.headers: Mapping[str, str] | None = None  # that came with it, where it is traced

@@ -1,0 +1,43 @@
+"""Queries whose app has a default output: at their deadline they go back to the dispatcher, whatever they wait for here. Pure."""
+
+import heapq
+
+from msgspec import Struct
+
+from services.core.actor import After, Effect
+from services.executor.work import Work
+
+Key = tuple[bytes, int]
+
+
+class Lapse(Struct, frozen=True):
+    """Timer: the first of them has come to its deadline."""
+
+
+class Lapses:
+    """Deadlines of what is watched, the first first. Keys only: whoever was answered in time is not kept alive by this."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, Key]] = []
+
+    def watch(self, work: Work, now: float) -> tuple[Effect, ...]:
+        """A query was taken: wake up at its deadline."""
+        entry = (work.route.deadline, (work.route.uid, work.route.part))
+        heapq.heappush(self._heap, entry)
+        return self.wake(now) if self._heap[0] is entry else ()
+
+    def wake(self, now: float) -> tuple[Effect, ...]:
+        """The one timer, set to the first deadline there is."""
+        return (After("lapse", max(0.0, self._heap[0][0] - now), Lapse()),) if self._heap else ()
+
+    def due(self, now: float, pending: dict[Key, Work]) -> list[Work]:
+        """Take out of `pending` what has come to its deadline; it is marked, so that its result is nobody's any more."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            key = heapq.heappop(self._heap)[1]
+            work = pending.get(key)
+            if work is not None and work.route.deadline <= now:
+                del pending[key]
+                work.lapsed = True
+                found.append(work)
+        return found
