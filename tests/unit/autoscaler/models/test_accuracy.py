@@ -54,7 +54,9 @@ def test_accuracy_goes_down_with_the_load_before_anything_is_refused_and_comes_b
     stage, steps = ramp("accuracy", solver)
     assert [share for share, _ in steps] == [1.0] * len(steps)
     accuracies = [accuracy for _, accuracy in steps]
-    assert max(accuracies[3 : UP.index(18)]) > 0.75  # now and then one goes to what is kept to fall back on
+    assert [accuracies[UP.index(rate)] for rate in (8, 18)] == [pytest.approx(0.78)] * 2
+    # Between them one is not enough, and until the second has been possible for the hold, some go to what is kept for that.
+    assert min(accuracies[UP.index(8) : UP.index(18)]) > 0.75
     assert accuracies[UP.index(46)] < 0.715
     assert all(after <= before + 0.01 for before, after in pairwise(accuracies[UP.index(18) : len(UP)]))
     assert accuracies[-1] > 0.77
@@ -62,8 +64,8 @@ def test_accuracy_goes_down_with_the_load_before_anything_is_refused_and_comes_b
     assert any(why.startswith("more accurate: 0.69 -> 0.78") for why in reasons)
     assert any("headroom" in why and "; accuracy " in why for why in reasons)
     _, cheap = ramp("cost", solver)
-    assert min(share for share, _ in cheap) <= 1.0
-    assert sum(accuracies) / len(accuracies) > sum(accuracy for _, accuracy in cheap) / len(cheap) + 0.02
+    assert cheap == [(1.0, pytest.approx(0.69))] * len(steps)
+    assert sum(accuracies) / len(accuracies) > 0.69 + 0.04
 
 
 def test_an_upgrade_waits_until_it_has_been_possible_for_the_hold_and_no_capacity_is_missing_meanwhile() -> None:
@@ -123,7 +125,7 @@ def test_other_workers_with_room_serve_what_would_be_served_less_accurately_here
     assert stage.running(good().variant) >= 3  # one worker's cores hold two
     share, accuracy = heard(stage, last)
     assert share == 1.0
-    assert accuracy > 0.75  # one worker alone: 0.724
+    assert accuracy > 0.77  # one worker alone: 0.717
     asks = [
         decode(AskForCapacity, body) for _, subject, body in stage.stage.heard if subject.endswith("controller.ask")
     ]
