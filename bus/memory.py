@@ -7,12 +7,13 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bus.memorystores import ConsumerState, MemoryKeyValue, MemoryObjectStore, Stream
 from bus.patterns import check_headers, check_pattern, check_subject, matches
 from bus.port import (
+    Buffer,
     BusClosed,
     BusError,
     Consumer,
@@ -27,6 +28,7 @@ from bus.port import (
     Status,
     StreamSpec,
     Subscription,
+    in_pieces,
 )
 
 _log = logging.getLogger("infaas.bus")
@@ -160,10 +162,10 @@ class MemoryBus:
         data: bytes,
         reply: str = "",
         headers: Mapping[str, str] | None = None,
-        tail: bytes | memoryview = b"",
+        tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         self._usable()
-        data = b"".join((data, tail))
+        data = b"".join((data, *in_pieces(tail)))
         check_subject(subject)
         if reply:
             check_subject(reply)

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bus.patterns import check_key, matches
-from bus.port import BusError, Entry, NotFound, Stored, StreamSpec, WrongRevision
+from bus.port import Buffer, BusError, Entry, NotFound, Stored, StreamSpec, WrongRevision, in_pieces
 
 Report = Callable[[Exception], None]
 
@@ -246,8 +246,8 @@ class MemoryObjectStore:
         self._objects: dict[str, tuple[float, bytes]] = {}
         self._max_age = max_age_s
 
-    async def put(self, key: str, data: bytes | Path) -> None:
-        content = data if isinstance(data, bytes) else await asyncio.to_thread(data.read_bytes)
+    async def put(self, key: str, data: bytes | Path | Sequence[Buffer]) -> None:
+        content = await asyncio.to_thread(data.read_bytes) if isinstance(data, Path) else b"".join(in_pieces(data))
         self._objects[key] = (asyncio.get_running_loop().time(), content)
 
     async def get(self, key: str) -> bytes:

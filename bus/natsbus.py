@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from nats import errors
@@ -15,13 +16,16 @@ from bus.natsconsumer import PullConsumer
 from bus.natsjet import JetStream
 from bus.natskv import NatsKeyValue
 from bus.natsobjects import NatsObjectStore
+from bus.natsstreams import Streams
 from bus.natstransport import LostConnection
 from bus.port import (
+    Buffer,
     BusClosed,
     BusError,
     Connect,
     Consumer,
     Delivery,
+    Forbidden,
     Handler,
     KeyValue,
     NoResponders,
@@ -35,6 +39,8 @@ from bus.port import (
 MOST_PENDING = 64 * 2**20
 RECONNECT_S = 0.25  # between attempts to come back, for ever
 PING_S = 5  # a server that answers no two of these is taken for gone
+ANONYMOUS = "_INBOX"  # prefix of inboxes that say nothing of their owner
+_DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _log = logging.getLogger("infaas.bus")
 
 
@@ -45,15 +51,16 @@ class NatsBus:
         self, *, on_error: Callable[[Exception], None] | None = None, max_pending_bytes: int = MOST_PENDING
     ) -> None:
         self._report = on_error or _log_error
-        self._client = DirectClient(self._handler_failed, self._report, max_pending_bytes)
+        self._client = DirectClient(self._handler_failed, self._complained, max_pending_bytes)
         self._callbacks: list[Callable[[Status], None]] = []
-        self._waiting: dict[str, asyncio.Future[Delivery]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[Delivery], str]] = {}
+        self._deaf: set[str] = set()  # subjects that we may not subscribe
         self._inbox = ""
         self._count = 0
         self._up = asyncio.Event()
         self._refused = asyncio.Event()
         self._last_error: Exception | None = None
-        self._jet = JetStream(self)
+        self._jet = JetStream(self, lambda: bool(self._client._server_info.get("cluster")))
 
     @classmethod
     async def connect(
@@ -63,7 +70,7 @@ class NatsBus:
         name: str,
         max_pending_bytes: int = MOST_PENDING,
         timeout: float = 10.0,
-        inbox_prefix: str = "_INBOX",
+        inbox_prefix: str = ANONYMOUS,
         on_error: Callable[[Exception], None] | None = None,
         **options: Any,
     ) -> Self:
@@ -102,7 +109,8 @@ class NatsBus:
             if work.done():
                 work.result()
             elif self._refused.is_set():
-                raise BusError(f"NATS at {_public(url)} refuses the user or password in its URL")
+                ours = "our nkey: is it in its configuration, or revoked?" if "nkeys_seed_str" in options else ""
+                raise BusError(f"NATS at {_public(url)} refuses {ours or 'the user or password in its URL'}")
             else:
                 raise BusError(f"no NATS server answers at {_public(url)}: {self._last_error or 'timed out'}")
         except (errors.Error, ValueError) as error:
@@ -122,6 +130,11 @@ class NatsBus:
     def max_payload(self) -> int:
         return int(self._client.max_payload)
 
+    @property
+    def closed_inboxes(self) -> bool:
+        """Whether users of this bus have inboxes that nobody else may read (`infaas auth`)."""
+        return self._inbox_prefix != ANONYMOUS
+
     # ---- core
 
     def publish(
@@ -130,18 +143,18 @@ class NatsBus:
         data: bytes,
         reply: str = "",
         headers: Mapping[str, str] | None = None,
-        tail: bytes | memoryview = b"",
+        tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         self._client.post(subject, data, reply, headers, tail)
 
     async def request(
-        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
+        self, subject: str, data: Buffer, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Delivery:
         self._count += 1
         reply = f"{self._inbox}{self._count}"
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Delivery] = loop.create_future()
-        self._waiting[reply] = answer
+        self._waiting[reply] = answer, subject
         timer = None
         try:
             self._client.post(subject, data, reply, headers)
@@ -156,14 +169,18 @@ class NatsBus:
         return delivery
 
     def _replied(self, delivery: Delivery) -> None:
-        answer = self._waiting.get(delivery.subject)
-        if answer is not None and not answer.done():
-            answer.set_result(delivery)
+        waiting = self._waiting.get(delivery.subject)
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_result(delivery)
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         subscription = NatsSubscription(self._client, self._client.listen(subject, handler, queue), self.flush)
         with contextlib.suppress(BusError):  # disconnected: it is replayed on reconnect
             await self.flush(2.0)
+        if subject in self._deaf:
+            await subscription.drain()
+            self._deaf.discard(subject)
+            raise Forbidden(f"NATS does not let us hear {subject}: it is not among the rights of our credentials")
         return subscription
 
     async def flush(self, timeout: float = 5.0) -> None:
@@ -220,6 +237,11 @@ class NatsBus:
         await store.open(max_age_s=max_age_s, create=create)
         return store
 
+    @property
+    def streams(self) -> Streams:
+        """How streams and buckets are made and kept."""
+        return self._jet.streams
+
     # ---- life
 
     def on_status(self, callback: Callable[[Status], None]) -> None:
@@ -243,9 +265,27 @@ class NatsBus:
     async def close(self) -> None:
         self._jet.close()
         await self._client.end()
-        for answer in self._waiting.values():
+        for answer, _ in self._waiting.values():
             if not answer.done():
                 answer.set_exception(BusClosed("the connection to NATS was closed"))
+
+    def _complained(self, error: Exception) -> None:
+        """The server did: whoever waits for what it will not do learns it at once."""
+        denied = _DENIED.search(str(error))
+        heard = False
+        if denied is not None:
+            what, subject = denied[1].lower(), denied[2]
+            if what == "subscription":
+                self._deaf.add(subject)
+                heard = not subject.startswith(self._inbox_prefix)
+            for answer, asked in self._waiting.values():
+                if what == "publish" and asked == subject and not answer.done():
+                    heard = True
+                    answer.set_exception(
+                        Forbidden(f"NATS does not let us publish on {subject}: it is not among our rights")
+                    )
+        if not heard:
+            self._report(error)
 
     def _tell(self, status: Status) -> None:
         for callback in self._callbacks:

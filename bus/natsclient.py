@@ -12,16 +12,17 @@ of these changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_e
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from nats import errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from bus.natsparser import Parser, ProtocolViolation, write_headers
 from bus.natstransport import CLOSE_S, READ_SIZE, DirectTransport, LostConnection
 from bus.patterns import check_pattern, check_subject
-from bus.port import BusClosed, BusError, Handler, PayloadTooLarge
+from bus.port import Buffer, BusClosed, BusError, Handler, PayloadTooLarge, in_pieces
 
 WRITE_AT = 64 * 1024  # this much pending is written at once, without waiting for the end of the turn
 BACKLOG = 1024 * 1024  # while the socket holds back more than this, what is new stays in our bounded buffer
@@ -33,7 +34,7 @@ class DirectClient(Client):  # type: ignore[misc]
     on_fault(subject, error): a handler raised. on_trouble(error): the server complained (a permission, a protocol error).
     """
 
-    _pending: list[bytes | memoryview]
+    _pending: list[Buffer]
     _pending_data_size: int
     _max_payload: int
 
@@ -102,6 +103,13 @@ class DirectClient(Client):  # type: ignore[misc]
         if "permissions violation" not in text.lower() and "invalid subject" not in text.lower():
             self._spawn(self._process_op_err(error))
 
+    def _connect_command(self) -> bytes:
+        """Before any credentials are sent: whoever set up TLS does not talk to a server without, even if somebody pretends it is ours."""
+        if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
+            raise errors.Error("this server speaks no TLS, although a certificate authority is configured for it")
+        command: bytes = super()._connect_command()
+        return command
+
     async def _process_err(self, err_msg: str) -> None:
         self._complained(err_msg)
 
@@ -145,14 +153,18 @@ class DirectClient(Client):  # type: ignore[misc]
     def post(
         self,
         subject: str,
-        data: bytes,
+        data: Buffer,
         reply: str = "",
         headers: Mapping[str, str] | None = None,
-        tail: bytes | memoryview = b"",
+        tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         """Publish without waiting. Raises PayloadTooLarge, BusClosed, BusError (a bad subject; the buffer is full)."""
         check_subject(subject)
-        size = len(data) + len(tail)
+        size = len(data)
+        pieces: Sequence[Buffer] = ()
+        if tail:
+            pieces = in_pieces(tail)
+            size += sum(map(len, pieces))
         if headers is None:
             if reply:
                 check_subject(reply)
@@ -177,8 +189,8 @@ class DirectClient(Client):  # type: ignore[misc]
         pending = self._pending
         pending.append(head)
         pending.append(data)
-        if tail:
-            pending.append(tail)
+        if pieces:
+            pending.extend(pieces)
         pending.append(b"\r\n")
         self._pending_data_size = waiting + 2
         if waiting > WRITE_AT:

@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bus.port import BusError, Delivery, NoResponders, NotFound, StreamSpec
+from bus.natsstreams import JetError, Streams
+from bus.port import Buffer, BusError, Delivery, NoResponders, NotFound, StreamSpec
+
+__all__ = ["NANO", "WRONG_SEQUENCE", "JetError", "JetStream", "Requests"]
 
 NANO = 1_000_000_000
 API_S = 5.0
@@ -16,17 +19,8 @@ DUPLICATE_WINDOW_S = 600.0  # a message id is remembered so long; beyond it the 
 
 NO_CONSUMER = 10014
 NO_MESSAGE = 10037
-STREAM_EXISTS = 10058  # with another configuration
 NO_STREAM = 10059
 WRONG_SEQUENCE = (10071, 10164)
-
-
-class JetError(BusError):
-    """JetStream said no. code: the server's own error code."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Requests(Protocol):
@@ -34,7 +28,7 @@ class Requests(Protocol):
 
     def publish(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None: ...
     async def request(
-        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
+        self, subject: str, data: Buffer, timeout: float, headers: Mapping[str, str] | None = None
     ) -> Delivery: ...
     def new_inbox(self) -> str: ...
     def report(self, error: Exception) -> None: ...
@@ -45,8 +39,9 @@ class Requests(Protocol):
 class JetStream:
     """The JetStream of one connection."""
 
-    def __init__(self, bus: Requests) -> None:
+    def __init__(self, bus: Requests, clustered: Callable[[], bool] = lambda: False) -> None:
         self.bus = bus
+        self.streams = Streams(self, clustered)
         self.closed = False
         self._on_reconnect: set[Callable[[], None]] = set()
 
@@ -77,7 +72,7 @@ class JetStream:
         return _result(reply.data)
 
     async def publish(
-        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, timeout: float = API_S
+        self, subject: str, data: Buffer, headers: Mapping[str, str] | None = None, timeout: float = API_S
     ) -> int:
         """Publish and wait until a stream has it; returns its sequence number there."""
         try:
@@ -99,15 +94,7 @@ class JetStream:
 
     async def create_stream(self, config: dict[str, Any], update: tuple[str, ...] = ()) -> None:
         """Make sure the stream exists; where it does with another configuration, the keys in `update` are brought in line."""
-        name = config["name"]
-        try:
-            await self.call(f"STREAM.CREATE.{name}", config)
-        except JetError as error:
-            if error.code != STREAM_EXISTS:
-                raise
-            present = (await self.stream_info(name))["config"]
-            if any(present.get(key) != config.get(key) for key in update):
-                await self.call(f"STREAM.UPDATE.{name}", present | {key: config[key] for key in update})
+        await self.streams.make(config, update)
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
         window = min(DUPLICATE_WINDOW_S, spec.max_age_s) if spec.max_age_s else DUPLICATE_WINDOW_S
@@ -119,7 +106,6 @@ class JetStream:
             "max_age": int(spec.max_age_s * NANO),
             "discard": "new" if spec.full == "refuse" else "old",
             "storage": "memory" if spec.memory else "file",
-            "num_replicas": 1,
             "max_consumers": -1,
             "max_msgs": -1,
             "duplicate_window": int(window * NANO),

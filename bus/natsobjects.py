@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ import msgspec
 from bus.natsconsumer import Position, Puller
 from bus.natsjet import NANO, JetStream
 from bus.natswatch import read_all
-from bus.port import BusError, Delivery, NotFound
+from bus.port import Buffer, BusError, Delivery, NotFound, in_pieces
 
 CHUNK = 128 * 1024
 PIECE = 8 * CHUNK  # read from or written to a file in one go, off the event loop
@@ -67,14 +67,13 @@ class NatsObjectStore:
             "max_msg_size": -1,
             "discard": "new",
             "storage": "file",
-            "num_replicas": 1,
             "duplicate_window": int(window * NANO),
             "allow_rollup_hdrs": True,
             "allow_direct": True,
         }
         await self._jet.create_stream(config, ("max_age", "duplicate_window") if max_age_s else ())
 
-    async def put(self, key: str, data: bytes | Path) -> None:
+    async def put(self, key: str, data: bytes | Path | Sequence[Buffer]) -> None:
         before = await self._find(key)
         nuid = secrets.token_hex(11)
         chunks = f"$O.{self._bucket}.C.{nuid}"
@@ -82,8 +81,9 @@ class NatsObjectStore:
         size = count = 0
         try:
             async for piece in _pieces(data, digest.update):
+                view = memoryview(piece)  # chunks of it are no copies
                 for at in range(0, len(piece), CHUNK):
-                    await self._jet.publish(chunks, piece[at : at + CHUNK])
+                    await self._jet.publish(chunks, view[at : at + CHUNK])
                     count += 1
                 size += len(piece)
             info = _Info(
@@ -243,23 +243,28 @@ class NatsObjectStore:
                 await self._jet.call(f"CONSUMER.DELETE.{self._stream}.{name}", timeout=1.0)
 
 
-async def _pieces(data: bytes | Path, hashed: Callable[[bytes], None]) -> AsyncIterator[bytes]:
-    """`data` in pieces of PIECE bytes, each one hashed; neither reading nor hashing holds up the event loop for long."""
-    if isinstance(data, bytes):
-        for at in range(0, len(data), PIECE):
-            piece = data[at : at + PIECE]
-            await asyncio.to_thread(hashed, piece)
-            yield piece
+async def _pieces(data: bytes | Path | Sequence[Buffer], hashed: Callable[[Buffer], None]) -> AsyncIterator[Buffer]:
+    """`data` in pieces of PIECE bytes at most, each one hashed; neither reading nor hashing holds up the event loop for long."""
+    if not isinstance(data, Path):
+        for part in in_pieces(data):
+            view = memoryview(part)
+            for at in range(0, len(part), PIECE):
+                piece = view[at : at + PIECE]
+                if len(piece) > CHUNK:
+                    await asyncio.to_thread(hashed, piece)
+                else:
+                    hashed(piece)
+                yield piece
         return
 
     def read(file: BinaryIO) -> bytes:
-        piece = file.read(PIECE)
-        hashed(piece)
-        return piece
+        content = file.read(PIECE)
+        hashed(content)
+        return content
 
     file: BinaryIO = await asyncio.to_thread(data.open, "rb")
     try:
-        while piece := await asyncio.to_thread(read, file):
-            yield piece
+        while content := await asyncio.to_thread(read, file):
+            yield content
     finally:
         await asyncio.to_thread(file.close)

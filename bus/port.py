@@ -4,7 +4,7 @@ Core messages are at most once, in order per publisher. Durable messages are ack
 least once. Handlers are plain functions, called in the order of arrival on the event loop; they must not block.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -29,6 +29,10 @@ class BusClosed(BusError):
     """The connection is closed for good."""
 
 
+class Forbidden(BusError):
+    """The bus does not let us: our credentials have no right to this subject."""
+
+
 class WrongRevision(BusError):
     """A compare-and-set found another revision."""
 
@@ -48,6 +52,14 @@ class Delivery(NamedTuple):
 
 
 Handler = Callable[[Delivery], None]
+
+
+Buffer = bytes | bytearray | memoryview  # memoryviews of single bytes
+
+
+def in_pieces(data: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
+    """What may come in one piece or several, as several."""
+    return (data,) if isinstance(data, bytes | bytearray | memoryview) else data
 
 
 class Subscription(Protocol):
@@ -87,8 +99,8 @@ class KeyValue(Protocol):
 class ObjectStore(Protocol):
     """A bucket of large values."""
 
-    async def put(self, key: str, data: bytes | Path) -> None:
-        """Store bytes, or a file without reading it whole into memory. Overwrites."""
+    async def put(self, key: str, data: bytes | Path | Sequence[Buffer]) -> None:
+        """Store bytes, in one piece or several, or a file without reading it whole into memory. Overwrites."""
 
     async def get(self, key: str) -> bytes:
         """Raises NotFound."""
@@ -153,11 +165,11 @@ class Bus(Protocol):
         data: bytes,
         reply: str = "",
         headers: Mapping[str, str] | None = None,
-        tail: bytes | memoryview = b"",
+        tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
         """Send and forget: buffered, written at the end of this turn of the loop; kept through a reconnect up to a bound.
 
-        tail: the rest of the body, sent behind `data` without being copied to it.
+        tail: the rest of the body, in one piece or several, sent behind `data` without being copied to it; it must not change.
         """
 
     async def request(

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from bus.codec import DECODE_ERRORS, explain
-from bus.messages.public import ObjectRef, Tensor
+from bus.messages.public import ObjectRef, Tensor, TensorView
 from bus.tensors import BadTensor, to_array
 from infaas.errors import InfaasError, Refused
 
@@ -38,7 +38,7 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
     simulated: bool
     cost: float
     missed: list[str]
-    tensors: dict[str, Any] = field(name="outputs", default_factory=dict)
+    tensors: dict[str, TensorView | list[Any]] = field(name="outputs", default_factory=dict)
     outputs_ref: ObjectRef | None = None
     confidence: float | None = None
     members: list[str] | None = None

@@ -12,21 +12,33 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import msgspec
 
 from bus.messages.jobs import JobStatus
-from bus.messages.public import ObjectRef, RegistrationStatus
-from bus.port import Bus, BusError, ObjectStore
+from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
+from bus.port import Buffer, Bus, BusError, ObjectStore
 from bus.subjects import Subjects
 from infaas import tracing
 from infaas.answers import Answer, read_answer, read_map
 from infaas.errors import InfaasError, NotConnected, Refused, RegistrationFailed
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
-from infaas.queries import MAX_INLINE, Needs, Prepared, check_name, check_needs, encode, encode_inputs, head
+from infaas.queries import (
+    INPUTS,
+    MAX_INLINE,
+    Needs,
+    Prepared,
+    check_name,
+    check_needs,
+    encode,
+    encode_inputs,
+    head,
+    head_before,
+    input_parts,
+)
 
 if TYPE_CHECKING:
     from infaas.jobs import OnProgress as OnJobProgress
@@ -144,12 +156,15 @@ class Client:
         check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
         timeout = _patience(needs.get("deadline")) if timeout is None else timeout
-        inputs = encode_inputs(x)
+        parts = input_parts(x)
         latency = _number(needs.get("latency_ms"))
-        whole = Prepared(subject, head(needs, inputs), timeout, latency)
-        if len(whole.head) <= min(MAX_INLINE, self.bus.max_payload) - 64:
+        if len(parts) == 1 and isinstance(parts[0], bytes):
+            whole = Prepared(subject, head(needs, parts[0]), timeout, latency)
+        else:
+            whole = Prepared(subject, head_before(needs), timeout, latency, rest=[INPUTS, *parts])
+        if len(whole.head) + sum(map(len, whole.rest)) <= min(MAX_INLINE, self.bus.max_payload) - 64:
             return whole
-        reference = await self._upload(inputs)
+        reference = await self._upload(parts)
         return Prepared(subject, head({**needs, "inputs_ref": reference}, None), timeout, latency, reference)
 
     @overload
@@ -165,9 +180,10 @@ class Client:
     ) -> Answer | Refused:
         """Send a prepared query and wait for its end. traceparent: as of `query`."""
         headers = tracing.headers(traceparent)
-        body = prepared.body()
+        body, rest = prepared.body(), prepared.rest
         sent = time.monotonic()
-        reply = read_answer(await self._exchange.ask(prepared.subject, body, prepared.timeout, headers=headers))
+        asked = self._exchange.ask(prepared.subject, body, prepared.timeout, headers=headers, tail=rest)
+        reply = read_answer(await asked)
         if isinstance(reply, Refused):
             if raise_refused:
                 raise reply
@@ -183,7 +199,7 @@ class Client:
 
     def send(self, prepared: Prepared, settle: Settle) -> str:
         """Send a prepared query; `settle` gets the reply's bytes or an error on the loop. For load generators."""
-        return self._exchange.send(prepared.subject, prepared.body(), prepared.timeout, settle)
+        return self._exchange.send(prepared.subject, prepared.body(), prepared.timeout, settle, tail=prepared.rest)
 
     async def feedback(
         self, app: str, label: Any, *, id: str | None = None, inputs: Any = None, context: str | None = None
@@ -333,20 +349,22 @@ class Client:
         body = encode({name: value for name, value in fields.items() if value is not None}, "the request")
         return read_map(await self._exchange.ask(subject, body, timeout, resend=resend))
 
-    async def _upload(self, inputs: bytes) -> ObjectRef:
+    async def _upload(self, inputs: Sequence[Buffer]) -> ObjectRef:
         bucket, key = self.subjects.inputs_bucket, uuid.uuid4().hex
         try:
             if self._inputs is None:
                 self._inputs = await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
             await self._inputs.put(key, inputs)
         except BusError as error:
-            raise NotConnected(f"the inputs ({len(inputs):,} bytes) could not be uploaded: {error}") from error
+            raise NotConnected(
+                f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"
+            ) from error
         return ObjectRef(bucket, key)
 
-    async def _download(self, reference: ObjectRef) -> dict[str, Any]:
+    async def _download(self, reference: ObjectRef) -> dict[str, TensorView | list[Any]]:
         try:
             store = await self.bus.object_store(reference.bucket, create=False)
-            outputs = msgspec.msgpack.decode(await store.get(reference.key), type=dict[str, Any])
+            outputs = msgspec.msgpack.decode(await store.get(reference.key), type=dict[str, TensorView | list[Any]])
         except (BusError, msgspec.DecodeError) as error:
             raise InfaasError(f"the outputs lie in the object store and could not be fetched: {error}") from error
         self._discard(reference)

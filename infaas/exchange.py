@@ -6,9 +6,9 @@ its own. Sending again is safe because every query carries a `retry_key`: the sy
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from bus.port import Bus, BusError, Delivery, PayloadTooLarge, Subscription
+from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
 from infaas.errors import BadInput, InfaasError, NotConnected, Timeout
 
 FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
@@ -35,6 +35,7 @@ class Waiting:
         "settle",
         "silence",
         "subject",
+        "tail",
         "unheard",
     )
 
@@ -48,8 +49,10 @@ class Waiting:
         silence: float,
         due: float,
         headers: Mapping[str, str] | None = None,
+        tail: Sequence[Buffer] = (),
     ) -> None:
         self.headers = headers
+        self.tail = tail
         self.subject = subject
         self.body = body
         self.reply = reply
@@ -114,10 +117,12 @@ class Exchange:
         *,
         resend: bool = True,
         headers: Mapping[str, str] | None = None,
+        tail: Sequence[Buffer] = (),
     ) -> str:
         """Send now; `settle` gets the reply's bytes or an error, once, on the loop. Returns a token for `forget`.
 
-        resend: also send again after silence (only what is harmless twice). Raises NotConnected, BadInput.
+        resend: also send again after silence (only what is harmless twice). tail: the rest of the body, in pieces that are not
+        copied. Raises NotConnected, BadInput.
         """
         if self._closed:
             raise NotConnected("this client is closed")
@@ -125,7 +130,7 @@ class Exchange:
         token = str(self._count)
         reply = self._base + token
         try:
-            self._publish(subject, body, reply, headers)
+            self._publish(subject, body, reply, headers, tail)
         except PayloadTooLarge as error:
             raise BadInput(f"{len(body):,} bytes are more than the bus takes: {error}") from error
         except BusError as error:
@@ -133,7 +138,7 @@ class Exchange:
         now = time.monotonic()
         silence = self._silence if resend else timeout
         due = now + min(silence, timeout)
-        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due, headers)
+        self._waiting[token] = Waiting(subject, body, reply, settle, now + timeout, silence, due, headers, tail)
         if self._timer is None:
             self._timer = self._loop.call_later(SWEEP, self._sweep)
         return token
@@ -146,6 +151,7 @@ class Exchange:
         *,
         resend: bool = True,
         headers: Mapping[str, str] | None = None,
+        tail: Sequence[Buffer] = (),
     ) -> bytes:
         """Send and wait. Raises Timeout, NotConnected, BadInput."""
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -158,7 +164,7 @@ class Exchange:
             else:
                 future.set_result(reply)
 
-        token = self.send(subject, body, timeout, settle, resend=resend, headers=headers)
+        token = self.send(subject, body, timeout, settle, resend=resend, headers=headers, tail=tail)
         try:
             return await future
         except asyncio.CancelledError:
@@ -218,7 +224,7 @@ class Exchange:
         one.sent += 1
         self.resent += 1
         try:
-            self._publish(one.subject, one.body, one.reply, one.headers)
+            self._publish(one.subject, one.body, one.reply, one.headers, one.tail)
         except PayloadTooLarge:
             one.due = one.expires  # the server behind a reconnect takes less: more tries change nothing
         except BusError:

@@ -1,18 +1,21 @@
 """A query's body: inputs and requirements, encoded once, with room for the key that makes sending it twice harmless."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
 from bus.messages.public import ObjectRef
+from bus.port import Buffer
 from bus.subjects import valid_name
 from bus.tensors import BadTensor, from_array
 from infaas.errors import BadInput, Refused
 
 KEY_BYTES = 16
 MAX_INLINE = 2**20  # bytes of a body above which the system wants the inputs by reference
+LARGE = 32 * 1024  # bytes of a tensor above which it is not copied into the query
+INPUTS = b"\xa6inputs"  # the field's name in MessagePack
 
 
 class Needs(TypedDict, total=False):
@@ -37,9 +40,9 @@ class Needs(TypedDict, total=False):
 
 
 class Prepared(NamedTuple):
-    """A query ready to be sent any number of times: append a fresh key to `head`. latency_ms: the objective, if any.
+    """A query ready to be sent any number of times: `head`, a fresh key, then `rest`. latency_ms: the objective, if any.
 
-    upload: where the inputs lie in the object store when they are too large for one message.
+    upload: where the inputs lie in the object store when they are too large for one message. rest: inputs that are not copied.
     """
 
     subject: str
@@ -47,9 +50,10 @@ class Prepared(NamedTuple):
     timeout: float
     latency_ms: float | None
     upload: ObjectRef | None = None
+    rest: Sequence[Buffer] = ()
 
     def body(self) -> bytes:
-        """The bytes of one sending; sending the same bytes again is the same query."""
+        """The bytes of one sending, `rest` left out; sending the same bytes again is the same query."""
         return self.head + os.urandom(KEY_BYTES)
 
 
@@ -64,12 +68,78 @@ def encode_inputs(x: Any) -> bytes:
     return encode(_tensor(x, "inputs"), "inputs")
 
 
+def input_parts(x: Any) -> list[Buffer]:
+    """What `encode_inputs` makes, in pieces: the bytes of large tensors stay where they are. Raises BadInput.
+
+    A tensor's `data` may itself be a list of pieces.
+    """
+    if not isinstance(x, Mapping) or not any(map(_is_large, (x,) if _is_tensor(x) else x.values())):
+        return [encode_inputs(x)]
+    parts = _Parts()
+    if _is_tensor(x):
+        parts.tensor(x)
+        return parts.done()
+    if len(x) > 65_535:
+        raise BadInput(f"inputs are {len(x)} tensors: no model takes so many")
+    parts.small(b"\xde" + len(x).to_bytes(2, "big"))
+    for name, value in x.items():
+        parts.small(encode(str(name), "inputs"))
+        value = _tensor(value, f"inputs.{name}")
+        if _is_large(value):
+            parts.tensor(value)
+        else:
+            parts.small(encode(value, "inputs"))
+    return parts.done()
+
+
+class _Parts:
+    """MessagePack in the making: small pieces are gathered, large ones left alone."""
+
+    def __init__(self) -> None:
+        self._done: list[Buffer] = []
+        self._open = bytearray()
+
+    def small(self, piece: Buffer) -> None:
+        self._open += piece
+
+    def tensor(self, tensor: Mapping[str, Any]) -> None:
+        data = tensor["data"]
+        pieces = data if isinstance(data, list) else [data]
+        size = sum(map(len, pieces))
+        if size >= 2**32:
+            raise BadInput(f"a tensor of {size:,} bytes is more than a message can hold")
+        front = encode({"datatype": tensor["datatype"], "shape": tensor["shape"], "data": None}, "inputs")
+        self.small(front[:-1] + b"\xc6" + size.to_bytes(4, "big"))
+        for piece in pieces:
+            if len(piece) < LARGE:
+                self.small(piece)
+            else:
+                self._close()
+                self._done.append(piece)
+
+    def _close(self) -> None:
+        if self._open:
+            self._done.append(bytes(self._open))
+            self._open = bytearray()
+
+    def done(self) -> list[Buffer]:
+        self._close()
+        return self._done
+
+
 def head(fields: Mapping[str, Any], inputs: bytes | None) -> bytes:
     """The query's map up to, not including, the bytes of its `retry_key`, which comes last."""
     present = {name: value for name, value in fields.items() if value is not None}
     if inputs is not None:
         present["inputs"] = msgspec.Raw(inputs)
     return encode({**present, "retry_key": bytes(KEY_BYTES)}, "the query")[:-KEY_BYTES]
+
+
+def head_before(fields: Mapping[str, Any]) -> bytes:
+    """The same for inputs that come last: behind the key follow INPUTS and the parts of the inputs."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    whole = encode({**present, "retry_key": bytes(KEY_BYTES), "inputs": None}, "the query")
+    return whole[: -KEY_BYTES - len(INPUTS) - 1]
 
 
 def encode(value: Any, what: str) -> bytes:
@@ -117,6 +187,14 @@ def _tensor(x: Any, where: str) -> Any:
 
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, Mapping) and "datatype" in x and "shape" in x and "data" in x
+
+
+def _is_large(x: Any) -> bool:
+    """A tensor whose bytes are not to be copied; it has nothing but the three fields that the wire knows."""
+    if not isinstance(x, Mapping) or len(x) != 3 or "data" not in x:
+        return False
+    data = x["data"]
+    return isinstance(data, list) or (isinstance(data, bytes | bytearray | memoryview) and len(data) >= LARGE)
 
 
 def _first(x: Any) -> Any:

@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from infaas.errors import BadInput, Refused
-from infaas.queries import Prepared, check_name, check_needs, encode, encode_inputs, head
+from infaas.queries import (
+    INPUTS,
+    LARGE,
+    Prepared,
+    check_name,
+    check_needs,
+    encode,
+    encode_inputs,
+    head,
+    head_before,
+    input_parts,
+)
 
 
 def sent(x):
@@ -114,3 +125,32 @@ def test_names(name):
 def test_a_misspelt_requirement_is_a_programming_error():
     with pytest.raises(TypeError, match="latency_mss"):
         check_needs({"latency_mss": 3})
+
+
+def whole(prepared: Prepared) -> dict:
+    return msgpack.unpackb(prepared.body() + b"".join(prepared.rest))
+
+
+@given(st.lists(st.integers(0, 3 * LARGE), min_size=1, max_size=3), st.booleans(), st.booleans())
+def test_large_tensors_travel_like_small_ones_and_are_not_copied(sizes: list[int], named: bool, split: bool) -> None:
+    data = [bytes([number]) * size for number, size in enumerate(sizes)]
+    pieces = [[piece[: len(piece) // 2], memoryview(piece)[len(piece) // 2 :]] if split else piece for piece in data]
+    tensors = [
+        {"datatype": "UINT8", "shape": [len(one)], "data": given} for one, given in zip(data, pieces, strict=True)
+    ]
+    x = dict(zip("abc", tensors, strict=False)) if named else tensors[0]
+    parts = input_parts(x)
+    plain = [{**tensor, "data": one} for tensor, one in zip(tensors, data, strict=True)]
+    assert msgpack.unpackb(b"".join(parts)) == (dict(zip("abc", plain, strict=False)) if named else plain[0])
+    for one, sent_ in zip(data if named else data[:1], pieces if named else pieces[:1], strict=True):
+        if not split and len(one) >= LARGE:
+            assert any(part is sent_ for part in parts)
+
+
+def test_the_key_of_a_query_with_large_inputs_is_fresh_each_time() -> None:
+    x = {"datatype": "UINT8", "shape": [LARGE], "data": bytes(LARGE)}
+    prepared = Prepared("q", head_before({"id": "a", "accuracy": None}), 1.0, None, rest=[INPUTS, *input_parts(x)])
+    one, two = whole(prepared), whole(prepared)
+    assert list(one) == ["id", "retry_key", "inputs"]
+    assert one["inputs"] == x
+    assert one["retry_key"] != two["retry_key"]
