@@ -6,8 +6,10 @@ from infaas.client import Client
 from services.gateway.actor import Gateway
 from services.gateway.door import Door
 from services.gateway.edge import GatewayEdge, Server
+from services.gateway.http.access import BadTokens, Doorkeeper
 from services.gateway.http.app import build
 from services.gateway.http.server import HttpServer
+from services.gateway.http.tls import BadTls
 from services.gateway.metrics import GatewayInsight
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings, load
@@ -23,8 +25,12 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return door.actor
 
     servers: list[Server] = []
-    if settings.gateway.port:
-        servers.append(HttpServer(build(door), settings.gateway))
+    try:
+        keeper = Doorkeeper(settings.gateway)
+        if settings.gateway.port:
+            servers.append(HttpServer(build(door, keeper), settings.gateway))
+    except (BadTokens, BadTls) as error:
+        raise SystemExit(str(error)) from error
     return [Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))]
 
 

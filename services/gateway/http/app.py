@@ -12,12 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from infaas.errors import InfaasError, Refused
 from services.gateway.codes import called, retry_after
 from services.gateway.door import Door, Problem, problem_of
+from services.gateway.http.access import Doorkeeper
+from services.gateway.http.entry import check, enter, right_of
 from services.gateway.http.reply import Json
 from services.gateway.oip import rest
+from services.shell.sections import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 ErrorBody = Callable[[Problem], Any]  # what a dialect writes of a problem
+Dialect = tuple[list[Route], ErrorBody]
 
 
 def plain(problem: Problem) -> dict[str, Any]:
@@ -25,14 +29,21 @@ def plain(problem: Problem) -> dict[str, Any]:
     return {"error": problem.message}
 
 
-def dialects(door: Door) -> list[tuple[list[Route], ErrorBody]]:
+def dialects(door: Door) -> list[Dialect]:
     """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap."""
     return [(rest.routes(door), plain)]
 
 
-def build(door: Door) -> ASGIApp:
-    """The whole application."""
-    return Router([(route, _Guarded(route, body)) for routes, body in dialects(door) for route in routes])
+def build(door: Door, keeper: Doorkeeper | None = None) -> ASGIApp:
+    """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens."""
+    return assemble(dialects(door), door.settings, keeper or Doorkeeper(door.settings))
+
+
+def assemble(found: list[Dialect], settings: GatewaySettings, keeper: Doorkeeper) -> ASGIApp:
+    """Dialects behind what holds for every request."""
+    return enter(
+        Router([(route, _Guarded(route, body, keeper)) for routes, body in found for route in routes]), settings
+    )
 
 
 class Router:
@@ -64,12 +75,15 @@ class Router:
 class _Guarded:
     """One endpoint, whose errors become replies."""
 
-    def __init__(self, route: Route, body: ErrorBody) -> None:
+    def __init__(self, route: Route, body: ErrorBody, keeper: Doorkeeper) -> None:
         self._endpoint = route.endpoint
         self._body = body
+        self._keeper = keeper
+        self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            check(scope, self._rights[scope["method"]], self._keeper)
             reply = await self._endpoint(Request(scope, receive, send))
         except Problem as problem:
             reply = error_reply(problem, self._body)

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from services.gateway.http.parts import Bounds
 from services.gateway.http.protocol import bounded
+from services.gateway.http.tls import context
 from services.shell.sections import GatewaySettings
 
 BACKLOG = 2048
@@ -22,10 +23,10 @@ class _Quiet(uvicorn.Server):
 
 
 class HttpServer:
-    """`open` listens; what is wrong with the address raises OSError there."""
+    """`open` listens; what is wrong with the address raises OSError there. Raises BadTls."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
-        self._app = app
+        self._config = config(app, settings)
         self._settings = settings
         self._server: _Quiet | None = None
         self._running: asyncio.Task[None] | None = None
@@ -33,7 +34,7 @@ class HttpServer:
     async def open(self) -> None:
         settings = self._settings
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = self._server = _Quiet(config(self._app, settings))
+        server = self._server = _Quiet(self._config)
         listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
         self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         while not server.started:
@@ -52,15 +53,17 @@ class HttpServer:
 
 
 def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
-    """The configuration of uvicorn."""
+    """The configuration of uvicorn. Raises BadTls."""
     bounds = Bounds(
         max_header=settings.max_header,
         head_timeout_s=settings.head_timeout_s,
         idle_timeout_s=settings.idle_timeout_s,
         connections=settings.connections,
     )
+    tls = context(settings.tls_certificate, settings.tls_key)
     return uvicorn.Config(
         app,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
         http=bounded(bounds),
         ws="none",
         lifespan="off",

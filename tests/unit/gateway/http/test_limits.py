@@ -1,0 +1,310 @@
+"""services/gateway/http/limits.py and entry.py behind the real server: bodies, time, hosts, origins, tokens."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from services.gateway.door import Problem
+from services.gateway.http.access import Doorkeeper, Right
+from services.gateway.http.app import assemble
+from services.gateway.http.entry import right_of
+from services.gateway.http.limits import Allowance, Limits
+from services.shell.sections import GatewaySettings
+from tests.servers import run
+from tests.web import Reply, Served, echo, read, served, shut, until
+
+
+async def size(request: Request) -> Response:
+    body = await request.body()
+    return Response(f"{len(body)} {request.headers.get('content-encoding', '-')}")
+
+
+async def unread(request: Request) -> Response:
+    return Response("unread")
+
+
+async def broken(request: Request) -> Response:
+    raise RuntimeError("an inner matter")
+
+
+def form(problem: Problem) -> dict[str, str]:
+    return {"error": problem.message, "cause": problem.code}
+
+
+ROUTES = [
+    Route("/v2/models/{model}/infer", size, methods=["POST"]),
+    Route("/v2/health/live", unread),
+    Route("/admin/add_app", size, methods=["POST"]),
+    Route("/list", unread),
+    Route("/unread", unread, methods=["POST"]),
+    Route("/change_params", unread),
+    Route("/broken", broken),
+]
+INFER = "/v2/models/a/infer"
+
+
+def with_app(work: Callable[[Served], Awaitable[None]], **settings: object) -> None:
+    async def main() -> None:
+        chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
+        async with served(assemble([(ROUTES, form)], chosen, Doorkeeper(chosen))) as server:
+            await work(server)
+
+    run(main())
+
+
+def request(path: str, body: bytes = b"", method: str = "POST", host: str = "localhost", **headers: str) -> bytes:
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n{lines}\r\n".encode() + body
+
+
+async def ask(server: Served, *args: object, **more: str) -> Reply:
+    (reply,) = await server.say(request(*args, **more))  # type: ignore[arg-type]
+    return reply
+
+
+def test_bodies_are_limited_in_size() -> None:
+    async def work(server: Served) -> None:
+        assert (await ask(server, INFER, b"x" * 10_000)).body == b"10000 -"
+        reply = await ask(server, INFER, b"x" * 10_001)
+        assert reply.status == 413
+        assert reply.headers["connection"] == "close"
+        assert json.loads(reply.body)["cause"] == "too_large"
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        chunk = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
+        assert [one.status for one in await server.say(head + chunk * 2 + b"0\r\n\r\n")] == [200]
+        assert [one.status for one in await server.say(head + chunk * 3 + b"0\r\n\r\n")] == [413]
+        assert [one.status for one in await server.say(head + chunk * 3000)] == [413]
+        assert (await ask(server, "/unread", b"x" * 100_000)).body == b"unread"
+
+    with_app(work, max_body=10_000)
+
+
+def test_a_body_that_was_announced_too_large_is_not_waited_for() -> None:
+    async def work(server: Served) -> None:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 99999\r\n\r\n"
+        assert [one.status for one in await server.say(head.encode(), replies=2)] == [413]
+
+    with_app(work, max_body=10_000)
+
+
+def test_a_client_that_asks_before_it_sends() -> None:
+    async def work(server: Served) -> None:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+        reader, writer = await server.connect()
+        writer.write(head.encode())
+        first = await read(reader)
+        assert first is not None
+        assert first.status == 100
+        writer.write(b"abc")
+        second = await read(reader)
+        assert second is not None
+        assert second.body == b"3 -"
+        await shut(writer)
+
+    with_app(work)
+
+
+def test_compressed_bodies() -> None:
+    async def work(server: Served) -> None:
+        data = bytes(range(256)) * 30
+        for coding, packed in (("gzip", gzip.compress(data)), ("deflate", zlib.compress(data)), ("Identity", data)):
+            assert (await ask(server, INFER, packed, Content_Encoding=coding)).body == b"7680 -"
+        for coding, packed, status in (
+            ("gzip", gzip.compress(data * 2), 413),
+            ("gzip", data, 400),
+            ("gzip", gzip.compress(data)[:-1], 400),
+            ("br", data, 415),
+            ("gzip, gzip", gzip.compress(gzip.compress(data)), 415),
+        ):
+            reply = await ask(server, INFER, packed, Content_Encoding=coding)
+            assert reply.status == status, (coding, reply)
+        assert reply.headers["accept-encoding"] == "gzip, deflate"
+        assert (await ask(server, "/list", method="GET", Content_Encoding="br")).status == 200
+
+    with_app(work, max_body=10_000)
+
+
+def test_slow_bodies_end() -> None:
+    async def work(server: Served) -> None:
+        assert [one.status for one in await server.say(request(INFER, b"abc")[:-1])] == [408]
+        assert (await ask(server, INFER, b"abc")).status == 200
+
+    with_app(work, body_timeout_s=0.2)
+
+
+def test_requests_at_a_time_are_limited() -> None:
+    async def main() -> None:
+        async with served(Limits(echo, Allowance(in_flight=2))) as server:
+            busy = [await server.connect() for _ in range(2)]
+            for _, writer in busy:
+                writer.write(request("/a", b"abc")[:-1])
+            await until(lambda: len(server.server.server_state.tasks) == 2)
+            (reply,) = await server.say(request("/a"))
+            assert reply.status == 503
+            assert reply.headers["retry-after"] == "1"
+            assert [one.status for one in await server.say(request("/v2/health/live", method="GET"))] == [200]
+            for reader, writer in busy:
+                writer.write(b"c")
+                assert (await read(reader)) is not None
+                await shut(writer)
+            assert [one.status for one in await server.say(request("/a"))] == [200]
+
+    run(main())
+
+
+def test_bytes_held_at_a_time_are_limited() -> None:
+    async def work(server: Served) -> None:
+        assert (await ask(server, INFER, b"x" * 1000)).status == 200
+
+    async def main() -> None:
+        chosen = GatewaySettings()
+        inner = assemble([(ROUTES, form)], chosen, Doorkeeper(chosen))
+        limits = Limits(inner, Allowance(held=2000))
+        async with served(limits) as server:
+            reader, writer = await server.connect()
+            writer.write(request(INFER, b"x" * 1501)[:-1])
+            await until(lambda: limits.held == 1500)
+            assert (await ask(server, INFER, b"x" * 400)).status == 200
+            del inner
+            writer.write(b"x")
+            assert (await read(reader)) is not None
+            await until(lambda: limits.held == 0 and limits.running == 0)
+            await shut(writer)
+            await work(server)
+
+    run(main())
+
+
+def test_whoever_leaves_early_is_not_waited_for() -> None:
+    async def main() -> None:
+        chosen = GatewaySettings()
+        limits = Limits(assemble([(ROUTES, form)], chosen, Doorkeeper(chosen)), Allowance())
+        async with served(limits) as server:
+            _, writer = await server.connect()
+            writer.write(request(INFER, b"x" * 1000)[:-1])
+            await until(lambda: limits.running == 1)
+            writer.transport.abort()
+            await until(lambda: limits.running == 0 and limits.held == 0)
+            await asyncio.sleep(0)
+
+    run(main())
+
+
+def test_an_inner_fault_tells_nothing() -> None:
+    async def work(server: Served) -> None:
+        reply = await ask(server, "/broken", method="GET")
+        assert reply.status == 500
+        assert b"inner" not in reply.body
+
+    with_app(work)
+
+
+def test_methods_and_paths() -> None:
+    async def work(server: Served) -> None:
+        reply = await ask(server, INFER, method="DELETE")
+        assert reply.status == 405
+        assert reply.headers["allow"] == "POST"
+        assert (await ask(server, "/nothing", method="GET")).status == 404
+        for path in ("/v2/%2e%2e/list", "/v2/../list", "/v2/models/a%00/infer", "/v2/models/a%2fb/infer", "//list"):
+            assert (await ask(server, path)).status == 400, path
+
+    with_app(work)
+
+
+def test_hosts_and_origins() -> None:
+    async def work(server: Served) -> None:
+        for host in ("localhost:1", "127.0.0.1", "[::1]:8000", "models.example.org"):
+            assert (await ask(server, INFER, host=host)).status == 200, host
+        for host in ("evil.example", "localhost.evil.example", "", "a b"):
+            assert (await ask(server, INFER, host=host)).status == 421, host
+            assert (await ask(server, "/list", method="GET", host=host)).status == 421, host
+        (reply,) = await server.say(b"GET http://evil.example/list HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert reply.status == 421
+        (reply,) = await server.say(b"GET /list HTTP/1.0\r\n\r\n")
+        assert reply.status == 200
+        assert (await ask(server, INFER, Origin="http://evil.example")).status == 403
+        assert (await ask(server, INFER, Origin="null")).status == 403
+        assert (await ask(server, INFER, Sec_Fetch_Site="cross-site")).status == 403
+        assert (await ask(server, INFER, Origin="http://localhost")).status == 200
+        assert (await ask(server, "/list", method="GET", Origin="http://evil.example")).status == 200
+        reply = await ask(server, "/change_params", method="GET", Sec_Fetch_Site="cross-site")
+        assert reply.status == 403, "it changes something, although by GET"
+        reply = await ask(server, INFER, method="OPTIONS", Origin="http://evil.example")
+        assert reply.status == 405
+        assert not any(name.startswith("access-control") for name in reply.headers)
+
+    with_app(work, hosts="models.example.org")
+
+
+def test_pages_that_may_ask() -> None:
+    async def work(server: Served) -> None:
+        page = "https://page.example"
+        preflight = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "content-type"}
+        reply = await ask(server, INFER, method="OPTIONS", Origin=page, **preflight)
+        assert reply.status == 200
+        assert reply.headers["access-control-allow-origin"] == page
+        reply = await ask(server, INFER, method="OPTIONS", Origin="https://evil.example", **preflight)
+        assert reply.status == 400
+        reply = await ask(server, INFER, Origin=page)
+        assert reply.status == 200
+        assert reply.headers["access-control-allow-origin"] == page
+        assert (await ask(server, INFER, Origin="https://evil.example")).status == 403
+        assert (await ask(server, "/admin/add_app", Origin=page)).status == 403, "without an operator's token"
+
+    with_app(work, cors_origins="https://page.example")
+
+
+def test_tokens() -> None:
+    async def work(server: Served) -> None:
+        for token, asking, managing in ((None, 401, 401), ("guess", 401, 401), ("u", 200, 403), ("o", 200, 200)):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            reply = await ask(server, INFER, **headers)
+            assert reply.status == asking
+            assert ("www-authenticate" in reply.headers) == (asking == 401)
+            assert (await ask(server, "/admin/add_app", **headers)).status == managing
+            assert (await ask(server, "/v2/health/live", method="GET", **headers)).status == 200
+        page = {"Authorization": "Bearer o", "Origin": "https://page.example"}
+        assert (await ask(server, "/admin/add_app", **page)).status == 200
+
+    with_app(work, tokens="u", operator_tokens="o", cors_origins="https://page.example")
+
+
+def test_management_can_be_off() -> None:
+    async def work(server: Served) -> None:
+        assert (await ask(server, "/admin/add_app")).status == 403
+        assert (await ask(server, INFER)).status == 200
+
+    with_app(work, admin=False)
+
+
+def test_what_is_not_known_to_be_harmless_is_for_operators() -> None:
+    asking = [
+        ("GET", "/v2"),
+        ("GET", "/v2/models/{model}/stats"),
+        ("POST", "/v2/models/{model}/versions/{version}/infer"),
+        ("POST", "/{app}/predict"),
+        ("POST", "/{app}/update"),
+        ("POST", "/classify"),
+        ("GET", "/list"),
+        ("GET", "/openapi.json"),
+    ]
+    managing = [
+        ("POST", "/register"),
+        ("POST", "/admin/predict"),
+        ("POST", "/admin/get_model"),
+        ("GET", "/admin/ping"),
+        ("POST", "/v2/repository/models/{model}/load"),
+        ("DELETE", "/v2/models/{model}"),
+        ("GET", "/change_params"),
+        ("POST", "/anything/else"),
+        ("PUT", "/{app}/predict"),
+    ]
+    assert {right_of(path, method) for method, path in asking} == {Right.ASK}
+    assert {right_of(path, method) for method, path in managing} == {Right.OPERATE}
+    assert right_of("/v2/health/ready", "GET") is Right.NONE
