@@ -292,6 +292,7 @@ _SHORT = {
     "INFAAS_GOAL": "goal",
     "INFAAS_LOG_LEVEL": "log_level",
 }
+_READ_AGAIN = ("gateway.tokens", "gateway.operator_tokens")  # may be paths: whoever uses them sees their files change
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
 
 
@@ -341,8 +342,10 @@ def _put(tree: dict[str, Any], keys: list[str], value: str) -> None:
         if not isinstance(tree, dict):
             raise SettingsError(f"{'.'.join(keys)}: {section} is a value, not a section")
     if last.endswith("_file"):
+        name, path = last.removesuffix("_file"), Path(value)
         try:
-            tree[last.removesuffix("_file")] = Path(value).read_text().strip()
+            text = path.read_text().strip()
+            tree[name] = [str(path.absolute())] if ".".join([*sections, name]) in _READ_AGAIN else text
         except OSError as error:
             raise SettingsError(f"cannot read the file of {'.'.join(keys)}: {error.strerror}") from error
     else:

@@ -17,6 +17,7 @@ from services.gateway.http.access import (
     is_loopback,
 )
 from services.shell.sections import GatewaySettings
+from services.shell.settings import load
 
 USER, OPERATOR = {digest_of("user"): "u"}, {digest_of("operator"): "o"}
 BOTH, USERS, OPERATORS, NONE = Keys(USER, OPERATOR), Keys(users=USER), Keys(operators=OPERATOR), Keys()
@@ -129,3 +130,16 @@ def test_a_doorkeeper_has_the_settings() -> None:
 def test_loopback() -> None:
     assert [is_loopback(name) for name in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert [is_loopback(name) for name in ("0.0.0.0", "::", "10.0.0.1", "models.example.org")] == [False] * 4
+
+
+def test_a_file_named_by_a_variable_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who may ask\nann:one\n")
+    settings = load(environ={"INFAAS_GATEWAY__TOKENS_FILE": str(file)}).gateway
+    keeper = Doorkeeper(settings)
+    assert keeper.verdict(Right.ASK, "Bearer one").status == 0
+    assert keeper.verdict(Right.ASK, "Bearer ask").status == 401
+    file.write_text("ann:another")
+    keeper._users._looked = float("-inf")
+    assert keeper.verdict(Right.ASK, "Bearer one").status == 401
+    assert keeper.verdict(Right.ASK, "Bearer another").status == 0
