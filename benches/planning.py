@@ -17,10 +17,10 @@ import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 
 from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
-from services.core.planning.model import Unsolved
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.solvers import make_solver
+from services.core.planning.tableau import Unsolved
 from tests.planning import broken, random_problem, scarce
 
 GREEDY = GreedySolver()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.core.planning.cover import Offer, Search
 from services.core.planning.covers import TooMany, covers
 from services.core.planning.deadline import Deadline
-from services.core.planning.model import Unsolved
 from services.core.planning.program import Program, Supply, priced
+from services.core.planning.tableau import Unsolved
 
 if TYPE_CHECKING:
     from numpy import float64, intp

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from services.core.planning.conclude import conclude
 from services.core.planning.deadline import Clock, Deadline
-from services.core.planning.model import Model, Unsolved
+from services.core.planning.model import Model
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.program import Group, Program, compile_program
+from services.core.planning.tableau import Unsolved
 
+Short = dict[int, tuple[float, int]]  # group: the items/s and the instances that it lacks
 OPTIMAL = 1e-4  # relative gap below which a plan counts as optimal, although the search was ended before its own gap
 
 
@@ -54,31 +56,27 @@ class ExactSolver:
 
     def solve_program(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> Plan:
         """The same, of a compiled problem; each run of HiGHS takes no more than a share of what is left."""
-        hopeless = {g: (group.need, group.least) for g, group in enumerate(program.groups) if not group.candidates}
         deadline = deadline or self.deadline()
         found = self.search(program, deadline, share)
+        groups, hopeless = apart(program)
         if found is not None:
             return self.concluded(program, found, short=hopeless)
-        groups = _hopeful(program)
-        short = Model(program, groups, elastic=True).shortage(deadline.bounding(self.options(share), share))
-        told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
-        carried = {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}
-        answer = Model(program, carried).run(deadline.bounding(self.options(share)))
+        left, short = carried(program, groups, deadline.bounding(self.options(share), share))
+        answer = Model(program, left).run(deadline.bounding(self.options(share)))
         if answer is None:
             raise Unsolved("the solver contradicts itself about what can be carried")
-        return self.concluded(program, Found(*answer), short=hopeless | told)
+        return self.concluded(program, Found(*answer), short=hopeless | short)
 
     def search(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> Found | None:
         """What carries every group that anybody can carry; None when there is no such plan. Raises Unsolved."""
-        answer = Model(program, _hopeful(program)).run(
-            (deadline or self.deadline()).bounding(self.options(share), share)
-        )
+        options = (deadline or self.deadline()).bounding(self.options(share), share)
+        answer = Model(program, apart(program)[0]).run(options)
         if answer is None:
             return None
         counts, gap, closed = answer
         return Found(counts, gap, closed or gap <= max(self.gap, OPTIMAL))
 
-    def concluded(self, program: Program, found: Found, short: dict[int, tuple[float, int]]) -> Plan:
+    def concluded(self, program: Program, found: Found, short: Short) -> Plan:
         """The plan that these counts are."""
         return conclude(
             program,
@@ -98,8 +96,18 @@ class ExactSolver:
         return options
 
 
-def _hopeful(program: Program) -> dict[int, Group]:
-    return {g: group for g, group in enumerate(program.groups) if group.candidates}
+def apart(program: Program) -> tuple[dict[int, Group], Short]:
+    """The groups that somebody can carry, and what the others lack, which is all."""
+    groups = dict(enumerate(program.groups))
+    hopeless = {g: (group.need, group.least) for g, group in groups.items() if not group.candidates}
+    return {g: group for g, group in groups.items() if group.candidates}, hopeless
+
+
+def carried(program: Program, groups: dict[int, Group], options: dict[str, Any]) -> tuple[dict[int, Group], Short]:
+    """What is left of these groups where they go short of as little as can be, and of what they do. Raises Unsolved."""
+    short = Model(program, groups, elastic=True).shortage(options)
+    told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
+    return {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}, told
 
 
 def _less(group: Group, missing: float, instances: int) -> Group:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from services.core.planning.deadline import Deadline
 from services.core.planning.exact import ExactSolver, Found
 from services.core.planning.greedy import GreedySolver, Packed
-from services.core.planning.model import Unsolved
 from services.core.planning.patterns import Cheapest, PatternSearch
 from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.program import Program, compile_program, cost
+from services.core.planning.tableau import Unsolved
 from services.core.planning.trim import trimmed
 
 _NARROW = 0.25  # of what a group costs on average: optimal plans are mostly nearer to the bound than that

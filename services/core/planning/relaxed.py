@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.core.planning.columns import Patterns
 from services.core.planning.deadline import Deadline
-from services.core.planning.model import Unsolved
+from services.core.planning.tableau import Unsolved
 
 if TYPE_CHECKING:
     from numpy import float64, intp

@@ -2,6 +2,7 @@
 
 from services.core.planning.accurate import ExactAccuracy
 from services.core.planning.deadline import Clock
+from services.core.planning.delivered import SAME
 from services.core.planning.exact import ExactSolver
 from services.core.planning.fallback import ExactOrGreedy
 from services.core.planning.greedy import GreedySolver
@@ -43,8 +44,8 @@ def make_solver(
     """
     if name == "ilp":
         exact = ExactSolver(time_limit_s=time_limit_s, gap=gap, node_limit=node_limit, clock=clock)
-        accurate = ExactAccuracy(time_limit_s=time_limit_s, gap=gap, node_limit=node_limit, clock=clock)
-        return ByGoal(ExactOrGreedy(exact, GreedySolver(), patience_s=patience_s), accurate)
+        coarse = ExactSolver(time_limit_s=time_limit_s, gap=max(gap, SAME), node_limit=node_limit, clock=clock)
+        return ByGoal(ExactOrGreedy(exact, GreedySolver(), patience_s=patience_s), ExactAccuracy(coarse))
     if name == "greedy":
         return ByGoal(GreedySolver(), Upgrading())
     raise ValueError(f"there is no solver {name!r}; there are: {', '.join(SOLVERS)}")

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from services.core.planning.conclude import objective
 from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
-from services.core.planning.model import Unsolved
 from services.core.planning.problem import Demand, Problem
+from services.core.planning.tableau import Unsolved
 from tests.planning import TABLE_2, broken, carried, entangled_problem, random_problem, scarce, table_3
 
 SOLVER = ExactSolver(time_limit_s=None, gap=0.0)

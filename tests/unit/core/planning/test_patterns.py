@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from services.core.planning.beam import choose
 from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
-from services.core.planning.model import Unsolved
 from services.core.planning.patterns import PatternSearch
 from services.core.planning.problem import Problem
 from services.core.planning.program import compile_program, cost
 from services.core.planning.solvers import make_solver
+from services.core.planning.tableau import Unsolved
 from tests.planning import broken, random_problem, running_problem, scarce
 
 GREEDY, WHOLE = GreedySolver(), ExactSolver(time_limit_s=None, gap=1e-6)
