@@ -130,11 +130,6 @@ class NatsBus:
     def max_payload(self) -> int:
         return int(self._client.max_payload)
 
-    @property
-    def closed_inboxes(self) -> bool:
-        """Whether users of this bus have inboxes that nobody else may read (`infaas auth`)."""
-        return self._inbox_prefix != ANONYMOUS
-
     # ---- core
 
     def publish(

@@ -35,7 +35,6 @@ class NatsKeyValue:
                 "max_age": 0,
                 "discard": "new",
                 "storage": "file",
-                "num_replicas": 1,
                 "duplicate_window": 120 * NANO,
                 "allow_rollup_hdrs": True,
                 "deny_delete": True,

@@ -44,13 +44,14 @@ class Infaas:
         data_dir: str | Path | None = None,
         prefix: str | None = None,
         timeout: float = 5.0,
+        **login: str | None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="infaas-client", daemon=True)
         self._thread.start()
         self._closed = False
         try:
-            self._client = self._run(connect(url, data_dir=data_dir, prefix=prefix, timeout=timeout).open())
+            self._client = self._run(connect(url, data_dir=data_dir, prefix=prefix, timeout=timeout, **login).open())
         except BaseException:
             self._stop()
             raise

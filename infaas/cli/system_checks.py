@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import socket
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
 from bus.codec import BadMessage, decode
+from bus.login import login_from
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
@@ -31,9 +33,12 @@ async def check_system(system: Endpoints) -> list[Finding]:
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
-        bus = await NatsBus.connect(system.nats, name="infaas doctor")
+        login = login_from(os.environ).options() if system.data_dir is None else {}
+        bus = await NatsBus.connect(system.nats, name="infaas doctor", **login)
     except (BusError, OSError) as error:
-        remedy = "check user and password in the URL (INFAAS_NATS_URL or --data-dir)"
+        remedy = (
+            "check user and password in the URL (INFAAS_NATS_URL or --data-dir), or INFAAS_NKEY_SEED and INFAAS_TLS_CA"
+        )
         return [nats, Finding("nats login", "failed", str(error), remedy)]
     try:
         subjects = Subjects(system.prefix)
@@ -94,6 +99,7 @@ async def _listen(bus: Bus, subjects: Subjects) -> _Heard:
 
 async def _nats(url: str) -> str:
     """The server's greeting, which needs no password."""
+    url = url.partition(",")[0]
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     address = parts.hostname or "127.0.0.1", parts.port or 4222
     try:

@@ -85,6 +85,12 @@ RULES: Mapping[str, Rule] = {
     "data_dir": _SOMETHING,
     "log_level": Text("(?i)debug|info|warning|error|critical", "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     "bus.url": Text(r"\S+", "a URL as nats://host:4222"),
+    "bus.nkey_seed": None,
+    "bus.inbox": Text(r"([^\s*>.]+\.)*[^\s*>.]*", "empty, or a subject without wildcards, as _INBOX_.app.name"),
+    "bus.tls_ca": None,
+    "bus.tls_certificate": None,
+    "bus.tls_key": None,
+    "bus.replicas": Number(most=5, zero="as many as there are servers, up to 3"),
     "bus.max_payload": Number(1024, 64 * 2**20),  # NATS itself takes no more
     "bus.outcome_bytes": Number(1024, 1e18),
     "bus.event_bytes": Number(1024, 1e18),

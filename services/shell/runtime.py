@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from bus.callers import Callers
 from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
 from bus.messages.flow import Execute
 from bus.messages.public import Error, Refusal
@@ -53,6 +54,7 @@ FAULT_WINDOW = 10.0
 RESTARTS = 5  # restarts within RESTART_WINDOW seconds that end the process
 RESTART_WINDOW = 60.0
 EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
+STREAM = "Nats-Stream"  # header of what JetStream hands out: who may read a stream could have it sent here, as an order
 LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once more
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 
@@ -91,6 +93,7 @@ class Runtime:
         self._make = make
         self._bus = bus
         self._subjects = subjects
+        self._callers = Callers(subjects, bus.new_inbox())
         self._edge = edge
         self._inline = getattr(edge, "inline", None)
         self._clock = clock
@@ -189,11 +192,18 @@ class Runtime:
         decode: Callable[[bytes], Any] = bytes if inlet.message is bytes else decoder(inlet.message)
         clock = self._clock
         taken = self.counts.taken.setdefault(inlet.message.__name__, [0])
+        guarded, may_answer = self._callers.guards(inlet.subject), self._callers.may_answer
 
         def on_delivery(delivery: Delivery) -> None:
             subject, data, reply, headers, status = delivery
             if status:
                 self._deliver(Envelope(clock(), Undelivered(subject), subject))
+                return
+            if reply and (reply[0] == "$" or (guarded and not may_answer(inlet.subject, subject, reply))):
+                self.counts.forged += 1
+                return
+            if headers is not None and STREAM in headers:
+                self.counts.forged += 1
                 return
             taken[0] += 1
             try:

@@ -77,10 +77,17 @@ async def _connect(name: str, settings: Settings) -> Bus:
     from bus.natsbus import NatsBus  # noqa: PLC0415  (tests serve on the memory bus without it)
 
     end = asyncio.get_running_loop().time() + PATIENCE
+    try:
+        login = settings.bus.login.options()
+    except BusError as error:
+        raise SystemExit(f"bus: {error}") from error
     while True:
         try:
-            return await NatsBus.connect(settings.bus.url, name=name)
+            bus = await NatsBus.connect(settings.bus.url, name=name, **login)
         except (BusError, OSError) as error:
             if asyncio.get_running_loop().time() > end:
                 raise SystemExit(f"cannot reach NATS at the configured url: {error}") from error
             await asyncio.sleep(0.1)
+        else:
+            bus.streams.replicas = settings.bus.replicas
+            return bus

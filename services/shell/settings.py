@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
+from bus.login import VARIABLES, Login
 from services.shell.checks import faults
 from services.shell.origins import Origins
 from services.shell.sections import GatewaySettings, Section
@@ -19,10 +20,32 @@ class SettingsError(Exception):
 
 
 class BusSettings(Section, frozen=True, kw_only=True):
+    """url: one server, or several separated by commas. nkey_seed: credentials of `infaas auth`, or the path of their file. inbox:
+    prefix of our inboxes where they do not say it. tls_ca: PEM file that vouches for the servers; tls_certificate, tls_key: our own
+    (docs/security.md). replicas: copies of each stream and bucket; 0 = as many as there are servers, up to 3.
+    """
+
     url: str = "nats://127.0.0.1:4222"
+    nkey_seed: str = ""
+    inbox: str = ""
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    replicas: int = 0
     max_payload: int = 8 * 2**20
     outcome_bytes: int = 2 * 2**30
     event_bytes: int = 1 * 2**30
+
+    @property
+    def login(self) -> Login:
+        """As `NatsBus.connect` wants it."""
+        return Login(
+            nkey_seed=self.nkey_seed,
+            inbox=self.inbox,
+            tls_ca=self.tls_ca,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+        )
 
 
 class KeepDays(Section, frozen=True, kw_only=True):
@@ -286,6 +309,7 @@ class Settings(Section, frozen=True, kw_only=True):
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.
 _SHORT = {
     "INFAAS_NATS_URL": "bus.url",
+    **{variable: f"bus.{name}" for name, variable in VARIABLES.items()},
     "INFAAS_SQL_DSN": "store.dsn",
     "INFAAS_DATA_DIR": "data_dir",
     "INFAAS_PREFIX": "prefix",

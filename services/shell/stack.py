@@ -333,7 +333,7 @@ class Stack:
         from bus.natsbus import NatsBus  # noqa: PLC0415  (not before NATS itself has been started)
 
         try:
-            self._bus = await NatsBus.connect(url, name="supervisor")
+            self._bus = await NatsBus.connect(url, name="supervisor", **self._plan.settings.bus.login.options())
             kinds = {PLAIN, *self._plan.settings.machines.kinds}
             self._hosting = Hosting(self._bus, self._subjects, kinds, self._start_worker, self._stop_worker)
             await self._hosting.open(self._plan.initial)

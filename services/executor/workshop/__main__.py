@@ -29,7 +29,7 @@ def main() -> int:
 
 
 async def _work(task: Task) -> None:
-    bus = await NatsBus.connect(task.url, name=f"workshop-{task.errand.worker}")
+    bus = await NatsBus.connect(task.url, name=f"workshop-{task.errand.worker}", **task.login.options())
     try:
         await Helper(bus, Subjects(task.prefix), task.limits, task.errand, Path(task.directory)).run()
     finally:

@@ -52,6 +52,7 @@ class WorkshopEdge:
             task = Task(
                 errand=command,
                 url=self._settings.bus.url,
+                login=self._settings.bus.login,
                 prefix=self._settings.prefix,
                 limits=self._settings.registrar,
                 directory=directory,

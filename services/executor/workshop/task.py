@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from bus.login import Login
 from services.executor.workshop.errand import Errand
 from services.shell.settings import RegistrarSettings
 
@@ -11,6 +12,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
     errand: Errand
     url: str
+    login: Login = Login()
     prefix: str
     limits: RegistrarSettings
     directory: str

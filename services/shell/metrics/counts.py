@@ -12,6 +12,7 @@ class Counts:
     def __init__(self) -> None:
         self.taken: dict[str, list[int]] = {}
         self.undecodable = 0
+        self.forged = 0
         self.faults = 0
         self.restarts = 0
         self._commands: dict[tuple[str, str], int] = defaultdict(int)
@@ -36,6 +37,12 @@ class Counts:
         yield from (messages, commands, seconds)
         single: tuple[tuple[str, Kind, str, int], ...] = (
             ("undecodable_messages_total", "counter", "Messages that were none of their subject's.", self.undecodable),
+            (
+                "forged_messages_total",
+                "counter",
+                "Messages with a reply subject or source not their sender's.",
+                self.forged,
+            ),
             ("handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
             ("actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
             ("commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),

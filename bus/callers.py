@@ -1,0 +1,39 @@
+"""Whose requests may be answered: the one thing of a message that NATS does not check is its reply subject. Pure."""
+
+from bus.rights import ANY_APP, OWN, SERVICE
+from bus.subjects import Subjects
+
+
+class Callers:
+    """Looks at what outsiders ask, before anybody acts on it.
+
+    inbox: one of our own. It tells whether users have inboxes of their own (`infaas auth`): then nobody else's is answered.
+    Otherwise anything is but what belongs to the system and to NATS itself: an answer published there would be an order in our name.
+    """
+
+    def __init__(self, subjects: Subjects, inbox: str) -> None:
+        self._space = f"{subjects.prefix}."
+        self._closed = inbox.startswith((f"{OWN}.", f"{SERVICE}."))
+        self._of_app = (subjects.query(), subjects.feedback(), subjects.explain(), subjects.job())
+        self._others = (
+            subjects.list(),
+            subjects.list("jobs"),
+            subjects.admin(),
+            subjects.register(),
+            subjects.registration(),
+            subjects.job_status(),
+            subjects.job_cancel(),
+        )
+
+    def guards(self, inlet: str) -> bool:
+        """Whether requests that come in here are outsiders'."""
+        return inlet in self._of_app or inlet in self._others
+
+    def may_answer(self, inlet: str, subject: str, reply: str) -> bool:
+        """Whether the reply subject is the caller's own."""
+        if not self._closed:
+            return not reply.startswith((self._space, "$"))
+        tokens = reply.split(".", 3)
+        if len(tokens) < 4 or tokens[0] != OWN:
+            return False
+        return inlet not in self._of_app or tokens[1] in (ANY_APP, subject.rpartition(".")[2])

@@ -1,0 +1,97 @@
+"""Who we are on NATS: the key of `infaas auth`, our own inboxes, and TLS."""
+
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from bus.port import BusError
+
+_SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
+_INBOX = re.compile(r"^#\s*inbox:\s*(\S+)\s*$", re.MULTILINE)
+# Short variables of the client library and the commands; services have INFAAS_BUS__... besides (docs/settings.md).
+VARIABLES = {
+    "nkey_seed": "INFAAS_NKEY_SEED",
+    "tls_ca": "INFAAS_TLS_CA",
+    "tls_certificate": "INFAAS_TLS_CERTIFICATE",
+    "tls_key": "INFAAS_TLS_KEY",
+}
+
+
+class Login(Struct, frozen=True, kw_only=True):
+    """nkey_seed: what a file of `infaas auth` holds, or its path. inbox: prefix of our inboxes, else the one in that file.
+
+    tls_ca: PEM file that vouches for the servers; with it, servers without TLS are refused. tls_certificate, tls_key: our own, for
+    servers that ask for one.
+    """
+
+    nkey_seed: str = ""
+    inbox: str = ""
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """Options of `NatsBus.connect`; raises BusError that says what is wrong with a file."""
+        found: dict[str, Any] = {}
+        inbox = self.inbox
+        if self.nkey_seed:
+            text = _text(self.nkey_seed)
+            seed = _SEED.search(text)
+            if seed is None:
+                raise BusError("the nkey seed is none: it is the line SU… of a file that `infaas auth add` wrote")
+            found["nkeys_seed_str"] = seed[1]
+            said = _INBOX.search(text)
+            inbox = inbox or (said[1] if said else "")
+        if inbox:
+            found["inbox_prefix"] = inbox
+        if self.tls_ca or self.tls_certificate:
+            found["tls"] = self._context()
+        return found
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            given = {"cadata": self.tls_ca} if "-----BEGIN" in self.tls_ca else {"cafile": self.tls_ca or None}
+            context = ssl.create_default_context(**given)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.tls_certificate:
+                context.load_cert_chain(self.tls_certificate, self.tls_key or None)
+        except OSError as error:  # ssl.SSLError is one
+            raise BusError(
+                f"TLS cannot be set up from tls_ca {self.tls_ca[:200]!r}, tls_certificate {self.tls_certificate!r} and tls_key: {error}"
+            ) from error
+        return context
+
+
+def login_from(environ: Mapping[str, str]) -> Login:
+    """What INFAAS_NKEY_SEED and the like say, or INFAAS_BUS__NKEY_SEED and the like, or the file that …_FILE names."""
+    found: dict[str, str] = {}
+    for field in Login.__struct_fields__:
+        long = f"INFAAS_BUS__{field.upper()}"
+        value = environ.get(VARIABLES.get(field, "")) or environ.get(long) or environ.get(f"{long}_FILE")
+        if value:
+            found[field] = value
+    return Login(**found)
+
+
+def _text(seed: str) -> str:
+    """The credentials themselves: given, or in a file."""
+    if _SEED.search(seed):
+        return seed
+    try:
+        return Path(seed).expanduser().read_text()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        place = (
+            f" from {seed[:200]!r}" if "/" in seed or "." in seed else ""
+        )  # else it may be a seed with a typo: no secret in logs
+        raise BusError(f"the nkey seed cannot be read{place}: {reason}") from None
+
+
+def merged(first: Login, second: Login) -> Login:
+    """What the second says, and the first where it says nothing."""
+    return replace(first, **{name: value for name, value in asdict(second).items() if value})

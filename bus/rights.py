@@ -1,0 +1,375 @@
+"""Who may publish and subscribe what: one table of all subjects, streams and buckets by role. Pure.
+
+A test holds that every name in `bus.subjects` stands here; another, that services do nothing else. What a role may do on NATS is
+the sum of its lines: nothing is allowed because nobody has forbidden it.
+
+Inboxes tell who asks: `_INBOX_.<app>.<name>` of an app's client and `_INBOX_.@.<name>` of those who ask for any app may be
+answered by services; `_SERVICE_.<name>` belongs to services that nobody answers but the server.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, get_args
+
+from bus.subjects import Subjects
+
+Role = Literal[
+    "client",
+    "gateway",
+    "dashboard",
+    "operator",
+    "supervisor",
+    "dispatcher",
+    "executor",
+    "monitor",
+    "model-autoscaler",
+    "vm-autoscaler",
+    "registrar",
+    "recorder",
+    "jobs",
+    "offline",
+]
+ROLES: tuple[Role, ...] = get_args(Role)
+Verb = Literal["query", "feedback", "explain", "job", "list"]
+VERBS: tuple[Verb, ...] = get_args(Verb)  # what an app's client may be allowed
+USUAL: tuple[Verb, ...] = ("query", "feedback", "explain", "job")  # `list` shows every app's names
+ASKERS: frozenset[Role] = frozenset({"client", "gateway", "dashboard", "operator", "supervisor"})
+WORKER: frozenset[Role] = frozenset(
+    {"executor", "monitor", "model-autoscaler", "offline"}
+)  # may be bound to one worker
+OWN = "_INBOX_"  # first token of inboxes whose owner is known
+SERVICE = "_SERVICE_"
+ANY_APP = "@"  # instead of an app's name
+
+
+class Identity(NamedTuple):
+    """One user of the bus. app: of a client; verbs: what it may do there. worker: the one that its processes belong to, `*` any.
+
+    buckets: object store buckets that it may read and write beside those of its roles.
+    """
+
+    name: str
+    roles: tuple[Role, ...]
+    app: str = ""
+    worker: str = "*"
+    verbs: tuple[Verb, ...] = USUAL
+    buckets: tuple[str, ...] = ()
+
+    @property
+    def inbox(self) -> str:
+        """The prefix of its inboxes, and of nobody else's."""
+        if self.app:
+            return f"{OWN}.{self.app}.{self.name}"
+        return f"{OWN}.{ANY_APP}.{self.name}" if ASKERS & set(self.roles) else f"{SERVICE}.{self.name}"
+
+
+class Rights(NamedTuple):
+    """Patterns, sorted."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+class Line(NamedTuple):
+    """A name of `Subjects`: its patterns for one identity, who publishes there and who hears it."""
+
+    name: str
+    patterns: Callable[[Subjects, Identity], tuple[str, ...]]
+    publish: frozenset[Role] = frozenset()
+    subscribe: frozenset[Role] = frozenset()
+
+
+class Store(NamedTuple):
+    """A stream or bucket of `Subjects`. keys: what `puts` may write there instead of everything."""
+
+    name: str
+    kind: Literal["kv", "objects", "stream"]
+    creates: frozenset[Role]
+    reads: frozenset[Role] = frozenset()
+    writes: frozenset[Role] = frozenset()
+    puts: frozenset[Role] = frozenset()
+    keys: str = ""
+
+
+def _r(*roles: Role) -> frozenset[Role]:
+    return frozenset(roles)
+
+
+_SERVICES = frozenset(ROLES) - ASKERS
+_ASKING = _r("gateway", "dashboard", "operator", "supervisor")
+
+LINES: tuple[Line, ...] = (
+    # outsiders
+    Line(
+        "query",
+        lambda s, i: (s.query(i.app or "*"),),
+        _r("client", "gateway", "operator"),
+        _r("dispatcher"),
+    ),
+    Line(
+        "feedback",
+        lambda s, i: (s.feedback(i.app or "*"),),
+        _r("client", "gateway", "operator"),
+        _r("dispatcher"),
+    ),
+    Line(
+        "explain",
+        lambda s, i: (s.explain(i.app or "*"),),
+        _r("client", "gateway", "dashboard", "operator"),
+        _r("dispatcher"),
+    ),
+    Line("list", lambda s, _: (s.list(),), _ASKING | {"client"}, _r("dispatcher", "jobs")),
+    Line("admin", lambda s, _: (s.admin(),), _r("operator"), _r("registrar")),
+    Line("register", lambda s, _: (s.register(),), _r("operator"), _r("registrar")),
+    Line(
+        "registration",
+        lambda s, _: (s.registration(),),
+        _r("gateway", "operator", "supervisor", "registrar"),
+        _r("gateway", "operator", "registrar"),
+    ),
+    Line(
+        "event",
+        lambda s, _: (s.event("*"),),
+        _r("dispatcher", "executor", "monitor", "model-autoscaler", "vm-autoscaler", "registrar", "jobs", "offline"),
+        _r("operator"),
+    ),
+    # a query's way
+    Line("execute", lambda s, i: (s.execute(i.worker, "*"),), _r("dispatcher", "offline"), _r("executor")),
+    Line("done", lambda s, _: (s.done("*"),), _r("executor"), _r("dispatcher", "offline")),
+    Line("undelivered", lambda s, _: (s.undelivered("*"),), frozenset(), _r("dispatcher", "offline")),
+    Line("trying", lambda s, _: (s.trying("*"),), _r("executor"), _r("dispatcher", "offline")),
+    Line(
+        "resubmit",
+        lambda s, _: (s.resubmit(), s.resubmit("*")),
+        _r("executor", "dispatcher"),
+        _r("dispatcher", "offline"),
+    ),
+    Line("loads", lambda s, _: (s.loads("*"),), _r("monitor"), _r("dispatcher", "model-autoscaler", "offline")),
+    # the fleet
+    Line(
+        "worker_heartbeat",
+        lambda s, i: (s.worker_heartbeat(i.worker),),
+        _r("monitor"),
+        _r("dispatcher", "registrar", "vm-autoscaler", "model-autoscaler", "offline", "operator", "supervisor"),
+    ),
+    Line(
+        "dispatcher_heartbeat",
+        lambda s, _: (s.dispatcher_heartbeat(),),
+        _r("dispatcher", "offline"),
+        _r("executor", "gateway", "operator"),
+    ),
+    Line("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler")),
+    Line("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
+    Line(
+        "controller",
+        lambda s, _: (s.controller("ask"),),
+        _r("monitor", "model-autoscaler"),
+        _r("vm-autoscaler"),
+    ),
+    Line("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
+    Line("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
+    Line(
+        "worker",
+        lambda s, i: (s.worker(i.worker, "load"), s.worker(i.worker, "release")),
+        _r("dispatcher", "model-autoscaler", "vm-autoscaler", "offline"),
+        _r("monitor"),
+    ),
+    Line("worker", lambda s, i: (s.worker(i.worker, "drain"),), _r("vm-autoscaler"), _r("monitor")),
+    Line("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
+    Line("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
+    Line("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),
+    Line(
+        "exited",
+        lambda s, i: (s.exited(i.worker),),
+        _r("supervisor"),
+        _r("dispatcher", "monitor", "registrar", "offline"),
+    ),
+    # registration work
+    Line(
+        "workshop",
+        lambda s, i: (s.workshop(i.worker),),
+        _r("registrar"),
+        _r("executor", "vm-autoscaler"),
+    ),
+    Line(
+        "registrar",
+        lambda s, _: tuple(s.registrar(f) for f in ("inspected", "built", "variant-failed", "progress", "finished")),
+        _r("executor"),
+        _r("registrar", "vm-autoscaler"),
+    ),
+    Line(
+        "registrar",
+        lambda s, _: (s.registrar("alive"), s.registrar("undelivered.*.*")),
+        _r("registrar"),
+        _r("registrar"),
+    ),
+    # offline jobs
+    Line("job", lambda s, i: (s.job(i.app or "*"),), _r("client", "gateway", "operator"), _r("jobs")),
+    Line(
+        "job_status",
+        lambda s, _: (s.job_status(),),
+        _r("client", "gateway", "operator", "jobs"),
+        _r("gateway", "operator", "jobs"),
+    ),
+    Line("job_cancel", lambda s, _: (s.job_cancel(),), _r("client", "gateway", "operator"), _r("jobs")),
+    Line("job_chunks", lambda s, _: (s.job_chunks(),), _r("jobs")),
+    Line("offline", lambda s, _: (s.offline("part"), s.offline("note")), _r("offline"), _r("jobs")),
+    Line("offline", lambda s, _: (s.offline("alive"),), _r("jobs"), _r("jobs")),
+    Line(
+        "offline_answer",
+        lambda s, i: (s.offline_answer(i.worker),),
+        _r("executor", "dispatcher"),
+        _r("offline"),
+    ),
+)
+
+STORES: tuple[Store, ...] = (
+    Store("outcome_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
+    Store("event_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
+    Store("job_stream", "stream", creates=_r("jobs"), reads=_r("offline")),
+    Store(
+        "catalog_bucket",
+        "kv",
+        creates=_r("registrar"),
+        reads=_SERVICES | {"gateway", "operator"},
+        writes=_r("registrar"),
+    ),
+    Store(
+        "control_bucket",
+        "kv",
+        creates=_r("registrar"),
+        reads=_r("registrar", "vm-autoscaler", "monitor", "supervisor", "recorder", "jobs"),
+        writes=_r("registrar", "vm-autoscaler", "supervisor"),
+        puts=_r("monitor"),
+        keys="quarantine.>",
+    ),
+    Store("status_bucket", "kv", creates=_r("registrar"), reads=_r("registrar", "operator"), writes=_r("registrar")),
+    Store("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),
+    Store(
+        "uploads_bucket",
+        "objects",
+        creates=_r("registrar"),
+        reads=_r("registrar", "executor", "operator"),
+        writes=_r("registrar", "operator"),
+    ),
+    Store(
+        "artifacts_bucket",
+        "objects",
+        creates=_r("registrar"),
+        reads=_r("registrar", "executor"),
+        writes=_r("registrar", "executor"),
+    ),
+    Store(
+        "inputs_bucket",
+        "objects",
+        creates=_r("registrar"),
+        reads=_r("executor", "gateway", "operator"),
+        writes=_r("gateway", "operator"),
+    ),
+    Store(
+        "outputs_bucket",
+        "objects",
+        creates=_r("registrar"),
+        reads=_r("executor", "gateway", "operator", "offline"),
+        writes=_r("executor", "gateway", "operator", "offline"),
+    ),
+    Store(
+        "parts_bucket",
+        "objects",
+        creates=_r("jobs"),
+        reads=_r("jobs", "offline", "executor"),
+        writes=_r("jobs", "offline"),
+    ),
+)
+# Who answers those who asked: the executor with a query's outputs, the others with what they were asked for.
+ANSWERERS: frozenset[Role] = _r("dispatcher", "executor", "registrar", "jobs")
+_CLIENT_LINES: dict[Verb, tuple[str, ...]] = {
+    "query": ("query",),
+    "feedback": ("feedback",),
+    "explain": ("explain",),
+    "job": ("job", "job_status", "job_cancel"),
+    "list": ("list",),
+}
+
+
+def rights(identity: Identity, subjects: Subjects) -> Rights:
+    """All that this user may publish and subscribe."""
+    publish: set[str] = set()
+    subscribe = {f"{identity.inbox}.>"}
+    allowed = {name for verb in identity.verbs for name in _CLIENT_LINES[verb]}
+    for role in identity.roles:
+        for line in LINES:
+            if role == "client" and line.name not in allowed:
+                continue
+            patterns = line.patterns(subjects, identity)
+            publish.update(patterns if role in line.publish else ())
+            subscribe.update(patterns if role in line.subscribe else ())
+        for store in STORES:
+            publish.update(_of_store(role, store, getattr(subjects, store.name)))
+        if role in ANSWERERS:
+            publish.add(f"{OWN}.>")
+        if role == "supervisor":
+            publish.add(f"{SERVICE}.>")  # what became of an order to start or stop a machine
+    for bucket in identity.buckets:
+        publish.update((*_creates(f"OBJ_{bucket}"), *_reads_objects(bucket), *_writes_objects(bucket)))
+    return Rights(tuple(sorted(publish)), tuple(sorted(subscribe)))
+
+
+def _of_store(role: Role, store: Store, name: str) -> Iterable[str]:
+    stream = {"kv": "KV_", "objects": "OBJ_", "stream": ""}[store.kind] + name
+    if role in store.creates:
+        yield from _creates(stream)
+    if role in store.reads or role in store.writes or role in store.puts:
+        yield f"$JS.API.STREAM.INFO.{stream}"
+    if store.kind == "kv":
+        if role in store.reads:
+            yield from _reads_keys(name)
+        if role in store.writes:
+            yield f"$KV.{name}.>"
+        if role in store.puts:
+            yield f"$KV.{name}.{store.keys}"
+    elif store.kind == "objects":
+        if role in store.reads:
+            yield from _reads_objects(name)
+        if role in store.writes:
+            yield from _writes_objects(name)
+    elif role in store.reads:
+        yield from _consumes(stream)
+
+
+def _creates(stream: str) -> Iterable[str]:
+    return (f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE"))
+
+
+def _reads_keys(bucket: str) -> Iterable[str]:
+    stream = f"KV_{bucket}"
+    yield f"$JS.API.STREAM.MSG.GET.{stream}"
+    yield f"$JS.API.CONSUMER.CREATE.{stream}.*.$KV.{bucket}.>"
+    yield f"$JS.API.CONSUMER.DELETE.{stream}.*"
+    yield f"$JS.FC.{stream}.>"
+
+
+def _reads_objects(bucket: str) -> Iterable[str]:
+    stream = f"OBJ_{bucket}"
+    yield f"$JS.API.STREAM.INFO.{stream}"
+    yield f"$JS.API.STREAM.MSG.GET.{stream}"
+    yield f"$JS.API.CONSUMER.CREATE.{stream}.*.$O.{bucket}.>"
+    yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
+    yield f"$JS.API.CONSUMER.DELETE.{stream}.*"
+    yield f"$JS.FC.{stream}.>"
+
+
+def _writes_objects(bucket: str) -> Iterable[str]:
+    stream = f"OBJ_{bucket}"
+    yield f"$JS.API.STREAM.INFO.{stream}"
+    yield f"$JS.API.STREAM.MSG.GET.{stream}"  # what is to be replaced
+    yield f"$JS.API.STREAM.PURGE.{stream}"
+    yield f"$O.{bucket}.C.*"
+    yield f"$O.{bucket}.M.*"
+
+
+def _consumes(stream: str) -> Iterable[str]:
+    yield f"$JS.API.STREAM.INFO.{stream}"
+    yield f"$JS.API.CONSUMER.CREATE.{stream}.>"
+    yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
+    yield f"$JS.ACK.{stream}.>"
+    yield f"$JS.ACK.*.*.{stream}.>"
