@@ -1,8 +1,10 @@
 """What every command shares: a clean failure, and results as JSON or as text."""
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, NoReturn, TextIO
 
 FAILED = 1  # the request failed
@@ -38,6 +40,24 @@ def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:
 def print_json(document: Any, file: TextIO | None = None) -> None:
     """One JSON document on one line of stdout (or a file); numpy scalars and paths become what they stand for."""
     print(json.dumps(document, default=_plain, allow_nan=False), file=file, flush=True)
+
+
+@contextmanager
+def for_the_result() -> Iterator[None]:
+    """What is printed within, by a user's modules or a solver's C code, goes to stderr: stdout belongs to the result."""
+    import ctypes  # noqa: PLC0415  (few commands need it)
+
+    sys.stdout.flush()
+    library = ctypes.CDLL(None)
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        library.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def progress(text: str) -> None:

@@ -1,11 +1,6 @@
 """`infaas plan`: the model-autoscaler's solvers on a file; nothing needs to run."""
 
-import ctypes
-import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import Json
-from infaas.cli.output import fail, show
+from infaas.cli.output import fail, for_the_result, show
 from infaas.cli.planfile import read_plan_file
 from infaas.cli.table import Column, number, print_table
 from services.core.planning.plan import Plan
@@ -58,7 +53,7 @@ def plan(
     solver = make_solver(policy, time_limit_s=time_limit, gap=0.0, clock=time.perf_counter, patience_s=None)
     if policy == "ilp":
         import scipy.optimize  # noqa: F401, PLC0415  (reading it from disk is not solving)
-    with _quiet_stdout():
+    with for_the_result():
         began = time.perf_counter()
         found = solver.solve(problem)
         solve_ms = 1000.0 * (time.perf_counter() - began)
@@ -107,18 +102,3 @@ def _render(problem: Problem, found: Plan, solve_ms: float) -> None:
     print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s{accuracy}")
     if found.reason and found.status != "infeasible":
         print(found.reason)
-
-
-@contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """What a solver's C code prints goes to stderr: stdout belongs to the result."""
-    sys.stdout.flush()
-    library = ctypes.CDLL(None)
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        library.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)

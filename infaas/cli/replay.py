@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 
 from infaas.cli.moments import moment
 from infaas.cli.options import DataDir, Json, Names, names
-from infaas.cli.output import fail, one_line, progress, show, usage
+from infaas.cli.output import fail, for_the_result, one_line, progress, show, usage
 from infaas.cli.simulate import keep, watch, writable
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def replay(
                 show(document, json, lambda _: print(f"wrote {count:,} queries into {export}"))
                 return 0
             head = source.head
-            found = build(source, options, _told(head.queries))
+            with for_the_result():
+                found = build(source, options, _told(head.queries))
     except (ReplayError, ScenarioError) as error:
         usage(str(error))
     simulated = watch(found.scenario)

@@ -1,9 +1,7 @@
 """`infaas simulate`: the services' own logic on virtual time; nothing needs to run."""
 
 import os
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import Json, Names, Whole, names
-from infaas.cli.output import fail, print_json, progress, show, usage
+from infaas.cli.output import fail, for_the_result, print_json, progress, show, usage
 
 if TYPE_CHECKING:
     from services.simulation.scenario.model import Scenario
@@ -58,7 +56,7 @@ def simulate(
     from services.simulation.scenario import ScenarioError, read_scenario  # noqa: PLC0415  (commands that are not used cost nothing)
 
     try:
-        with redirect_stdout(sys.stderr):  # modules of the user's own may print
+        with for_the_result():
             found = read_scenario(scenario, policies=policies, seed=seed)
     except ScenarioError as error:
         usage(str(error))
@@ -74,7 +72,7 @@ def watch(scenario: "Scenario") -> dict[str, Any]:
     from services.simulation.run import SimulationError, simulate_all  # noqa: PLC0415
 
     try:
-        with watched([one.name for one in scenario.policies], scenario.duration_s) as told, redirect_stdout(sys.stderr):
+        with watched([one.name for one in scenario.policies], scenario.duration_s) as told, for_the_result():
             return simulate_all(scenario, told)
     except SimulationError as error:
         if os.environ.get("INFAAS_TRACEBACK"):

@@ -116,20 +116,23 @@ def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: p
         assert said.err == ""
 
 
-def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scenario.with_name("chatty.py").write_text(
+        "import os\n"
         "from services.core.selection import InfaasPolicy\n"
         "print('imported')\n"
         "class Chatty(InfaasPolicy):\n"
         "    def select(self, ask, now, view):\n"
         "        print('asked')\n"
+        "        os.write(1, b'deeper\\n')\n"  # as C code does, HiGHS for one
         "        return super().select(ask, now, view)\n"
     )
     assert main(["simulate", str(scenario), "--policy", "chatty:Chatty", "--json"]) == 0
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert json.loads(said.out)["policies"][0]["policy"] == "chatty:Chatty"
     assert said.err.startswith("imported\n")
     assert said.err.count("asked\n") > 100
+    assert said.err.count("deeper\n") > 100
 
 
 def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
