@@ -1,16 +1,19 @@
 """What every protocol goes through to the system: one way in, whatever a client speaks."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from bus.subjects import Subjects
+from bus.messages.catalog import AppRecord
+from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from services.core.catalog import Catalog
 from services.gateway.actor import Gateway
-from services.gateway.codes import called
+from services.gateway.codes import called, retry_after
+from services.gateway.statistics import Statistics
 from services.shell.clock import now
 from services.shell.sections import GatewaySettings
 
@@ -42,6 +45,7 @@ class Door:
         self.settings = settings
         self.client = client
         self.draining = False
+        self.statistics = Statistics()
         self.asked: Counter[tuple[str, str]] = Counter()  # by protocol, and refusal code or "ok"
 
     @property
@@ -74,19 +78,31 @@ class Door:
         protocol: str,
     ) -> Answer | Refused:
         """One query. inputs: a map of input names to tensors (datatype, shape, data) or nested lists. Raises Problem."""
-        missing = self.actor.missing(now())
-        if missing:
-            raise Problem(None, f"the system cannot answer yet: it lacks {missing}", code="unavailable")
+        if missing := self.actor.missing(now()):
+            raise self._ended(app, protocol, 0.0, unavailable(missing))
+        if app is not None and len(inputs) == 1 and (record := self.actor.catalog.app(app)) is not None:
+            inputs = _alone(inputs, record)
+        began = time.perf_counter_ns()
         try:
             end = await self.client.query(
                 app, inputs, timeout=timeout, raise_refused=False, traceparent=traceparent, **needs
             )
         except InfaasError as error:
-            problem = problem_of(error)
-            self.asked[protocol, problem.code] += 1
-            raise problem from error
-        self.asked[protocol, end.code if isinstance(end, Refused) else "ok"] += 1
+            raise self._ended(app, protocol, time.perf_counter_ns() - began, problem_of(error)) from error
+        spent = time.perf_counter_ns() - began
+        if isinstance(end, Refused):
+            self._ended(app, protocol, spent, Problem(None, end.message, code=end.code))
+        else:
+            self.asked[protocol, "ok"] += 1
+            self.statistics.answered(app or WITHOUT_APP, end, _items(inputs), spent, now())
         return end
+
+    def _ended(self, app: str | None, protocol: str, ns: float, problem: Problem) -> Problem:
+        """A query without an answer."""
+        self.asked[protocol, problem.code] += 1
+        if app is not None and self.actor.catalog.app(app) is not None:
+            self.statistics.refused(app, ns, now())
+        return problem
 
     async def command(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """An operator's verb, as `infaas.admin.<verb>`. Raises Refused, Problem."""
@@ -96,6 +112,29 @@ class Door:
             raise
         except InfaasError as error:
             raise problem_of(error) from error
+
+
+def unavailable(missing: str) -> Problem:
+    """The system cannot answer now: what it lacks, and when to come back."""
+    text = f"the system cannot answer now: it lacks {missing}"
+    return Problem(None, text, code="unavailable", headers=retry_after("unavailable", None))
+
+
+def _alone(inputs: Any, record: AppRecord) -> Any:
+    """The only tensor of a model with one input needs no name on the bus, which spares the dispatcher a map."""
+    signature = record.signature
+    if not isinstance(inputs, Mapping) or signature is None or len(signature.inputs) != 1:
+        return inputs
+    return inputs.get(signature.inputs[0].name, inputs)
+
+
+def _items(inputs: Any) -> int:
+    """Of a query that was answered: the length of its first axis."""
+    while isinstance(inputs, Mapping):
+        if isinstance(inputs.get("shape"), list):
+            return int(inputs["shape"][0])
+        inputs = next(iter(inputs.values()))
+    return len(inputs)
 
 
 def problem_of(error: InfaasError) -> Problem:

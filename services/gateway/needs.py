@@ -1,0 +1,131 @@
+"""The protocol's parameters as requirements of a query, and what became of it as parameters of the reply. Pure.
+
+Requirements (contract, section 6): latency_ms, accuracy, cost, context, model, version, variant. `priority` and `timeout` mean what they
+mean to Triton: 1 is the highest priority and 0 the default; microseconds that the request may take, 0 for no limit.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from infaas.answers import Answer
+
+NUMBERS = ("latency_ms", "accuracy", "cost")
+TEXTS = ("context", "model", "version", "variant")
+LOWEST = 9  # priority
+LONGEST_US = 2**53  # a timeout beyond it is none
+# What Triton gives a meaning of its own that this does not have. Everything else may carry what its sender likes.
+RESERVED = {
+    "sequence_id": "sequences of requests are not offered",
+    "sequence_start": "sequences of requests are not offered",
+    "sequence_end": "sequences of requests are not offered",
+    "headers": "headers are not passed to models",
+}
+_HARMLESS = ("binary_data_output",)  # read elsewhere
+_SCALARS = (str, int, float, bool)
+
+
+class BadParameter(ValueError):
+    """A parameter that cannot be meant; the text names it and says what would be right."""
+
+
+def needs_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Requirements, ready for the client library. now: Unix seconds. Raises BadParameter."""
+    needs: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name in NUMBERS:
+            needs[name] = _number(name, value)
+        elif name in TEXTS:
+            if not isinstance(value, str):
+                raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
+            if value:
+                needs[name] = value
+        elif name == "priority":
+            priority = _whole(name, value)
+            if not 0 <= priority <= LOWEST:
+                raise BadParameter(
+                    f"parameters.priority must be 1 (highest) to {LOWEST}, or 0 (default), not {priority}"
+                )
+            if priority:
+                needs["priority"] = priority
+        elif name == "timeout":
+            timeout = _whole(name, value)
+            if timeout < 0:
+                raise BadParameter(f"parameters.timeout must be in microseconds, at least 0, not {timeout}")
+            if 0 < timeout < LONGEST_US:
+                needs["deadline"] = now + timeout / 1e6
+        elif name in RESERVED or name.startswith("triton_"):
+            if value not in (0, "", False):
+                raise BadParameter(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
+        elif not isinstance(value, _SCALARS):
+            raise BadParameter(f"parameters.{name} must be a text, a number, true or false")
+    return needs
+
+
+def ignored(parameters: Mapping[str, Any]) -> str:
+    """Names of parameters that nobody here reads, with commas between: a misspelt requirement does not stay unnoticed."""
+    return ",".join(
+        name
+        for name in parameters
+        if name not in NUMBERS
+        and name not in TEXTS
+        and name not in ("priority", "timeout")
+        and name not in _HARMLESS
+        and name not in RESERVED
+    )
+
+
+def parameters_of(answer: Answer) -> dict[str, Any]:
+    """What the reply's parameters say of an answer; those that do not apply are left out. missed: with commas between."""
+    found: dict[str, Any] = {
+        "model": answer.model,
+        "variant": answer.variant,
+        "hardware": answer.hardware,
+        "accuracy": answer.accuracy,
+        "latency_ms": answer.latency_ms,
+        "queue_ms": answer.queue_ms,
+        "compute_ms": answer.compute_ms,
+        "batch": answer.batch,
+        "cost": answer.cost,
+        "cached": answer.cached,
+        "simulated": answer.simulated,
+        "missed": ",".join(answer.missed),
+    }
+    if answer.accuracy is None:
+        del found["accuracy"]
+    for name in ("confidence", "missing", "default", "reason"):
+        value = getattr(answer, name)
+        if value is not None:
+            found[name] = value
+    if answer.members is not None:
+        found["members"] = ",".join(answer.members)
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    """A number, or a text with one: some clients' parameters have no type for fractions."""
+    if not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise BadParameter(f"parameters.{name} must be a number, not {_shown(value)}")
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return int(str(value)) if isinstance(value, str) else _no_whole(name, value)
+    except ValueError:
+        return _no_whole(name, value)
+
+
+def _no_whole(name: str, value: Any) -> int:
+    raise BadParameter(f"parameters.{name} must be a whole number, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40] if isinstance(value, _SCALARS) else f"a {type(value).__name__}"

@@ -1,0 +1,258 @@
+"""An inference request and its reply, as bytes: the JSON head, and raw tensors behind it (Triton's binary data extension). Pure."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from bus.messages.catalog import Signature
+from bus.messages.public import TensorView
+from bus.port import Buffer
+from bus.tensors import ITEM_BYTES
+from infaas.answers import Answer
+from services.gateway.needs import parameters_of
+from services.gateway.oip.duplicates import UNKNOWN, find_duplicate, quotes
+from services.gateway.oip.tensors import Wire, count_of, from_bytes, from_numbers, packed_texts, to_numbers
+
+MOST_TENSORS = 1024
+_SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+_NONE: Mapping[str, Any] = {}
+
+
+class BadInference(ValueError):
+    """The request is wrong; the text names the field and what would be right."""
+
+
+class GivenInput(Struct, frozen=True, gc=False):
+    """One of `inputs`."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: Raw = Raw()
+    parameters: dict[str, Any] | None = None
+
+
+class WantedOutput(Struct, frozen=True, gc=False):
+    """One of `outputs`."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Head(Struct, frozen=True, gc=False):
+    """The request's JSON."""
+
+    inputs: list[GivenInput]
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    outputs: list[WantedOutput] | None = None
+
+
+class Inference(NamedTuple):
+    """A request understood. outputs: name to whether its data is wanted raw; None: all of them, as `raw` says."""
+
+    inputs: dict[str, Wire]
+    id: str | None
+    parameters: Mapping[str, Any]
+    outputs: dict[str, bool] | None
+    raw: bool
+
+
+_head = msgspec.json.Decoder(Head).decode
+_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def read(body: bytes, head_length: int | None, signature: Signature | None) -> Inference:
+    """The request in a body. head_length: bytes of JSON in front of raw data, as the header says. Raises BadInference, BadTensor."""
+    if head_length is None:
+        return _read(body, memoryview(b""))
+    if not 0 <= head_length <= len(body):
+        raise BadInference(f"Inference-Header-Content-Length is {head_length}: the body has {len(body)} bytes")
+    whole = memoryview(body)
+    if head_length == 0:
+        return _raw(whole, signature)
+    return _read(body[:head_length], whole[head_length:])
+
+
+def _read(text: bytes, binary: memoryview) -> Inference:
+    try:
+        head = _head(text)
+    except _UNREADABLE as error:
+        raise BadInference(_words(error)) from error
+    if not head.inputs:
+        raise BadInference("inputs is empty: give a tensor for each of the model's inputs")
+    wanted = head.outputs or ()
+    if len(head.inputs) > MOST_TENSORS or len(wanted) > MOST_TENSORS:
+        raise BadInference(f"inputs and outputs have at most {MOST_TENSORS} tensors each")
+    inputs: dict[str, Wire] = {}
+    at = 0
+    for given in head.inputs:
+        if given.name in inputs:
+            raise BadInference(f"inputs has two tensors named {given.name[:80]!r}")
+        size = _binary_size(given)
+        where = f"inputs.{given.name[:80]}"
+        if size is None:
+            inputs[given.name] = _from_json(given, where)
+            continue
+        if at + size > len(binary):
+            raise BadInference(
+                f"{where}.parameters.binary_data_size is {size}: only {len(binary) - at} bytes follow the JSON"
+            )
+        inputs[given.name] = from_bytes(given.datatype, given.shape, binary[at : at + size], where)
+        at += size
+    if at != len(binary):
+        raise BadInference(f"{len(binary)} bytes follow the JSON; the inputs' binary_data_size add up to {at}")
+    if again := find_duplicate(text, _quotes(head, inputs)):
+        raise BadInference(again)
+    parameters = head.parameters or _NONE
+    raw = _flag(parameters, "binary_data_output", "parameters")
+    return Inference(inputs, head.id, parameters, _wanted(head.outputs, raw=raw), raw)
+
+
+def _quotes(head: Head, inputs: Mapping[str, Wire]) -> int:
+    """How many quotation marks the request's JSON has, if no name stands twice in it and it holds nothing that nobody reads."""
+    count = 2 + 4 * (head.id is not None) + 2 * (head.outputs is not None)
+    for parameters in (
+        head.parameters,
+        *(one.parameters for one in head.inputs),
+        *(one.parameters for one in head.outputs or ()),
+    ):
+        if parameters is not None:
+            inside = quotes(parameters)
+            if inside == UNKNOWN:
+                return UNKNOWN
+            count += 2 + inside
+    for given in head.inputs:
+        count += 10
+        if len(given.data):
+            count += 2 + 2 * (count_of(inputs[given.name]) if given.datatype == "BYTES" else 0)
+    return count + 4 * len(head.outputs or ())
+
+
+def _raw(binary: memoryview, signature: Signature | None) -> Inference:
+    """A body without JSON is the only input's data; its items follow from its size."""
+    if signature is None or len(signature.inputs) != 1 or -1 in signature.inputs[0].shape:
+        raise BadInference("a body of nothing but raw data needs a model with one input of fixed shape")
+    spec = signature.inputs[0]
+    if spec.datatype == "BYTES":
+        shape, data = [1, *spec.shape], memoryview(packed_texts([bytes(binary)]))
+    else:
+        item = ITEM_BYTES[spec.datatype]
+        for length in spec.shape:
+            item *= length
+        if not len(binary) or len(binary) % item:
+            raise BadInference(f"the body has {len(binary)} bytes: one item of {spec.name!r} has {item}")
+        shape, data = [len(binary) // item, *spec.shape], binary
+    tensor = from_bytes(spec.datatype, shape, data, f"inputs.{spec.name}")
+    return Inference({spec.name: tensor}, None, _NONE, None, raw=True)
+
+
+def _binary_size(given: GivenInput) -> int | None:
+    parameters = given.parameters
+    if not parameters:
+        return None
+    where = f"inputs.{given.name[:80]}"
+    if any(name in parameters for name in _SHARED):
+        raise BadInference(f"{where}.parameters: shared memory is not offered; send the data itself")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise BadInference(f"{where}.parameters.binary_data_size must be a number of bytes")
+    if len(given.data):
+        raise BadInference(f"{where} has data and binary_data_size: only one of them can hold its elements")
+    return size
+
+
+def _from_json(given: GivenInput, where: str) -> Wire:
+    if not len(given.data):
+        raise BadInference(f"{where}.data is missing (or parameters.binary_data_size, for raw data)")
+    try:
+        data = _any(given.data)
+    except _UNREADABLE as error:
+        raise BadInference(f"{where}.data cannot be read: {_words(error)}") from error
+    return from_numbers(given.datatype, given.shape, data, where)
+
+
+def _wanted(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool] | None:
+    if not outputs:
+        return None
+    found: dict[str, bool] = {}
+    for output in outputs:
+        where = f"outputs.{output.name[:80]}"
+        if output.name in found:
+            raise BadInference(f"outputs has {output.name[:80]!r} twice")
+        parameters = output.parameters or _NONE
+        if any(name in parameters for name in _SHARED):
+            raise BadInference(f"{where}.parameters: shared memory is not offered")
+        if parameters.get("classification"):
+            raise BadInference(f"{where}.parameters.classification is not offered: ask for the output itself")
+        found[output.name] = _flag(parameters, "binary_data", f"{where}.parameters", raw)
+    return found
+
+
+def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = False) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise BadInference(f"{where}.{name} must be true or false")
+    return value
+
+
+def write(asked: Inference, model: str, answer: Answer, more: Mapping[str, Any]) -> tuple[bytes, list[Buffer]]:
+    """The reply: its JSON, and the raw tensors behind it. more: parameters beside those of the answer. Raises BadTensor."""
+    outputs: list[dict[str, Any]] = []
+    binary: list[Buffer] = []
+    tensors = answer.tensors
+    for name in asked.outputs or tensors:
+        tensor = tensors[name]
+        if isinstance(tensor, list):
+            tensor = _of_list(answer, name)
+        told: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if asked.raw if asked.outputs is None else asked.outputs[name]:
+            told["parameters"] = {"binary_data_size": len(tensor.data)}
+            binary.append(tensor.data)
+        else:
+            told["data"] = to_numbers(tensor, f"outputs.{name}")
+        outputs.append(told)
+    head = {"model_name": model, "model_version": answer.version}
+    if asked.id is not None:
+        head["id"] = asked.id
+    return _encode({**head, "parameters": {**parameters_of(answer), **more}, "outputs": outputs}), binary
+
+
+def _of_list(answer: Answer, name: str) -> TensorView:
+    from bus.tensors import from_array  # noqa: PLC0415  (numpy, for what no executor sends)
+
+    tensor = from_array(answer.outputs[name])
+    return TensorView(tensor.datatype, tensor.shape, memoryview(tensor.data))
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A body that is a JSON object, or nothing. Raises BadInference."""
+    try:
+        found = _any(body) if body else {}
+    except _UNREADABLE as error:
+        raise BadInference(_words(error)) from error
+    if not isinstance(found, dict):
+        raise BadInference("the body must be a JSON object")
+    if again := find_duplicate(body or b"{}", UNKNOWN):
+        raise BadInference(again)
+    return found
+
+
+def _words(error: Exception) -> str:
+    """A JSON error for its sender."""
+    text = str(error)
+    if isinstance(error, RecursionError):
+        return "the JSON is nested too deeply"
+    if isinstance(error, msgspec.ValidationError):
+        if text.endswith("at `key` in `$`"):
+            text = text.partition(" - at")[0]
+        return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
+    if isinstance(error, UnicodeDecodeError):
+        return "the JSON is not UTF-8"
+    return text
