@@ -79,16 +79,16 @@ async def shut(writer: asyncio.StreamWriter) -> None:
         pass
 
 
-async def read(reader: asyncio.StreamReader) -> Reply | None:
-    """The next reply, or None when the connection was closed without one."""
+async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | None:
+    """The next reply, or None when the connection was closed without one. head: to a request by HEAD."""
     try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        lines = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    first, *fields = lines.decode("latin-1").split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in fields)}
     status = int(first.split(" ")[1])
-    if "content-length" not in headers:
+    if "content-length" not in headers or head:
         return Reply(status, headers, b"")
     body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 10)
     return Reply(status, headers, body)

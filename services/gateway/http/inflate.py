@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 STEP = 256 * 2**10  # bytes that one step makes at most
 FREE = 2**20  # bytes that a body may become whatever its ratio
-RATIO = 200  # beyond: times its compressed size (deflate itself goes to 1032; tensors rarely beyond 20)
+RATIO = 100  # beyond: times its compressed size (deflate itself goes to 1032, tensors rarely beyond 20)
 MEMBERS = 64  # of a gzip file
 
 CODINGS = ("gzip", "deflate")

@@ -1,0 +1,259 @@
+"""What clients do to an HTTP gateway by mistake or on purpose: bytes, and the replies that they may get.
+
+Used by tests/live/test_gateway_abuse.py, which runs all of it, and by benches/gateway_fuzz.py, which also times it.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+APP = "digits"
+INFER = f"/v2/models/{APP}/infer"
+
+
+class Abuse(NamedTuple):
+    """One request, or what looks like one. fine: statuses that it may get; 0: closed without a reply."""
+
+    name: str
+    data: bytes
+    fine: frozenset[int]
+
+
+def request(path: str, body: Any = b"", method: str = "POST", **headers: str) -> bytes:
+    """A well-formed request; what is not bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = {
+        "Host": "localhost",
+        "Content-Length": str(len(data)),
+        **{k.replace("_", "-"): v for k, v in headers.items()},
+    }
+    head = "".join(f"{name}: {text}\r\n" for name, text in lines.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data
+
+
+def chunked(path: str, *chunks: bytes, **headers: str) -> bytes:
+    """The same with a body in these chunks."""
+    head = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
+    body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n{head}\r\n".encode()
+        + body
+        + b"0\r\n\r\n"
+    )
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    """The body of a query, with changes to its tensor."""
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 784], "data": [0.0] * 784, **changes}]}
+
+
+def bomb(megabytes: int, coding: str = "gzip", *, layers: int = 1) -> bytes:
+    """So many MB of zeros, compressed; made without ever holding them."""
+    packer = zlib.compressobj(9, wbits=31 if coding == "gzip" else 15)
+    zeros = bytes(2**20)
+    packed = b"".join(packer.compress(zeros) for _ in range(megabytes)) + packer.flush()
+    for _ in range(layers - 1):
+        packed = zlib.compress(packed, 9)
+    return packed
+
+
+def endless_bomb() -> bytes:
+    """10 MB that become 10 GB: one block of a deflate stream that says the same again and again."""
+    packer = zlib.compressobj(9, wbits=31)
+    start = packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    again = zlib.compressobj(9, wbits=-15)
+    block = again.compress(bytes(2**20)) + again.flush(zlib.Z_FULL_FLUSH)
+    return start + block * (10 * 2**20 // len(block))
+
+
+def _abuse(name: str, data: bytes, *fine: int) -> Abuse:
+    return Abuse(name, data, frozenset(fine))
+
+
+def everything() -> Iterator[Abuse]:
+    """All of it, made one after the other."""
+    yield from connections()
+    yield from bodies()
+    yield from tensors()
+    yield from paths()
+
+
+def connections() -> Iterator[Abuse]:
+    """What is no request, or two."""
+    get = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
+    post = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    yield _abuse("noise", bytes(range(256)) * 40, 400)
+    yield _abuse("TLS to a plain port", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), 400)
+    yield _abuse("HTTP/2 without asking", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400)
+    yield _abuse("HTTP/0.9", b"GET /v2\r\n\r\n", 400)
+    yield _abuse("HTTP/1.0", b"GET /v2 HTTP/1.0\r\n\r\n", 200)
+    yield _abuse("no host", b"GET /v2 HTTP/1.1\r\n\r\n", 400)
+    yield _abuse("two hosts", get + b"Host: evil.example\r\n\r\n", 400)
+    yield _abuse("another host", b"GET /v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421)
+    yield _abuse("another host in a URL", b"GET http://evil.example/v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", 421)
+    yield _abuse("a URL", b"GET http://localhost/v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 200)
+    yield _abuse("a proxy's verb", b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n", 405)
+    yield _abuse("no known verb", b"BREW /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", 405)
+    yield _abuse("a body's two ends", post + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400)
+    yield _abuse("two lengths", post + b"Content-Length: 4\r\nContent-Length: 40\r\n\r\n{}{}", 400)
+    yield _abuse("a length like no number", post + b"Content-Length: 0x10\r\n\r\n", 400)
+    yield _abuse("a length beyond all", post + b"Content-Length: 18446744073709551616\r\n\r\n", 400)
+    yield _abuse("a length of terabytes", post + b"Content-Length: 9000000000000\r\n\r\n", 413)
+    yield _abuse("another coding", post + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400)
+    yield _abuse("lines without returns", b"GET /v2 HTTP/1.1\nHost: localhost\n\n", 400)
+    yield _abuse("a folded line", get + b"X: a\r\n b\r\n\r\n", 400)
+    yield _abuse("a line injected", get + b"X: a\rHost: b\r\n\r\n", 400)
+    yield _abuse("a long line", b"GET /" + b"a" * 2**20 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414)
+    yield _abuse("a long query", b"GET /v2?" + b"a" * 2**20 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414)
+    yield _abuse("a long header", get + b"X: " + b"a" * 2**20 + b"\r\n\r\n", 431)
+    yield _abuse("many headers", get + b"X: a\r\n" * 100_000 + b"\r\n", 431)
+    yield _abuse("a long trailer", chunked(INFER, b"{}")[:-2] + b"X: " + b"a" * 2**20 + b"\r\n\r\n", 431, 400)
+    yield _abuse("3 MB in chunks of a byte", chunked(INFER, *[b" "] * 500_000), 413)
+    yield _abuse("a long extension", post + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"a" * 2**20, 431)
+    yield _abuse("requests ahead", (get + b"\r\n") * 5000, 200)
+    yield _abuse(
+        "a boundary of a megabyte",
+        request("/v2/models/digits/infer", b"--", Content_Type="multipart/form-data; boundary=" + "-" * 2**20),
+        431,
+    )
+    yield _abuse(
+        "an offer of websockets",
+        get + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        200,
+    )
+
+
+def bodies() -> Iterator[Abuse]:
+    """Bodies that are too large, packed too tightly, or no JSON."""
+    deep = 10**6
+    yield _abuse("lists in lists", request(INFER, b"[" * deep), 400)
+    yield _abuse("closed lists in lists", request(INFER, b'{"inputs":' + b"[" * deep + b"]" * deep + b"}"), 400)
+    yield _abuse("maps in maps", request(INFER, b'{"a":' * deep + b"1" + b"}" * deep), 400)
+    yield _abuse(
+        "deep data",
+        request(INFER, b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,784],"data":' + b"[" * deep),
+        400,
+    )
+    yield _abuse("deep parameters", request(INFER, b'{"parameters":{"a":' + b"[" * deep + b"]" * deep + b"}}"), 400)
+    yield _abuse("10 MB that become 10 GB", request(INFER, endless_bomb(), Content_Encoding="gzip"), 413)
+    yield _abuse("a bomb by deflate", request(INFER, bomb(200, "deflate"), Content_Encoding="deflate"), 413)
+    yield _abuse("a bomb in a bomb", request(INFER, bomb(200, layers=2), Content_Encoding="deflate, gzip"), 415)
+    yield _abuse("an unknown coding", request(INFER, b"abc", Content_Encoding="br"), 415)
+    yield _abuse("no gzip", request(INFER, b"abc", Content_Encoding="gzip"), 400)
+    yield _abuse("half a gzip", request(INFER, zlib.compress(b"{}" * 99)[:-9], Content_Encoding="deflate"), 400)
+    for name, body in {
+        "nothing": b"",
+        "no JSON": b"{",
+        "a number": b"1",
+        "null": b"null",
+        "NaN": json.dumps(tensor(data=[float("nan")] * 784)).encode(),
+        "infinity": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1e999]}]}',
+        "a lone surrogate": b'{"id":"\\ud800","inputs":[]}',
+        "bytes that are no text": b'{"id":"\xff\xfe","inputs":[]}',
+        "a NUL": b'{"inputs":[]}\0',
+        "two documents": b"{}{}",
+        "UTF-16": json.dumps(tensor()).encode("utf-16"),
+        "pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+        "a huge number": b'{"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[' + b"9" * 100_000 + b"]}]}",
+        "duplicate keys": b'{"inputs":[],"inputs":{}}',
+        "XML": b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>',
+    }.items():
+        yield _abuse(f"a body of {name}", request(INFER, body), 400)
+    yield _abuse(
+        "binary data that is not there",
+        request(
+            INFER,
+            json.dumps(tensor(data=None, parameters={"binary_data_size": 3136})).encode(),
+            Inference_Header_Content_Length="10",
+        ),
+        400,
+    )
+    for length in ("-1", "99999999999999999999", "1e3", "abc", "", "9999"):
+        yield _abuse(
+            f"a JSON length of {length!r}", request(INFER, tensor(), Inference_Header_Content_Length=length), 400
+        )
+
+
+def tensors() -> Iterator[Abuse]:
+    """Tensors that are none."""
+    big = 2**31
+    for name, changes in {
+        "two times 2^31": {"shape": [big, big]},
+        "2^63": {"shape": [2**63]},
+        "2^64 by 0": {"shape": [2**64, 0]},
+        "2^32 by 2^32": {"shape": [2**32, 2**32], "data": []},
+        "-1": {"shape": [-1, 784]},
+        "0": {"shape": [0, 784], "data": []},
+        "nothing": {"shape": []},
+        "10,000 axes": {"shape": [1] * 10_000},
+        "half": {"shape": [0.5, 784]},
+        "a text": {"shape": "1,784"},
+        "true": {"shape": [True, 784]},
+        "too much": {"shape": [2, 784]},
+    }.items():
+        yield _abuse(f"a shape of {name}", request(INFER, tensor(**changes)), 400)
+    for name, changes in {
+        "unknown datatype": {"datatype": "FP33"},
+        "no datatype": {"datatype": None},
+        "object": {"datatype": "O"},
+        "no name": {"name": None},
+        "data of texts": {"data": ["a"] * 784},
+        "data of nulls": {"data": [None] * 784},
+        "data of maps": {"data": [{}] * 784},
+        "ragged data": {"data": [[0.0] * 784, [0.0]], "shape": [2, 784]},
+        "a text as data": {"data": "0" * 784},
+        "binary of -1": {"data": None, "parameters": {"binary_data_size": -1}},
+        "binary of 2^63": {"data": None, "parameters": {"binary_data_size": 2**63}},
+        "shared memory": {"data": None, "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 3136}},
+    }.items():
+        yield _abuse(name, request(INFER, tensor(**changes)), 400)
+    twice = tensor()
+    twice["inputs"] *= 2
+    yield _abuse("an input twice", request(INFER, twice), 400)
+    yield _abuse("no inputs", request(INFER, {"inputs": []}), 400)
+    yield _abuse("10,000 inputs", request(INFER, {"inputs": tensor(shape=[1, 1], data=[0.0])["inputs"] * 10_000}), 400)
+    yield _abuse("outputs nobody has", request(INFER, {**tensor(), "outputs": [{"name": "nothing"}]}), 400)
+    for name, value in {
+        "latency_ms": [-1, "fast", 1e400, True, [1], {}],
+        "accuracy": [1.1, -0.1, "high"],
+        "cost": [-1, "cheap"],
+        "priority": [-1, 2.5, "high"],
+        "timeout": [-1, "soon"],
+        "model": [1, "../x", "a" * 300, "$(id)", "' or 1=1", "{{7*7}}", "a\0b", "\u202e"],
+        "variant": ["*", ">"],
+    }.items():
+        for one in value:
+            text = json.dumps({**tensor(), "parameters": {name: one}}).replace("Infinity", "1e400").encode()
+            yield _abuse(f"{name} of {str(one)[:20]!r}", request(INFER, text), 400, 404)
+
+
+def paths() -> Iterator[Abuse]:
+    """Names and verbs that no route has."""
+    for name in (
+        "nothing", "..", "%2e%2e", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "a%00", "a%0d%0aX:1", "%ff", "a" * 300, "*", "%3e",
+        "digits.", ".digits", "digits.a.b.c", "digits%20", "%20", "%24%28id%29", "digits;a=1", "_", "digits.logreg.nothing",
+        "%EF%BD%84igits", "digits%E2%80%8B",
+    ):  # fmt: skip
+        for path, method in ((f"/v2/models/{name}/infer", "POST"), (f"/v2/models/{name}", "GET")):
+            yield _abuse(
+                f"{method} {path[:60]}", request(path, tensor() if method == "POST" else b"", method), 400, 404
+            )
+    for path in (
+        "/",
+        "/v2/",
+        "/v3",
+        "//v2",
+        "/v2/models",
+        "/etc/passwd",
+        "/.git/config",
+        "/v2/..%5c..%5c",
+        "/%c0%ae%c0%ae/",
+    ):
+        yield _abuse(f"GET {path}", request(path, method="GET"), 400, 404)
+    for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "PROPFIND", "HEAD", "GET"):
+        yield _abuse(f"{method} on infer", request(INFER, method=method), 405)
+    for method in ("POST", "PUT", "DELETE"):
+        yield _abuse(f"{method} on /v2", request("/v2", method=method), 405)
+    yield _abuse("a page's query", request(INFER, tensor(), Origin="http://evil.example"), 403)
+    yield _abuse("a page without origin", request(INFER, tensor(), Origin="null", Content_Type="text/plain"), 403)

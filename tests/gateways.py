@@ -1,0 +1,103 @@
+"""A gateway process of a test's own, beside a running system, and clients that send it exactly these bytes."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.processes import environ
+from tests.servers import free_port
+from tests.system import Whole
+from tests.web import Reply, read, shut
+
+
+class Gate(NamedTuple):
+    """port, grpc_port: on 127.0.0.1. process: the gateway's. log: what it wrote to stderr."""
+
+    port: int
+    grpc_port: int
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def resident_mb(self) -> float:
+        """Memory of the process, in MB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    async def say(self, data: bytes, *, replies: int = 1) -> list[Reply]:
+        """Send it on a new connection, and read so many replies, or as many as come before it is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(data)
+            found: list[Reply] = []
+            while len(found) < replies and (reply := await read(reader, head=data[:5] == b"HEAD ")) is not None:
+                found.append(reply)
+            return found
+        finally:
+            await shut(writer)
+
+    async def ask(self, method: str, path: str, body: Any = b"", **headers: str) -> Reply:
+        """One request; what is not bytes is sent as JSON. Headers: _ stands for -."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = {"Host": f"127.0.0.1:{self.port}", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        if data or method not in ("GET", "HEAD"):
+            lines["Content-Length"] = str(len(data))
+        head = "".join(f"{name}: {text}\r\n" for name, text in lines.items())
+        found = await self.say(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
+        assert found, f"{method} {path} got no reply"
+        return found[0]
+
+
+@contextmanager
+def gateway(system: Whole, directory: Path, **settings: str) -> Iterator[Gate]:
+    """A gateway beside the system; settings of its section, as variables have them."""
+    port, grpc_port = free_port(), free_port()
+    own = {"PORT": str(port), "GRPC_PORT": str(grpc_port), **{name.upper(): text for name, text in settings.items()}}
+    variables = environ(
+        INFAAS_NATS_URL=system.nats,
+        INFAAS_METRICS__ENABLED="false",
+        **{f"INFAAS_GATEWAY__{name}": text for name, text in own.items()},
+    )
+    log = directory / f"gateway-{port}.err"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "infaas.cli", "run", "gateway"],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=variables,
+        ) as process,
+    ):
+        gate = Gate(port, grpc_port, process, log)
+        try:
+            asyncio.run(_ready(gate))
+            yield gate
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+async def _ready(gate: Gate) -> None:
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            if (await gate.ask("GET", "/v2/health/ready")).status == 200:
+                return
+        except OSError:
+            pass
+        assert gate.process.poll() is None, gate.log.read_text()
+        assert time.monotonic() < give_up, gate.log.read_text()
+        await asyncio.sleep(0.05)
