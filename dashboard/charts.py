@@ -60,6 +60,9 @@ _SHAPE: Spec = {"padding": {"left": 0, "right": 8, "top": 0, "bottom": 0}}
 _STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
+# Round ends make a dot of a line that has a single point.
+_LINE: Spec = {"type": "line", "interpolate": "monotone", "strokeWidth": 2, "strokeCap": "round"}
+
 # Rows without a value stretch the axis to the whole window: the scale itself must not name it, or every look drew a new chart.
 _WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}}
 
@@ -67,7 +70,8 @@ _WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}
 def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None) -> None:
     """Show a chart as wide as its place. key: unique on the page. window: what its time axis shows, if not what the rows span."""
     columns, rows = _legend_of(frame[spec["usermeta"]["series"]])
-    legend = {"padding": 0, "layout": {"top": {"margin": 0}}, "columns": columns}
+    rows += spec["usermeta"].get("legends", 1) - 1
+    legend = {"padding": 0, "layout": {"top": {"margin": 4, "direction": "vertical"}}, "columns": columns}
     shape = {**_SHAPE, **spec, "config": {"legend": legend}, "height": spec["height"] + 16 * (rows - 1)}
     if window is not None and spec.get("mark", {}).get("type") == "area":
         # An area of steps ends where its last step begins.
@@ -108,7 +112,7 @@ def lines(
             _WHOLE,
             {
                 "transform": real,
-                "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
+                "mark": _LINE,
                 "encoding": {"y": value, "color": colour},
             },
             {
@@ -157,7 +161,7 @@ def percentiles() -> Spec:
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip("what"), _tip("ms", "quantitative", "ms", ",.3~r")]
     line: Spec = {
         "transform": [{"filter": "datum.what != null"}],
-        "mark": {"type": "line", "interpolate": "monotone", "strokeWidth": 2},
+        "mark": _LINE,
         "encoding": {
             "y": {
                 "field": "ms",
@@ -170,7 +174,7 @@ def percentiles() -> Spec:
             "strokeDash": {
                 **what,
                 "legend": None,
-                "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [5, 4]]},
+                "scale": {"domain": kinds, "range": [[1, 0], [1, 0], [1, 0], [4, 6]]},
             },
             "tooltip": tips,
         },
@@ -217,7 +221,7 @@ def tradeoff(unit: str) -> Spec:
             "tooltip": tips,
         },
     }
-    return {"usermeta": {"series": "model"}, "height": 360, "layer": [best, points]}
+    return {"usermeta": {"series": "model", "legends": 2}, "height": 360, "layer": [best, points]}
 
 
 def floor_of(percents: pd.Series) -> float:

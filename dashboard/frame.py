@@ -82,8 +82,11 @@ def table(
     *,
     height: int | Literal["content"] = "content",
 ) -> None:
-    """A table of these columns, in their order; a text is the column's title, else a column configuration."""
-    shown: Sequence[str] = [name for name in columns if name in frame]
+    """A table of these columns, in their order; a text is the column's title, else a column configuration.
+
+    Columns that the frame does not have, or of which it knows nothing, are left out.
+    """
+    shown: Sequence[str] = [name for name in columns if name in frame and not frame[name].isna().all()]
     st.dataframe(
         local(frame[list(shown)]),
         hide_index=True,
@@ -109,6 +112,13 @@ def state(colours: Mapping[str, str], title: str = "state") -> Any:
 def figure(title: str, form: str = "%.3g", **more: Any) -> Any:
     """A column of numbers."""
     return st.column_config.NumberColumn(title, format=form, **more)
+
+
+def dollars(title: str, amounts: pd.Series, **more: Any) -> Any:
+    """A column of money; where most are tiny, all are written as 1.5e-6, so that sizes can be compared at a glance."""
+    known = amounts.dropna()
+    tiny = len(known) and known.median() < 1e-4
+    return figure(title, "%.1e" if tiny else "%.3g", **more)
 
 
 def progress(title: str) -> Any:

@@ -54,3 +54,9 @@ def spans(
     frame = pd.DataFrame(found, columns=[row, "time", "until", "state", "reason"])
     frame = frame[(frame["until"] > frame["time"]) & ~frame["state"].isin(dead) & (frame["state"] != "None")]
     return frame.sort_values([row, "time"], ignore_index=True)
+
+
+def newest(bands: pd.DataFrame, row: str, most: int) -> pd.DataFrame:
+    """The same bands of at most so many of `row`: those that were there last."""
+    last = bands.groupby(row)["until"].max().sort_values(ascending=False, kind="stable")
+    return bands[bands[row].isin(last.index[:most])]

@@ -3,9 +3,14 @@
 The statements are the files of `sql/`, one each, known by their names: nothing else in the dashboard speaks SQL.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import inf
+from os import dup
 from pathlib import Path
+from socket import SHUT_RDWR, socket
+from threading import Timer
 from time import monotonic
 from typing import Any
 
@@ -22,6 +27,7 @@ from infaas.errors import NotConnected
 SQL = Path(__file__).parent / "sql"
 PATIENCE = 2.0  # s to wait for a connection, and for which nobody tries again once there was none
 LONGEST = 20_000  # ms that one statement may take
+FLOATS = (700, 701, 1700)  # the codes of PostgreSQL's float4, float8 and numeric
 KEPT, KEPT_LONG = 1.9, 55.0  # s; what is asked again sooner is answered from memory, whoever asks
 MOST_KEPT = 400  # answers
 
@@ -60,7 +66,8 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     if monotonic() - since < PATIENCE:
         raise Unavailable(why, _START)
     try:
-        with _pool(dsn).connection() as connection:
+        # The server ends what takes too long; the rest is patience with one that has gone silent.
+        with _pool(dsn).connection() as connection, _no_longer(connection, LONGEST / 1000 + PATIENCE):
             cursor = connection.execute(statement(name), parameters)
             columns = cursor.description or ()
             frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in columns])
@@ -84,6 +91,8 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     for column in columns:
         if column.type_display == "timestamptz":
             frame[column.name] = pd.to_datetime(frame[column.name], utc=True)
+        elif column.type_code in FLOATS:  # which pandas cannot see where all are NULL; charts then took them for texts
+            frame[column.name] = frame[column.name].astype(float)
     return frame
 
 
@@ -122,7 +131,7 @@ def _pool(dsn: str) -> ConnectionPool:
         open=True,
         timeout=PATIENCE,
         max_idle=120.0,
-        check=ConnectionPool.check_connection,
+        check=_check,
         configure=lambda connection: connection.adapters.register_loader("numeric", FloatLoader),
         name="dashboard",
         kwargs={
@@ -132,6 +141,31 @@ def _pool(dsn: str) -> ConnectionPool:
             "options": limits,
         },
     )
+
+
+def _check(connection: psycopg.Connection[Any]) -> None:
+    """Whether a connection of the pool still leads to somebody; raises OperationalError."""
+    with _no_longer(connection, PATIENCE / 2):
+        ConnectionPool.check_connection(connection)
+
+
+@contextmanager
+def _no_longer(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """What waits longer for this connection gets an OperationalError: a server that hangs, or a network that swallows everything,
+    would else be waited for as long as TCP hopes.
+    """
+
+    def hang_up() -> None:
+        with suppress(OSError, psycopg.Error), socket(fileno=dup(connection.fileno())) as line:
+            line.shutdown(SHUT_RDWR)
+
+    timer = Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _line(error: BaseException) -> str:

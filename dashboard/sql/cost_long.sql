@@ -8,4 +8,5 @@ LEFT JOIN (
 ) v ON v.hardware = c.hardware AND v.variant IS NOT DISTINCT FROM c.variant
 WHERE c.hour >= %(start)s AND c.hour < %(end)s
 GROUP BY 1, 2, 3, 4, 5
+HAVING sum(c.cost) > 0 -- not what was refused, which has no hardware
 ORDER BY 1

@@ -86,7 +86,7 @@ def _table(rows: pd.DataFrame) -> None:
             "accuracy": frame.figure("accuracy", "%.4f"),
             "latency_ms": frame.figure("latency ms", help="One item, alone"),
             "saturation_qps": frame.figure("most items/s", "localized"),
-            "cost_per_1000": frame.figure("US$/1000", "%.2g"),
+            "cost_per_1000": frame.dollars("US$/1000", shown["cost_per_1000"], help="Of computing, per 1,000 items"),
             "load_ms": frame.figure("load ms", "%.0f"),
             "memory_mb": frame.figure("MB", "%.0f"),
             "price_per_hour": frame.figure("US$/h", "%.3g", help="What an instance costs an hour"),

@@ -93,7 +93,7 @@ def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataF
     total = measures.spending(window, "when", rows.assign(when="this range"))
     past = measures.spending(before, "when", then.assign(when=against))
     if past.empty:
-        st.info(f"Nothing was spent in the range {against}.", icon=":material/info:")
+        st.info(f"Nothing was spent {'in ' * (against == 'the time before')}{against}.", icon=":material/info:")
         return
     moved = past.assign(time=past["time"] + (window.start - before.start))
     with st.container(border=True):
@@ -122,11 +122,15 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
             by: by,
             "cost": frame.figure("US$", "%.4g"),
             "share": st.column_config.ProgressColumn("share", format="%.1f %%", min_value=0, max_value=100),
-            "before": frame.figure(f"US$ {against}", "%.4g"),
+            "before": frame.figure(f"US$, {against}", "%.4g"),
             "change": frame.figure("change", "%+.1f %%"),
             "busy": frame.figure("busy", "%.2f %%", help="Share of the time of its instances in which they computed"),
             "items": frame.figure("items answered", "localized"),
-            "per_1000": frame.figure("US$ per 1,000", "%.3g", help="What its instances cost, per 1,000 items answered"),
+            "per_1000": frame.dollars(
+                "US$ per 1,000",
+                table["per_1000"] if "per_1000" in table else table["cost"],
+                help="What its instances cost, idle time included, per 1,000 items answered",
+            ),
         },
         "table",
     )

@@ -10,6 +10,7 @@ from dashboard.asking import explain
 from dashboard.live import follow, nothing
 from dashboard.store import Unavailable, ask
 from infaas.errors import Refused
+from infaas.explained import why_chosen
 
 frame.title(
     "Explain", "Which variant would answer a query with these needs now, and why not the others. No query is sent."
@@ -50,7 +51,7 @@ def decision(needs: dict[str, Any]) -> None:
         return
     shown = candidates.assign(
         verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
-        why=[why or "the best of those that meet all needs" for why in candidates["why_not"]],
+        why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
         on=[
             words.simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
@@ -78,11 +79,15 @@ def decision(needs: dict[str, Any]) -> None:
             "variant": "variant",
             "why": st.column_config.TextColumn("why, or why not", width="large"),
             "state": frame.state(charts.STATES),
-            "on": "on",
+            "on": st.column_config.TextColumn("on", width=118),
             "accuracy": frame.figure("accuracy", "%.4f"),
             "latency_ms": frame.figure("latency ms"),
             "load_ms": frame.figure("load ms", "%.3g"),
-            "cost_per_1000": frame.figure("US$/1000", "%.2g"),
+            "cost_per_1000": frame.dollars(
+                "US$/1000",
+                shown["cost_per_1000"],
+                help="Of computing, per 1,000 items; loaded ones in batches as they come now",
+            ),
         },
     )
 
@@ -97,7 +102,9 @@ def _verdict(answer: dict[str, Any], candidates: pd.DataFrame) -> None:
         name = chosen.get("variant") if isinstance(chosen, dict) else chosen
         where = candidates[candidates["variant"] == name].iloc[0] if len(candidates) else {}
         st.success(
-            f"**{name}** would answer" + (f", on {where['worker']}" if pd.notna(where["worker"]) else "") + ".",
+            f"**{name}** would answer"
+            + (f", on {where['worker']}" if pd.notna(where["worker"]) else "")
+            + f": {why_chosen(answer)}.",
             icon=":material/check_circle:",
         )
         return

@@ -28,7 +28,8 @@ def page() -> None:
     if jobs.empty:
         nothing(
             "No offline job in this range.",
-            "`infaas submit --app APP --input FILE.npy --output FILE.jsonl` hands one in.",
+            "`infaas submit --app APP --input FILE.npy --output FILE.jsonl` hands one in; the files are in the directory `jobs` of the"
+            " data directory, or in one that the setting `jobs.roots` names.",
         )
         return
     open_ones = int((~jobs["state"].isin(OVER)).sum())
@@ -57,13 +58,13 @@ def page() -> None:
             "app": "app",
             "state": frame.state(STATES),
             "progress": frame.progress("progress"),
+            "reason": "why",
             "done": frame.figure("done", "localized"),
             "total": frame.figure("of items", "localized"),
             "failed": frame.figure("failed", "localized"),
             "cost": frame.figure("US$", "%.3g"),
-            "per_1000": frame.figure("US$/1000", "%.2g"),
+            "per_1000": frame.dollars("US$/1000", shown["per_1000"]),
             "took": "took",
-            "reason": "reason",
             "input": "input",
             "output": "output",
         },

@@ -36,7 +36,7 @@ def figures() -> None:
 def _load(traffic: pd.DataFrame, window: Window) -> None:
     total = traffic.groupby(["time", "lasting"], as_index=False)[[*measures.ENDINGS]].sum()
     recent = total.tail(max(1, round(60 / window.step)))
-    rate = recent["queries"].sum() / recent["lasting"].sum() if len(recent) else None
+    rate = recent["queries"].sum() / recent["lasting"].sum() if len(recent) else 0.0
     asked = int(total["queries"].sum())
     measures.metric(
         "Load",
@@ -165,14 +165,16 @@ def runs() -> None:
             {
                 "app": "app",
                 "variant": "variant",
+                "state": frame.state(charts.STATES),
                 "hardware": "on",
                 "instances": frame.figure("instances", "%d"),
-                "state": frame.state(charts.STATES),
                 "load": frame.figure("items/s", "%.1f"),
                 "queries": frame.figure("answered", "localized", help="Queries in this range"),
                 "p99_ms": frame.figure("p99 ms"),
                 "accuracy": frame.figure("accuracy", "%.4f"),
-                "cost_per_1000": frame.figure("US$/1000", "%.2g", help="Charged for compute, per 1,000 items"),
+                "cost_per_1000": frame.dollars(
+                    "US$/1000", rows["cost_per_1000"], help="Charged for compute, per 1,000 items"
+                ),
                 "why": "why it was started",
             },
             "runs",
@@ -185,13 +187,16 @@ def runs() -> None:
             decisions.head(12),
             {
                 "time": frame.when(window=window),
-                "scaler": "by",
                 "action": "action",
-                "count": frame.figure("n", "%d"),
-                "app": "app",
                 "variant": "variant",
+                "reason": st.column_config.TextColumn("why", width="large"),
                 "worker": "worker",
-                "reason": "why",
+                "app": "app",
+                "count": frame.figure("n", "%d", help="How many instances or workers"),
+                "scaler": st.column_config.TextColumn(
+                    "by",
+                    help="dispatcher: a query needed it at once; model: the worker's autoscaler; vm: the cluster's",
+                ),
             },
             "decisions",
         )

@@ -66,6 +66,8 @@ def endings() -> None:
 
 def reasons() -> None:
     window = frame.again(chosen)
+    if mine(measures.traffic(window)).empty:
+        return
     st.subheader("Why queries were missed", anchor=False)
     rows = mine(history("violations", window))
     if rows.empty:
@@ -88,6 +90,8 @@ def reasons() -> None:
 
 def latencies() -> None:
     window = frame.again(chosen)
+    if mine(measures.traffic(window)).empty:
+        return
     st.subheader("Latency", anchor=False)
     rows = mine(history("latency_long" if window.long else "latency", window))
     if rows.empty:
@@ -95,11 +99,14 @@ def latencies() -> None:
         return
     apps = list(rows.groupby("app")["queries"].sum().sort_values(ascending=False).index[:6])
     if window.long:
-        st.caption("Over long ranges: means of each minute's percentiles.")
+        st.caption(
+            "Over long ranges: means of each minute's percentiles, beside the objectives that apps have of their own."
+        )
     for place, name in zip([*st.columns(2)] * 3 if len(apps) > 1 else [st.container()], apps, strict=False):
         one = rows[rows["app"] == name]
         asked = one["slo_ms"].dropna()
-        told = f"strictest objective {words.number(asked.min())} ms" if len(asked) else "no objective was asked for"
+        none = "the app has no objective of its own" if window.long else "no objective was asked for"
+        told = f"strictest objective {words.number(asked.min())} ms" if len(asked) else none
         lines = one.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
         with place.container(border=True):
@@ -129,7 +136,9 @@ def served() -> None:
             "p99_ms": frame.figure("p99 ms"),
             "accuracy": frame.figure("accuracy", "%.4f"),
             "mean_batch": frame.figure("batch", "%.1f"),
-            "cost_per_1000": frame.figure("US$/1000", "%.2g"),
+            "cost_per_1000": frame.dollars(
+                "US$/1000", rows["cost_per_1000"], help="Charged for compute, per 1,000 items"
+            ),
         },
         "served",
     )

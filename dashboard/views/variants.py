@@ -6,7 +6,8 @@ from dashboard import charts, frame, series, words
 from dashboard.live import follow, nothing
 from dashboard.store import ask, history
 
-ALL = "all apps"
+MOST = 24  # instances in the time line
+CHANGES = 2000  # that changes.sql gives at most
 
 frame.title("Variants", "Which variants are loaded where, in which state, and why that changed.")
 chosen = frame.choose_window()
@@ -59,7 +60,14 @@ def timeline() -> None:
     if bands.empty:
         nothing("No instance was there in this range.", "A longer range may show some.")
     else:
-        charts.draw(bands, charts.spans("instance", charts.STATES, bands), "states", window)
+        shown = series.newest(bands, "instance", MOST)
+        told = [f"the {MOST} of {bands['instance'].nunique()} instances that were there last"] * (
+            len(shown) < len(bands)
+        )
+        told += [f"the latest {CHANGES:,} changes"] * (len(changes) >= CHANGES)
+        if told:
+            st.caption(f"Shown: {', '.join(told)}. A shorter range shows more of it.")
+        charts.draw(shown, charts.spans("instance", charts.STATES, shown), "states", window)
     st.subheader("Why", anchor=False)
     if changes.empty:
         nothing("No state changed in this range.", "A longer range shows earlier changes.")
@@ -76,6 +84,7 @@ def timeline() -> None:
             "app": "app",
         },
         "changes",
+        height=460 if len(changes) > 12 else "content",
     )
 
 

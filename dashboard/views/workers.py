@@ -32,7 +32,7 @@ def now() -> None:
             "state": frame.state(charts.WORKER_STATES),
             "utilisation": frame.progress("utilisation"),
             "memory": frame.progress("memory"),
-            "memory_mb": frame.figure("of MB", "localized"),
+            "memory_mb": frame.figure("MB in all", "localized"),
             "load": frame.figure("items/s", "%.1f"),
             "queue": frame.figure("queue", "%d"),
             "per_hour": frame.figure("US$/h", "%.3g", help="Of all the worker's devices of this kind"),
@@ -84,6 +84,7 @@ def life() -> None:
             both,
             {"time": frame.when(window=window), "worker": "worker", "change": "change", "reason": "why"},
             "changes",
+            height=460 if len(rows) > 12 else "content",
         )
 
 

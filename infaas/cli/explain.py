@@ -10,6 +10,7 @@ from infaas.cli.output import show
 from infaas.cli.table import Column, print_table
 from infaas.connecting import connect
 from infaas.errors import Refused
+from infaas.explained import why_chosen
 
 _COLUMNS = (
     Column("", lambda item: " " if item.get("why_not") else "->"),
@@ -22,7 +23,7 @@ _COLUMNS = (
     Column("latency ms", "latency_ms"),
     Column("load ms", "load_ms"),
     Column("US$/1000", "cost_per_1000"),
-    Column("why not", lambda item: item.get("why_not") or "chosen"),
+    Column("why, or why not", lambda item: item.get("why_not") or f"chosen: {item.get('why') or 'meets all needs'}"),
 )
 
 
@@ -47,7 +48,9 @@ async def _explain(data_dir: Path | None, app: str, needs: NeedOptions) -> dict[
 
 
 def _render(explanation: dict[str, Any]) -> None:
-    print_table(explanation.get("candidates") or [], _COLUMNS, "this app has no variants")
+    why = why_chosen(explanation)
+    rows = [{**each, "why": why} for each in explanation.get("candidates") or []]
+    print_table(rows, _COLUMNS, "this app has no variants")
     if explanation.get("chosen") is None:
         refusal = explanation.get("refusal")
         print(f"no variant: {told(Refused.from_map({'error': refusal}))}" if refusal else "no variant would answer now")

@@ -35,7 +35,7 @@ class AppView:
         goal: Goal = "cost",
     ) -> None:
         self.app = app
-        self._goal = goal
+        self.goal = goal
         self.records = records
         # Versions that are not linked now serve only queries that name them.
         self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
@@ -82,7 +82,7 @@ class AppView:
         """These variants (indices), those to be looked at first in front: by the goal, then by cost."""
         if found.size < 2:
             return found
-        if self._goal == "cost":
+        if self.goal == "cost":
             return found[np.argsort(self.cost[found], kind="stable")]
         return found[np.lexsort((self.cost[found], -self._merit[found]))]
 

@@ -170,10 +170,10 @@ class Dispatcher:
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments:
             effect = self._dispatch(query, self.view.instances[decision.assignments[0]])
-            return (effect,) if decision.load is None else (effect, *self._order(query.app, decision.load, now))
+            return (effect,) if decision.load is None else (effect, *self._order(query, decision.load, now))
         effects: list[Effect] = []
         if decision.load is not None:
-            effects.extend(self._order(query.app, decision.load, now))
+            effects.extend(self._order(query, decision.load, now))
         if decision.refusal is not None:
             effects.extend(self._end(query, decision.refusal, now))
         elif len(self.flights.waiting) >= self._max_queue:
@@ -205,8 +205,8 @@ class Dispatcher:
         undelivered = f"{self._undelivered}{query.uid.hex()}-{query.attempt}"
         return Publish(subject, Execute(route, query.raw), undelivered, query.headers)
 
-    def _order(self, app: str, load: LoadOrder, now: float) -> list[Effect]:
-        order = self._orders.order(app, load, now)
+    def _order(self, query: Query, load: LoadOrder, now: float) -> list[Effect]:
+        order = self._orders.order(query.ask, load, now, app=query.app)
         return [] if order is None else [order]
 
     # -- a batch is done

@@ -116,6 +116,8 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if waits and min(waits) > slack:
         return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
     if group.active:
+        if app.goal == "accuracy":
+            return "meets everything, but a variant that comes first for accuracy does too"
         return "meets everything, but a cheaper variant does too"
     if group.troubled:
         return f"{group.troubled[0].state_for(app.app.app)}: avoided while others can serve"

@@ -36,13 +36,14 @@ class News:
 
     def tell(self, status: JobStatus, now: float) -> Iterator[Effect]:
         """Publish and record a status: each change of state, and what lies between at a bounded rate."""
-        status = self.with_notes(status, now)
+        kept, status = status, self.with_notes(status, now)
         if _is_due(self._told.get(status.job), status, now, TELL_S):
             self._told[status.job] = (now, status)
             yield Publish(self._subjects.job_status(status.job), status)
         if _is_due(self._recorded.get(status.job), status, now, RECORD_S):
             self._recorded[status.job] = (now, status)
-            yield Record(event_of(status, now))
+            event = event_of(status, now)
+            yield Record(event if status is kept else replace(event, reason=status.step))
         if status.state in OVER:
             del self._told[status.job], self._recorded[status.job]
 

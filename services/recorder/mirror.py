@@ -81,6 +81,7 @@ class CatalogMirror:
                 "saturation_qps": profile.saturation_qps, "price_per_hour": price, "cost_per_1000": cost,
                 "batching": record.batching, "provenance": profile.provenance, "dominated": record.dominated,
                 "simulated": record.simulated, "attributes": _json(record.attributes),
+                "shared": record.price_per_s is None and record.hardware not in PER_CORE,
             },
         )  # fmt: skip
         connection.cursor().executemany(
@@ -98,7 +99,8 @@ class CatalogMirror:
     def _price(self, record: VariantRecord) -> tuple[float | None, float | None, float | None]:
         """US$ an hour of an instance, US$ per 1,000 items one at a time, ms of one item; None where unknown.
 
-        The device is taken to be of the instance's own size, as dispatchers do while no worker of that kind is there.
+        The device is taken to be of the instance's own size, as dispatchers do while no worker of that kind is there; the view
+        `variants` knows those that are.
         """
         latency = latency_ms(record, 1) if record.profile.rows else None
         try:

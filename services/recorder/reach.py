@@ -8,6 +8,7 @@ import psycopg
 from services.shell.store import one_line
 
 CONNECT = 2  # s; the least that libpq takes
+PATIENCE = 0.9  # s; less than a page of readiness waits for anybody
 
 
 class Reach:
@@ -22,7 +23,10 @@ class Reach:
         """What is missing, in words; "" when the database answers."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(asyncio.to_thread(self._ask))
-        return await asyncio.shield(self._asking)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE)
+        except TimeoutError:
+            return f"the database (no answer within {PATIENCE:g} s)"
 
     def _ask(self) -> str:
         try:

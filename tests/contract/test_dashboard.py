@@ -1,8 +1,11 @@
 """The dashboard's pages on databases in known states: what is shown, when there is nothing, and when there is no database."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -285,6 +288,25 @@ def test_long_ranges_are_shown_from_what_was_added_up(past: str) -> None:
     assert metric(test, "In time")[0].startswith("9")  # the last minute may be missing
 
 
+def test_what_long_ranges_do_not_know_is_left_out_and_numbers_stay_numbers(past: str) -> None:
+    tell(Endpoints(NOWHERE, past))
+    now = datetime.now(UTC)
+    rows = store.history("latency_long", between(now - timedelta(days=1), now + timedelta(hours=1)))
+    assert rows["p95_ms"].isna().all()
+    assert {str(rows[column].dtype) for column in ("p50_ms", "p95_ms", "p99_ms", "slo_ms")} == {"float64"}
+    test = page("slo", past, range="7d")
+    assert "p99_ms" not in table(test, "mean_batch")
+    assert "objective" in text(test) and "no objective was asked for" not in text(test)
+    test = page("slo", past)
+    assert "p99_ms" in table(test, "mean_batch")
+
+
+def test_what_was_refused_costs_nobody_under_no_name(past: str) -> None:
+    test = page("cost", past, range="7d", by="hardware")
+    assert not test.exception and not test.error
+    assert table(test, "share")["hardware"].tolist() == ["cpu"]
+
+
 # ---- nothing to show
 
 
@@ -293,6 +315,7 @@ def test_an_empty_database_says_what_to_do(name: str, empty_dsn: str) -> None:
     test = page(name, empty_dsn)
     assert not test.exception and not test.error
     assert "`infaas " in text(test)
+    assert "was answered in time" not in text(test)
 
 
 @pytest.mark.parametrize("name", ["overview", "slo", "explain", "jobs"])
@@ -312,6 +335,25 @@ def test_a_database_that_comes_back_is_asked_again(reader_dsn: str) -> None:
         store.ask("apps")
     tell(Endpoints(NOWHERE, reader_dsn))
     assert store.ask("apps").empty
+
+
+def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
+    """As one does whose server hangs, or to which the network swallows everything: TCP alone would wait for minutes."""
+    tell(Endpoints(NOWHERE, reader_dsn))
+    with store._pool(reader_dsn).connection() as connection:
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # Another connection answers, or there is none just now; then the page says so, and asks anew.
+        for _ in range(3):
+            with suppress(store.Unavailable):
+                assert store.ask("prices").empty
+                break
+            time.sleep(store.PATIENCE)
+        else:
+            pytest.fail("no other connection was made")
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_database_without_our_schema_says_so(postgres: Any) -> None:

@@ -213,6 +213,23 @@ def test_an_entry_that_is_no_record_is_set_aside_and_stops_no_other(db: Recorder
     assert db.ask("SELECT subject FROM rejected_events") == [(key,)]
 
 
+def test_an_instance_costs_its_share_of_the_devices_that_are_there(db: Recorder) -> None:
+    gpu = variant_record(variant="mlp-v1-simgpu-fp32-t1-b64", hardware="gpu", simulated=True)
+    db.mirror.write({**CATALOGUE, "variant.mlp-v1-simgpu-fp32-t1-b64": encode(gpu)}, None)
+    prices = "SELECT price_per_hour, cost_per_1000 FROM variants WHERE hardware = %s LIMIT 1"
+    ((hourly, cost),) = db.ask(prices, "gpu")
+    ((core, _),) = db.ask(prices, "cpu")
+    assert hourly == pytest.approx(3.0)  # nobody knows of such a device: one of its own size
+    now, share = time.time(), 1 / 8
+    samples = [
+        event(WorkerSample, time=now, device="gpu-0", hardware="gpu", memory_mb=gpu.profile.memory_mb / share),
+        event(WorkerSample, time=now, memory_mb=gpu.profile.memory_mb / share),
+    ]
+    db.ledger.write([message(*samples)])
+    assert db.ask(prices, "gpu") == [(pytest.approx(3.0 * share), pytest.approx(cost * share))]
+    assert db.ask(prices, "cpu")[0][0] == core  # by its threads
+
+
 def test_a_variant_without_a_price_or_a_measurement_is_shown_without(db: Recorder) -> None:
     empty = Profile(rows=[], load_ms=1.0, memory_mb=0.0, saturation_qps=0.0)
     record = variant_record(hardware="tpu", profile=empty, signature=SIGNATURE, simulated=True)
@@ -230,6 +247,7 @@ def test_cost_by_the_hour_sets_the_bill_beside_the_queries(db: Recorder) -> None
         event(CostEvent, time=HOUR + 20, cost=0.5),
         event(CostEvent, time=HOUR + 3599.9, cost=1.0, app=None, model=None, variant=None),
         event(CostEvent, time=HOUR + 3600, cost=2.0),
+        event(CostEvent, time=HOUR + 3600, cost=8.0, simulated=True),
     ]
     asked = [outcome(time=HOUR + i) for i in range(4)] + [
         outcome(time=HOUR, outcome="refused", model=None, variant=None, hardware=None)
@@ -237,9 +255,9 @@ def test_cost_by_the_hour_sets_the_bill_beside_the_queries(db: Recorder) -> None
     db.ledger.write([message(*spent), message(*asked)])
     first, second = datetime.fromtimestamp(HOUR, UTC), datetime.fromtimestamp(HOUR + 3600, UTC)
     assert db.ask("SELECT * FROM cost_by_app_hourly ORDER BY hour, app") == [
-        (first, "digits", 0.75, 5, 150.0),
-        (first, None, 1.0, 0, None),
-        (second, "digits", 2.0, 0, None),
+        (first, "digits", 0.75, 5, 150.0, 0.0),
+        (first, None, 1.0, 0, None, 0.0),
+        (second, "digits", 10.0, 0, None, 8.0),
     ]
     assert db.ask("SELECT app, variant, hardware, cost, queries, cost_per_1000 FROM cost_by_variant_hourly"
                   " WHERE hour = %s ORDER BY app, variant", first) == [

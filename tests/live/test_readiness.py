@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from services.shell.embedded_postgres import EmbeddedPostgres
@@ -32,6 +33,15 @@ async def ready(port: int) -> bool:
         return (await asked(port))[0] == 200
     except OSError:
         return False
+
+
+def readyz_backends(postgres: EmbeddedPostgres) -> list[int]:
+    """The server's processes that answer questions about readiness."""
+    with psycopg.connect(postgres.superuser_dsn) as connection:
+        rows = connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'infaas readyz'"
+        ).fetchall()
+    return [pid for (pid,) in rows]
 
 
 def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
@@ -67,6 +77,16 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
         status, body = await asked(port)
         assert (status, json.loads(body)["missing"]) == (503, ["a connection to NATS"])
         nats.start()
+        await until(lambda: ready(port), SLOW)
+
+        backends = readyz_backends(postgres)
+        for backend in backends:
+            os.kill(backend, signal.SIGSTOP)
+        assert backends
+        status, body = await asked(port)
+        assert (status, json.loads(body)["missing"]) == (503, ["the database (no answer within 0.9 s)"])
+        for backend in backends:
+            os.kill(backend, signal.SIGCONT)
         await until(lambda: ready(port), SLOW)
 
         await asyncio.to_thread(postgres.stop)

@@ -173,22 +173,37 @@ END $$;
 
 -- ---- raw rows that are old enough go, five minutes of a relation at a time, and only once they are in the stores
 
+-- Until when raw rows of a relation may go now: by whole hours, and a source's no further than its floor, which moves there.
+-- NULL: none may. Minutes of SLOs, which are no raw rows, are gone with this.
+CREATE OR REPLACE FUNCTION infaas_internal.cutoff(of text) RETURNS timestamptz
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  aged timestamptz;
+  mark timestamptz;
+BEGIN
+  SELECT date_bin('1 hour', now() - keep, '2000-01-03 00:00:00+00') INTO aged
+  FROM infaas_internal.retention WHERE relation = of;
+  IF of = 'slo_by_app_minutely' THEN
+    DELETE FROM infaas_internal.slo_minutes WHERE minute < aged;
+    RETURN NULL;
+  END IF;
+  IF aged IS NULL THEN  -- kept for ever; least() would take the watermark alone
+    RETURN NULL;
+  END IF;
+  UPDATE infaas_internal.watermarks
+  SET floor = greatest(floor, least(aged, date_bin('1 hour', upto, '2000-01-03 00:00:00+00')))
+  WHERE source = of RETURNING floor INTO mark;
+  RETURN coalesce(mark, aged);
+END $$;
+
 CREATE OR REPLACE FUNCTION infaas_internal.expire(of text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  cutoff timestamptz;
+  cutoff timestamptz := infaas_internal.cutoff(of);
   first timestamptz;
 BEGIN
-  SELECT date_bin('1 hour', now() - keep, '2000-01-03 00:00:00+00') INTO cutoff
-  FROM infaas_internal.retention WHERE relation = of;
-  IF of = 'slo_by_app_minutely' THEN
-    DELETE FROM infaas_internal.slo_minutes WHERE minute < cutoff;
+  IF cutoff IS NULL THEN
     RETURN false;
-  END IF;
-  IF EXISTS (SELECT FROM infaas_internal.watermarks WHERE source = of) THEN
-    UPDATE infaas_internal.watermarks
-    SET floor = greatest(floor, least(cutoff, date_bin('1 hour', upto, '2000-01-03 00:00:00+00')))
-    WHERE source = of RETURNING floor INTO cutoff;
   END IF;
   EXECUTE format('SELECT min(time) FROM infaas.%I', of) INTO first;
   IF first < cutoff THEN

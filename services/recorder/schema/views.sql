@@ -17,7 +17,7 @@ GROUP BY hour, app, model, variant, hardware;
 
 CREATE OR REPLACE VIEW infaas.cost_by_app_hourly AS
 SELECT hour, app, sum(cost) AS cost, sum(queries)::bigint AS queries,
-       1000 * sum(cost) / nullif(sum(queries), 0)::double precision AS cost_per_1000
+       1000 * sum(cost) / nullif(sum(queries), 0)::double precision AS cost_per_1000, sum(simulated_cost) AS simulated_cost
 FROM infaas.cost_by_variant_hourly
 GROUP BY hour, app;
 
@@ -26,3 +26,27 @@ GROUP BY hour, app;
 CREATE OR REPLACE VIEW infaas.slo_by_app_minutely AS
 SELECT minute, app, queries, late, refused, errors, good::double precision / queries AS attainment, p50_ms, p99_ms
 FROM infaas_internal.slo_minutely;
+
+-- state: that of the variant's best instance. Prices are those of an instance on the devices that are there now (a device of its own
+-- size where there is none), as dispatchers count.
+CREATE OR REPLACE VIEW infaas.variants AS
+SELECT l.app, v.model, v.version, v.variant, v.hardware, v.framework, v.precision, v.threads, v.max_batch, v.accuracy,
+       v.load_ms, v.latency_ms, v.memory_mb, v.saturation_qps, d.share * v.price_per_hour AS price_per_hour,
+       d.share * v.cost_per_1000 AS cost_per_1000,
+       coalesce(s.state, 'Inactive') AS state, v.simulated,
+       v.agreement, v.batching, v.provenance, v.dominated, v.attributes, coalesce(s.instances, 0) AS instances
+FROM (
+  SELECT *, CASE WHEN shared THEN memory_mb END AS takes_mb FROM infaas_internal.variants
+) v
+LEFT JOIN infaas_internal.app_models l USING (model, version)
+LEFT JOIN (
+  SELECT DISTINCT ON (hardware) hardware, memory_mb AS has_mb FROM infaas.worker_samples
+  WHERE time > now() - interval '1 minute' AND memory_mb > 0 ORDER BY hardware, worker, device, time DESC
+) device USING (hardware)
+CROSS JOIN LATERAL (SELECT least(1.0, coalesce(v.takes_mb / device.has_mb, 1.0)) AS share) d
+LEFT JOIN LATERAL (
+  SELECT (array_agg(t.state ORDER BY array_position(
+            ARRAY['Active', 'Interfered', 'Overloaded', 'Warm', 'Loading', 'Unloading', 'Inactive'], t.state)))[1] AS state,
+         count(t.instance)::integer AS instances
+  FROM infaas.variant_states t WHERE t.variant = v.variant AND t.app IS NOT DISTINCT FROM l.app
+) s ON true;

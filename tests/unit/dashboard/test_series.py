@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
-from dashboard.series import filled, first, spans
+from dashboard.series import filled, first, newest, spans
 from dashboard.window import Window
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,3 +53,10 @@ def test_states_last_until_the_next_and_begin_before_the_window() -> None:
         ("k", at(0), at(75), "Active"),
     ]
     assert bands["reason"].tolist()[1] == "too much"
+
+
+def test_the_newest_rows_of_a_time_line_are_those_that_were_there_last() -> None:
+    names, ends = ["a", "b", "a", "c", "d"], [1, 9, 5, 2, 9]
+    bands = pd.DataFrame({"instance": names, "until": pd.to_datetime(ends, unit="s", utc=True)})
+    assert newest(bands, "instance", 3)["instance"].tolist() == ["a", "b", "a", "d"]
+    assert newest(bands, "instance", 9).equals(bands)
