@@ -151,6 +151,20 @@ def test_hourly_cost_stays_when_raw_rows_go_and_they_do_not_go_before(db: Record
     assert shown(db.owner) == expected
 
 
+@pytest.mark.parametrize("relation", ["query_outcomes", "cost_events", "worker_samples"])
+def test_what_is_kept_for_ever_does_not_go_whoever_asks(db: Recorder, relation: str) -> None:
+    old = time.time() - 40 * DAY
+    db.ledger.write(
+        [message(one) for one in (outcome(time=old), event(CostEvent, time=old), event(WorkerSample, time=old))]
+    )
+    db.ledger.write([message(outcome(time=time.time())), message(event(CostEvent, time=time.time()))])
+    db.owner.execute("UPDATE infaas_internal.retention SET keep = NULL")
+    db.maintain()
+    assert not db.keeper.expire(relation)
+    assert db.one(f"SELECT count(*) FROM infaas.{relation} WHERE time < now() - interval '31 days'") == 1
+    assert db.one("SELECT max(upto) > '-infinity' FROM infaas_internal.watermarks")
+
+
 def test_what_comes_after_its_hour_has_gone_is_added(db: Recorder) -> None:
     now = time.time()
     old = (now - 40 * DAY) // HOUR * HOUR
