@@ -16,7 +16,7 @@ from services.gateway.oip.duplicates import UNKNOWN, find_duplicate, quotes
 from services.gateway.oip.tensors import Wire, count_of, from_bytes, from_numbers, packed_texts, to_numbers
 
 MOST_TENSORS = 1024
-_SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
+SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _NONE: Mapping[str, Any] = {}
 
 
@@ -109,8 +109,8 @@ def _read(text: bytes, binary: memoryview) -> Inference:
     if again := find_duplicate(text, _quotes(head, inputs)):
         raise BadInference(again)
     parameters = head.parameters or _NONE
-    raw = _flag(parameters, "binary_data_output", "parameters")
-    return Inference(inputs, head.id, parameters, _wanted(head.outputs, raw=raw), raw)
+    raw = flag(parameters, "binary_data_output", "parameters")
+    return Inference(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
 
 
 def _quotes(head: Head, inputs: Mapping[str, Wire]) -> int:
@@ -156,7 +156,7 @@ def _binary_size(given: GivenInput) -> int | None:
     if not parameters:
         return None
     where = f"inputs.{given.name[:80]}"
-    if any(name in parameters for name in _SHARED):
+    if any(name in parameters for name in SHARED):
         raise BadInference(f"{where}.parameters: shared memory is not offered; send the data itself")
     size = parameters.get("binary_data_size")
     if size is None:
@@ -178,7 +178,8 @@ def _from_json(given: GivenInput, where: str) -> Wire:
     return from_numbers(given.datatype, given.shape, data, where)
 
 
-def _wanted(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool] | None:
+def wanted_outputs(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool] | None:
+    """Names of outputs asked for, and whether each is wanted raw; None: all. Raises BadInference."""
     if not outputs:
         return None
     found: dict[str, bool] = {}
@@ -187,15 +188,16 @@ def _wanted(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool]
         if output.name in found:
             raise BadInference(f"outputs has {output.name[:80]!r} twice")
         parameters = output.parameters or _NONE
-        if any(name in parameters for name in _SHARED):
+        if any(name in parameters for name in SHARED):
             raise BadInference(f"{where}.parameters: shared memory is not offered")
         if parameters.get("classification"):
             raise BadInference(f"{where}.parameters.classification is not offered: ask for the output itself")
-        found[output.name] = _flag(parameters, "binary_data", f"{where}.parameters", raw)
+        found[output.name] = flag(parameters, "binary_data", f"{where}.parameters", raw)
     return found
 
 
-def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = False) -> bool:
+def flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = False) -> bool:
+    """A parameter that is true or false. Raises BadInference."""
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise BadInference(f"{where}.{name} must be true or false")
@@ -206,11 +208,8 @@ def write(asked: Inference, model: str, answer: Answer, more: Mapping[str, Any])
     """The reply: its JSON, and the raw tensors behind it. more: parameters beside those of the answer. Raises BadTensor."""
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []
-    tensors = answer.tensors
-    for name in asked.outputs or tensors:
-        tensor = tensors[name]
-        if isinstance(tensor, list):
-            tensor = _of_list(answer, name)
+    for name in asked.outputs or answer.tensors:
+        tensor = output_of(answer, name)
         told: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
         if asked.raw if asked.outputs is None else asked.outputs[name]:
             told["parameters"] = {"binary_data_size": len(tensor.data)}
@@ -224,7 +223,11 @@ def write(asked: Inference, model: str, answer: Answer, more: Mapping[str, Any])
     return _encode({**head, "parameters": {**parameters_of(answer), **more}, "outputs": outputs}), binary
 
 
-def _of_list(answer: Answer, name: str) -> TensorView:
+def output_of(answer: Answer, name: str) -> TensorView:
+    """One of an answer's outputs. Raises BadTensor."""
+    found = answer.tensors[name]
+    if not isinstance(found, list):
+        return found
     from bus.tensors import from_array  # noqa: PLC0415  (numpy, for what no executor sends)
 
     tensor = from_array(answer.outputs[name])
@@ -252,6 +255,8 @@ def _words(error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         if text.endswith("at `key` in `$`"):
             text = text.partition(" - at")[0]
+        if text.startswith("Expected") and " - at " not in text:
+            return f"the JSON at the top level: {text}"
         return text.replace("at `$.", "at field `").replace("at `$`", "at the top level")
     if isinstance(error, UnicodeDecodeError):
         return "the JSON is not UTF-8"

@@ -1,33 +1,18 @@
 """The protocol over REST: paths, headers and bodies."""
 
-from collections.abc import Collection, Iterable
-from importlib import metadata as packages
-from typing import Any
-
 from starlette.requests import Request
 from starlette.routing import Route
 
 from bus.tensors import BadTensor
-from infaas.errors import Refused
 from services.gateway.door import Door, Problem
 from services.gateway.http.reply import Json
 from services.gateway.http.wire import Pieces, one_coding, whole_body
-from services.gateway.needs import BadParameter, ignored, needs_of
-from services.gateway.oip import infer
+from services.gateway.needs import BadParameter, ignored
+from services.gateway.oip import asking, infer
 from services.gateway.oip import metadata as described
-from services.gateway.oip.names import Target, parse
+from services.gateway.oip.names import Target
 from services.gateway.statistics import told
-from services.shell.clock import now
 
-NAME = "infaas"
-EXTENSIONS = [
-    "modelless",
-    "binary_tensor_data",
-    "model_configuration",
-    "model_repository",
-    "schedule_policy",
-    "statistics",
-]
 _LENGTH = b"inference-header-content-length"
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -55,7 +40,7 @@ class Rest:
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        self._server = {"name": NAME, "version": _version(), "extensions": EXTENSIONS}
+        self._server = asking.server()
 
     # -- the server
 
@@ -105,11 +90,7 @@ class Rest:
         return Json({"model_stats": [told(*entry) for entry in entries]})
 
     def _known(self, request: Request) -> described.Known:
-        target = _target(request)
-        known = described.find(self._door.catalog, target)
-        if known is None:
-            raise Problem(None, f"no model {request.path_params['model'][:80]!r} is registered", code="unknown_model")
-        return known
+        return asking.known(self._door, request.path_params["model"], _target(request))
 
     # -- inference
 
@@ -122,14 +103,7 @@ class Rest:
         body = await whole_body(request)
         try:
             asked = infer.read(body, head_length, signature)
-            needs = _needs(target, asked)
-            if asked.outputs is not None and signature is not None:
-                _check_outputs(asked.outputs, [spec.name for spec in signature.outputs])
-            answer = await door.ask(target.app, asked.inputs, needs, traceparent=traceparent, protocol="rest")
-            if isinstance(answer, Refused):
-                raise answer
-            if asked.outputs is not None:
-                _check_outputs(asked.outputs, answer.tensors)
+            answer = await asking.ask(door, target, asked, protocol="rest", traceparent=traceparent)
             unread = ignored(asked.parameters)
             head, binary = infer.write(
                 asked, request.path_params["model"], answer, {"ignored": unread} if unread else {}
@@ -156,38 +130,5 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
     return length, coding, traceparent
 
 
-def _needs(target: Target, asked: infer.Inference) -> dict[str, Any]:
-    needs = needs_of(asked.parameters, now()) if asked.parameters else {}
-    for name, value in target.needs().items():
-        if needs.get(name, value) != value:
-            raise BadParameter(
-                f"parameters.{name} is {needs[name][:80]!r}, but the model's name in the path says {value!r}"
-            )
-        needs[name] = value
-    if asked.id is not None:
-        needs["id"] = asked.id
-    return needs
-
-
-def _check_outputs(wanted: Iterable[str], names: Collection[str]) -> None:
-    for name in wanted:
-        if name not in names:
-            raise infer.BadInference(f"outputs.{name[:80]}: the model has {', '.join(names)}")
-
-
 def _target(request: Request) -> Target:
-    found = parse(request.path_params["model"], request.path_params.get("version"))
-    if found is None:
-        raise Problem(
-            None,
-            "no model has such a name: they are <app>, <app>.<model> or <app>.<model>.<variant>, of letters, digits, - and _",
-            code="unknown_model",
-        )
-    return found
-
-
-def _version() -> str:
-    try:
-        return packages.version("infaas")
-    except packages.PackageNotFoundError:
-        return "0"
+    return asking.target_of(request.path_params["model"], request.path_params.get("version"))
