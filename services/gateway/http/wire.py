@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from bus.port import Buffer
+from services.gateway.http.weight import weigh
 
 LEAST = 1024  # bytes of a reply below which it is not compressed
 LEVEL = 1  # numbers hardly shrink more with more effort
@@ -27,6 +28,13 @@ async def whole_body(request: Request) -> bytes:
             return b"".join([*pieces, piece]) if pieces else piece
         pieces.append(piece)
         message = await request.receive()
+
+
+async def json_body(request: Request, head_length: int | None = None) -> bytes:
+    """The request's body, of which so many bytes are JSON, or all: JSON that can be read without taking much more memory."""
+    body = await whole_body(request)
+    weigh(body, head_length)
+    return body
 
 
 def one_coding(accepted: bytes) -> str:
