@@ -31,7 +31,9 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             servers.append(HttpServer(build(door, keeper), settings.gateway))
     except (BadTokens, BadTls) as error:
         raise SystemExit(str(error)) from error
-    return [Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))]
+    runtime = Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))
+    door.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
+    return [runtime]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What every protocol goes through to the system: one way in, whatever a client speaks."""
 
+import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bus.messages.catalog import AppRecord
@@ -11,9 +12,12 @@ from infaas.answers import Answer
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from services.core.catalog import Catalog
+from services.core.trace import Span
+from services.core.trace import read as read_trace
 from services.gateway.actor import Gateway
 from services.gateway.codes import called, retry_after
 from services.gateway.statistics import Statistics
+from services.gateway.traffic import Traffic
 from services.shell.clock import now
 from services.shell.sections import GatewaySettings
 
@@ -46,6 +50,8 @@ class Door:
         self.client = client
         self.draining = False
         self.statistics = Statistics()
+        self.traffic = Traffic()
+        self.span: Callable[[Span], None] = _nobody  # told of what was done for a traced query
         self.asked: Counter[tuple[str, str]] = Counter()  # by protocol, and refusal code or "ok"
 
     @property
@@ -82,13 +88,36 @@ class Door:
             raise self._ended(app, protocol, 0.0, unavailable(missing))
         if app is not None and len(inputs) == 1 and (record := self.actor.catalog.app(app)) is not None:
             inputs = _alone(inputs, record)
-        began = time.perf_counter_ns()
+        trace = read_trace({"traceparent": traceparent}) if traceparent is not None else None
+        ours = secrets.token_hex(8) if trace is not None else ""
+        onward = None if trace is None else trace.headers(ours)["traceparent"]
+        began, began_at = time.perf_counter_ns(), now()
+        code = "internal"
         try:
             end = await self.client.query(
-                app, inputs, timeout=timeout, raise_refused=False, traceparent=traceparent, **needs
+                app, inputs, timeout=timeout, raise_refused=False, traceparent=onward, **needs
             )
+            code = end.code if isinstance(end, Refused) else ""
         except InfaasError as error:
-            raise self._ended(app, protocol, time.perf_counter_ns() - began, problem_of(error)) from error
+            problem = problem_of(error)
+            code = problem.code
+            raise self._ended(app, protocol, time.perf_counter_ns() - began, problem) from error
+        finally:
+            if trace is not None and trace.recorded:
+                about = {"infaas.app": app or WITHOUT_APP, "infaas.protocol": protocol}
+                name = "infaas gateway"
+                self.span(
+                    Span(
+                        trace=trace,
+                        span=ours,
+                        name=name,
+                        kind="server",
+                        start=began_at,
+                        end=now(),
+                        attributes=about,
+                        error=code,
+                    )
+                )
         spent = time.perf_counter_ns() - began
         if isinstance(end, Refused):
             self._ended(app, protocol, spent, Problem(None, end.message, code=end.code))
@@ -112,6 +141,10 @@ class Door:
             raise
         except InfaasError as error:
             raise problem_of(error) from error
+
+
+def _nobody(span: Span) -> None:
+    """Where no spans are wanted."""
 
 
 def unavailable(missing: str) -> Problem:

@@ -1,4 +1,4 @@
-"""What a gateway shows. Pure."""
+"""What a gateway shows: its requests, by protocol and status, and what became of the queries among them. Pure."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,36 @@ class GatewayInsight:
 
     def families(self, actor: Gateway) -> Iterable[Family]:
         del actor
-        return ()
+        traffic = self._door.traffic
+        requests = Family(
+            "infaas_gateway_requests_total",
+            "counter",
+            "Requests that have their reply, by protocol and status; 499: the client left before.",
+        )
+        for (protocol, status), count in traffic.requests.items():
+            requests.add(count, protocol=protocol, status=status)
+        seconds = Family("infaas_gateway_request_seconds", "histogram", "A request's head to its reply, by protocol.")
+        for protocol, histogram in traffic.seconds.items():
+            seconds.add(histogram, protocol=protocol)
+        received = Family("infaas_gateway_received_bytes_total", "counter", "Bytes of requests' bodies.")
+        for protocol, size in traffic.received.items():
+            received.add(size, protocol=protocol)
+        sent = Family("infaas_gateway_sent_bytes_total", "counter", "Bytes of replies' bodies.")
+        for protocol, size in traffic.sent.items():
+            sent.add(size, protocol=protocol)
+        running = Family("infaas_gateway_requests_under_way", "gauge", "Requests without their reply.")
+        for protocol, count in traffic.running.items():
+            running.add(count, protocol=protocol)
+        queries = Family(
+            "infaas_gateway_queries_total", "counter", "Queries passed on, by protocol and the refusal's code, or ok."
+        )
+        for (protocol, code), count in self._door.asked.items():
+            queries.add(count, protocol=protocol, code=code)
+        resent = Family(
+            "infaas_gateway_resent_total", "counter", "Times that a query was sent again for want of a reply."
+        )
+        resent.add(self._door.client.resent)
+        return requests, seconds, received, sent, running, queries, resent
 
     def missing(self, actor: Gateway, now: float) -> str:
         return "it is being stopped" if self._door.draining else actor.missing(now)

@@ -14,6 +14,7 @@ from services.gateway.codes import called, retry_after
 from services.gateway.door import Door, Problem, problem_of
 from services.gateway.http.access import Doorkeeper
 from services.gateway.http.entry import check, enter, right_of
+from services.gateway.http.metered import PROTOCOL, Metered
 from services.gateway.http.reply import Json
 from services.gateway.oip import rest
 from services.shell.sections import GatewaySettings
@@ -36,7 +37,8 @@ def dialects(door: Door) -> list[Dialect]:
 
 def build(door: Door, keeper: Doorkeeper | None = None) -> ASGIApp:
     """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens."""
-    return assemble(dialects(door), door.settings, keeper or Doorkeeper(door.settings))
+    app = assemble(dialects(door), door.settings, keeper or Doorkeeper(door.settings))
+    return Metered(app, door.traffic)
 
 
 def assemble(found: list[Dialect], settings: GatewaySettings, keeper: Doorkeeper) -> ASGIApp:
@@ -79,9 +81,11 @@ class _Guarded:
         self._endpoint = route.endpoint
         self._body = body
         self._keeper = keeper
+        self._protocol = protocol_of(route)
         self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PROTOCOL] = self._protocol
         try:
             check(scope, self._rights[scope["method"]], self._keeper)
             reply = await self._endpoint(Request(scope, receive, send))
@@ -99,6 +103,12 @@ class _Guarded:
             message = f"the gateway failed on this request; it was logged as {number}"
             reply = error_reply(Problem(500, message, code="internal"), self._body)
         await reply(scope, receive, send)
+
+
+def protocol_of(route: Route) -> str:
+    """The protocol as metrics name it: its package here; the Open Inference Protocol over HTTP is `rest`."""
+    package = route.endpoint.__module__.removeprefix("services.gateway.").partition(".")[0]
+    return "rest" if package == "oip" else package
 
 
 def of_refusal(refused: Refused) -> Problem:
