@@ -21,11 +21,13 @@ TRUTH = {
           SELECT date_trunc('hour', time, 'UTC'), app, model, variant, hardware, 0, 1, items, 0, 0, 0 FROM infaas.query_outcomes
         ) rows GROUP BY 1, 2, 3, 4, 5""",
     "cost_by_app_hourly": """
-        SELECT hour, app, sum(cost), sum(queries)::bigint, 1000 * sum(cost) / nullif(sum(queries), 0)::float8
+        SELECT hour, app, sum(cost), sum(queries)::bigint, 1000 * sum(cost) / nullif(sum(queries), 0)::float8, sum(simulated)
         FROM (
-          SELECT date_trunc('hour', time, 'UTC') AS hour, app, cost, 0 AS queries FROM infaas.cost_events
+          SELECT date_trunc('hour', time, 'UTC') AS hour, app, cost, 0 AS queries,
+                 CASE WHEN simulated THEN cost ELSE 0 END AS simulated
+          FROM infaas.cost_events
           UNION ALL
-          SELECT date_trunc('hour', time, 'UTC'), app, 0, 1 FROM infaas.query_outcomes
+          SELECT date_trunc('hour', time, 'UTC'), app, 0, 1, 0 FROM infaas.query_outcomes
         ) rows GROUP BY 1, 2""",
     "slo_by_app_minutely": """
         SELECT date_trunc('minute', time, 'UTC'), app, count(*), count(*) FILTER (WHERE outcome = 'late'),
