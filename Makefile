@@ -35,6 +35,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m infaas.asyncapi --check
+	$(BIN)/python -m services.gateway.openapi --check
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 format: $(VENV)/.ready-dev
@@ -43,6 +44,7 @@ format: $(VENV)/.ready-dev
 
 documents: $(VENV)/.ready-dev
 	$(BIN)/python -m infaas.asyncapi
+	$(BIN)/python -m services.gateway.openapi
 
 bench: $(VENV)/.ready
 	$(BIN)/python benches/path.py

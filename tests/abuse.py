@@ -169,6 +169,14 @@ def bodies() -> Iterator[Abuse]:
         ),
         400,
     )
+    start = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,784],"data":['
+    for name, text in {
+        "empty lists": start + b"[]," * 2**20 + b"0]}]}",
+        "zeros": start + b"0," * 2**21 + b"0]}]}",
+        "inputs": b'{"inputs":[' + b'{"name":"","shape":[],"datatype":""},' * 2**18 + b"0]}",
+        "parameters": b'{"inputs":[],"parameters":{"a":[' + b"{}," * 2**18 + b"0]}}",
+    }.items():
+        yield _abuse(f"millions of {name}", request(INFER, text), 413)
     for length in ("-1", "99999999999999999999", "1e3", "abc", "", "9999"):
         yield _abuse(
             f"a JSON length of {length!r}", request(INFER, tensor(), Inference_Header_Content_Length=length), 400

@@ -17,6 +17,7 @@ from services.gateway.http.entry import check, enter, right_of
 from services.gateway.http.metered import PROTOCOL, Metered
 from services.gateway.http.reply import Json
 from services.gateway.oip import rest
+from services.gateway.openapi import document as openapi
 from services.shell.sections import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def plain(problem: Problem) -> dict[str, Any]:
 
 def dialects(door: Door) -> list[Dialect]:
     """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap."""
-    return [(rest.routes(door), plain)]
+    return [(rest.routes(door), plain), (openapi.routes(), plain)]
 
 
 def build(door: Door, keeper: Doorkeeper | None = None) -> ASGIApp:

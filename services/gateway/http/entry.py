@@ -14,7 +14,7 @@ from services.shell.sections import GatewaySettings, listed
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
-_ASKING = ("/classify", "/list", "/openapi.json", "/v2/repository/index")
+_ASKING = ("/classify", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
 _FOREIGN = "infaas.foreign"  # in a request's scope: a page of another origin has sent it
 
 

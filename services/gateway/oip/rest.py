@@ -6,7 +6,7 @@ from starlette.routing import Route
 from bus.tensors import BadTensor
 from services.gateway.door import Door, Problem
 from services.gateway.http.reply import Json
-from services.gateway.http.wire import Pieces, one_coding, whole_body
+from services.gateway.http.wire import Pieces, json_body, one_coding
 from services.gateway.needs import BadParameter, ignored
 from services.gateway.oip import asking, infer
 from services.gateway.oip import metadata as described
@@ -59,7 +59,7 @@ class Rest:
 
     async def index(self, request: Request) -> Json:
         try:
-            only_ready = infer.read_object(await whole_body(request)).get("ready") is True
+            only_ready = infer.read_object(await json_body(request)).get("ready") is True
         except infer.BadInference as error:
             raise Problem(None, str(error)) from error
         ready = self._door.ready
@@ -100,7 +100,7 @@ class Rest:
         head_length, coding, traceparent = _headers(request)
         app = door.catalog.app(target.app)
         signature = None if app is None else app.signature
-        body = await whole_body(request)
+        body = await json_body(request, head_length)
         try:
             asked = infer.read(body, head_length, signature)
             answer = await asking.ask(door, target, asked, protocol="rest", traceparent=traceparent)

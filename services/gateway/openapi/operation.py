@@ -1,0 +1,65 @@
+"""One method of one path, as the document is made from it. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Schema = Mapping[str, Any]
+
+OBJECT: Schema = {"type": "object"}
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number"}
+WHOLE: Schema = {"type": "integer"}
+FLAG: Schema = {"type": "boolean"}
+RAW: Schema = {"type": "string", "format": "binary"}
+
+# What any request may get, whatever it asks.
+ALWAYS = {
+    400: "The request is malformed: its head, its path, or what it asks.",
+    401: "A token is needed, or the one sent is not known.",
+    403: "It is not for whoever sent this, or comes from a page of another origin.",
+    421: "The host it was sent to is not served here.",
+    500: "The gateway failed; the reason is in its log, under the id in the reply.",
+    503: "Not now: no connection to the system, or too many requests. Retry-After says when to try again.",
+}
+BODY = {
+    408: "The body did not come in time.",
+    413: "The body is too large, compressed or not.",
+    415: "Content-Encoding is neither gzip nor deflate.",
+}
+
+
+def ref(name: str) -> Schema:
+    """A schema of the document's components."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def record(*required: str, **properties: Schema) -> Schema:
+    """An object with these properties."""
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+class Operation(NamedTuple):
+    """path: as its route has it. reply, error: schemas of the good reply and of all others. body: of the request; None: it has none.
+
+    statuses: beside ALWAYS, BODY and 200. raw: media types of bodies that are no JSON. headers, queries: parameters by name.
+    """
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    reply: Schema
+    body: Schema | None = None
+    statuses: Mapping[int, str] = {}
+    error: Schema = ref("Error")
+    raw: tuple[str, ...] = ()
+    raw_replies: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+    queries: Mapping[str, Schema] = {}
+    operator: bool = False
+    open: bool = False
+    optional_body: bool = False

@@ -1,0 +1,87 @@
+"""docs/openapi.json tells the truth about what the gateway serves."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bus.memory import MemoryBus
+from infaas.client import Client
+from services.gateway.door import Door
+from services.gateway.http.access import Right
+from services.gateway.http.app import dialects
+from services.gateway.http.entry import right_of
+from services.gateway.openapi import oip
+from services.gateway.openapi.document import document, operations, text
+from services.gateway.openapi.operation import ALWAYS, BODY
+from services.shell.sections import GatewaySettings
+
+ROOT = Path(__file__).parents[3]
+
+
+def routed() -> set[tuple[str, str]]:
+    """Path and method of everything that the application serves; HEAD goes with GET."""
+    door = Door(GatewaySettings(), Client(MemoryBus()))
+    return {
+        (route.path, method)
+        for routes, _ in dialects(door)
+        for route in routes
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+
+
+def test_the_file_is_current() -> None:
+    assert (ROOT / "docs" / "openapi.json").read_text() == text(), "run `python -m services.gateway.openapi`"
+
+
+def test_every_route_is_described_and_every_description_served() -> None:
+    described = {(operation.path, operation.method) for operation in operations()}
+    assert described == routed()
+    assert len(operations()) == len(described), "one is described twice"
+
+
+def test_every_reply_is_described() -> None:
+    for path, methods in document()["paths"].items():
+        for method, operation in methods.items():
+            found = set(map(int, operation["responses"]))
+            assert {200, *ALWAYS} <= found, (method, path)
+            assert (set(BODY) <= found) == ("requestBody" in operation)
+            assert ("{" in path) <= (404 in found), (method, path)
+
+
+def test_who_may_is_told_as_it_is() -> None:
+    for path, methods in document()["paths"].items():
+        for method, operation in methods.items():
+            right = right_of(path, method.upper())
+            told = {Right.NONE: [], Right.ASK: [{}, {"token": []}], Right.OPERATE: [{"operator": []}]}[right]
+            assert operation["security"] == told, (method, path)
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for inner in value.values() for found in references(inner)]
+    if isinstance(value, list):
+        return [found for inner in value for found in references(inner)]
+    return []
+
+
+def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
+    whole = document()
+    used = set(references(whole))
+    assert used == {f"#/components/schemas/{name}" for name in whole["components"]["schemas"]}
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [one["operationId"] for methods in document()["paths"].values() for one in methods.values()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", oip.STRUCTS)
+def test_schemas_have_the_fields_that_are_read(name: str) -> None:
+    schema = document()["components"]["schemas"][name]
+    fields = msgspec.structs.fields(oip.STRUCTS[name])
+    assert set(schema["properties"]) == {field.encode_name for field in fields}
+    assert set(schema["required"]) == {field.encode_name for field in fields if field.required}
