@@ -61,7 +61,7 @@ class Gate(NamedTuple):
 @contextmanager
 def gateway(system: Whole, directory: Path, **settings: str) -> Iterator[Gate]:
     """A gateway beside the system; settings of its section, as variables have them."""
-    port, grpc_port = free_port(), free_port()
+    port, grpc_port = int(settings.get("port", 0)) or free_port(), free_port()
     own = {"PORT": str(port), "GRPC_PORT": str(grpc_port), **{name.upper(): text for name, text in settings.items()}}
     variables = environ(
         INFAAS_NATS_URL=system.nats,

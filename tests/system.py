@@ -20,7 +20,7 @@ MODELS = ("logreg", "mlp-s")
 
 
 class Whole(NamedTuple):
-    """nats, sql: URLs as a user sees them. x, y: unseen digits and their labels, FP32 [n, 784] and int64 [n]."""
+    """nats, sql, gateway: URLs as a user sees them; gateway_grpc: as host:port. x, y: unseen digits and their labels, FP32 [n, 784] and int64 [n]."""
 
     directory: Path
     nats: str
@@ -28,6 +28,8 @@ class Whole(NamedTuple):
     dashboard: str
     x: np.ndarray
     y: np.ndarray
+    gateway: str = ""
+    gateway_grpc: str = ""
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +40,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     except ServerError as error:
         pytest.skip(str(error))
     directory = tmp_path_factory.mktemp("whole") / "data"
-    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json", "--no-gateway")
+    command = (sys.executable, "-P", "-m", "infaas.cli", "up", "--json")
     with (directory.parent / "up.err").open("w") as errors:
         process = subprocess.Popen(
             [*command, "--data-dir", str(directory)], stdout=subprocess.PIPE, stderr=errors, text=True, env=environ()
@@ -55,7 +57,16 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
                 )
                 assert done.returncode == 0, done.stderr
             unseen = data.load(data.UNSEEN)
-            yield Whole(directory, urls["nats"], urls["sql"], urls["dashboard"], unseen.x, unseen.y)
+            yield Whole(
+                directory,
+                urls["nats"],
+                urls["sql"],
+                urls["dashboard"],
+                unseen.x,
+                unseen.y,
+                urls["gateway"],
+                urls["gateway_grpc"],
+            )
         finally:
             process.terminate()
             try:

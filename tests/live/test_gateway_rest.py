@@ -1,0 +1,174 @@
+"""Whole systems, asked with Triton's stock HTTP client: real models answer, needs are met, and a gateway leaves in good order."""
+
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.gateways import gateway
+from tests.processes import eventually
+from tests.system import APP, MODELS, Whole
+
+KEPT: list[
+    triton.InferenceServerClient
+] = []  # gevent complains of clients that are collected on another thread than theirs
+
+
+@pytest.fixture(scope="module")
+def client(system: Whole) -> Iterator[triton.InferenceServerClient]:
+    found = triton.InferenceServerClient(system.gateway.removeprefix("http://"))
+    KEPT.append(found)
+    yield found
+    found.close()
+
+
+def infer(client: triton.InferenceServerClient, x: np.ndarray, name: str = APP, **needs: Any) -> triton.InferResult:
+    """Ask until it is answered: a variant that is not loaded yet may be refused with a time to try again."""
+    given = triton.InferInput("x", list(x.shape), "FP32")
+    given.set_data_from_numpy(x.astype(np.float32))
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return client.infer(name, [given], **needs)
+        except InferenceServerException as error:
+            if error.status() not in ("503", "504") or time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+
+
+def told(result: triton.InferResult) -> dict[str, Any]:
+    parameters: dict[str, Any] = result.get_response()["parameters"]
+    return parameters
+
+
+def test_the_signature_is_the_first_registrations(client: triton.InferenceServerClient) -> None:
+    described = client.get_model_metadata(APP)
+    assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 784]}]
+    assert described["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 10]}]
+    assert client.get_model_config(f"{APP}.{MODELS[0]}")["input"][0]["dims"] == [784]
+
+
+def test_real_answers_by_app_model_and_variant(client: triton.InferenceServerClient, system: Whole) -> None:
+    x, y = system.x[:32], system.y[:32]
+    result = infer(client, x)
+    assert (result.as_numpy("scores").argmax(1) == y).mean() > 0.8
+    by_model = infer(client, x, f"{APP}.{MODELS[1]}")
+    variant = told(by_model)["variant"]
+    assert told(by_model)["model"] == MODELS[1]
+    again = infer(client, x, f"{APP}.{MODELS[1]}.{variant}", model_version="1")
+    assert told(again)["variant"] == variant
+    assert again.as_numpy("scores").shape == (32, 10)
+
+
+def test_needs_choose(client: triton.InferenceServerClient, system: Whole) -> None:
+    result = infer(client, system.x[:1], parameters={"accuracy": 0.92, "latency_ms": 10_000}, priority=1)
+    assert told(result)["accuracy"] >= 0.92
+    assert told(result)["missed"] == ""
+    with pytest.raises(InferenceServerException) as caught:
+        infer(client, system.x[:1], parameters={"accuracy": 0.9999})
+    assert caught.value.status() == "422"
+
+
+@pytest.mark.parametrize("wrong", ["shape", "datatype", "name"])
+def test_what_does_not_fit_the_model_is_refused(
+    client: triton.InferenceServerClient, system: Whole, wrong: str
+) -> None:
+    x = system.x[:1].astype(np.float32)
+    name, datatype = "x", "FP32"
+    if wrong == "shape":
+        x = x[:, :700]
+    elif wrong == "datatype":
+        x, datatype = np.array([["a"] * 784], np.object_), "BYTES"
+    else:
+        name = "image"
+    given = triton.InferInput(name, list(x.shape), datatype)
+    given.set_data_from_numpy(x)
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(APP, [given])
+    assert caught.value.status() == "400"
+    assert ("lacks 'x'" if wrong == "name" else wrong) in caught.value.message()
+
+
+def get(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_gateway_that_stops_says_so_first_and_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:
+    with gateway(system, tmp_path, drain_s="2") as gate:
+        seen: list[int] = []
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.0] * 784}]})
+        stop = threading.Event()
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                request = urllib.request.Request(f"{gate.url}/v2/models/{APP}/infer", body.encode())
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as reply:
+                        seen.append(reply.status)
+                except urllib.error.HTTPError as error:
+                    seen.append(error.code)
+                except OSError:  # nobody listens any more
+                    return
+
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        assert eventually(lambda: 200 in seen)
+        gate.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: get(f"{gate.url}/v2/health/ready")[0] == 503)
+        assert get(f"{gate.url}/v2/health/live")[0] == 200
+        assert gate.process.wait(20) == 0
+        stop.set()
+        asking.join(30)
+        assert set(seen) <= {200, 503, 504}, set(seen)
+        assert seen[-1] == 200
+
+
+def served_by(port: int, pids: set[int]) -> int:
+    """Which of these processes takes a connection."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        ours = connection.getsockname()[1]
+        (found,) = [
+            pid
+            for pid in pids
+            for other in psutil.Process(pid).net_connections("tcp")
+            if other.raddr and other.raddr.port == ours
+        ]
+    return found
+
+
+def test_several_gateways_at_one_address(system: Whole, tmp_path: Path) -> None:
+    with gateway(system, tmp_path, reuse_port="true") as one:
+        with gateway(system, tmp_path, reuse_port="true", port=str(one.port), grpc_port="0") as two:
+            assert two.port == one.port
+            assert eventually(lambda: "gateway runs" in two.log.read_text())
+            processes = {served_by(one.port, {one.process.pid, two.process.pid}) for _ in range(40)}
+            assert processes == {one.process.pid, two.process.pid}
+        for _ in range(20):
+            assert get(f"{one.url}/v2/health/ready")[0] == 200
+
+
+def test_its_requests_are_counted(client: triton.InferenceServerClient, system: Whole) -> None:
+    infer(client, system.x[:1])
+    urls = json.loads((system.directory / "endpoints.json").read_text())
+    with urllib.request.urlopen(urls["metrics"], timeout=10) as reply:
+        page = reply.read().decode()
+    assert 'infaas_gateway_requests_total{process="gateway",protocol="rest",status="200"}' in page
+    assert "infaas_gateway_queries_total" in page
