@@ -267,6 +267,9 @@ class MemoryBus:
 
     # ---- life
 
+    def on_denied(self, callback: Callable[[str], None]) -> None:
+        """Everybody in one process may do everything."""
+
     def on_status(self, callback: Callable[[Status], None]) -> None:
         self._callbacks.append(callback)
 

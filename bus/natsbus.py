@@ -53,6 +53,7 @@ class NatsBus:
         self._report = on_error or _log_error
         self._client = DirectClient(self._handler_failed, self._complained, max_pending_bytes)
         self._callbacks: list[Callable[[Status], None]] = []
+        self._on_denied: list[Callable[[str], None]] = []
         self._waiting: dict[str, tuple[asyncio.Future[Delivery], str]] = {}
         self._deaf: set[str] = set()  # subjects that we may not subscribe
         self._inbox = ""
@@ -242,6 +243,9 @@ class NatsBus:
     def on_status(self, callback: Callable[[Status], None]) -> None:
         self._callbacks.append(callback)
 
+    def on_denied(self, callback: Callable[[str], None]) -> None:
+        self._on_denied.append(callback)
+
     async def drain(self) -> None:
         if self._client.is_closed:
             return
@@ -273,6 +277,9 @@ class NatsBus:
             if what == "subscription":
                 self._deaf.add(subject)
                 heard = not subject.startswith(self._inbox_prefix)
+            else:
+                for callback in self._on_denied:
+                    callback(subject)
             for answer, asked in self._waiting.values():
                 if what == "publish" and asked == subject and not answer.done():
                     heard = True

@@ -45,13 +45,26 @@ class DirectTransport(TcpTransport):  # type: ignore[misc]
         self._bare_io_reader = self._io_reader = reader
         self._bare_io_writer = self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
 
+    async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        reader = _Reader(limit=max(buffer_size, READ_SIZE), loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        protocol._over_ssl = True  # type: ignore[attr-defined]  # over TLS there is no half-closed connection to keep
+        host = uri if isinstance(uri, str) else uri.hostname
+        async with asyncio.timeout(connect_timeout):
+            transport = await loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=host)
+        if transport is None:
+            raise LostConnection("the connection to NATS was lost while TLS was set up")
+        self._io_reader = reader
+        self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+
     @property
     def backlog(self) -> int:
         """Bytes that the socket has not taken yet."""
         return int(self._io_writer.transport.get_write_buffer_size())
 
     def divert(self, sink: Callable[[bytes], None]) -> None:
-        """From now on received bytes go to `sink`; over TLS they still come by `read`."""
+        """From now on received bytes go to `sink`."""
         if isinstance(self._io_reader, _Reader):
             self._io_reader.divert(sink)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
-from infaas.errors import BadInput, InfaasError, NotConnected, Timeout
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 
 FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
 FIRST_PAUSE = 0.05  # s before the next try when nobody listens; doubles each time up to LONGEST_PAUSE
@@ -86,6 +86,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._subscription = await self._bus.subscribe(self._base + "*", self._heard)
         self._bus.on_status(self._status)
+        self._bus.on_denied(self._denied)
 
     async def stop(self) -> None:
         """Give up what is still waiting and stop listening; the bus stays open."""
@@ -193,6 +194,11 @@ class Exchange:
     def _status(self, status: str) -> None:
         if status == "closed" and not self._closed:
             self.close()
+
+    def _denied(self, subject: str) -> None:
+        for token in [token for token, one in self._waiting.items() if one.subject == subject]:
+            error = Refused("forbidden", f"our credentials have no right to {subject}: ask an operator (infaas auth)")
+            self._waiting.pop(token).settle(error)
 
     def _sweep(self) -> None:
         now = time.monotonic()

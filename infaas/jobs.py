@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from bus.codec import BadMessage, decode, encode
 from bus.messages.jobs import OVER, JobAccepted, JobCancelled, JobStatus, SubmitJob
-from bus.port import Bus, BusError, Delivery, NoResponders, RequestTimeout
+from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, RequestTimeout
 from bus.subjects import Subjects
 from infaas.answers import refusal
 from infaas.errors import InfaasError, NotConnected, Timeout
@@ -97,8 +97,10 @@ async def wait(
             with suppress(BadMessage):
                 news.put_nowait(decode(JobStatus, delivery.data))
 
-    subscription = await bus.subscribe(subjects.job_status(job), heard)
+    subscription = None
     try:
+        with suppress(Forbidden):  # an app's client hears no job's news, since they might be another's: it asks
+            subscription = await bus.subscribe(subjects.job_status(job), heard)
         await bus.flush()
         async with asyncio.timeout(timeout):
             return await _end(bus, subjects, job, news, on_progress or (lambda _status: None))
@@ -110,7 +112,8 @@ async def wait(
         raise NotConnected(str(error)) from error
     finally:
         with suppress(BusError):
-            await subscription.drain()
+            if subscription is not None:
+                await subscription.drain()
 
 
 async def _end(bus: Bus, subjects: Subjects, job: str, news: asyncio.Queue[JobStatus], tell: OnProgress) -> JobStatus:

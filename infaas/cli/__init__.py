@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "variants": ("infaas.cli.lists:variants", "List the variants with what was measured of them."),
     "workers": ("infaas.cli.lists:workers", "List the workers, their devices and instances."),
     "admin": ("infaas.cli.admin:admin", "Change apps, links and versions of a running system."),
+    "auth": ("infaas.cli.auth:auth", "Make and withdraw credentials for the bus, and the servers' configuration."),
     "status": ("infaas.cli.lists:status", "Show the whole system at a glance."),
     "sql": ("infaas.cli.sql:sql", "Run SQL with the read-only role, or open psql."),
     "bench": ("infaas.cli.bench:bench", "Put load on a running system and measure it."),

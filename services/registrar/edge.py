@@ -33,6 +33,7 @@ from services.registrar.commands import (
 
 CPU = "cpu"
 DELETED = b"deleted"  # holds a version's number for ever
+LARGE_KEPT_S = 600.0  # inputs and outputs too large for a message, in which they are fetched or never
 UPLOADS_KEPT_S = 24 * 3600.0  # uploads that nobody registered, or that are not ours to remove
 
 _Message = TypeVar("_Message")
@@ -61,7 +62,10 @@ class RegistrarEdge:
 
     @classmethod
     async def open(cls, bus: Bus, subjects: Subjects) -> "RegistrarEdge":
-        """Open (or make) the buckets; raises BusError."""
+        """Open (or make) the buckets, also those that others use and may not make; raises BusError."""
+        await bus.object_store(subjects.artifacts_bucket)
+        for bucket in (subjects.inputs_bucket, subjects.outputs_bucket):
+            await bus.object_store(bucket, max_age_s=LARGE_KEPT_S)
         return cls(
             await bus.key_value(subjects.catalog_bucket),
             await bus.key_value(subjects.status_bucket),

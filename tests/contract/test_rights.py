@@ -1,0 +1,330 @@
+"""Every verb through every door for every role, against a real server with the configuration that `infaas auth` writes."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.natsbus import NatsBus
+from bus.patterns import matches
+from bus.port import BusError, Delivery, Forbidden
+from bus.rights import LINES, ROLES, STORES, Identity, rights
+from bus.subjects import Subjects
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests.contract.buses import until
+from tests.secured import Secured
+from tests.servers import run
+
+SUBJECTS = Subjects()
+COMMANDS = [
+    SUBJECTS.execute("w1", "cpu"),
+    SUBJECTS.executor("w1", "cpu", "load"),
+    SUBJECTS.executor("w1", "cpu", "unload"),
+    SUBJECTS.worker("w1", "load"),
+    SUBJECTS.worker("w1", "release"),
+    SUBJECTS.worker("w1", "drain"),
+    SUBJECTS.machines("start"),
+    SUBJECTS.machines("stop"),
+    SUBJECTS.workshop("w1", "build"),
+    SUBJECTS.controller("ask"),
+]
+ADMIN = [SUBJECTS.admin("delete-app"), SUBJECTS.register()]
+STORED = [
+    "$JS.API.STREAM.DELETE.KV_infaas-catalog",
+    "$JS.API.STREAM.PURGE.KV_infaas-catalog",
+    "$JS.API.STREAM.MSG.DELETE.KV_infaas-catalog",
+    "$JS.API.STREAM.CREATE.MINE",
+    "$JS.API.STREAM.SNAPSHOT.KV_infaas-catalog",
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.CONSUMER.CREATE.INFAAS_OUTCOMES.mine",
+    "$KV.infaas-control.controller",
+    "$SYS.REQ.SERVER.PING",
+    "_INBOX.anybody",
+]
+CATALOG = "$KV.infaas-catalog.app.faces"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    server = Secured(tmp_path_factory.mktemp("rights"))
+    yield server
+    server.stop()
+
+
+def identities(server: Secured) -> dict[str, Identity]:
+    return {user.name: user.identity for user in server.book.users()}
+
+
+def concrete(pattern: str) -> str:
+    """One subject that the pattern means."""
+    return pattern.replace("*", "x").replace(">", "x.y")
+
+
+def allowed(subject: str, patterns: tuple[str, ...]) -> bool:
+    return any(matches(pattern, subject) for pattern in patterns)
+
+
+async def denied_to_publish(bus: NatsBus, errors: list[Exception], subjects: list[str]) -> set[str]:
+    """Those that the server did not let through."""
+    said: set[str] = set()
+    for subject in subjects:
+        bus.publish(subject, b"")
+    await bus.flush()
+    for error in errors:
+        text = str(error)
+        assert "Permissions Violation for Publish" in text, text
+        said.add(text.split('"')[1])
+    errors.clear()
+    return said
+
+
+async def denied_to_subscribe(bus: NatsBus, subjects: list[str]) -> set[str]:
+    said = set()
+    for subject in subjects:
+        try:
+            await (await bus.subscribe(subject, lambda _: None)).drain()
+        except Forbidden:
+            said.add(subject)
+    return said
+
+
+# ---- the table
+
+
+def test_no_subject_stream_or_bucket_is_without_its_line() -> None:
+    names = {name for name, _ in inspect.getmembers(Subjects) if not name.startswith("_")} - {"prefix"}
+    assert names == {line.name for line in LINES} | {store.name for store in STORES}
+
+
+def test_what_is_published_somebody_may_hear() -> None:
+    # These go into a stream and to a server's client library: nobody subscribes them.
+    to_streams = {"event", "job_chunks"}
+    for line in LINES:
+        assert line.subscribe or line.name in to_streams, line.name
+        assert line.publish or line.name == "undelivered", line.name  # the server itself says 503 there
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_may_everything(role: str) -> None:
+    mine = rights(Identity("n", (role,), app="faces" if role == "client" else ""), SUBJECTS)  # type: ignore[arg-type]
+    for pattern in (*mine.publish, *mine.subscribe):
+        first, *_ = pattern.split(".")
+        assert first not in (">", "*"), pattern
+        assert pattern not in ("$JS.>", "$JS.API.>", "$KV.>", "$O.>", "infaas.>"), pattern
+        assert "STREAM.DELETE" not in pattern, pattern
+
+
+# ---- the matrix
+
+
+def test_the_server_allows_each_user_what_the_table_says_and_nothing_else(server: Secured) -> None:
+    users = identities(server)
+    everything = [rights(user, SUBJECTS) for user in users.values()]
+    published = sorted({concrete(p) for r in everything for p in r.publish} | {*COMMANDS, *ADMIN, *STORED, CATALOG})
+    heard = sorted({p for r in everything for p in r.subscribe} | {"infaas.>", ">", "_INBOX.>", "_INBOX_.>", "$JS.>"})
+
+    async def main() -> None:
+        for name, user in users.items():
+            mine = rights(user, SUBJECTS)
+            errors: list[Exception] = []
+            bus = await server.bus(name, errors.append)
+            try:
+                wanted = {subject for subject in published if not allowed(subject, mine.publish)}
+                assert await denied_to_publish(bus, errors, published) == wanted, name
+                wanted = {subject for subject in heard if not allowed(subject, mine.subscribe)}
+                assert await denied_to_subscribe(bus, heard) == wanted, name
+            finally:
+                await bus.close()
+
+    run(main())
+
+
+# What must hold whatever the table says: written out by hand.
+MAY = {
+    "infaas.query.faces": {"phone", "tablet", "gateway", "operator"},
+    "infaas.query.numbers": {"thief", "gateway", "operator"},
+    "infaas.query._": {"gateway", "operator"},
+    "infaas.job.faces": {"phone", "gateway", "operator"},
+    "infaas.feedback.faces": {"phone", "gateway", "operator"},
+    "infaas.explain.faces": {"phone", "gateway", "operator", "dashboard"},
+    "infaas.list.apps": {"thief", "gateway", "operator", "dashboard", "supervisor"},
+    **{subject: {"operator"} for subject in ADMIN},
+    CATALOG: {"registrar"},
+    "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor"},
+    SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor
+    SUBJECTS.executor("w1", "cpu", "load"): {"monitor"},
+    SUBJECTS.worker("w1", "drain"): {"vm-autoscaler"},
+    SUBJECTS.machines("stop"): {"vm-autoscaler"},
+    SUBJECTS.workshop("w1", "build"): {"registrar"},
+    SUBJECTS.exited("w1", "cpu"): {"supervisor"},
+    SUBJECTS.monitor("w1", "loaded"): {"executor"},
+    SUBJECTS.monitor("w7", "loaded"): {"executor", "worker-7"},
+    SUBJECTS.worker_heartbeat("w1"): {"monitor"},
+    "_INBOX_.faces.phone.x": {"dispatcher", "executor", "worker-7", "registrar", "jobs"},
+    "_SERVICE_.registrar.x": {"supervisor"},
+    "_INBOX.x": set(),
+    "$JS.API.STREAM.DELETE.KV_infaas-catalog": set(),
+    "$JS.API.STREAM.CREATE.KV_infaas-catalog": {"registrar"},
+    "$JS.API.STREAM.UPDATE.INFAAS_OUTCOMES": {"recorder"},
+    "$JS.API.CONSUMER.MSG.NEXT.INFAAS_OUTCOMES.recorder": {"recorder", "operator"},
+    "$SYS.REQ.SERVER.PING": set(),
+}
+HEAR = {
+    "_INBOX_.faces.phone.>": {"phone"},
+    "_INBOX_.numbers.thief.>": {"thief"},
+    "_INBOX_.>": set(),
+    "_INBOX.>": set(),
+    "infaas.query.*": {"dispatcher"},
+    "infaas.query.faces": {"dispatcher"},
+    "infaas.job-status.*": {"gateway", "operator", "jobs"},
+    "infaas.admin.*": {"registrar"},
+    "infaas.execute.w1.cpu": {"executor"},
+    "infaas.execute.w7.cpu": {"executor", "worker-7"},
+    "infaas.event.*": {"operator"},
+    "infaas.>": set(),
+    ">": set(),
+}
+
+
+def test_who_may_do_what_as_written_by_hand(server: Secured) -> None:
+    async def main() -> None:
+        may: dict[str, set[str]] = {subject: set() for subject in MAY}
+        hear: dict[str, set[str]] = {subject: set() for subject in HEAR}
+        for name in identities(server):
+            errors: list[Exception] = []
+            bus = await server.bus(name, errors.append)
+            try:
+                for subject in set(MAY) - await denied_to_publish(bus, errors, list(MAY)):
+                    may[subject].add(name)
+                for subject in set(HEAR) - await denied_to_subscribe(bus, list(HEAR)):
+                    hear[subject].add(name)
+            finally:
+                await bus.close()
+        assert may == MAY
+        assert hear == HEAR
+
+    run(main())
+
+
+@pytest.mark.parametrize("user", ["executor", "worker-7", "phone", "thief", "dashboard", "recorder"])
+def test_who_must_not_command_cannot_through_any_door(server: Secured, user: str) -> None:
+    """Publishing, asking, and writing where commands come from."""
+
+    async def main() -> None:
+        errors: list[Exception] = []
+        bus = await server.bus(user, errors.append)
+        orders = [*COMMANDS, *ADMIN, *STORED, CATALOG]
+        if user == "recorder":
+            orders.remove("$JS.API.CONSUMER.CREATE.INFAAS_OUTCOMES.mine")  # it reads that stream
+        try:
+            assert await denied_to_publish(bus, errors, orders) == set(orders)
+            for subject in orders:
+                with pytest.raises(Forbidden):
+                    await bus.request(subject, b"", 5.0)
+            with pytest.raises(BusError):
+                await bus.publish_durable(SUBJECTS.admin("add-app"), b"", "1")
+        finally:
+            await bus.close()
+
+    run(main())
+
+
+# ---- who nobody is
+
+
+def test_no_credentials_and_foreign_ones_are_refused(server: Secured, tmp_path: Path) -> None:
+    from infaas.auth.nkey import new_pair
+
+    async def main() -> None:
+        ca = server.login("phone").options()["tls"]
+        with pytest.raises(BusError, match="refuses"):
+            await NatsBus.connect(server.url, name="nobody", tls=ca, timeout=3)
+        with pytest.raises(BusError, match="nkey"):
+            await server.bus("phone", nkeys_seed_str=new_pair().seed, timeout=3)
+        with pytest.raises(BusError):
+            await server.bus("phone", user="phone", password="x", nkeys_seed_str=None, timeout=3)
+
+    run(main())
+
+
+def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
+    server: Secured, nats_url: str, tmp_path: Path
+) -> None:
+    from infaas.auth.certificates import certify
+
+    async def main() -> None:
+        with pytest.raises(BusError, match="no TLS"):
+            await NatsBus.connect(nats_url, name="t", timeout=1, on_error=ignored, **server.login("phone").options())
+        other = certify(tmp_path, ["localhost"])[0]
+        import ssl
+
+        with pytest.raises(BusError):
+            tls = ssl.create_default_context(cafile=str(other))
+            await server.bus("phone", ignored, tls=tls, timeout=1)
+
+    run(main())
+
+
+def ignored(_: Exception) -> None:
+    """What the connection complains of on the way."""
+
+
+# ---- keys come and go
+
+
+def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    server = Secured(tmp_path)
+
+    async def main() -> None:
+        old = server.login("phone").options()
+        server.book.rotate("phone")
+        server.reload()
+        for options in (old, server.login("phone").options()):
+            await (await server.bus("phone", **options)).close()
+        server.book.revoke("phone")
+        await (await server.bus("phone", **old)).close()  # not before the server has read it
+        server.reload()
+        with pytest.raises(BusError, match="revoked"):
+            await server.bus("phone", **old, timeout=3)
+        connected = await server.bus("phone", ignored)
+        said: list[str] = []
+        connected.on_status(said.append)
+        server.book.revoke("phone", wholly=True)
+        server.reload()
+        await until(lambda: "disconnected" in said)
+        await connected.close()
+
+    try:
+        run(main())
+    finally:
+        server.stop()
+
+
+def test_a_denied_request_says_so_at_once(server: Secured) -> None:
+    async def main() -> None:
+        bus = await server.bus("thief")
+        heard: list[Delivery] = []
+        try:
+            with pytest.raises(Forbidden, match=r"infaas\.query\.faces"):
+                await bus.request(SUBJECTS.query("faces"), b"", 5.0)
+            with pytest.raises(Forbidden, match=r"infaas\.execute"):
+                await bus.subscribe(SUBJECTS.execute("w1", "cpu"), heard.append)
+            async with asyncio.timeout(2):
+                with pytest.raises(BusError):
+                    await bus.key_value(SUBJECTS.catalog_bucket, create=False)
+        finally:
+            await bus.close()
+
+    run(main())

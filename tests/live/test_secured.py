@@ -1,0 +1,183 @@
+"""A whole system under `infaas auth`: each service a process with its own key, over TLS; it serves, registers, records, computes jobs."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+
+import infaas
+from bus.subjects import Subjects
+from infaas.client import Client
+from infaas.demo import data
+from infaas.errors import Refused
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from tests.processes import environ, eventually
+from tests.processes import infaas as command
+from tests.secured import CLIENTS, Secured
+from tests.servers import free_port, run
+
+pytestmark = pytest.mark.timeout(180)
+
+# service: the user that it logs in as
+SERVICES = {
+    "registrar": "registrar",
+    "recorder": "recorder",
+    "vm-autoscaler": "vm-autoscaler",
+    "jobs": "jobs",
+    "dispatcher": "dispatcher",
+    "executor": "executor",
+    "monitor model-autoscaler offline": "monitor",
+    "gateway": "gateway",
+}
+SETTINGS = """
+[registrar]
+threads = [1]
+max_batches = [8]
+[jobs]
+utilisation_below = 1.0
+latency_ratio = 1000.0
+[metrics]
+enabled = false
+"""
+
+
+class System:
+    """processes: the services, each as another user. reader: the reading role's DSN."""
+
+    def __init__(self, server: Secured, directory: Path, reader: str, processes: list[subprocess.Popen[bytes]]) -> None:
+        self.processes = processes
+        self.server = server
+        self.directory = directory
+        self.reader = reader
+
+    def connect(self, user: str) -> "infaas.connecting.Connecting":
+        login = self.server.login(user)
+        return infaas.connect(self.server.url, nkey_seed=login.nkey_seed, tls_ca=login.tls_ca)
+
+    def logs(self) -> str:
+        return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self.directory.glob("*.log"))
+
+
+@pytest.fixture
+def system(tmp_path: Path, database_dsn: str, reader_dsn: str) -> Iterator[System]:
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    server = Secured(tmp_path)
+    directory = tmp_path / "data"
+    (directory / "jobs").mkdir(parents=True)
+    (tmp_path / "infaas.toml").write_text(SETTINGS)
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        processes = []
+        for services, user in SERVICES.items():
+            more = server.environ(user) | {"INFAAS_WORKER__NAME": "w1", "INFAAS_BUS__URL": server.url}
+            if services == "gateway":
+                more |= {"INFAAS_GATEWAY__PORT": str(free_port()), "INFAAS_GATEWAY__GRPC_PORT": str(free_port())}
+            if services == "recorder":
+                more["INFAAS_STORE__DSN"] = database_dsn
+            del more["INFAAS_NATS_URL"]
+            settings = ["--config", str(tmp_path / "infaas.toml")]
+            log = stack.enter_context((directory / f"{services.split()[0]}.log").open("w"))
+            run_it = [sys.executable, "-P", "-m", "infaas.cli.run", *services.split(), *settings]
+            env = environ(INFAAS_DATA_DIR=str(directory), **more)
+            processes.append(subprocess.Popen(run_it, stdout=log, stderr=log, env=env))
+        try:
+            yield System(server, directory, reader_dsn, processes)
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system: System) -> None:
+    server, operator = system.server, system.server.environ("operator")
+    model = data.models()["logreg"]
+    validation = data.save_validation(system.directory / "validation.npz")
+    where = ("--app", "faces", "--model", "logreg", "--validation", str(validation))
+    until = time.monotonic() + 60
+    while (done := command("register", str(model), *where, **operator)).returncode != 0:  # the services are starting
+        assert all(process.poll() is None for process in system.processes), system.logs()
+        assert time.monotonic() < until, done.stderr + system.logs()
+    unseen = data.load(data.UNSEEN)
+
+    async def ask() -> None:
+        async with system.connect("phone") as phone:
+            answer = await phone.query("faces", unseen.x[:8], accuracy=0.5, timeout=30)
+            assert np.argmax(answer.output, axis=1).shape == (8,)
+            explained = await phone.explain("faces")
+            assert explained["chosen"] is not None
+            np.save(system.directory / "jobs" / "in.npy", unseen.x[:20])
+            place = (system.directory / "jobs").as_uri()
+            job = await phone.submit("faces", f"{place}/in.npy", f"{place}/out.npy")
+            status = await phone.wait_job(job, timeout=60)
+            assert status.state == "done", (status, system.logs())
+        async with system.connect("operator") as boss:
+            assert [app["app"] for app in await boss.apps()] == ["faces"]
+            large = np.repeat(unseen.x, 2, axis=0)  # 1,500 digits, 4.7 MB: by the object store
+            assert len((await boss.query("faces", large, timeout=30)).output) == 1500
+        await nothing_for_a_thief(system)
+
+    run(ask())
+    expected = system.server.violations  # the thief's alone
+    names = {user.name for user in CLIENTS}
+    theirs = {key.public for user in server.book.users() if user.name in names for key in user.keys}
+    assert expected, "the thief was caught"
+    for line in expected:
+        assert any(key in line for key in theirs), line
+
+    def recorded() -> int:
+        with psycopg.connect(system.reader) as connection:
+            found = connection.execute("SELECT count(*) FROM infaas.query_outcomes WHERE app = 'faces'").fetchone()
+            return found[0] if found else 0
+
+    assert eventually(lambda: recorded() >= 2), system.logs()
+
+
+async def nothing_for_a_thief(system: System) -> None:
+    """A client of another app, with its own credentials, through its own connection."""
+    async with system.connect("thief") as thief:
+        with pytest.raises(Refused, match="forbidden"):
+            await thief.query("faces", np.zeros((1, 784), "f4"), timeout=10)
+        with pytest.raises(Refused, match="forbidden"):
+            await thief.admin("delete-app", app="faces")
+        with pytest.raises(Refused, match="unknown_app"):
+            await thief.query("numbers", np.zeros((1, 784), "f4"), timeout=10)
+    # An answer to somebody else's inbox, or to where orders go: no service gives it.
+    heard: list[str] = []
+    subjects = Subjects()
+    phone, thief_bus = await system.server.bus("phone"), await system.server.bus("thief")
+    client = Client(thief_bus)
+    try:
+        await phone.subscribe(
+            f"{phone.new_inbox().rpartition('.')[0]}.>", lambda delivery: heard.append(delivery.subject)
+        )
+        for reply in (
+            "_INBOX_.faces.phone.x.y",
+            "infaas.admin.delete-app",
+            "$KV.infaas-catalog.app.faces",
+            "_INBOX.x.y.z",
+        ):
+            thief_bus.publish(subjects.query("numbers"), b"\x80", reply)
+            thief_bus.publish(subjects.explain("numbers"), b"\x80", reply)
+        own = await thief_bus.request(subjects.query("numbers"), b"\x80", 5.0)  # those before it have been looked at
+        assert own.data
+        await phone.flush()
+        assert heard == []
+    finally:
+        await client.close()
+        await phone.close()
+        await thief_bus.close()
