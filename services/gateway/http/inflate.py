@@ -4,8 +4,8 @@ import zlib
 from collections.abc import Iterator
 
 STEP = 256 * 2**10  # bytes that one step makes at most
-FREE = 2**20  # bytes that a body may become whatever its ratio
-RATIO = 100  # beyond: times its compressed size (deflate itself goes to 1032, tensors rarely beyond 20)
+FREE = 4 * 2**20  # bytes that a body may become whatever its ratio
+RATIO = 100  # beyond: times what was read of it (deflate itself goes to 1032, tensors rarely beyond 20)
 MEMBERS = 64  # of a gzip file
 
 CODINGS = ("gzip", "deflate")
@@ -41,14 +41,15 @@ class Inflater:
             except zlib.error as error:
                 raise BadCoding(f"the body is not {'gzip' if self._gzip else 'deflate'}: {error}") from error
             self._made += len(piece)
+            left = stream.unused_data if stream.eof else stream.unconsumed_tail
             if self._made > self._limit:
                 raise TooMuch(f"the body becomes more than {self._limit} bytes")
-            if self._made > FREE and self._made > RATIO * self._taken:
+            if self._made > FREE and self._made > RATIO * (self._taken - len(left)):
                 raise TooMuch(f"the body becomes more than {RATIO} times its size")
             if piece:
                 yield piece
             self._full = len(piece) == STEP and not stream.eof
-            data = stream.unused_data if stream.eof else stream.unconsumed_tail
+            data = left
 
     def end(self) -> None:
         """The body is complete. Raises BadCoding where the compressed data is not."""

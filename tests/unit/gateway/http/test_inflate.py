@@ -72,7 +72,7 @@ def test_a_bomb_stops_early() -> None:
     with pytest.raises(TooMuch, match="times its size"):
         for piece in inflater.feed(packed):
             made += len(piece)
-    assert FREE < made <= RATIO * len(packed) < 16 * 2**20
+    assert made <= FREE
 
 
 def test_a_high_ratio_is_fine_while_it_is_small() -> None:
