@@ -6,6 +6,8 @@ twice the 20 queries/s that it gets: 1,000 workers have 10,000 instances for 20,
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, VariantRecord
 from services.core.placement import Device
 from services.shell.settings import AutoscalerSettings, Settings
@@ -125,9 +127,4 @@ def loop(rate: float, seconds: float) -> Scenario:
     quick = record("m0", 0, 1, 2.0, 0.75, most=16)
     spec = found.policies[0]
     choice = {"a0": Choice(quick.variant, APPS)}
-    policy = PolicySpec(
-        name=spec.name, base=spec.base, hardware=None, machines=spec.machines, choice=choice, settings=spec.settings
-    )
-    return Scenario(
-        **{**{f: getattr(found, f) for f in found.__struct_fields__}, "variants": (quick,), "policies": (policy,)}
-    )
+    return replace(found, variants=(quick,), policies=(replace(spec, choice=choice),))

@@ -64,20 +64,24 @@ def view_of(count: int) -> ClusterView:
         )
         for i, record in enumerate(records[::EVERY])
     ]
+    beats(view, "w0", 64, instances)
+    return view
+
+
+def beats(view: ClusterView, worker: str, cores: int, instances: list[InstanceStatus]) -> None:
+    """A worker with so many cores and these instances is heard of."""
     device = DeviceStatus(
         device="cpu",
         kind="cpu",
-        cores=64,
-        memory_mb=256_000,
+        cores=cores,
+        memory_mb=4000 * cores,
         memory_used_mb=0,
-        cores_used=8,
+        cores_used=1,
         utilisation=0.2,
-        price_per_hour=2.6,
+        price_per_hour=0.04 * cores,
     )
-    view.heartbeat(
-        WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances), NOW
-    )
-    return view
+    beat = WorkerHeartbeat(worker=worker, hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
+    view.heartbeat(beat, NOW)
 
 
 def repeated(rng: random.Random) -> Iterator[Ask]:
@@ -99,26 +103,11 @@ def crowd_of(count: int, queued: int) -> ClusterView:
     record = variant(0, random.Random(0))
     view = ClusterView({"cpu": 0.04})
     view.set_app(AppRecord(app="bench", links={record.model: "1"}), [record])
-    device = DeviceStatus(
-        device="cpu",
-        kind="cpu",
-        cores=4,
-        memory_mb=16_000,
-        memory_used_mb=0,
-        cores_used=1,
-        utilisation=0.2,
-        price_per_hour=0.2,
-    )
     for n in range(count):
         status = InstanceStatus(
             instance=f"i{n}", variant=record.variant, device="cpu", state="Active", since=0.0, queued=queued
         )
-        view.heartbeat(
-            WorkerHeartbeat(
-                worker=f"w{n}", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=[status]
-            ),
-            NOW,
-        )
+        beats(view, f"w{n}", 4, [status])
     return view
 
 

@@ -109,8 +109,8 @@ class MachineHands:
 
 
 class SolverHands:
-    """The model-autoscaler's edge: the real solver; the time that it is said to take grows with the problem, as measured on
-    two cores of a server for 8 to 800 candidates (docs/planning.md), since the clock on the wall must not count.
+    """The model-autoscaler's edge: the real solver; the time that it is said to take grows with the problem, about as it does
+    where docs/results.md measures it, since the clock on the wall must not count.
     """
 
     def __init__(self, solver: Solver, *, exact: bool) -> None:

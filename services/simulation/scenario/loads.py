@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from services.simulation.scenario.catalogue import needs_of
@@ -28,19 +27,6 @@ _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
 KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
 
 
-class Stream(Struct, frozen=True, kw_only=True):
-    """What a block says of times alone."""
-
-    rate: tuple[tuple[float, float], ...] = ()
-    cv: float = 1.0
-    rates: tuple[float, ...] = ()
-    dwell_s: tuple[float, ...] = ()
-    counts: Times | None = None
-    seconds_per_line: float = 1.0
-    range_qps: tuple[float, float] | None = None
-    times: Times | None = None
-
-
 def loads_of(scenario: Table, needs: Mapping[str, Needs], folder: Path) -> tuple[LoadSpec, ...]:
     """All streams; raises ScenarioError. needs: of each app. folder: where the file stands, which paths are relative to."""
     return tuple(_load(block, needs, folder) for block in scenario.blocks("load", KEYS))
@@ -52,22 +38,14 @@ def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:
     arrivals, keys = _OF[kind]
     for key in sorted(block.content.keys() - {*_EVERYWHERE, *keys}):
         block.at(key).refuse(f"means nothing with arrivals {kind!r}, which take {', '.join(keys)}: leave it out")
-    times = _stream(block, arrivals, folder)
-    return LoadSpec(
+    load = LoadSpec(
         apps=apps,
         shares=shares,
         arrivals=arrivals,
-        rate=times.rate,
-        cv=times.cv,
-        rates=times.rates,
-        dwell_s=times.dwell_s,
-        counts=times.counts,
-        seconds_per_line=times.seconds_per_line,
-        range_qps=times.range_qps,
-        times=times.times,
         needs=_own_needs(block, [needs[app] for app in apps]),
         items=block.whole("items", 1, 1, 65536),
     )
+    return _timed(load, block, folder)
 
 
 def _own_needs(block: Table, of_apps: list[Needs]) -> Needs | None:
@@ -84,25 +62,27 @@ def _own_needs(block: Table, of_apps: list[Needs]) -> Needs | None:
     return replace(of_apps[0], **{key: getattr(own, key) for key in keys if key in block})
 
 
-def _stream(block: Table, arrivals: Arrivals, folder: Path) -> Stream:
-    match arrivals:
+def _timed(load: LoadSpec, block: Table, folder: Path) -> LoadSpec:
+    """With what the block says of times."""
+    match load.arrivals:
         case "mmpp":
             rates = _numbers(block.get("rates"), block.at("rates"), most=_MOST_QPS)
             dwell = _numbers(block.get("dwell_s"), block.at("dwell_s"), most=_LATEST, above=True)
             if len(rates) != len(dwell):
                 block.at("dwell_s").refuse(f"must have one entry for each of rates ({len(rates)}), not {len(dwell)}")
-            return Stream(rates=rates, dwell_s=dwell)
+            return replace(load, rates=rates, dwell_s=dwell)
         case "trace":
             span = block.content.get("range_qps")
-            return Stream(
+            return replace(
+                load,
                 counts=_recorded(block, folder, read_counts),
                 seconds_per_line=block.number("seconds_per_line", 1.0, most=_LATEST, above=True),
                 range_qps=None if span is None else _range(span, block.at("range_qps")),
             )
         case "times":
-            return Stream(times=_recorded(block, folder, read_times))
-    rate = _rate(block.get("rate"), block.at("rate"))
-    return Stream(rate=rate, cv=block.number("cv", most=1000.0, above=True) if arrivals == "gamma" else 1.0)
+            return replace(load, times=_recorded(block, folder, read_times))
+    load = replace(load, rate=_rate(block.get("rate"), block.at("rate")))
+    return replace(load, cv=block.number("cv", most=1000.0, above=True)) if load.arrivals == "gamma" else load
 
 
 def _apps(block: Table, needs: Mapping[str, Needs]) -> tuple[tuple[str, ...], tuple[float, ...]]:
