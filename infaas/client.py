@@ -252,6 +252,7 @@ class Client:
         default_output: Any = None,
         inputs_key: str = "x",
         labels_key: str = "y",
+        labels: Sequence[str] = (),
         timeout: float | None = None,
     ) -> RegistrationStatus:
         """Register a trained model with its labelled validation set and wait until its variants are built and measured.
@@ -277,6 +278,7 @@ class Client:
             default_output=default_output,
             inputs_key=inputs_key,
             labels_key=labels_key,
+            labels=labels,
             timeout=timeout,
         )
         if status.state == "failed":

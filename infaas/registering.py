@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,13 +49,14 @@ async def register(
     default_output: Any = None,
     inputs_key: str = "x",
     labels_key: str = "y",
+    labels: Sequence[str] = (),
     timeout: float | None = None,
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration failed.
 
     model_file: .onnx, .pt2 or TorchScript; format: only where the name does not say which. validation: an .npz with inputs
     (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: the next number when left
-    out. metric: top1, top5, mae or rmse. latency_ms: the app's default latency objective. timeout: seconds for the whole.
+    out. metric: top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective. timeout: seconds for the whole.
     on_progress gets every status on the way. Returns the last one: `state` is "done" (`variants`, and `failures` of those
     that could not be built) or "failed" with a `reason`. Raises BadInput, Refused, NotConnected, Timeout.
     """
@@ -73,6 +74,7 @@ async def register(
         latency_ms=latency_ms,
         inputs_key=inputs_key,
         labels_key=labels_key,
+        labels=list(labels),
         registration=f"r-{secrets.token_hex(8)}",
     )
     _check_file(path, "the model file")

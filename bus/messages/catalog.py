@@ -78,7 +78,7 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 class ModelRecord(Struct, frozen=True, kw_only=True):
     """One registered version of a model. source and validation: object keys (sha256) of what was uploaded.
 
-    inputs_key, labels_key: of the arrays in the validation set.
+    inputs_key, labels_key: of the arrays in the validation set. labels: names of the classes; empty where nobody gave any.
     """
 
     model: str
@@ -93,6 +93,7 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     registration: str
     inputs_key: str = "x"
     labels_key: str = "y"
+    labels: list[str] = []
 
 
 class AppRecord(Struct, frozen=True, kw_only=True):

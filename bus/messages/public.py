@@ -144,7 +144,8 @@ class Register(Struct, frozen=True, kw_only=True):
     """`infaas.register`: a model file and its validation set, both already in the uploads bucket.
 
     app: "_" for a model on its own, which apps may link later. format: "onnx" | "pt2" | "torchscript". metric: "top1" | "top5" | "mae" | "rmse" (errors are turned into 1/(1+error)).
-    latency_ms: the app's default latency objective. registration: optional id chosen by the client.
+    latency_ms: the app's default latency objective. labels: names of the classes, in the order of the model's scores.
+    registration: optional id chosen by the client.
     """
 
     app: str
@@ -160,6 +161,7 @@ class Register(Struct, frozen=True, kw_only=True):
     inputs_key: str = "x"
     labels_key: str = "y"
     registration: str | None = None
+    labels: list[str] = []
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):

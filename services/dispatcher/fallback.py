@@ -59,7 +59,9 @@ def default_answer(query: Query, error: Error, now: float) -> Answer:
         cost=0.0,
         missed=missed,
         default=True,
-        reason=f"{error.code}: {error.message}",
+        reason="unknown_model: the app serves no model now"
+        if error.code == "unknown_model"
+        else f"{error.code}: {error.message}",
     )
 
 

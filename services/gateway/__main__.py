@@ -11,6 +11,7 @@ from services.gateway.http.app import build
 from services.gateway.http.server import HttpServer
 from services.gateway.http.tls import BadTls
 from services.gateway.metrics import GatewayInsight
+from services.gateway.registering import BadHosts
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings, load
 
@@ -29,7 +30,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         keeper = Doorkeeper(settings.gateway)
         if settings.gateway.port:
             servers.append(HttpServer(build(door, keeper), settings.gateway))
-    except (BadTokens, BadTls) as error:
+    except (BadTokens, BadTls, BadHosts) as error:
         raise SystemExit(str(error)) from error
     runtime = Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))
     door.span = lambda span: runtime.spans(span) if runtime.spans is not None else None

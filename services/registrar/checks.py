@@ -42,6 +42,8 @@ def registration_error(request: Register, rules: Rules) -> Error | None:
     ]
     if request.task is not None and not 0 < len(request.task) <= MOST_TEXT:
         wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
+    if sum(map(len, request.labels)) + 3 * len(request.labels) > MOST_DEFAULT:
+        wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
     if request.inputs_key == request.labels_key:
         wrong.append("labels_key: must differ from inputs_key")
     if request.object == request.validation:

@@ -252,6 +252,7 @@ class Job:
             registration=self.id,
             inputs_key=request.inputs_key,
             labels_key=request.labels_key,
+            labels=request.labels,
         )
         variants = (*self._measured(), *self.simulated)
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)

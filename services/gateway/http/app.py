@@ -10,6 +10,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infaas.errors import InfaasError, Refused
+from services.gateway.clipper import rest as clipper
 from services.gateway.codes import called, retry_after
 from services.gateway.door import Door, Problem, problem_of
 from services.gateway.http.access import Doorkeeper
@@ -18,6 +19,8 @@ from services.gateway.http.metered import PROTOCOL, Metered
 from services.gateway.http.reply import Json
 from services.gateway.oip import rest
 from services.gateway.openapi import document as openapi
+from services.gateway.rafiqi import rest as rafiqi
+from services.gateway.registering import Registering
 from services.shell.sections import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -32,12 +35,18 @@ def plain(problem: Problem) -> dict[str, Any]:
 
 
 def dialects(door: Door) -> list[Dialect]:
-    """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap."""
-    return [(rest.routes(door), plain), (openapi.routes(), plain)]
+    """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap. Raises BadHosts."""
+    registering = Registering(door)
+    return [
+        (rest.routes(door), plain),
+        (openapi.routes(), plain),
+        (rafiqi.routes(door, registering), plain),
+        (clipper.routes(door, registering), clipper.error_body),
+    ]
 
 
 def build(door: Door, keeper: Doorkeeper | None = None) -> ASGIApp:
-    """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens."""
+    """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens, BadHosts."""
     app = assemble(dialects(door), door.settings, keeper or Doorkeeper(door.settings))
     return Metered(app, door.traffic)
 

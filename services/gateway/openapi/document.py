@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from services.gateway.http.reply import Json
-from services.gateway.openapi import oip
+from services.gateway.openapi import clipper, oip, rafiqi
 from services.gateway.openapi.operation import ALWAYS, BODY, TEXT, Operation, Schema
 
 _PARAMETERS = {
@@ -24,7 +24,7 @@ _SELF = Operation(
 
 def operations() -> list[Operation]:
     """Everything served, by dialect."""
-    return [*oip.operations(), _SELF]
+    return [*oip.operations(), *clipper.operations(), *rafiqi.operations(), _SELF]
 
 
 def document() -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _id(operation: Operation) -> str:
 
 
 def _schemas() -> dict[str, Schema]:
-    return dict(sorted(oip.SCHEMAS.items()))
+    return dict(sorted({**oip.SCHEMAS, **clipper.SCHEMAS, **rafiqi.SCHEMAS}.items()))
 
 
 def routes() -> list[Route]:

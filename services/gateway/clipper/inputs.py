@@ -1,0 +1,177 @@
+"""Clipper's typed inputs as tensors: integers, floats, doubles, bytes (base64) and strings, checked before anybody is asked. Pure."""
+
+import base64
+import binascii
+import math
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bus.messages.catalog import AppRecord, TensorSpec
+
+_FAMILY = {  # datatype of a model's input -> Clipper's type of an app that states none
+    "FP16": "floats", "BF16": "floats", "FP32": "floats", "FP64": "doubles", "BYTES": "strings",
+}  # fmt: skip
+_WHOLE = {
+    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+}  # fmt: skip
+_NUMBERS: dict[str, Any] = {"integers": list[int], "floats": list[float], "doubles": list[float]}
+_JSON_TYPES = {
+    "integers": "[int]",
+    "floats": "[float]",
+    "doubles": "[double]",
+    "bytes": "base64 text",
+    "strings": "text",
+}
+MOST_DEEP = 16
+
+
+class WrongInput(ValueError):
+    """The inputs are not what the application takes; the text says what it takes."""
+
+
+def input_type_of(app: AppRecord) -> str:
+    """What an item of the app's inputs is in Clipper's words: as it was registered, else by its models."""
+    if app.input_type is not None:
+        return app.input_type
+    spec = _spec(app)
+    return "floats" if spec is None else _FAMILY.get(spec.datatype, "integers")
+
+
+def items_of(body: Mapping[str, Any]) -> tuple[list[Any], bool]:
+    """The items that a request holds, and whether they came as a batch. Raises WrongInput."""
+    if ("input" in body) == ("input_batch" in body):
+        raise WrongInput("give either `input`, one item, or `input_batch`, a list of them")
+    if "input" in body:
+        return [body["input"]], False
+    batch = body["input_batch"]
+    if not isinstance(batch, list) or not batch:
+        raise WrongInput("input_batch: must be a list of at least one item")
+    return batch, True
+
+
+def tensors_of(app: AppRecord, items: list[Any]) -> dict[str, dict[str, Any]]:
+    """Input name to tensor. Raises WrongInput, which names the item and what the app takes."""
+    spec = _spec(app)
+    kind = input_type_of(app)
+    if app.input_type is None and kind == "integers" and all(isinstance(item, str) for item in items):
+        kind = "bytes"
+    name = "x" if spec is None else spec.name
+    if kind == "strings":
+        return {name: _strings(items, spec)}
+    if kind == "bytes":
+        return {name: _bytes(items, spec)}
+    return {name: _numbers(items, spec, kind)}
+
+
+def _spec(app: AppRecord) -> TensorSpec | None:
+    """The app's only input; None as long as no model has fixed it. Raises WrongInput where there are several."""
+    if app.signature is None:
+        return None
+    if len(app.signature.inputs) != 1:
+        names = ", ".join(spec.name for spec in app.signature.inputs)
+        raise WrongInput(f"app {app.app} has several inputs ({names}): use POST /v2/models/{app.app}/infer")
+    return app.signature.inputs[0]
+
+
+def _numbers(items: list[Any], spec: TensorSpec | None, kind: str) -> dict[str, Any]:
+    whole = kind == "integers"
+    datatype = ("INT64" if whole else "FP64" if kind == "doubles" else "FP32") if spec is None else spec.datatype
+    if whole:
+        code = _WHOLE.get(datatype, "q")
+        datatype = datatype if datatype in _WHOLE else "INT64"
+    else:
+        datatype, code = ("FP64", "d") if kind == "doubles" else ("FP32", "f")
+    packed = array(code)
+    lengths = set()
+    for at, item in enumerate(items):
+        flat = _flat(item, kind, at)
+        lengths.add(len(flat))
+        try:
+            numbers = array(code, flat)
+        except OverflowError as error:
+            raise WrongInput(f"item {at}: a number does not fit {datatype}") from error
+        if code == "f" and not all(map(math.isfinite, numbers)):
+            raise WrongInput(f"item {at}: a number does not fit {datatype}")
+        packed += numbers
+    return {"datatype": datatype, "shape": [len(items), *_shape(lengths, spec, kind)], "data": packed.tobytes()}
+
+
+def _flat(item: Any, kind: str, at: int) -> list[Any]:
+    """All numbers of an item: a list of them, as Clipper has it, or nested lists."""
+    if isinstance(item, (int, float)) and not isinstance(item, bool):
+        item = [item]
+    for _ in range(MOST_DEEP):
+        if not (isinstance(item, list) and item and isinstance(item[0], list)):
+            break
+        if not all(isinstance(part, list) and len(part) == len(item[0]) for part in item):
+            raise WrongInput(f"item {at}: is a ragged list")
+        item = [number for part in item for number in part]
+    try:
+        found: list[Any] = msgspec.convert(item, _NUMBERS[kind])
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise WrongInput(f"item {at}: this application takes {kind}, {_JSON_TYPES[kind]}: {error}") from error
+    if not found:
+        raise WrongInput(f"item {at}: is empty")
+    return found
+
+
+def _bytes(items: list[Any], spec: TensorSpec | None) -> dict[str, Any]:
+    pieces = []
+    for at, item in enumerate(items):
+        try:
+            pieces.append(base64.b64decode(_text(item, "bytes", at), validate=True))
+        except (binascii.Error, ValueError) as error:
+            if isinstance(error, WrongInput):
+                raise
+            raise WrongInput(f"item {at}: this application takes bytes, base64 text: {error}") from error
+    if spec is not None and spec.datatype == "BYTES":
+        return _packed(pieces, spec)
+    lengths = {len(piece) for piece in pieces}
+    return {"datatype": "UINT8", "shape": [len(items), *_shape(lengths, spec, "bytes")], "data": b"".join(pieces)}
+
+
+def _strings(items: list[Any], spec: TensorSpec | None) -> dict[str, Any]:
+    pieces = []
+    for at, item in enumerate(items):
+        try:
+            pieces.append(_text(item, "strings", at).encode())
+        except UnicodeEncodeError as error:
+            raise WrongInput(f"item {at}: holds half a character (a lone surrogate)") from error
+    return _packed(pieces, spec)
+
+
+def _packed(pieces: list[bytes], spec: TensorSpec | None) -> dict[str, Any]:
+    shape = [] if spec is None else [1 if axis == -1 else axis for axis in spec.shape]
+    if math.prod(shape) != 1:
+        raise WrongInput(f"an item has {math.prod(shape)} texts: use the Open Inference Protocol")
+    data = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces)
+    return {"datatype": "BYTES", "shape": [len(pieces), *shape], "data": data}
+
+
+def _text(item: Any, kind: str, at: int) -> str:
+    if not isinstance(item, str):
+        raise WrongInput(f"item {at}: this application takes {kind}, {_JSON_TYPES[kind]}, not {_called(item)}")
+    return item
+
+
+def _called(item: Any) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(item), "null")
+
+
+def _shape(lengths: set[int], spec: TensorSpec | None, kind: str) -> list[int]:
+    """An item's shape, given how many numbers each item has."""
+    if len(lengths) != 1:
+        raise WrongInput(f"the items of a batch must be equally long, not {', '.join(map(str, sorted(lengths)))}")
+    [count] = lengths
+    if spec is None:
+        return [count]
+    known = math.prod(axis for axis in spec.shape if axis != -1)
+    fits = count == known if -1 not in spec.shape else known > 0 and count % known == 0 and count > 0
+    if not fits:
+        raise WrongInput(f"an item must have {known} {kind} (shape {spec.shape}), not {count}")
+    left = spec.shape.index(-1) if -1 in spec.shape else None
+    return [axis if axis != -1 else count // known if at == left else 1 for at, axis in enumerate(spec.shape)]

@@ -1,0 +1,126 @@
+"""The body of a classification as a model's input: an image, a .npy file, the array's own bytes, or a nested list."""
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bus.messages.catalog import TensorSpec
+from bus.tensors import ITEM_BYTES, BadTensor, fit, from_array, to_array
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    Array = ndarray[Any, Any]
+
+NPY = b"\x93NUMPY"
+MOST_PIXELS = 64 * 2**20
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_CHANNELS = (1, 3)
+
+
+class WrongImage(ValueError):
+    """The body is nothing that this model takes; the text says what it takes."""
+
+
+def tensor_of(body: bytes, spec: TensorSpec) -> dict[str, Any]:
+    """The tensor, of one item or, from a .npy file with one more axis, several. Blocks. Raises WrongImage."""
+    if not body:
+        raise WrongImage("the body is empty: send an image, a .npy file, or the bytes of the input's array")
+    size = ITEM_BYTES.get(spec.datatype)
+    if body.startswith(NPY):
+        return _plain(_loaded(body), spec)
+    if size is not None and -1 not in spec.shape and len(body) == size * math.prod(spec.shape):
+        return {"datatype": spec.datatype, "shape": [1, *spec.shape], "data": body}
+    return _plain(_listed(body) if body.lstrip()[:1] == b"[" else _picture(body, spec), spec)
+
+
+def _plain(values: "Array", spec: TensorSpec) -> dict[str, Any]:
+    if values.ndim == len(spec.shape):
+        values = values[None]
+    try:
+        tensor = from_array(fit(values, spec, "body"))
+    except BadTensor as error:
+        raise WrongImage(str(error)) from error
+    return {"datatype": tensor.datatype, "shape": tensor.shape, "data": tensor.data}
+
+
+def _loaded(body: bytes) -> "Array":
+    import numpy as np  # noqa: PLC0415  (a gateway that classifies nothing needs none)
+
+    try:
+        values: Array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError) as error:
+        raise WrongImage(f"the .npy file cannot be read: {' '.join(str(error).split())[:200]}") from error
+    return values
+
+
+def _listed(body: bytes) -> "Array":
+    try:
+        return to_array(msgspec.json.decode(body, type=list[Any]), "body")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadTensor) as error:
+        raise WrongImage(f"the body is no list of numbers: {error}") from error
+
+
+def _picture(body: bytes, spec: TensorSpec) -> "Array":
+    """An image of the model's size and colours, brightness 0..255 for UINT8 and 0..1 for floating point."""
+    import numpy as np  # noqa: PLC0415
+
+    width, height, channels, first = layout(spec)
+    image = _decoded(body, "L" if channels == 1 else "RGB", (width, height))
+    values: Array = np.asarray(image, np.uint8)
+    if spec.datatype in ("FP16", "FP32", "FP64"):
+        values = values.astype(np.float32) / 255.0
+    if channels == 3 and first:
+        values = values.transpose(2, 0, 1)
+    if len(spec.shape) == 1:
+        return values.reshape(-1)
+    if channels == 1 and len(spec.shape) == 3:
+        return values[None] if first else values[..., None]
+    return values
+
+
+def layout(spec: TensorSpec) -> tuple[int, int, int, bool]:
+    """Width, height and channels that a model's input has as an image, and whether the channels come first. -1: any. Raises WrongImage."""
+    shape = spec.shape
+    if len(shape) == 3 and shape[0] in _CHANNELS:
+        return shape[2], shape[1], shape[0], True
+    if len(shape) == 3 and shape[2] in _CHANNELS:
+        return shape[1], shape[0], shape[2], False
+    if len(shape) == 2:
+        return shape[1], shape[0], 1, False
+    if len(shape) == 1:
+        for channels in _CHANNELS:
+            side = math.isqrt(max(0, shape[0]) // channels)
+            if side > 1 and side * side * channels == shape[0]:
+                return side, side, channels, False
+    raise WrongImage(f"{spec.name} {spec.datatype}{shape} is no image: send a .npy file or the array's own bytes")
+
+
+def _decoded(body: bytes, mode: str, size: tuple[int, int]) -> Any:
+    try:
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise WrongImage("images need the extra `images` (pip install 'infaas[images]'): send a .npy file") from error
+    try:
+        with Image.open(io.BytesIO(body), formats=FORMATS) as image:
+            _check_size(image.width, image.height)
+            found = image.convert(mode)
+    except WrongImage:
+        raise
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise WrongImage(
+            f"the body is no image ({known}), no .npy file, and not as long as the model's input"
+        ) from error
+    except Exception as error:  # decoders raise what they like on broken files
+        raise WrongImage(f"the image cannot be decoded: {' '.join(str(error).split())[:200]}") from error
+    wanted = (found.width if size[0] == -1 else size[0], found.height if size[1] == -1 else size[1])
+    return found if found.size == wanted else found.resize(wanted, Image.Resampling.BILINEAR)
+
+
+def _check_size(width: int, height: int) -> None:
+    """Before anything is decoded: a small file may hold a picture larger than the memory."""
+    if width * height > MOST_PIXELS:
+        raise WrongImage(f"the image has {width * height} pixels: at most {MOST_PIXELS}")
