@@ -124,11 +124,17 @@ def bodies(path: Path, x: NDArray[np.float32], expected: NDArray[np.int64], *, r
 
 def generate(url: str, subject: str, queries: Path, *options: str) -> dict[str, Any]:
     """One run of the load generator; raises RuntimeError with what it said when it failed or an answer was wrong."""
+    return _generated("generator.py", url, subject, str(queries), *options)
+
+
+def generate_http(host: str, port: int, requests: Path, *options: str) -> dict[str, Any]:
+    """The same over HTTP."""
+    return _generated("http_generator.py", host, str(port), str(requests), *options)
+
+
+def _generated(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(HERE / "generator.py"), url, subject, str(queries), *options],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, str(HERE / arguments[0]), *arguments[1:]], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip()[-2000:])

@@ -1,0 +1,199 @@
+"""What HTTP adds to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N] [--json]`.
+
+Starts a system, registers the benches' model (64 numbers in, 10 scores out), and asks the same queries over the bus and over HTTP in turn: with
+raw tensors as tritonclient sends them, and as JSON numbers. 8 under way all the time, then one at a time. CPU is the kernel's, by process; what HTTP adds is the difference of
+all processes' CPU for an answer, the gateway's included. Then large tensors (4 MB there, --large MB), whose copies show in the gateway's memory.
+`--gateways 2`: so many gateways at one address (reuse_port).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rig
+from echo import session
+from numpy.typing import NDArray
+
+import infaas
+from infaas.demo.system import command, environment
+from infaas.errors import InfaasError, Refused
+
+APP = "bench"
+SURE = 0.9  # probability above which a picture is a clear case
+MOST_MS = 0.25  # CPU that HTTP may add to a small query
+WAYS = ("bus", "raw", "json")
+HEAD = "POST /v2/models/{app}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n{more}\r\n"
+
+
+def request(host: str, x: NDArray[np.float32], *, raw: bool) -> bytes:
+    """A whole request for one query, raw as tritonclient would send it, or with the numbers in JSON; the reply is raw."""
+    tensor: dict[str, Any] = {"name": "x", "shape": list(x.shape), "datatype": "FP32"}
+    data = x.tobytes() if raw else b""
+    tensor |= {"parameters": {"binary_data_size": len(data)}} if raw else {"data": x.ravel().tolist()}
+    body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    more = f"Inference-Header-Content-Length: {len(body)}\r\n" if raw else "Content-Type: application/json\r\n"
+    return HEAD.format(app=APP, host=host, length=len(body) + len(data), more=more).encode() + body + data
+
+
+async def prepare(data_dir: Path) -> None:
+    """Register the model and query until it answers."""
+    with np.load(rig.VALIDATION) as stored:
+        x = stored["x"]
+    async with infaas.connect(data_dir=data_dir) as client:
+        await client.register(rig.MODEL, app=APP, model="mlp64", validation=rig.VALIDATION)
+        for _ in range(100):
+            reply = await client.query(APP, x[:1], raise_refused=False)
+            if not isinstance(reply, Refused):
+                return
+            await asyncio.sleep(0.2)
+    raise InfaasError(f"no answer: {reply}")
+
+
+@contextmanager
+def another_gateway(own: Any, port: int) -> Iterator[int]:
+    """One more gateway at the same address; its process id."""
+    more = {"INFAAS_GATEWAY__REUSE_PORT": "true", "INFAAS_GATEWAY__PORT": str(port), "INFAAS_GATEWAY__GRPC_PORT": "0"}
+    process = subprocess.Popen(
+        command("run", "gateway", "--data-dir", str(own.data_dir)),
+        env=environment({**os.environ, **more}),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        time.sleep(3.0)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Bench:
+    """One system, asked over the bus and over HTTP in turn."""
+
+    def __init__(self, own: Any, directory: Path, others: list[int]) -> None:
+        with np.load(rig.VALIDATION) as stored:
+            x = stored["x"].astype(np.float32)
+        (scores,) = session().run(["scores"], {"x": x})
+        clear = np.sort(scores, axis=1)[:, -1] > SURE  # every variant of the model decides these alike
+        x, classes = x[clear][:256], scores[clear][:256].argmax(1)
+        self.url = own.urls["nats"]
+        self.pids = [own.pid, *others]
+        self.host, _, port = own.urls["gateway"].removeprefix("http://").rpartition(":")
+        self.port = int(port)
+        self.queries = rig.bodies(directory / "queries.npz", x, classes)
+        self.requests = {}
+        for way in ("raw", "json"):
+            made = [request(self.host, row[None], raw=way == "raw") for row in x]
+            longest = max(map(len, made))
+            same = [i for i, one in enumerate(made) if len(one) == longest]  # a table needs rows of one length
+            self.requests[way] = directory / f"{way}.npz"
+            np.savez(
+                self.requests[way],
+                requests=np.stack([np.frombuffer(made[i], np.uint8) for i in same]),
+                expected=classes[same],
+                classes=np.array(10),
+            )
+
+    def cpu(self) -> dict[int, tuple[str, float]]:
+        found: dict[int, tuple[str, float]] = {}
+        for pid in self.pids:
+            found |= rig.cpu(pid)
+        return found
+
+    def run(self, way: str, clients: int, seconds: float) -> dict[str, Any]:
+        """One run, with the CPU milliseconds for an answer by kind of process."""
+        options = ("--closed", str(clients), "--seconds", str(seconds))
+        before = self.cpu()
+        if way == "bus":
+            result = rig.generate(self.url, f"infaas.query.{APP}", self.queries, *options)
+        else:
+            result = rig.generate_http(self.host, self.port, self.requests[way], *options)
+        spent = rig.spent(before, self.cpu())
+        answers = result["rate"] * (seconds + 1.0)  # the warm-up second's, too
+        result["cpu_ms"] = {name: 1000 * used / answers for name, used in spent.items()}
+        result["server_ms"] = sum(result["cpu_ms"].get(name, 0.0) for name in (*rig.SERVING, "gateway"))
+        return result
+
+
+def compare(bench: Bench, clients: int, seconds: float, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """All ways in turn; medians over the rounds, and of what HTTP adds in each."""
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for number in range(rounds):
+        for way in WAYS if number % 2 == 0 else WAYS[::-1]:
+            result = bench.run(way, clients, seconds)
+            found[way].append(result)
+            say(
+                f"  {way:5} {clients:2} under way {result['rate']:7.0f}/s  p50 {result['p50_ms']:7.3f} ms  p99 {result['p99_ms']:7.3f} ms"
+                f"  CPU {result['server_ms']:.3f} ms, gateway {result['cpu_ms'].get('gateway', 0.0):.3f} {result['errors'] or ''}"
+            )
+    summary: dict[str, Any] = {
+        way: {key: statistics.median(r[key] for r in results) for key in ("rate", "p50_ms", "p99_ms", "server_ms")}
+        | {"gateway_ms": statistics.median(r["cpu_ms"].get("gateway", 0.0) for r in results)}
+        for way, results in found.items()
+    }
+    for way in WAYS[1:]:
+        pairs = list(zip(found[way], found["bus"], strict=True))
+        summary[way]["adds_ms"] = statistics.median(a["server_ms"] - b["server_ms"] for a, b in pairs)
+        summary[way]["p50_ratio"] = statistics.median(a["p50_ms"] / b["p50_ms"] for a, b in pairs)
+    return summary
+
+
+def report(found: dict[str, Any]) -> None:
+    for title in ("closed 8", "closed 1"):
+        print(f"\n{title.removeprefix('closed ')} under way        bus        raw       json")
+        one = found[title]
+        for key, name in (
+            ("rate", "answers/s"),
+            ("p50_ms", "p50, ms"),
+            ("p99_ms", "p99, ms"),
+            ("gateway_ms", "gateway CPU, ms"),
+            ("server_ms", "all CPU, ms"),
+        ):
+            print(f"  {name:15} " + " ".join(f"{one[way][key]:10.3f}" for way in WAYS))
+        print(f"  {'adds CPU, ms':15} {'':10} " + " ".join(f"{one[way]['adds_ms']:10.3f}" for way in WAYS[1:]), end="")
+        print(f"   wanted <= {MOST_MS}")
+        print(f"  {'p50 / bus':15} {'':10} " + " ".join(f"{one[way]['p50_ratio']:10.2f}" for way in WAYS[1:]))
+    print(
+        f"\nmemory of the system, MB PSS: {sum(found['memory'].values()):.0f}, the gateway's {found['memory']['gateway']:.0f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What HTTP adds to a query.")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    settings = "[gateway]\nreuse_port = true\n" if options.gateways > 1 else ""
+    with rig.system(settings) as own, ExitStack() as more:
+        asyncio.run(own.start())
+        asyncio.run(prepare(own.data_dir))
+        port = int(own.urls["gateway"].rpartition(":")[2])
+        others = [more.enter_context(another_gateway(own, port)) for _ in range(options.gateways - 1)]
+        bench = Bench(own, own.data_dir.parent, others)
+        found: dict[str, Any] = {
+            f"closed {clients}": compare(bench, clients, options.seconds, options.rounds, say) for clients in (8, 1)
+        }
+        found["memory"] = rig.memory(own.pid)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        report(found)
+
+
+if __name__ == "__main__":
+    main()
