@@ -200,6 +200,7 @@ class Bus(Protocol):
     def on_status(self, callback: Callable[[Status], None]) -> None: ...
     def on_denied(self, callback: Callable[[str], None]) -> None:
         """Told the subject of what was published and not let through: we have no right to it."""
+
     async def drain(self) -> None:
         """Stop taking messages, handle what has come, send what is buffered, then close."""
 
