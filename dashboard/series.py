@@ -30,11 +30,17 @@ def first(frame: pd.DataFrame, by: str, value: str, most: int, rest: str) -> pd.
 
 
 def spans(
-    events: pd.DataFrame, now: pd.DataFrame, window: Window, row: str = "instance", dead: Sequence[str] = ("Inactive",)
+    events: pd.DataFrame,
+    now: pd.DataFrame,
+    window: Window,
+    row: str = "instance",
+    dead: Sequence[str] = ("Inactive",),
+    after: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """Who was in which state from `time` to `until` within the window, and why (`reason`).
 
-    events: `time`, `row`, `from_state`, `to_state`, `reason`; now: `row` and `state` of what is there now, for what never changed.
+    events: `time`, `row`, `from_state`, `to_state`, `reason`; now: `row`, `state` and `since` of what is there now, for what did not
+    change in the window; after: `row` and `from_state` of the first changes after the window, which tell of it what `now` cannot.
     Time in the states `dead` is left out.
     """
     start, end = pd.Timestamp(window.start), pd.Timestamp(window.end)
@@ -45,11 +51,15 @@ def spans(
             found.append((name, since, time, state, reason))
             since, state, reason = time, to_state, why
         found.append((name, since, end, state, reason))
-    known = set(events[row])
+    told = set(events[row])
+    still = "no change in this time"
+    later = {} if after is None else dict(zip(after[row][::-1], after["from_state"][::-1], strict=True))
+    found += [(name, start, end, state, still) for name, state in later.items() if name not in told]
+    told |= later.keys()
     found += [
-        (name, start, end, state, "no change in this time")
-        for name, state in zip(now[row], now["state"], strict=True)
-        if name not in known
+        (name, start if pd.isna(since) else max(start, since), end, state, still)
+        for name, state, since in zip(now[row], now["state"], now["since"], strict=True)
+        if name not in told
     ]
     frame = pd.DataFrame(found, columns=[row, "time", "until", "state", "reason"])
     frame = frame[(frame["until"] > frame["time"]) & ~frame["state"].isin(dead) & (frame["state"] != "None")]

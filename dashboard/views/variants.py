@@ -55,7 +55,7 @@ def now() -> None:
 def timeline() -> None:
     window = frame.again(chosen)
     changes, running = history("changes", window), ask("running")
-    bands = series.spans(changes, running.drop_duplicates("instance"), window)
+    bands = series.spans(changes, running.drop_duplicates("instance"), window, after=history("changes_after", window))
     st.subheader("States over time", anchor=False)
     if bands.empty:
         nothing("No instance was there in this range.", "A longer range may show some.")

@@ -6,7 +6,6 @@ from services.core.actor import Publish
 from services.core.ask import INFINITE, Ask, LoadOrder
 
 AGAIN = 3.0  # s before an order that nothing came of is repeated
-REASON = "no instance meets a query's needs"
 
 
 class Orders:
@@ -34,10 +33,9 @@ class Orders:
 
 def reason_of(ask: Ask) -> str:
     """Why something is loaded, and why this variant: as SQL and the dashboard show it."""
-    latency = f"{ask.latency_s * 1000:g} ms" if ask.latency_s < INFINITE else ""
-    accuracy = f"accuracy {ask.accuracy:g}" if ask.accuracy > 0 else ""
-    cost = f"US$ {ask.cost:g} per 1,000" if ask.cost < INFINITE else ""
-    if ask.variant or ask.model:
-        return f"{REASON} ({', '.join(filter(None, (ask.variant or ask.model, latency, accuracy, cost)))})"
-    needs = ", ".join(filter(None, (latency, accuracy, cost)))
-    return f"{REASON}{f' ({needs})' if needs else ''}; of the variants that do, this is ready soonest"
+    needs = [ask.variant or ask.model or ""]
+    needs += [f"{ask.latency_s * 1000:g} ms"] * (ask.latency_s < INFINITE)
+    needs += [f"accuracy {ask.accuracy:g}"] * (ask.accuracy > 0)
+    needs += [f"US$ {ask.cost:g} per 1,000"] * (ask.cost < INFINITE)
+    told = ", ".join(filter(None, needs))
+    return f"no instance can do {told}; ready soonest" if told else "no instance can take a query; ready soonest"

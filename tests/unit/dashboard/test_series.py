@@ -44,15 +44,21 @@ def test_states_last_until_the_next_and_begin_before_the_window() -> None:
         ],
         columns=["time", "instance", "from_state", "to_state", "reason"],
     )
-    now = pd.DataFrame({"instance": ["j", "k"], "state": ["Loading", "Active"]})
-    bands = spans(events, now, WINDOW)
+    names = ["j", "k", "new", "later", "changed"]
+    since = [at(10), at(-500), at(60), at(76), at(80)]
+    now = pd.DataFrame({"instance": names, "state": ["Loading", *["Active"] * 4], "since": since})
+    after = pd.DataFrame({"instance": ["changed", "gone", "changed"], "from_state": ["Overloaded", "Active", "Active"]})
+    bands = spans(events, now, WINDOW, after=after)
     assert list(bands[["instance", "time", "until", "state"]].itertuples(index=False, name=None)) == [
+        ("changed", at(0), at(75), "Overloaded"),
+        ("gone", at(0), at(75), "Active"),
         ("i", at(0), at(20), "Active"),
         ("i", at(20), at(50), "Overloaded"),
         ("j", at(10), at(75), "Loading"),
         ("k", at(0), at(75), "Active"),
+        ("new", at(60), at(75), "Active"),
     ]
-    assert bands["reason"].tolist()[1] == "too much"
+    assert bands["reason"].tolist()[3] == "too much"
 
 
 def test_the_newest_rows_of_a_time_line_are_those_that_were_there_last() -> None:
