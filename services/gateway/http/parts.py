@@ -29,18 +29,42 @@ class Line(Protocol):
     def close_after_reply(self) -> None: ...
 
 
-class Gate:
-    """What a request's cycle has in place of the transport: when and how to close is the connection's business."""
+SMALL = 32 * 2**10  # bytes up to which a reply's head and body leave in one piece
 
-    __slots__ = ("_line",)
+
+class Gate:
+    """What a request's cycle has in place of the transport: when and how to close is the connection's business.
+
+    A reply's head waits for what follows it, so that a small reply is one packet and one call of the kernel.
+    """
+
+    __slots__ = ("_head", "_line")
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self._head = b""
 
     def write(self, data: bytes) -> None:
+        head = self._head
+        if head:
+            self._head = b""
+            if len(data) <= SMALL:
+                self._line.write(b"".join((head, data)))
+                return
+            self._line.write(head)
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100" and data[-4:] == b"\r\n\r\n":
+            self._head = data
+            return
         self._line.write(data)
 
+    def flush(self) -> None:
+        """Nothing follows: the reply is complete, or comes to no good end."""
+        head, self._head = self._head, b""
+        if head:
+            self._line.write(head)
+
     def close(self) -> None:
+        self.flush()
         self._line.close_after_reply()
 
     def is_closing(self) -> bool:

@@ -222,6 +222,7 @@ class Bounded(HttpToolsProtocol):
     # Replies.
 
     def on_response_complete(self) -> None:
+        self._gate.flush()
         if self._ending:
             self.server_state.total_requests += 1
             return

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from bus.port import Buffer
+from services.gateway.http.parts import SMALL
 from services.gateway.http.weight import weigh
 
 LEAST = 1024  # bytes of a reply below which it is not compressed
@@ -63,6 +64,8 @@ class Pieces:
             packed = _compress(pieces, self.coding) if size < OFF_LOOP else await _elsewhere(pieces, self.coding)
             pieces, size = [packed], len(packed)
             headers = [*headers, (b"content-encoding", self.coding.encode()), (b"vary", b"accept-encoding")]
+        elif len(pieces) > 1 and size <= SMALL:
+            pieces = [b"".join(pieces)]
         headers = [*headers, (b"content-length", b"%d" % size)]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         last = len(pieces) - 1
