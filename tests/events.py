@@ -10,6 +10,7 @@ from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Si
 from bus.messages.events import (
     CostEvent,
     Event,
+    FeedbackEvent,
     InstanceEventSample,
     JobEvent,
     OutcomeEvent,
@@ -57,6 +58,7 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
         "output": "file:///out.npy", "state": "running", "total": 500, "done": 32, "failed": 0, "reason": None, "cost": 1e-6,
         "created": 1.7e9, "started": 1.7e9, "finished": None,
     },
+    FeedbackEvent: {"app": "digits", "id": "q1", "context": None, "label": "7", "input_digest": None},
 }  # fmt: skip
 FOLDED = {"registration": "infaas.registrations", "job": "infaas.jobs"}  # of these only the last one is kept
 _numbers = itertools.count(1)

@@ -160,6 +160,17 @@ class JobEvent(Event, frozen=True, kw_only=True, gc=False):
     finished: float | None
 
 
+class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
+    """What an answer should have been: of the query with this id, or of these inputs. label: JSON."""
+
+    kind: ClassVar[str] = "feedback"
+    app: str
+    id: str | None
+    context: str | None
+    label: str
+    input_digest: str | None
+
+
 EVENTS: tuple[type[Event], ...] = (
     StateEvent,
     OutcomeEvent,
@@ -170,4 +181,5 @@ EVENTS: tuple[type[Event], ...] = (
     InstanceEventSample,
     RegistrationEvent,
     JobEvent,
+    FeedbackEvent,
 )

@@ -6,6 +6,7 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
+from services.dispatcher.feedback import FeedbackDesk
 from services.dispatcher.metrics import DispatcherInsight
 from services.dispatcher.timing import SampledPolicy
 from services.shell.prices import load_prices
@@ -36,4 +37,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             max_queue=ours.max_queue,
         )
 
-    return [Runtime("dispatcher", make, bus, subjects, insight=DispatcherInsight(policy.seconds))]
+    return [
+        Runtime("dispatcher", make, bus, subjects, insight=DispatcherInsight(policy.seconds)),
+        Runtime("feedback", lambda: FeedbackDesk(subjects), bus, subjects),
+    ]

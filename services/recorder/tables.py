@@ -19,6 +19,7 @@ NAMES = {
     "worker": "infaas.worker_events",
     "worker-sample": "infaas.worker_samples",
     "instance-sample": "infaas.instance_samples",
+    "feedback": "infaas.feedback",
     "registration": None,  # only the last status is kept
     "job": None,  # the same
 }
@@ -34,7 +35,7 @@ _TYPES = {
 }
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
 # Texts that users write or programs make up: PostgreSQL takes no NUL, and nobody's row may get lost for having one.
-_FREE = ("app", "id", "context", "input_digest", "reason", "input", "output")
+_FREE = ("app", "id", "context", "input_digest", "label", "reason", "input", "output")
 MOST_TEXT = 1000  # characters of these that are kept
 
 

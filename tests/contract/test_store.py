@@ -34,6 +34,7 @@ RELATIONS = {
     "models": "model version",
     "profiles": "variant batch p50_ms p99_ms",
     "prices": "hardware price_per_hour",
+    "feedback": "time app id context label input_digest",
     "registrations": "registration app model version state",
     "jobs": "job app state input output",
 }
