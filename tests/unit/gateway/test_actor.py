@@ -1,0 +1,83 @@
+from bus.codec import encode
+from bus.messages.fleet import DispatcherHeartbeat
+from bus.subjects import Subjects
+from services.core.actor import Changed, Do, Envelope, Failed, Halt, Started, Stopping, Synced
+from services.core.catalog import key_of
+from services.gateway.actor import SILENT, Close, Gateway, Serve
+from services.gateway.oip.metadata import find, index, metadata
+from services.gateway.oip.names import Target, parse
+from tests.fleet import catalogue, variant
+
+
+def beat(at: float, *, leaving: bool = False) -> Envelope:
+    return Envelope(at, DispatcherHeartbeat(dispatcher="d", incarnation=1, at=at, leaving=leaving))
+
+
+def made() -> Gateway:
+    gateway = Gateway(Subjects())
+    for record in catalogue(variant(), variant("m-v2", version="2"), variant("n-v1", model="n")):
+        gateway.handle(Envelope(0.0, Changed("b", key_of(record), encode(record))))
+    gateway.handle(Envelope(0.0, Synced("b")))
+    return gateway
+
+
+def test_it_serves_from_its_start_to_its_end() -> None:
+    gateway = Gateway(Subjects())
+    assert gateway.handle(Envelope(0.0, Started())) == (Do("serve", Serve()),)
+    assert gateway.handle(Envelope(0.0, Stopping(4.0))) == (Do("close", Close(4.0)),)
+    (effect,) = gateway.handle(Envelope(0.0, Failed("serve", "the port is busy")))
+    assert isinstance(effect, Halt)
+    assert "the port is busy" in effect.reason
+
+
+def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:
+    gateway = Gateway(Subjects())
+    assert gateway.missing(0.0) == "the catalogue"
+    gateway.handle(Envelope(0.0, Synced("b")))
+    assert gateway.missing(0.0) == "a dispatcher that is heard"
+    gateway.handle(beat(1.0))
+    assert gateway.missing(1.0 + SILENT / 2) == ""
+    assert gateway.missing(1.0 + SILENT) != ""
+    gateway.handle(beat(10.0))
+    gateway.handle(beat(10.1, leaving=True))
+    assert gateway.missing(10.1) != ""
+
+
+def test_names() -> None:
+    assert parse("a") == Target("a")
+    assert parse("a.m.v", "2") == Target("a", "m", "v", "2")
+    assert parse("a.m").needs() == {"model": "m"}
+    for wrong in ("", ".", "a.", ".a", "a.b.c.d", "a/b", "a..b", "a" * 65, "-a", "a b", "ä"):
+        assert parse(wrong) is None, wrong
+    assert parse("a", "../1") is None
+
+
+def test_what_is_told_of_them() -> None:
+    catalog = made().catalog
+    whole = find(catalog, Target("app"))
+    assert whole is not None
+    assert whole.versions == ["1", "2"]
+    assert metadata(whole)["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
+    served = catalog.app("app").links["m"]
+    assert {one.version for one in whole.variants if one.model == "m"} == {served}
+    older = find(catalog, Target("app", "m", None, "1"))
+    assert older is not None
+    assert [one.variant for one in older.variants] == ["m-v1-ort-fp32-t1-b8"]
+    pinned = find(catalog, Target("app", "m", "m-v2"))
+    assert pinned is not None
+    assert (pinned.versions, pinned.platform) == (["2"], "onnxruntime_onnx")
+    for wrong in (
+        Target("nix"), Target("app", "nix"), Target("app", "n", "m-v2"), Target("app", "m", "m-v2", "1"), Target("app", "m", None, "3"),
+    ):  # fmt: skip
+        assert find(catalog, wrong) is None
+
+
+def test_the_index_names_what_may_be_asked_for() -> None:
+    catalog = made().catalog
+    entries = list(index(catalog, ready=True))
+    for entry in entries:
+        target = parse(entry["name"], entry["version"] or None)
+        assert target is not None
+        assert find(catalog, target) is not None, entry
+    assert {"app", "app.m", "app.n", "app.n.n-v1"} <= {entry["name"] for entry in entries}
+    assert {entry["state"] for entry in index(catalog, ready=False)} == {"UNAVAILABLE"}

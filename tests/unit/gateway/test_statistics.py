@@ -1,0 +1,44 @@
+from msgspec.structs import replace
+
+from services.gateway.statistics import Statistics, told
+from tests.unit.gateway.test_needs import ANSWER
+
+
+def test_an_apps_numbers_are_its_variants_and_its_refusals() -> None:
+    counts = Statistics()
+    counts.answered("a", replace(ANSWER, batch=4), 2, 3e6, 10.0)
+    counts.answered("a", replace(ANSWER, batch=4), 2, 5e6, 11.0)
+    counts.answered("a", replace(ANSWER, variant="w", cached=True), 1, 1e6, 12.0)
+    counts.refused("a", 7e6, 13.0)
+    whole, one, two = (told(*entry) for entry in counts.of("a"))
+    assert (whole["name"], one["name"], two["name"]) == ("a", "a.m.v", "a.m.w")
+    assert whole["last_inference"] == 13_000
+    assert whole["inference_count"] == 5
+    assert whole["execution_count"] == 1  # two halves of a batch of four
+    assert whole["inference_stats"]["success"] == {"count": 3, "ns": 9_000_000}
+    assert whole["inference_stats"]["fail"] == {"count": 1, "ns": 7_000_000}
+    assert whole["inference_stats"]["cache_hit"]["count"] == 1
+    assert one["batch_stats"] == [
+        {
+            "batch_size": 4,
+            "compute_input": {"count": 0, "ns": 0},
+            "compute_infer": {"count": 1, "ns": 1_000_000},
+            "compute_output": {"count": 0, "ns": 0},
+        }
+    ]
+    assert two["execution_count"] == 0
+
+
+def test_by_model_variant_and_version() -> None:
+    counts = Statistics()
+    counts.answered("a", ANSWER, 1, 1e6, 1.0)
+    counts.answered("a", replace(ANSWER, version="2"), 1, 1e6, 1.0)
+    counts.answered("b", ANSWER, 1, 1e6, 1.0)
+
+    def items(*about: str | None) -> int:
+        return told(*next(iter(counts.of(*about))))["inference_count"]
+
+    assert items("a") == items("a", "m") == items("a", "m", "v") == 2
+    assert items("a", "m", "v", "2") == items("a", None, None, "1") == 1
+    assert items("a", "nix") == items("nix") == 0
+    assert counts.apps == ["a", "b"]
