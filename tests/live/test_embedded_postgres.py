@@ -18,6 +18,17 @@ from services.shell.process import ServerError
 from services.shell.rootless import Identity
 from tests.processes import alive, eventually, read_line, script
 
+NO_POSTGRES = """
+import os, sys
+from pathlib import Path
+from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.process import ServerError
+os.environ["EMBEDDED_PG_BIN"] = sys.argv[1]
+try:
+    EmbeddedPostgres(Path(sys.argv[1])).start()
+except ServerError as error:
+    print(error, flush=True)
+"""
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -173,10 +184,9 @@ def test_a_busy_port_is_an_error_that_names_it(server: EmbeddedPostgres, cluster
         EmbeddedPostgres(other, server.port).start()
 
 
-def test_no_postgres_at_all_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDDED_PG_BIN", str(tmp_path))
-    with pytest.raises(ServerError, match="EMBEDDED_PG_BIN"):
-        EmbeddedPostgres(tmp_path).start()
+def test_no_postgres_at_all_is_a_clear_error(tmp_path: Path) -> None:
+    with script(NO_POSTGRES, str(tmp_path)) as child:
+        assert "EMBEDDED_PG_BIN" in read_line(child)
 
 
 # ---- as whom

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ def system(directory: Path, name: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def elsewhere(tmp_path: Path) -> Iterator[None]:
+    with chdir(tmp_path):
+        yield
 
 
 def test_a_named_directory_wins_over_all(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -199,16 +200,14 @@ def test_an_unknown_registration_has_no_status() -> None:
         ({"validation": (np.array([None]), np.array([1]))}, "objects"),
     ],
 )
-def test_bad_files_are_not_sent(
-    model: Path, validation: Path, options: dict[str, Any], word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(model.parent)
-    Path("empty.onnx").touch()
-    Path("net.bin").write_bytes(b"model")
+def test_bad_files_are_not_sent(model: Path, validation: Path, options: dict[str, Any], word: str) -> None:
+    (model.parent / "empty.onnx").touch()
+    (model.parent / "net.bin").write_bytes(b"model")
     given = {"model_file": str(model), "validation": validation, **options}
 
     async def test(_broker: Broker, bus: Bus) -> None:
         with pytest.raises(BadInput, match=word):
             await register(bus, SUBJECTS, app="a", model="m", **given)
 
-    on_a_bus(test)
+    with chdir(model.parent):
+        on_a_bus(test)
