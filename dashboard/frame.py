@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pandas as pd
 import streamlit as st
 
+from dashboard.live import PARTS
 from dashboard.store import Unavailable, ask
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
 
@@ -16,6 +17,7 @@ CUSTOM = "custom"
 
 def title(name: str, told: str) -> None:
     """The page's name and what it tells."""
+    st.session_state[PARTS] = 0
     st.title(name, anchor=False)
     st.caption(told)
 

@@ -33,11 +33,12 @@ MOST_KEPT = 400  # answers
 
 
 class Unavailable(Exception):
-    """There is no answer. The text says why; remedy: what to do about it, in Markdown."""
+    """There is no answer. The text says why; remedy: what to do about it, in Markdown; away: the whole database, not this answer."""
 
-    def __init__(self, why: str, remedy: str) -> None:
+    def __init__(self, why: str, remedy: str, *, away: bool = False) -> None:
         super().__init__(why)
         self.remedy = remedy
+        self.away = away
 
 
 def ask(name: str, **parameters: Any) -> pd.DataFrame:
@@ -64,7 +65,7 @@ def _settled(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
 def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     since, why = _down.get(dsn, (-inf, ""))
     if monotonic() - since < PATIENCE:
-        raise Unavailable(why, _START)
+        raise Unavailable(why, _START, away=True)
     try:
         # The server ends what takes too long; the rest is patience with one that has gone silent.
         with _pool(dsn).connection() as connection, _no_longer(connection, LONGEST / 1000 + PATIENCE):
@@ -85,7 +86,7 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
             )  # it would try again less and less often; a new one does so at once, and knows why it fails
             why = "the database does not answer, or is too busy to take one more connection"
         _down[dsn] = monotonic(), why
-        raise Unavailable(why, _START) from None
+        raise Unavailable(why, _START, away=True) from None
     except psycopg.Error as error:
         raise Unavailable(_line(error), _START) from None
     for column in columns:
@@ -107,7 +108,7 @@ def _dsn() -> str:
     try:
         return endpoints().sql
     except NotConnected as error:
-        raise Unavailable(str(error), _START) from None
+        raise Unavailable(str(error), _START, away=True) from None
 
 
 _down: dict[str, tuple[float, str]] = {}  # since when which database has been away, and why
