@@ -1,4 +1,7 @@
-"""Events that a dispatcher (of queries, or of offline work) records, counted, so that executors learn which of their done batches are safely on disk."""
+"""Events that a dispatcher (of queries, or of offline work) records, counted.
+
+So executors learn which of their done batches are safely on disk.
+"""
 
 from collections import deque
 

@@ -43,8 +43,9 @@ class Recent(NamedTuple):
 class Instance:
     """One variant loaded, loading or unloading on one device.
 
-    apps: the state that each app using it was last told; None stands for nobody, where it was loaded for none. owner: the app it was loaded for, or that used it last.
-    factor: measured over profiled time of a batch, slowly moving. ordered: the executor has been told to load it.
+    apps: the state that each app using it was last told; None stands for nobody, where it was loaded for none. owner: the app it
+    was loaded for, or that used it last. factor: measured over profiled time of a batch, slowly moving. ordered: the executor has
+    been told to load it.
     cores: of the machine that it is kept to, empty for any. move_after: it may be moved out of interference then again.
     replaces: the instance that goes once this one serves.
     """

@@ -80,8 +80,8 @@ def situation(
 ) -> Situation | None:
     """What this worker has to plan; None while nothing concerns it. mine: its last heartbeat.
 
-    facts: kept from one call to the next. barred: variants of which no more may be loaded for the moment. only: app to the one variant that may serve it.
-    glance: with the variants that run alone, which suffices to tell whether the load is carried.
+    facts: kept from one call to the next. barred: variants of which no more may be loaded for the moment. only: app to the one
+    variant that may serve it. glance: with the variants that run alone, which suffices to tell whether the load is carried.
     """
     worker = mine.worker
     wanted = wanted_by(mine, others, catalog, list(loads), now, only or {})

@@ -26,7 +26,9 @@ class Wanted(Struct, frozen=True):
     least: int
 
 
-def variants_for(app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog) -> tuple[VariantRecord, ...]:  # fmt: skip
+def variants_for(
+    app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
+) -> tuple[VariantRecord, ...]:
     """The variants that queries of an app with these names may get, as selection allows them."""
     if needs_model is None and version is None and variant is None and not app.startswith(WITHOUT_APP):
         return catalog.variants_of(app)

@@ -225,7 +225,10 @@ class PatternSearch:
 
 
 def _usable(near: Patterns, loose: Relaxed, limit: float) -> "NDArray[intp]":
-    """Patterns of which a choice may cost no more than the limit: at the relaxation's prices, each is dearer than its group's cheapest by so much."""
+    """Patterns of which a choice may cost no more than the limit.
+
+    At the relaxation's prices, each is dearer than its group's cheapest by so much.
+    """
     import numpy as np  # noqa: PLC0415
 
     excess = limit - loose.cost

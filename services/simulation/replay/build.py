@@ -36,7 +36,8 @@ _FOLDED = {
     "needs": "queries ask for so many different things that nearly equal needs count as equal, the strictest of them",
 }
 _TABLES = ("scenario", "worker", "policy", "baseline", "settings", "fault", "interference", "cost")
-_ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), "has no place here: apps, variants and loads are the recorded ones")  # fmt: skip
+_RECORDED = "has no place here: apps, variants and loads are the recorded ones"
+_ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), _RECORDED)
 
 
 class Options(Struct, frozen=True, kw_only=True):

@@ -121,7 +121,8 @@ def _clipped(connection: Connection, span: Range) -> tuple[float, float]:
     first, last, count = _one(
         connection,
         "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
-        " WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline' AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
+        " WHERE time >= %(begins)s AND time < %(ends)s AND policy IS DISTINCT FROM 'offline'"
+        " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s))",
         bounds,
     )
     if not count:

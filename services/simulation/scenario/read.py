@@ -20,7 +20,10 @@ from services.simulation.scenario.table import Table, text_at, whole_at
 from services.simulation.traces import WorkloadError
 from services.simulation.workload import mean_rate
 
-_TABLES = ("scenario", "variant", "app", "worker", "load", "baseline", "policy", "job", "fault", "interference", "cost", "settings")  # fmt: skip
+_TABLES = (
+    *("scenario", "variant", "app", "worker", "load", "baseline", "policy"),
+    *("job", "fault", "interference", "cost", "settings"),
+)
 KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
 _ELSEWHERE = {
     "slack": "has no place here: write it as [settings.autoscaler] slack",
