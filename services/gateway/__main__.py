@@ -30,6 +30,10 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         keeper = Doorkeeper(settings.gateway)
         if settings.gateway.port:
             servers.append(HttpServer(build(door, keeper), settings.gateway))
+        if settings.gateway.grpc_port:
+            from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB for those who have it off)
+
+            servers.append(GrpcServer(door, keeper, settings.gateway))
     except (BadTokens, BadTls, BadHosts) as error:
         raise SystemExit(str(error)) from error
     runtime = Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))

@@ -23,7 +23,7 @@ from services.shell.sections import GatewaySettings
 
 
 class Problem(Exception):
-    """A request that ends here: status for HTTP, code as in codes.py, and a sentence for whoever sent it."""
+    """A request that ends here: status for HTTP, code as in codes.py, a sentence for whoever sent it, and more beside it."""
 
     def __init__(
         self,
@@ -32,8 +32,10 @@ class Problem(Exception):
         *,
         code: str = "bad_request",
         headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self.more = dict(more or {})
         self.code = code
         self.status = called(code).http if status is None else status
         self.message = message
@@ -48,6 +50,7 @@ class Door:
     def __init__(self, settings: GatewaySettings, client: Client) -> None:
         self.settings = settings
         self.client = client
+        self.listening = False
         self.draining = False
         self.statistics = Statistics()
         self.traffic = Traffic()

@@ -39,7 +39,7 @@ class GatewayEdge:
             return  # the actor was started again; its servers never stopped
         for server in self._servers:
             await server.open()
-        self._open = True
+        self._open = self._door.listening = True
 
     async def _close(self, grace: float) -> None:
         self._door.draining = True

@@ -47,4 +47,6 @@ class GatewayInsight:
         return requests, seconds, received, sent, running, queries, resent
 
     def missing(self, actor: Gateway, now: float) -> str:
-        return "it is being stopped" if self._door.draining else actor.missing(now)
+        if self._door.draining:
+            return "it is being stopped"
+        return actor.missing(now) if self._door.listening else "its servers, which do not listen yet"

@@ -1,0 +1,263 @@
+"""What holds for every call, whatever it asks: who may, how many, how long its message may take, and errors as gRPC's status codes."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from bus.tensors import BadTensor
+from infaas.errors import InfaasError, Refused
+from services.core import trace
+from services.gateway.codes import called
+from services.gateway.door import Problem, problem_of
+from services.gateway.http.access import Doorkeeper, Right
+from services.gateway.needs import BadParameter
+from services.gateway.oip.infer import BadInference
+from services.gateway.rpc.wire import HeadTooLarge, Unreadable
+from services.shell.clock import now
+from services.shell.sections import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+PACE = (
+    2**20
+)  # bytes of the largest message that earn every message one more second: what has come of one is not known before its end
+TICK = 1.0  # s between looks for messages that do not come
+LATE = Problem(None, "the request's message did not come in time", code="deadline")
+STOPPING = Problem(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
+_WRONG = (BadInference, BadParameter, BadTensor, Unreadable)
+
+
+class Call:
+    """One call: what its client told beside its message. Of metadata that come twice, the first count."""
+
+    __slots__ = ("_context", "credential", "traceparent")
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.credential: str | None = None
+        self.traceparent: str | None = None
+        for name, value in context.invocation_metadata():
+            if name == "authorization" and self.credential is None:
+                self.credential = value
+            elif name == "traceparent" and self.traceparent is None and trace.read({name: value}) is not None:
+                self.traceparent = value
+
+    @property
+    def deadline(self) -> float | None:
+        """Unix seconds after which the client does not wait any more; None where it waits for ever."""
+        left = self._context.time_remaining()
+        return None if left is None else now() + float(left)
+
+
+Next = Callable[[], Awaitable[bytes | None]]
+Unary = Callable[[bytes, Call], Awaitable[bytes]]
+Stream = Callable[[Next, Call], AsyncIterator[bytes]]
+
+
+class Calls:
+    """keeper: who may ask. running: requests under way; streams: open ones; held: bytes of messages under way."""
+
+    def __init__(self, keeper: Doorkeeper, settings: GatewaySettings) -> None:
+        self._keeper = keeper
+        self._settings = settings
+        self._most_held = max(4 * settings.max_body, 256 * 2**20)
+        self._awaited: dict[asyncio.Task[Any], float] = {}  # who waits for a message, until when
+        self._resting: set[asyncio.Task[Any]] = set()  # streams without a request under way
+        self._ended: dict[asyncio.Task[Any], Problem] = {}  # whom we have cancelled, and why
+        self._sweeper: asyncio.Task[None] | None = None
+        self.closing = False
+        self.running = 0
+        self.streams = 0
+        self.held = 0
+
+    def open(self) -> None:
+        """Begin to look after calls."""
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
+    def close_streams(self) -> None:
+        """End the streams without a request under way; the others end after it."""
+        self.closing = True
+        for task in self._resting:
+            self._end(task, STOPPING)
+
+    def close(self) -> None:
+        """Stop looking after calls."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    # -- handlers
+
+    def unary(self, work: Unary, right: Right) -> Any:
+        """A handler of one request and one reply. It reads the message itself: only so can it stop waiting for one."""
+
+        async def handle(_: Any, context: Any) -> bytes:
+            held = 0
+            try:
+                call = Call(context)
+                self._may(call, right)
+                body = await self._message(context)
+                held = self._take(len(body), right)
+                if call.traceparent is not None:
+                    context.set_trailing_metadata((("traceparent", call.traceparent),))
+                return await work(body, call)
+            except BaseException as error:
+                await self._told(context, error)
+                raise
+            finally:
+                if held:
+                    self._give_back(held)
+
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def stream(self, work: Stream, right: Right) -> Any:
+        """A handler of a stream of requests and replies. work: gets what reads the next request, None at the end."""
+
+        async def handle(_: Any, context: Any) -> None:
+            self.streams += 1
+            try:
+                call = Call(context)
+                self._may(call, right)
+                self._room()
+                async for reply in work(lambda: self.rest(_read(context)), call):
+                    await context.write(reply)
+            except BaseException as error:
+                await self._told(context, error)
+                raise
+            finally:
+                self.streams -= 1
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def rest(self, waiting: Awaitable[Any]) -> Any:
+        """Wait while a stream has nothing under way: closing the server ends it. Raises Problem."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._resting.add(task)
+        try:
+            if self.closing:
+                self._end(task, STOPPING)
+            return await waiting
+        finally:
+            self._resting.discard(task)
+
+    async def counted(self, body: bytes, work: Callable[[], Awaitable[bytes]]) -> bytes:
+        """One request of a stream. Raises Problem."""
+        held = self._take(len(body), Right.ASK)
+        try:
+            return await work()
+        finally:
+            self._give_back(held)
+
+    # -- parts
+
+    def _may(self, call: Call, right: Right) -> None:
+        """Raises Problem."""
+        if right is Right.NONE or (right is Right.ASK and self._keeper.open):
+            return
+        verdict = self._keeper.verdict(right, call.credential)
+        if verdict.status:
+            raise Problem(
+                verdict.status, verdict.message, code="unauthenticated" if verdict.status == 401 else "forbidden"
+            )
+
+    def _room(self) -> None:
+        """For one more stream. Raises Problem."""
+        if self.streams > self._settings.connections:
+            raise Problem(None, f"there are {self.streams - 1} streams: try again later", code="overloaded")
+
+    async def _message(self, context: Any) -> bytes:
+        """The request's bytes. Raises Problem, Unreadable."""
+        settings = self._settings
+        if len(self._awaited) >= settings.in_flight + settings.connections:
+            raise Problem(None, "too many requests wait for their messages: try again later", code="overloaded")
+        task = asyncio.current_task()
+        assert task is not None
+        self._awaited[task] = time.monotonic() + settings.body_timeout_s + settings.max_body / PACE
+        try:
+            found = await _read(context)
+        finally:
+            del self._awaited[task]
+        if found is None:
+            raise Unreadable("the request has no message")
+        return found
+
+    def _take(self, size: int, right: Right) -> int:
+        """Count a request with so many bytes; whether the gateway lives is told however many there are. Raises Problem."""
+        if right is not Right.NONE:
+            if self.running >= self._settings.in_flight:
+                text = f"the gateway has {self.running} requests under way: try again later"
+                raise Problem(None, text, code="overloaded")
+            if self.held + size > self._most_held:
+                text = "the gateway holds as many bytes of requests as it may: try again later"
+                raise Problem(None, text, code="overloaded")
+        self.running += 1
+        self.held += size
+        return size + 1
+
+    def _give_back(self, taken: int) -> None:
+        self.running -= 1
+        self.held -= taken - 1
+
+    def _end(self, task: asyncio.Task[Any], why: Problem) -> None:
+        self._ended[task] = why
+        task.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            moment = time.monotonic()
+            for task in [task for task, until in self._awaited.items() if until < moment]:
+                self._end(task, LATE)
+
+    async def _told(self, context: Any, error: BaseException) -> None:
+        """End the call with the status code and the sentence for `error`; returns only where that is not ours to tell."""
+        task = asyncio.current_task()
+        assert task is not None
+        why = self._ended.pop(task, None)
+        if isinstance(error, asyncio.CancelledError):
+            if why is None:
+                return  # the client has left
+            task.uncancel()
+            error = why
+        if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | GeneratorExit | KeyboardInterrupt | SystemExit):
+            return
+        await abort(context, problem_from(error))
+
+
+async def _read(context: Any) -> bytes | None:
+    found = await context.read()
+    return found if type(found) is bytes else None
+
+
+def problem_from(error: BaseException) -> Problem:
+    """What a client is told of an error; of one that nobody foresaw, only a number."""
+    match error:
+        case Problem():
+            return error
+        case Refused():
+            after = error.retry_after_ms
+            headers = {} if after is None else {"retry-after-ms": f"{max(0.0, after):.0f}"}
+            return Problem(None, error.message, code=error.code, headers=headers)
+        case InfaasError():
+            return problem_of(error)
+        case HeadTooLarge():
+            return Problem(None, str(error), code="too_large")
+        case BadInference() | BadParameter() | BadTensor() | Unreadable():
+            return Problem(None, str(error))
+    number = secrets.token_hex(6)
+    log.error("a call failed", exc_info=error, extra={"request": number})
+    return Problem(None, f"the gateway failed on this request; it was logged as {number}", code="internal")
+
+
+async def abort(context: Any, problem: Problem) -> None:
+    """End a call. Its trailing metadata tell the system's own code, and when to come back in the way that gRPC's retries follow."""
+    trailing = [("infaas-code", problem.code)]
+    if "retry-after-ms" in problem.headers:
+        trailing.append(("grpc-retry-pushback-ms", problem.headers["retry-after-ms"]))
+    await context.abort(grpc.StatusCode[called(problem.code).grpc], problem.message, tuple(trailing))

@@ -1,0 +1,112 @@
+"""ModelInferRequest as the protocol's inference, and the answer as ModelInferResponse: what oip/infer.py does for REST. Pure."""
+
+from typing import Any
+
+from bus.port import Buffer
+from infaas.answers import Answer
+from services.gateway.needs import ignored, parameters_of
+from services.gateway.oip.infer import (
+    MOST_TENSORS,
+    SHARED,
+    BadInference,
+    Inference,
+    WantedOutput,
+    flag,
+    output_of,
+    wanted_outputs,
+)
+from services.gateway.oip.tensors import Wire, from_bytes
+from services.gateway.rpc.contents import FIELDS, fill, to_data
+from services.gateway.rpc.messages import INFERENCE
+from services.gateway.rpc.wire import write_response
+
+_INT64 = 2**63
+
+
+def read(request: Any, raw: list[Any]) -> Inference:
+    """The request understood. raw: its `raw_input_contents`. Raises BadInference, BadTensor."""
+    given = request.inputs
+    if not given:
+        raise BadInference("inputs is empty: give a tensor for each of the model's inputs")
+    if len(given) > MOST_TENSORS or len(request.outputs) > MOST_TENSORS:
+        raise BadInference(f"inputs and outputs have at most {MOST_TENSORS} tensors each")
+    if raw and len(raw) != len(given):
+        raise BadInference(f"raw_input_contents has {len(raw)} elements: give one for each of the {len(given)} inputs")
+    inputs: dict[str, Wire] = {}
+    for at, one in enumerate(given):
+        name = one.name
+        where = f"inputs.{name[:80]}"
+        if name in inputs:
+            raise BadInference(f"inputs has two tensors named {name[:80]!r}")
+        if one.parameters and any(shared in one.parameters for shared in SHARED):
+            raise BadInference(f"{where}.parameters: shared memory is not offered; send the data itself")
+        inputs[name] = _tensor(one, raw[at] if raw else None, where)
+    parameters = _read_all(request.parameters, "parameters")
+    wants_raw = flag(parameters, "binary_data_output", "parameters", bool(raw))
+    wanted = [
+        WantedOutput(one.name, _read_all(one.parameters, f"outputs.{one.name[:80]}.parameters"))
+        for one in request.outputs
+    ]
+    return Inference(inputs, request.id or None, parameters, wanted_outputs(wanted, raw=wants_raw), wants_raw)
+
+
+def write(asked: Inference, model: str, answer: Answer) -> bytes:
+    """The bytes of the ModelInferResponse. Raw contents are all or none: raw as soon as one output is wanted, or can be sent, only so."""
+    response = INFERENCE.ModelInferResponse(model_name=model, model_version=answer.version)
+    if asked.id is not None:
+        response.id = asked.id
+    told = parameters_of(answer)
+    if unread := ignored(asked.parameters):
+        told["ignored"] = unread
+    for name, value in told.items():
+        _set(response.parameters[name], value)
+    tensors = {name: output_of(answer, name) for name in asked.outputs or answer.tensors}
+    wants_raw = asked.raw if asked.outputs is None else any(asked.outputs.values())
+    in_raw = wants_raw or any(tensor.datatype not in FIELDS for tensor in tensors.values())
+    raw: list[Buffer] = []
+    for name, tensor in tensors.items():
+        output = response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        if in_raw:
+            raw.append(tensor.data)
+        else:
+            fill(output.contents, tensor)
+    return write_response(response, raw)
+
+
+def _tensor(given: Any, raw: Any, where: str) -> Wire:
+    shape = list(given.shape)
+    typed = given.HasField("contents")
+    if raw is not None:
+        if typed and given.contents.ByteSize():
+            raise BadInference(f"{where} has contents and raw_input_contents: only one of them can hold its elements")
+        return from_bytes(given.datatype, shape, raw, where)
+    if not typed:
+        raise BadInference(f"{where} has neither contents nor an element of raw_input_contents")
+    return {
+        "datatype": given.datatype,
+        "shape": shape,
+        "data": to_data(given.contents, given.datatype, shape, where),
+    }
+
+
+def _read_all(parameters: Any, where: str) -> dict[str, Any]:
+    return {name: _value(value, f"{where}.{name[:80]}") for name, value in parameters.items()}
+
+
+def _value(parameter: Any, where: str) -> Any:
+    chosen = parameter.WhichOneof("parameter_choice")
+    if chosen is None:
+        raise BadInference(f"{where} has no value")
+    return getattr(parameter, chosen)
+
+
+def _set(parameter: Any, value: Any) -> None:
+    """The value in the oneof's field for its type."""
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int) and -_INT64 <= value < _INT64:
+        parameter.int64_param = value
+    elif isinstance(value, int | float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = str(value)

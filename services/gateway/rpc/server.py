@@ -1,0 +1,117 @@
+"""The gRPC server: grpcio's asyncio server inside the service's own event loop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its core has to say goes to stderr, unstructured
+
+import grpc
+import grpc.aio
+from grpc._cython import cygrpc
+
+from services.gateway.door import Door
+from services.gateway.http.access import Doorkeeper
+from services.gateway.http.tls import context as checked
+from services.gateway.rpc import health, inference, reflection
+from services.gateway.rpc.calls import Calls
+from services.gateway.rpc.messages import REFLECTIONS
+from services.shell.sections import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+STREAMS = 256  # at a time on one connection
+HEADROOM = 64 * 1024  # bytes beside the body that a message may have
+
+
+class GrpcServer:
+    """`open` listens; what is wrong with the address raises OSError there. Raises BadTls."""
+
+    def __init__(self, door: Door, keeper: Doorkeeper, settings: GatewaySettings) -> None:
+        self._door = door
+        self._keeper = keeper
+        self._settings = settings
+        self._credentials = credentials(settings.tls_certificate, settings.tls_key)
+        self._server: Any = None
+        self.calls = Calls(keeper, settings)
+
+    async def open(self) -> None:
+        settings, calls = self._settings, self.calls
+        server = self._server = grpc.aio.server(options=options(settings))
+        server._server = Guarded(asyncio.get_running_loop(), None, (), (), options(settings), None)
+        server.add_registered_method_handlers(f"inference.{inference.SERVICE}", inference.handlers(self._door, calls))
+        server.add_registered_method_handlers("grpc.health.v1.Health", health.handlers(self._door, calls))
+        for schema in REFLECTIONS:
+            (name,) = (service.full_name for service in schema.descriptor.services_by_name.values())
+            server.add_registered_method_handlers(name, reflection.handlers(schema, calls))
+        address = f"[{settings.address}]" if ":" in settings.address else settings.address
+        where = f"{address}:{settings.grpc_port}"
+        try:
+            bound = (
+                server.add_insecure_port(where)
+                if self._credentials is None
+                else server.add_secure_port(where, self._credentials)
+            )
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {where}, for gRPC") from error
+        if not bound:
+            raise OSError(f"cannot listen on {where}, for gRPC")
+        await server.start()
+        calls.open()
+
+    async def close(self, grace: float) -> None:
+        if self._server is None:
+            return
+        self.calls.close_streams()
+        await self._server.stop(grace)
+        self.calls.close()
+
+
+class Guarded(cygrpc.AioServer):  # type: ignore[misc]
+    """grpcio's server, which one request can end: a method's name that is not UTF-8 is an exception in its main loop.
+
+    Methods that are registered never get there, so whatever else is called is turned away here, before its name is looked at.
+    """
+
+    async def _request_call(self) -> None:
+        loop = asyncio.get_running_loop()
+        under_way: set[asyncio.Task[None]] = set()
+        while True:
+            state = await super()._request_call()
+            task = loop.create_task(_turn_away(state, loop))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+
+
+async def _turn_away(state: Any, loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.BaseError):
+        await cygrpc._ServicerContext(state, None, None, loop).abort(
+            grpc.StatusCode.UNIMPLEMENTED, "there is no such method"
+        )
+
+
+def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
+    """The settings as arguments of gRPC's core."""
+    return (
+        ("grpc.so_reuseport", int(settings.reuse_port)),
+        ("grpc.max_receive_message_length", settings.max_body + HEADROOM),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.max_header),
+        ("grpc.absolute_max_metadata_size", settings.max_header),
+        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.max_allowed_incoming_connections", settings.connections),
+        ("grpc.server_handshake_timeout_ms", int(1000 * settings.head_timeout_s)),
+        ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout_s)),
+        ("grpc.keepalive_time_ms", int(1000 * settings.idle_timeout_s)),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may keep a connection alive so often
+    )
+
+
+def credentials(certificate: str, key: str) -> Any:
+    """The settings' certificate and key in gRPC's form; None where there are none. Raises BadTls."""
+    if checked(certificate, key) is None:
+        return None
+    return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(certificate).read_bytes())])

@@ -1,0 +1,129 @@
+"""Our tables against the descriptors that a stock client carries."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.gateway.rpc.messages import HEALTH, INFERENCE
+from services.gateway.rpc.schema import Schema
+
+pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc], of the extra dev, is not installed")
+
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+
+def nested(message: Any) -> Iterator[Any]:
+    yield message
+    for part in message.nested_types:
+        yield from nested(part)
+
+
+def enums(file: Any) -> Iterator[Any]:
+    yield from file.enum_types_by_name.values()
+    for message in file.message_types_by_name.values():
+        for part in nested(message):
+            yield from part.enum_types
+
+
+def layout(field: Any) -> tuple[Any, ...]:
+    """What decides how a field is written and read."""
+    kind = field.message_type or field.enum_type
+    oneof = field.containing_oneof
+    return (
+        field.number,
+        field.type,
+        field.is_repeated,
+        field.is_packed,
+        kind.full_name if kind is not None else None,
+        oneof.name if oneof is not None else None,
+    )
+
+
+def everything(*files: Any) -> dict[str, Any]:
+    return {
+        part.full_name: part
+        for file in files
+        for message in file.message_types_by_name.values()
+        for part in nested(message)
+    }
+
+
+THEIRS = everything(service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR)
+OURS = everything(INFERENCE.descriptor)
+IN_PART = {"ModelConfig", "ModelInput", "ModelOutput", "ModelDynamicBatching", "ModelStatistics", "ModelVersionPolicy"}
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_every_field_is_the_standards(name: str) -> None:
+    ours, theirs = OURS[name], THEIRS[name]
+    known = {field.name: layout(field) for field in theirs.fields}
+    for field in ours.fields:
+        assert layout(field) == known[field.name]
+    if name.removeprefix("inference.") not in IN_PART:
+        assert {field.name for field in ours.fields} == known.keys()
+    assert ours.GetOptions().map_entry == theirs.GetOptions().map_entry
+
+
+def test_every_enum_is_the_standards() -> None:
+    theirs = {enum.full_name: enum for file in (service_pb2, model_config_pb2) for enum in enums(file.DESCRIPTOR)}
+    ours = list(enums(INFERENCE.descriptor))
+    assert [enum.full_name for enum in ours] == ["inference.DataType"]
+    for enum in ours:
+        assert [(v.name, v.number) for v in enum.values] == [(v.name, v.number) for v in theirs[enum.full_name].values]
+
+
+def test_every_method_is_the_standards() -> None:
+    theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+    methods = list(INFERENCE.methods("GRPCInferenceService"))
+    assert len(methods) == 10
+    for method in methods:
+        known = theirs[method.name]
+        assert method.request.DESCRIPTOR.full_name == known.input_type.full_name
+        assert method.response.DESCRIPTOR.full_name == known.output_type.full_name
+        assert (method.request_streams, method.response_streams) == (known.client_streaming, known.server_streaming)
+
+
+def test_what_a_stock_client_writes_is_read() -> None:
+    request = service_pb2.ModelInferRequest(model_name="digits", id="7", raw_input_contents=[b"\0" * 4])
+    request.parameters["latency_ms"].double_param = 12.5
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1]).parameters["a"].bool_param = True
+    ours = INFERENCE.ModelInferRequest.FromString(request.SerializeToString())
+    assert (ours.model_name, ours.id, list(ours.inputs[0].shape)) == ("digits", "7", [1, 1])
+    assert ours.parameters["latency_ms"].WhichOneof("parameter_choice") == "double_param"
+    assert ours.SerializeToString(deterministic=True) == request.SerializeToString(deterministic=True)
+
+
+def test_a_generated_module_of_the_same_names_may_be_loaded_before_and_after() -> None:
+    for lines in (("service_pb2", "messages"), ("messages", "service_pb2")):
+        program = "\n".join(
+            "from tritonclient.grpc import service_pb2"
+            if line == "service_pb2"
+            else "import services.gateway.rpc.messages"
+            for line in lines
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_health_protocol() -> None:
+    """Against the bytes of health.proto, which nobody here has a generated module of: SERVING is field 1, number 1."""
+    assert HEALTH.HealthCheckRequest(service="a").SerializeToString() == b"\x0a\x01a"
+    assert HEALTH.HealthCheckResponse(status="SERVING").SerializeToString() == b"\x08\x01"
+    assert HEALTH.HealthCheckResponse(status="NOT_SERVING").SerializeToString() == b"\x08\x02"
+    assert HEALTH.HealthCheckResponse(status="SERVICE_UNKNOWN").SerializeToString() == b"\x08\x03"
+    check, watch = HEALTH.methods("Health")
+    assert (check.name, check.request_streams, check.response_streams) == ("Check", False, False)
+    assert (watch.name, watch.request_streams, watch.response_streams) == ("Watch", False, True)
+
+
+def test_a_table_that_names_an_unknown_type_is_refused() -> None:
+    with pytest.raises(TypeError):
+        Schema("broken", "Point: 1 x Nothing")
+
+
+def test_an_unknown_message_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no message Nothing"):
+        _ = INFERENCE.Nothing
