@@ -3,6 +3,7 @@
 Until then it is a plain Python process of a tenth of the memory. The visitor's connection waits in the socket's queue meanwhile.
 """
 
+import logging
 import select
 import socket
 import tomllib
@@ -93,6 +94,7 @@ def _run(listener: socket.socket, options: Options, secrets: dict[str, Any]) -> 
     from dashboard.login import require  # noqa: PLC0415
     from dashboard.origin import SameOrigin  # noqa: PLC0415
 
+    _log_as_others_do()
     if options.login:
         require()
     origin = Middleware(SameOrigin, public=urlsplit(options.url).netloc)
@@ -103,12 +105,21 @@ def _run(listener: socket.socket, options: Options, secrets: dict[str, Any]) -> 
         app,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
+        log_config=None,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
     )
     uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _log_as_others_do() -> None:
+    """Streamlit's lines go where this process's go, in their form: it gives each of its loggers a handler of its own."""
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "streamlit"]:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
 
 
 def _secrets(options: Options) -> dict[str, Any]:

@@ -374,7 +374,9 @@ class Runtime:
         return self._insight.missing(self._actor, now) if self._insight is not None else ""
 
     def families(self) -> Iterator[Family]:
-        """Its numbers now, and those of its actor."""
+        """Its numbers now, and those of its actor; none before its start."""
+        if not self._generation:
+            return
         box = self._outbox
         yield from self.counts.families(self.name, under_way=len(self._tasks), held=box.held, lost=box.lost)
         if self._insight is not None and self._live:

@@ -1,5 +1,6 @@
 """The dashboard's process: beside a system and alone, found, kept running, ended, and what it may not do."""
 
+import json
 import os
 import signal
 import socket
@@ -73,6 +74,24 @@ def test_it_is_started_again(system: Whole) -> None:
     (before,) = pids(system.directory)
     os.kill(before, signal.SIGKILL)
     assert eventually(lambda: before not in pids(system.directory) and status(system.dashboard) == 200)
+
+
+def test_its_log_is_json_lines_on_a_pipe_streamlits_too() -> None:
+    code = """
+import logging
+from services.shell import telemetry
+telemetry.set_up("INFO", "dashboard")
+import streamlit.starlette
+from dashboard.serve import _log_as_others_do
+_log_as_others_do()
+for name in ("streamlit.runtime.caching", "psycopg.pool"):
+    logging.getLogger(name).warning("something is odd")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ(), capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["message"], line["service"]) for line in lines] == [("something is odd", "dashboard")] * 2
 
 
 def test_alone_it_ends_at_once_with_visitors_and_without(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_replies_to_an_actors_first_words_arrive(nats_url: str, prefix: str) -> 
         await other.flush()
         caller = Caller(prefix)
         runtime = Runtime("caller", lambda: caller, bus, Subjects(prefix))
+        assert list(runtime.families()) == []  # a page that is asked for while the process starts
         await runtime.start()
+        assert list(runtime.families())
         async with asyncio.timeout(5):
             await caller.answered.wait()
         assert caller.heard == [Started(), "call", Word("you are heard")]
