@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.fleet import ExecutorExited
+from bus.natsstreams import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.shell import endpoints, ports, process
@@ -25,6 +26,7 @@ from services.shell.embedded_postgres import STEPS as POSTGRES_STEPS
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.endpoints import Endpoints
 from services.shell.hosting import Hosting
+from services.shell.known import InFile, Known
 from services.shell.machine import devices_of
 from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
 from services.shell.metrics.hub import Hub
@@ -40,6 +42,7 @@ GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
 NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downwards
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
+KNOWN = "streams.json"  # which streams and buckets this system has
 HOPELESS = 5  # restarts of one service before the first `ready` that end the attempt
 
 
@@ -195,7 +198,8 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 storing = group.create_task(self._start_store(chosen.get("postgres", 0)))
                 nats_url = await self._start_nats(chosen.get("nats", 0))
-                environ = self._environ = self._service_environ({"INFAAS_BUS__URL": nats_url})
+                known = {"INFAAS_BUS__KNOWN": str((self._plan.data_dir / KNOWN).absolute())}
+                environ = self._environ = self._service_environ({"INFAAS_BUS__URL": nats_url, **known})
                 self._start_serving(environ)
                 group.create_task(self._connect(nats_url))
         except BaseExceptionGroup as group:
@@ -334,9 +338,14 @@ class Stack:
 
         try:
             self._bus = await NatsBus.connect(url, name="supervisor", **self._plan.settings.bus.login.options())
+            known = Known([InFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
+            await known.check(self._bus.streams)
+            known.guard(self._bus.streams)
             kinds = {PLAIN, *self._plan.settings.machines.kinds}
             self._hosting = Hosting(self._bus, self._subjects, kinds, self._start_worker, self._stop_worker)
             await self._hosting.open(self._plan.initial)
+        except LostStream as error:
+            raise ServerError(str(error)) from error
         except (BusError, OSError) as error:
             raise ServerError(f"cannot reach NATS: {error}") from error
 

@@ -31,7 +31,7 @@ Dialect = tuple[list[Route], ErrorBody]
 
 def plain(problem: Problem) -> dict[str, Any]:
     """The Open Inference Protocol's and Rafiqi's form."""
-    return {"error": problem.message}
+    return {"error": problem.message, **problem.more}
 
 
 def dialects(door: Door) -> list[Dialect]:
@@ -124,7 +124,9 @@ def protocol_of(route: Route) -> str:
 def of_refusal(refused: Refused) -> Problem:
     """A refusal of the system's in HTTP's terms."""
     headers = retry_after(refused.code, refused.retry_after_ms)
-    return Problem(called(refused.code).http, refused.message, code=refused.code, headers=headers)
+    more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
+    told = {name: value for name, value in more.items() if value is not None}
+    return Problem(called(refused.code).http, refused.message, code=refused.code, headers=headers, more=told)
 
 
 def error_reply(problem: Problem, body: ErrorBody) -> Json:
