@@ -125,7 +125,7 @@ def operations() -> Iterator[Operation]:
 
 def _change(verb: str, summary: str, body: Schema, statuses: dict[int, str] | None = None) -> Operation:
     return Operation(
-        "POST", f"/admin/{verb}", TAG, summary, _DONE, body=body, statuses={**_LATE, **(statuses or {})},
+        "POST", f"/admin/{verb}", TAG, summary, _DONE, body=body, statuses={404: "No such app or model.", **_LATE, **(statuses or {})},
         error=ref("ClipperError"), raw_replies=("text/plain",), operator=True,
     )  # fmt: skip
 
