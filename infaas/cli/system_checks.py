@@ -253,4 +253,4 @@ def _parts_now(url: str) -> str:
         ) from error
     if missing:
         raise Trouble(f"not ready, missing: {'; '.join(missing)}", "look at their logs (logs/ in the data directory)")
-    return "all are ready"
+    return f"all are ready; metrics at {url.removesuffix('/readyz')}/metrics"
