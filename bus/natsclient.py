@@ -118,6 +118,7 @@ class DirectClient(Client):  # type: ignore[misc]
         for waiting in self._pongs:
             if not waiting.done():
                 waiting.set_exception(LostConnection("the connection to NATS was lost"))
+                waiting.exception()  # nobody waits for the PONG of a keep-alive
         self._pongs.clear()
 
     def _spawn(self, work: Any) -> None:

@@ -24,6 +24,10 @@ class JetError(BusError):
         self.code = code
 
 
+class LostStream(BusError):
+    """A stream or bucket that was there is not there any more; the text says what to do."""
+
+
 class Api(Protocol):
     """What is asked of JetStream's API."""
 
@@ -34,13 +38,14 @@ class Api(Protocol):
 class Streams:
     """Those of one connection. clustered: whether the server is one of several; replicas: how many copies, 0 as many as fit, up to 3.
 
-    before(name) is awaited before a stream is made that is not there, and may raise; after(name) when it has been made.
+    before(name) is awaited before a stream is made that is not there, and may raise; seen(name, created) when one has been found or
+    made, with the time of its creation as the server writes it.
     """
 
     def __init__(self, api: Api, clustered: Callable[[], bool]) -> None:
         self.replicas = 0
         self.before: Callable[[str], Awaitable[None]] | None = None
-        self.after: Callable[[str], Awaitable[None]] | None = None
+        self.seen: Callable[[str, str], Awaitable[None]] | None = None
         self._api = api
         self._clustered = clustered
         self._kept: set[str] = set()  # those that we are to make if need be
@@ -60,43 +65,53 @@ class Streams:
             except JetError as error:
                 if error.code not in NOT_YET or asyncio.get_running_loop().time() > until:
                     raise
+            except (LostStream, NotFound):
+                raise
+            except BusError:  # a cluster without a leader does not answer
+                if not self._clustered() or asyncio.get_running_loop().time() > until:
+                    raise
             else:
                 self._kept.add(name)
                 return
             await asyncio.sleep(PAUSE_S)
 
+    async def created(self, name: str) -> str:
+        """When a stream was made, as the server writes it; raises NotFound."""
+        return str((await self._api.stream_info(name))["created"])
+
     async def _made(self, config: dict[str, Any], update: tuple[str, ...]) -> None:
         name = config["name"]
+        made = False
         try:
-            present = (await self._api.stream_info(name))["config"]
+            info = await self._api.stream_info(name)
         except NotFound:
             if self.before is not None:
                 await self.before(name)
             try:
-                await self._create(config)
+                info, made = await self._create(config), True
             except JetError as error:
                 if error.code != STREAM_EXISTS:
                     raise
-                present = (await self._api.stream_info(name))["config"]  # somebody was faster
-            else:
-                if self.after is not None:
-                    await self.after(name)
-                return
+                info = await self._api.stream_info(name)  # somebody was faster
+        if self.seen is not None:
+            await self.seen(name, str(info["created"]))
+        if made:
+            return
+        present = info["config"]
         if any(present.get(key) != config.get(key) for key in update):
             present |= {key: config[key] for key in update}
             await self._api.call(f"STREAM.UPDATE.{name}", present)
         await self._copy(name, present)
 
-    async def _create(self, config: dict[str, Any]) -> None:
+    async def _create(self, config: dict[str, Any]) -> dict[str, Any]:
         numbers = self._wanted()
         for replicas in numbers:
             try:
-                await self._api.call(f"STREAM.CREATE.{config['name']}", config | {"num_replicas": replicas})
+                return await self._api.call(f"STREAM.CREATE.{config['name']}", config | {"num_replicas": replicas})
             except JetError as error:
                 if error.code not in NO_PEERS or replicas == numbers[-1]:
                     raise
-            else:
-                return
+        raise BusError(f"{config['name']} cannot be made")
 
     def _wanted(self) -> tuple[int, ...]:
         if self.replicas:
@@ -107,6 +122,8 @@ class Streams:
 
     async def lift(self) -> None:
         """Copy what has fewer replicas than there could be by now to more servers; never to fewer."""
+        if self._wanted() == (1,):
+            return
         for name in sorted(self._kept):
             try:
                 await self._copy(name, (await self._api.stream_info(name))["config"])

@@ -90,6 +90,8 @@ RULES: Mapping[str, Rule] = {
     "bus.tls_ca": None,
     "bus.tls_certificate": None,
     "bus.tls_key": None,
+    "bus.known": None,
+    "bus.adopt": None,
     "bus.replicas": Number(most=5, zero="as many as there are servers, up to 3"),
     "bus.max_payload": Number(1024, 64 * 2**20),  # NATS itself takes no more
     "bus.outcome_bytes": Number(1024, 1e18),

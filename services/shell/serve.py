@@ -6,14 +6,19 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bus.natsstreams import LostStream
 from bus.port import Bus, BusError
 from services.shell import telemetry
+from services.shell.known import Known
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import ActorFailed, Runtime
 from services.shell.settings import Settings
 from services.shell.tracing import span_exporter
+
+if TYPE_CHECKING:
+    from bus.natsbus import NatsBus
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +27,7 @@ FAILED = 70  # exit code: an actor kept failing; the supervisor starts the proce
 GRACE = 5.0
 COLLECT = (100_000, 20, 50)  # far above what is under way at a time: few objects live long enough to be looked at twice
 PATIENCE = 60.0  # s to wait for the bus at the start
+LIFT_S = 30.0  # s between looks whether streams could have more replicas
 
 
 def serve(name: str, settings: Settings, wire: Wire) -> int:
@@ -29,14 +35,18 @@ def serve(name: str, settings: Settings, wire: Wire) -> int:
     import uvloop  # noqa: PLC0415  (only service processes need it)
 
     telemetry.set_up(settings.log_level, name)
-    code: int = uvloop.run(_main(name, settings, wire))
+    try:
+        code: int = uvloop.run(_main(name, settings, wire))
+    except LostStream as error:
+        raise SystemExit(str(error)) from error
     return code
 
 
 async def _main(name: str, settings: Settings, wire: Wire) -> int:
     exporter = Exporter(name, settings.metrics)
     await exporter.open()
-    bus = await _connect(name, settings)
+    known = Known.of(settings)
+    bus = await _connect(name, settings, known)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,6 +59,8 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
     for runtime in runtimes:
         await runtime.start()
     exporter.running(True)
+    known.serving = True
+    lifting = loop.create_task(_lift(bus))
     log.info("%s runs", name, extra={"pid": os.getpid()})
     # Everything made so far lives as long as the process: keep it out of the collector's way.
     gc.collect()
@@ -63,6 +75,7 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
             log.critical("%s", runtime.failed.exception())
             code = FAILED
     exporter.running(False)
+    lifting.cancel()
     for runtime in reversed(runtimes):
         await runtime.stop(GRACE)
     await bus.drain()
@@ -73,7 +86,14 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
     return code
 
 
-async def _connect(name: str, settings: Settings) -> Bus:
+async def _lift(bus: "NatsBus") -> None:
+    """Servers that have joined the cluster get their copies."""
+    while True:
+        await asyncio.sleep(LIFT_S)
+        await bus.streams.lift()
+
+
+async def _connect(name: str, settings: Settings, known: Known) -> "NatsBus":
     from bus.natsbus import NatsBus  # noqa: PLC0415  (tests serve on the memory bus without it)
 
     end = asyncio.get_running_loop().time() + PATIENCE
@@ -89,5 +109,8 @@ async def _connect(name: str, settings: Settings) -> Bus:
                 raise SystemExit(f"cannot reach NATS at the configured url: {error}") from error
             await asyncio.sleep(0.1)
         else:
-            bus.streams.replicas = settings.bus.replicas
-            return bus
+            break
+    bus.streams.replicas = settings.bus.replicas
+    known.guard(bus.streams)
+    await known.check(bus.streams)
+    return bus

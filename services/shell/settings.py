@@ -22,7 +22,8 @@ class SettingsError(Exception):
 class BusSettings(Section, frozen=True, kw_only=True):
     """url: one server, or several separated by commas. nkey_seed: credentials of `infaas auth`, or the path of their file. inbox:
     prefix of our inboxes where they do not say it. tls_ca: PEM file that vouches for the servers; tls_certificate, tls_key: our own
-    (docs/security.md). replicas: copies of each stream and bucket; 0 = as many as there are servers, up to 3.
+    (docs/security.md). replicas: copies of each stream and bucket; 0 = as many as there are servers, up to 3. known: file that
+    keeps which streams there are, beside the database, so that their loss is noticed; adopt: go on with what is there all the same.
     """
 
     url: str = "nats://127.0.0.1:4222"
@@ -32,6 +33,8 @@ class BusSettings(Section, frozen=True, kw_only=True):
     tls_certificate: str = ""
     tls_key: str = ""
     replicas: int = 0
+    known: str = ""
+    adopt: bool = False
     max_payload: int = 8 * 2**20
     outcome_bytes: int = 2 * 2**30
     event_bytes: int = 1 * 2**30

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.fleet import ExecutorExited
 from bus.natsstreams import LostStream
+from bus.natsstreams import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.shell import endpoints, ports, process
@@ -26,6 +27,7 @@ from services.shell.embedded_postgres import STEPS as POSTGRES_STEPS
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.endpoints import Endpoints
 from services.shell.hosting import Hosting
+from services.shell.known import InFile, Known
 from services.shell.known import InFile, Known
 from services.shell.machine import devices_of
 from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
@@ -42,6 +44,7 @@ GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
 NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downwards
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
+KNOWN = "streams.json"  # which streams and buckets this system has
 KNOWN = "streams.json"  # which streams and buckets this system has
 HOPELESS = 5  # restarts of one service before the first `ready` that end the attempt
 
@@ -341,9 +344,14 @@ class Stack:
             known = Known([InFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
             await known.check(self._bus.streams)
             known.guard(self._bus.streams)
+            known = Known([InFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
+            await known.check(self._bus.streams)
+            known.guard(self._bus.streams)
             kinds = {PLAIN, *self._plan.settings.machines.kinds}
             self._hosting = Hosting(self._bus, self._subjects, kinds, self._start_worker, self._stop_worker)
             await self._hosting.open(self._plan.initial)
+        except LostStream as error:
+            raise ServerError(str(error)) from error
         except LostStream as error:
             raise ServerError(str(error)) from error
         except (BusError, OSError) as error:

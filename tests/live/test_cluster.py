@@ -1,0 +1,230 @@
+"""NATS fails: a stream's leader steps down, a server dies, the network between servers is cut. Queries go on, no event is lost."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bus.natsbus import NatsBus
+from bus.subjects import Subjects
+from infaas.client import Client
+from services.recorder.__main__ import streams
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
+from services.shell.settings import BusSettings, MonitorSettings
+from tests import models
+from tests.cluster import Cluster, api, cluster, leader, whole
+from tests.responders import until
+from tests.servers import run
+from tests.worker import APP, Worker, measured, worker
+
+__all__ = ["cluster"]
+pytestmark = pytest.mark.timeout(180)
+
+PAUSE_S = 0.02
+X = models.digits(2)[0]
+
+
+class Traffic:
+    """Queries one after the other, from several askers, until `stop`. answers: by the query's id."""
+
+    def __init__(self, client: Client, bus: NatsBus) -> None:
+        self.bus = bus
+        self.answers: dict[str, str] = {}
+        self.last = time.monotonic()
+        self._client = client
+        self._stopping = False
+        self._asked = 0
+        self._askers = [asyncio.create_task(self._ask()) for _ in range(4)]
+
+    async def _ask(self) -> None:
+        while not self._stopping:
+            self._asked += 1
+            label = f"q{self._asked}"
+            answer = await self._client.query(APP, X, timeout=60, deadline=time.time() + 60, id=label)
+            self.answers[label] = answer.variant
+            self.last = time.monotonic()
+            await asyncio.sleep(PAUSE_S)
+
+    async def some_more(self, count: int = 50) -> None:
+        """So many queries have been answered from now on."""
+        goal = len(self.answers) + count
+
+        def enough() -> bool:
+            return len(self.answers) >= goal or any(asker.done() for asker in self._askers)
+
+        await until(enough, 60)
+        for asker in self._askers:
+            if asker.done():
+                asker.result()
+
+    async def stop(self) -> int:
+        """How many were asked; all have been answered."""
+        self._stopping = True
+        await asyncio.gather(*self._askers)
+        assert len(self.answers) == self._asked
+        return self._asked
+
+
+async def settled(here: Worker) -> None:
+    """Everything recorded so far is in its stream."""
+    boxes = [
+        runtime._outbox for runtimes in here.runtimes.values() for runtime in runtimes if hasattr(runtime, "_outbox")
+    ]
+    await until(lambda: all(box.held == 0 for box in boxes), 60)
+
+
+async def outcomes(here: Worker) -> list[dict[str, Any]]:
+    """All that the stream of outcomes holds, as the recorder would read it."""
+    consumer = await here.bus.consumer(here.subjects.outcome_stream, "recorder")
+    found: list[dict[str, Any]] = []
+    while stored := await consumer.fetch(100, 1.0):
+        for one in stored:
+            found += msgspec.msgpack.decode(one.data)["rows"]
+            await one.ack()
+    return found
+
+
+@asynccontextmanager
+async def busy(cluster: Cluster, prefix: str, directory: Path) -> AsyncIterator[tuple[Worker, Traffic]]:
+    """A worker and a dispatcher on the cluster, with queries under way; at the end every one has its answer and its outcome."""
+    good = models.mlp()
+    async with worker(cluster.url, prefix, directory, MonitorSettings(heartbeat_s=0.1)) as here:
+        await here.catalogue(measured(good, X, [models.CLASSES]), good)
+        bus = await NatsBus.connect(cluster.url, name="client")
+        async with Client(bus, prefix=prefix, owns_bus=True) as client:
+            await client.open()
+            traffic = Traffic(client, bus)
+            await traffic.some_more()
+            yield here, traffic
+            asked = await traffic.stop()
+            await settled(here)
+            rows = await outcomes(here)
+            assert {row["id"] for row in rows} == set(traffic.answers), "every query has an outcome"
+            assert len({row["uid"] for row in rows}) == asked, "and one only"
+
+
+def streams_of(prefix: str) -> list[str]:
+    names = Subjects(prefix)
+    return [names.outcome_stream, names.event_stream, f"KV_{names.catalog_bucket}", f"OBJ_{names.artifacts_bucket}"]
+
+
+def test_a_leader_steps_down_and_a_server_dies(cluster: Cluster, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with busy(cluster, prefix, tmp_path / "w") as (here, traffic):
+            for stream in streams_of(prefix):
+                assert (await api(here.bus, f"STREAM.INFO.{stream}"))["config"]["num_replicas"] == 3, stream
+            names = here.subjects
+            for stream in streams_of(prefix):
+                assert (await api(here.bus, f"STREAM.LEADER.STEPDOWN.{stream}"))["success"], stream
+            await traffic.some_more()
+
+            await until(lambda: leader(here.bus, names.outcome_stream), 20)
+            dead = await leader(here.bus, names.outcome_stream)
+            cluster.servers[dead].stop(kill=True)
+            await traffic.some_more(200)
+
+            async def another() -> bool:
+                return await leader(here.bus, names.outcome_stream) not in ("", dead)
+
+            await until(another, 30)
+            await settled(here)  # events go into the stream with two of three servers
+            cluster.servers[dead].start()
+
+            async def all_there() -> bool:
+                return all([await whole(here.bus, stream) for stream in streams_of(prefix)])
+
+            await until(all_there, 30)
+
+    run(main())
+
+
+def server_of(cluster: Cluster, bus: NatsBus) -> str:
+    """The one that a connection goes to."""
+    url = bus._client.connected_url
+    assert url is not None
+    return next(name for name, server in cluster.servers.items() if server.port == url.port)
+
+
+@pytest.mark.large
+def test_a_partition_heals(cluster: Cluster, prefix: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with busy(cluster, prefix, tmp_path / "w") as (here, traffic):
+            stream = here.subjects.outcome_stream
+            used = {server_of(cluster, here.bus), server_of(cluster, traffic.bus)}
+            other = next(name for name in cluster.servers if name not in used)
+
+            # The leader is cut off: the others elect another one, and everything goes on.
+            await api(here.bus, f"STREAM.LEADER.STEPDOWN.{stream}", {"placement": {"preferred": other}})
+            await until(lambda: led_by(here.bus, stream, other), 20)
+            cluster.network.cut(other)
+            await traffic.some_more(100)
+            await until(lambda: led_by_somebody_but(here.bus, stream, other), 40)
+            await settled(here)
+            cluster.network.heal()
+            await until(lambda: whole(here.bus, stream), 40)
+
+            # Our own server is cut off: nothing can be kept, so it is held.
+            ours = server_of(cluster, here.bus)
+            cluster.network.cut(ours)
+            await asyncio.sleep(6)  # longer than a publisher waits, and than a leader without followers leads
+            cluster.network.heal()
+            await traffic.some_more()
+            await settled(here)
+            await until(lambda: whole(here.bus, stream), 40)
+
+    run(main())
+
+
+async def led_by(bus: NatsBus, stream: str, name: str) -> bool:
+    return await leader(bus, stream) == name
+
+
+async def led_by_somebody_but(bus: NatsBus, stream: str, name: str) -> bool:
+    return await leader(bus, stream) not in ("", name)
+
+
+def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> None:
+    made = Cluster(tmp_path)
+
+    async def main() -> None:
+        async def replicas(stream: str) -> int:
+            return int((await api(bus, f"STREAM.INFO.{stream}"))["config"]["num_replicas"])
+
+        bus = await NatsBus.connect(made.servers["n1"].url, name="test")
+        try:
+            names = Subjects("t")
+            bucket = await bus.key_value(names.catalog_bucket)
+            await bucket.put("a", b"1")
+            await bus.object_store(names.artifacts_bucket)
+            await bus.ensure_stream(streams(names, BusSettings())["outcomes"])
+            kept = (f"KV_{names.catalog_bucket}", f"OBJ_{names.artifacts_bucket}", names.outcome_stream)
+            assert [await replicas(stream) for stream in kept] == [2, 2, 2]
+            made.servers["n3"].start()
+
+            async def lifted() -> bool:
+                await bus.streams.lift()
+                return all([await whole(bus, stream) for stream in kept])
+
+            await until(lifted, 30)
+            await bus.streams.lift()  # nothing more to do
+            assert [await replicas(stream) for stream in kept] == [3, 3, 3]
+            assert (await bucket.get("a")).value == b"1"
+        finally:
+            await bus.close()
+
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    try:
+        made.servers["n1"].start()
+        made.servers["n2"].start()
+        run(main())
+    finally:
+        made.close()
