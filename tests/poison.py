@@ -57,8 +57,8 @@ def crashing(seed: int = 0) -> bytes:
     return _model(nodes, constants)
 
 
-def hanging(seed: int = 0) -> bytes:
-    """A loop of 2**60 rounds for POISON, of one round otherwise."""
+def hanging(seed: int = 0, rounds: int = 2**60) -> bytes:
+    """A loop of so many rounds for POISON, of one round otherwise."""
     body = h.make_graph(
         [h.make_node("Identity", ["go_on"], ["still"]), h.make_node("Add", ["held", "nothing"], ["next"])],
         "body",
@@ -77,7 +77,7 @@ def hanging(seed: int = 0) -> bytes:
     ]
     constants += [
         _poison(),
-        nh.from_array(np.int64(2**60), "many"),
+        nh.from_array(np.int64(rounds), "many"),
         nh.from_array(np.int64(1), "once"),
         nh.from_array(np.bool_(True), "true"),
     ]

@@ -1,0 +1,314 @@
+"""Clipper's and Rafiqi's REST as their users speak them: curl, against a running system."""
+
+import base64
+import http.server
+import io
+import json
+import shutil
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psycopg
+import pytest
+
+from tests import models, poison
+from tests.gateways import Gate, gateway
+from tests.processes import eventually, infaas
+from tests.system import Whole
+
+SLO_MS = 200
+ROUNDS = 1_000_000  # of the poisoned model: more than ten times the objective
+LABELS = ("north", "east", "south", "west")
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    """A directory; /moved leads to another place."""
+
+    def do_GET(self) -> None:
+        if self.path == "/moved.onnx":
+            self.send_response(302)
+            self.send_header("Location", "/mlp.onnx")
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Place(NamedTuple):
+    """gate: a gateway that may fetch from `files`, the URL of a directory with mlp.onnx, validation.npz and labels.txt."""
+
+    gate: Gate
+    files: str
+    system: Whole
+
+
+class Said(NamedTuple):
+    status: int
+    body: Any
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl on the path")
+    directory = tmp_path_factory.mktemp("files")
+    x, y = models.digits()
+    (directory / "mlp.onnx").write_bytes(models.mlp())
+    (directory / "validation.npz").write_bytes(models.npz(x=x, y=y))
+    (directory / "labels.txt").write_text("\n".join(LABELS))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(directory)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        port = server.server_address[1]
+        with gateway(system, tmp_path_factory.mktemp("gateway"), register_hosts=f"127.0.0.1:{port}") as gate:
+            yield Place(gate, f"http://127.0.0.1:{port}", system)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def curl(place: Place, path: str, body: Any = None) -> Said:
+    """What curl gets; a body that is not bytes is sent as JSON."""
+    command = ["curl", "-sS", "-w", "\n%{http_code} %{time_total}", place.gate.url + path]
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    if body is not None:
+        command[1:1] = ["--data-binary", "@-"]
+    done = subprocess.run(command, input=data, capture_output=True, check=True, timeout=300)
+    text, _, told = done.stdout.decode().rpartition("\n")
+    status, seconds = told.split()
+    found: Any = text
+    with suppress(ValueError):
+        found = json.loads(text)
+    return Said(int(status), found, float(seconds))
+
+
+def fine(place: Place, path: str, body: Any = None) -> Any:
+    said = curl(place, path, body)
+    assert said.status == 200, said
+    return said.body
+
+
+def blob(data: bytes) -> dict[str, str]:
+    return {"blob": base64.b64encode(data).decode()}
+
+
+def answered(place: Place, app: str, item: list[float], **more: Any) -> Any:
+    """Predict until it is no default: variants are loaded by the first queries."""
+    found: list[Any] = []
+
+    def ask() -> bool:
+        found.append(fine(place, f"/{app}/predict", {"input": item, **more}))
+        return not found[-1]["default"]
+
+    assert eventually(ask, 60), found[-1]
+    return found[-1]
+
+
+def test_a_session_in_clippers_words(place: Place) -> None:
+    x, y = models.digits(20)
+    one, item = int(y[0]), x[0].tolist()
+    bad = x[0].copy()
+    bad[0] = poison.POISON
+    assert fine(place, "/admin/ping") == "PONG"
+
+    app = {"name": "compass", "input_type": "floats", "default_output": "-1", "latency_slo_micros": 1000 * SLO_MS}
+    assert fine(place, "/admin/add_app", app) == "Success!"
+    again = curl(place, "/admin/add_app", app)
+    assert again.status == 400
+    assert set(again.body) == {"error", "cause"}
+    known = fine(place, "/admin/get_application", {"name": "compass"})
+    assert known == {**app, "linked_models": []}
+    assert "compass" in fine(place, "/admin/get_all_applications", {})
+    nothing = fine(place, "/compass/predict", {"input": item})
+    assert (nothing["output"], nothing["default"]) == (-1, True)
+    assert "serves no model" in nothing["default_explanation"]
+    assert isinstance(nothing["query_id"], int)
+
+    # version 2 beside version 1: it is as accurate, and sleeps on one input
+    validation = blob(models.npz(x=models.digits()[0], y=models.digits()[1]))
+    new = {"model_name": "needle", "input_type": "floats", "labels": LABELS, "validation": validation, "batch_size": -1}
+    fine(place, "/admin/add_model", {**new, "model_version": 1, "model": blob(models.mlp())})
+    fine(place, "/admin/add_model", {**new, "model_version": 2, "model": blob(poison.hanging(0, ROUNDS))})
+    assert {"needle:1", "needle:2"} <= set(fine(place, "/admin/get_all_models", {"verbose": False}))
+    fine(place, "/admin/add_model_links", {"app_name": "compass", "model_names": ["needle"]})
+    assert fine(place, "/admin/get_linked_models", {"app_name": "compass"}) == ["needle"]
+    fine(place, "/admin/set_model_version", {"model_name": "needle", "model_version": "1"})
+    first = fine(place, "/admin/get_model", {"model_name": "needle", "model_version": "1"})
+    assert (first["is_current_version"], first["labels"]) == (True, list(LABELS))
+
+    good = answered(place, "compass", item)
+    assert (int(np.argmax(good["output"])), good["version"]) == (one, "1")
+    batch = fine(place, "/compass/predict", {"input_batch": x[:5].tolist()})["batch_predictions"]
+    assert [int(np.argmax(each["output"])) for each in batch] == y[:5].tolist()
+    assert {each["version"] for each in batch} == {"1"}
+    assert len({each["query_id"] for each in batch}) == 5
+    assert any(each["model_id"] == "needle:1" for each in fine(place, "/admin/get_all_containers", {"verbose": True}))
+
+    # forward, into trouble, and back, while everything runs
+    fine(place, "/admin/set_model_version", {"model_name": "needle", "model_version": "2"})
+    assert answered(place, "compass", item)["version"] == "2"
+    slept = curl(place, "/compass/predict", {"input": bad.tolist()})
+    assert (slept.status, slept.body["output"], slept.body["default"]) == (200, -1, True)
+    assert slept.body["default_explanation"]
+    assert slept.seconds >= 0.9 * SLO_MS / 1000
+    fine(place, "/admin/set_model_version", {"model_name": "needle", "model_version": "1"})
+    assert answered(place, "compass", item)["version"] == "1"
+
+    assert fine(place, "/compass/update", {"uid": "u1", "input": item, "label": one}) == "Feedback received? 1"
+    with psycopg.connect(place.system.sql) as sql:
+        seen = "SELECT count(*) FROM infaas.feedback WHERE app = 'compass' AND context = 'u1'"
+        assert eventually(lambda: sql.execute(seen).fetchone() == (1,), 30)
+        ends = "SELECT DISTINCT outcome FROM infaas.query_outcomes WHERE app = 'compass'"
+        assert eventually(lambda: ("default",) in sql.execute(ends).fetchall(), 30)
+
+    fine(place, "/admin/delete_model_links", {"app_name": "compass", "model_names": ["needle"]})
+    assert fine(place, "/compass/predict", {"input": item})["default"] is True
+    fine(place, "/admin/delete_versioned_model", {"model_name": "needle", "model_version": "2"})
+    assert "needle:2" not in fine(place, "/admin/get_all_models", {})
+    counted = fine(place, "/metrics")["counters"]
+    assert any("app:compass:num_predictions" in each for each in counted)
+    fine(place, "/admin/delete_app", {"name": "compass"})
+    gone = curl(place, "/compass/predict", {"input": item})
+    assert (gone.status, set(gone.body)) == (404, {"error", "cause"})
+
+
+RIGHT: dict[str, list[Any]] = {
+    "integers": [[1, 2]],
+    "floats": [[1.5, 2]],
+    "doubles": [[1.5, 2]],
+    "bytes": [base64.b64encode(b"abc").decode()],
+    "strings": ["a text"],
+}
+WRONG: dict[str, list[Any]] = {
+    "integers": [[1.5], ["1"], "1", [True], None, {"a": 1}, []],
+    "floats": [["a"], "a", [True], None, {}],
+    "doubles": [["a"], [None], "a"],
+    "bytes": [[1, 2], "not base64!", 7],
+    "strings": [[1], 5, ["a"], True],
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_inputs_have_the_type_that_the_application_was_registered_with(place: Place, kind: str) -> None:
+    app = f"typed-{kind}"
+    fine(place, "/admin/add_app", {"name": app, "input_type": kind, "default_output": "x", "latency_slo_micros": 1000})
+    try:
+        for item in RIGHT[kind]:
+            assert fine(place, f"/{app}/predict", {"input": item})["output"] == "x"
+            assert len(fine(place, f"/{app}/predict", {"input_batch": [item, item]})["batch_predictions"]) == 2
+        for item in WRONG[kind]:
+            said = curl(place, f"/{app}/predict", {"input": item})
+            assert (said.status, said.body["error"]) == (400, "Json error"), item
+            assert said.body["cause"]
+    finally:
+        fine(place, "/admin/delete_app", {"name": app})
+
+
+def test_a_session_in_rafiqis_words(place: Place) -> None:
+    x, y = models.digits(20)
+    files = {"validation": {"URL": f"{place.files}/validation.npz"}, "labels": {"URL": f"{place.files}/labels.txt"}}
+    inline = {"validation": blob(models.npz(x=models.digits()[0], y=models.digits()[1])), "labels": list(LABELS)}
+    wish = {
+        "by-url": {"model": {"URL": f"{place.files}/mlp.onnx"}, **files},
+        "by-blob": {"model": blob(models.mlp()), **inline},
+    }
+    done = fine(place, "/register", {"models": wish})
+    assert (done["success"], done["error"]) == (True, "")
+    assert {"by-url", "by-blob"} <= set(done["allModels"])
+    assert {"by-url", "by-blob"} <= {model["name"] for model in fine(place, "/list")}
+    found = {name: fine(place, f"/classify?model_name={name}", x[0].tobytes()) for name in wish}
+    assert found["by-url"] == found["by-blob"]
+    assert found["by-url"][0]["label"] == LABELS[y[0]]
+    assert 0 < found["by-url"][0]["confidence"] <= 1
+    file = io.BytesIO()
+    np.save(file, x[:3])
+    several = fine(place, "/classify?model_name=by-url", file.getvalue())
+    assert [guesses[0]["label"] for guesses in several] == [LABELS[number] for number in y[:3]]
+
+    image = pytest.importorskip("PIL.Image", reason="images need pillow")
+    pixels = (np.arange(16).reshape(4, 4) * 16).astype(np.uint8)
+    file = io.BytesIO()
+    image.fromarray(pixels).save(file, "PNG")
+    raw = (pixels.astype(np.float32) / 255).tobytes()
+    assert fine(place, "/classify?model_name=by-url", file.getvalue()) == fine(
+        place, "/classify?model_name=by-url", raw
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "word"),
+    [
+        ({"URL": "file:///etc/passwd"}, 400, "only http"),
+        ({"URL": "http://169.254.169.254/latest/meta-data/"}, 403, "register_hosts"),
+        ({"URL": "http://localhost:{port}/mlp.onnx"}, 403, "register_hosts"),
+        ({"URL": "http://127.0.0.2:{port}/mlp.onnx"}, 403, "register_hosts"),
+        ({"URL": "http://user:word@127.0.0.1:{port}/mlp.onnx"}, 400, "credentials"),
+        ({"URL": "http://127.0.0.1:{port}/moved.onnx"}, 502, "redirects"),
+        ({"URL": "http://127.0.0.1:{port}/nothing.onnx"}, 502, "404"),
+        ({"blob": "not base64!"}, 400, "base64"),
+        ({"path": "/etc/passwd"}, 400, "URL"),
+        (7, 400, "URL"),
+    ],
+)
+def test_what_may_not_be_registered_is_refused_with_the_reason(
+    place: Place, model: Any, status: int, word: str
+) -> None:
+    if isinstance(model, dict) and "URL" in model:
+        model = {"URL": model["URL"].format(port=place.files.rpartition(":")[2])}
+    said = curl(place, "/register", {"models": {"never": {"model": model, "validation": blob(b"x")}}})
+    assert said.status == status
+    assert word in said.body["error"]
+    assert "never" not in {each["name"] for each in fine(place, "/list")}
+
+
+def test_a_model_without_validation_or_that_is_none_is_refused(place: Place) -> None:
+    said = curl(place, "/register", {"models": {"never": {"model": blob(models.mlp())}}})
+    assert said.status == 400
+    assert "validation is missing" in said.body["error"]
+    said = curl(place, "/register", {"models": {"never": {"model": blob(b"no model"), "validation": blob(b"none")}}})
+    assert said.status in (400, 422)
+    assert said.body["error"]
+    assert curl(place, "/classify?model_name=never", b"x").status == 404
+    assert curl(place, "/classify", b"x").status == 400
+
+
+def test_the_command_line_does_the_same(place: Place) -> None:
+    where = ("--data-dir", str(place.system.directory))
+    done = infaas("admin", "add-app", "--app", "typed", "--latency-ms", "50", "--default-output", "[0]", *where)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    again = infaas("admin", "add-app", "--app", "typed", *where)
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (1, "", 1)
+    linked = infaas("admin", "link-model", "--app", "typed", "--model", "logreg", "--json", *where)
+    assert json.loads(linked.stdout) == {"done": True}
+    assert infaas("admin", "set-replicas", "--app", "typed", "--count", "0", *where).returncode == 0
+    [app] = json.loads(infaas("apps", "--app", "typed", "--json", *where).stdout)["items"]
+    assert (app["models"], app["latency_ms"], app["default_output"], app["min_instances"]) == (["logreg"], 50.0, [0], 0)
+    assert infaas("admin", "delete-app", "--app", "typed", *where).returncode == 0
+
+
+def test_a_stock_http_client_gets_the_same(place: Place) -> None:
+    body = json.dumps({"name": "nobody"}).encode()
+    with urllib.request.urlopen(urllib.request.Request(place.gate.url + "/admin/get_application", body)) as reply:
+        assert (reply.status, reply.headers["content-type"], reply.read()) == (200, "application/json", b"{}")
+
+
+def test_management_through_a_gateway_that_others_reach_needs_an_operators_token(place: Place, tmp_path: Path) -> None:
+    with gateway(place.system, tmp_path, address="0.0.0.0") as gate:
+        there = place._replace(gate=gate)
+        said = curl(there, "/admin/get_all_applications", {})
+        assert said.status == 403
+        assert "operator_tokens" in said.body["cause"]
+        assert curl(there, "/register", {"models": {}}).status == 403
+        assert curl(there, "/list").status == 200
