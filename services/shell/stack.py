@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.fleet import ExecutorExited
 from bus.natsstreams import LostStream
-from bus.natsstreams import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.shell import endpoints, ports, process
@@ -27,7 +26,6 @@ from services.shell.embedded_postgres import STEPS as POSTGRES_STEPS
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.endpoints import Endpoints
 from services.shell.hosting import Hosting
-from services.shell.known import InFile, Known
 from services.shell.known import InFile, Known
 from services.shell.machine import devices_of
 from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
@@ -44,7 +42,6 @@ GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
 NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downwards
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
-KNOWN = "streams.json"  # which streams and buckets this system has
 KNOWN = "streams.json"  # which streams and buckets this system has
 HOPELESS = 5  # restarts of one service before the first `ready` that end the attempt
 
@@ -267,7 +264,7 @@ class Stack:
         if self._plan.gateway:
             wanted = {name: str(self._chosen.get(name, 0)) for name in GATEWAY}
             more = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
-            self._service("gateway", ["gateway"], environ | more)
+            self._service("gateway", ["gateway"], environ | more, notice=self._plan.settings.gateway.drain_s)
 
     def _start_worker(self, worker: str, kind: str) -> None:
         """Start the processes of one worker; raises ServerError."""
@@ -296,9 +293,14 @@ class Stack:
         return settings.public_url or f"http://{at(settings.address, port)}"
 
     def _service(
-        self, name: str, services: list[str], environ: dict[str, str], worker: WorkerSettings | None = None
+        self,
+        name: str,
+        services: list[str],
+        environ: dict[str, str],
+        worker: WorkerSettings | None = None,
+        notice: float = 0.0,
     ) -> Child:
-        """Keep one process with these services running; worker: whose executor it is."""
+        """Keep one process with these services running; worker: whose executor it is. notice: s more that it takes to stop."""
         file = self._logs / f"{name}.log"
         command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]
         if self._plan.config is not None:
@@ -314,7 +316,8 @@ class Stack:
             if worker is not None:
                 self._publish_exit(worker, reason)
 
-        child = Child(name, launch, SERVICES, SERVICE_STEPS, exited if worker else None)
+        (polite, patience), *last = SERVICE_STEPS
+        child = Child(name, launch, SERVICES, ((polite, patience + notice), *last), exited if worker else None)
         self._supervisor.start(child)
         return child
 
@@ -344,14 +347,9 @@ class Stack:
             known = Known([InFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
             await known.check(self._bus.streams)
             known.guard(self._bus.streams)
-            known = Known([InFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
-            await known.check(self._bus.streams)
-            known.guard(self._bus.streams)
             kinds = {PLAIN, *self._plan.settings.machines.kinds}
             self._hosting = Hosting(self._bus, self._subjects, kinds, self._start_worker, self._stop_worker)
             await self._hosting.open(self._plan.initial)
-        except LostStream as error:
-            raise ServerError(str(error)) from error
         except LostStream as error:
             raise ServerError(str(error)) from error
         except (BusError, OSError) as error:
