@@ -2,7 +2,7 @@
 
 Starts a system, registers the benches' model (64 numbers in, 10 scores out), and asks the same queries over the bus and over HTTP in turn: with
 raw tensors as tritonclient sends them, and as JSON numbers. 8 under way all the time, then one at a time. CPU is the kernel's, by process; what HTTP adds is the difference of
-all processes' CPU for an answer, the gateway's included. Then large tensors (4 MB there, --large MB), whose copies show in the gateway's memory.
+all processes' CPU for an answer, the gateway's included. Then a large tensor, whose copies show in what the gateway's memory grows by at its peak.
 `--gateways 2`: so many gateways at one address (reuse_port).
 """
 
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from infaas.errors import InfaasError, Refused
 APP = "bench"
 SURE = 0.9  # probability above which a picture is a clear case
 MOST_MS = 0.25  # CPU that HTTP may add to a small query
+ITEMS = 65_536  # most that a query may have
 WAYS = ("bus", "raw", "json")
 HEAD = "POST /v2/models/{app}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n{more}\r\n"
 
@@ -147,6 +149,35 @@ def compare(bench: Bench, clients: int, seconds: float, rounds: int, say: Callab
     return summary
 
 
+def large(bench: Bench, own: Any) -> dict[str, float]:
+    """A tensor of as many items as a query may have: its time, and the peak of the gateway's memory over what it was."""
+    (pid,) = [pid for pid in rig.children(own.pid) if rig.kind(pid) == "gateway"]
+    data = request(bench.host, np.zeros((ITEMS, 64), np.float32), raw=True)
+
+    def held(name: str) -> float:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+    def ask() -> float:
+        began = time.monotonic()
+        with socket.create_connection((bench.host, bench.port), 60) as connection:
+            connection.sendall(data)
+            head = connection.recv(65536)
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(head.decode(errors="replace")[:500])
+            end = head.index(b"\r\n\r\n") + 4
+            left = int(head[:end].lower().partition(b"\ncontent-length:")[2].split()[0]) - (len(head) - end)
+            while left > 0:
+                left -= len(connection.recv(65536))
+        return 1000 * (time.monotonic() - began)
+
+    ask()
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak counts from now on
+    before = held("VmRSS")
+    took = ask()
+    return {"mb": len(data) / 2**20, "ms": took, "peak_mb": held("VmHWM") - before}
+
+
 def report(found: dict[str, Any]) -> None:
     for title in ("closed 8", "closed 1"):
         print(f"\n{title.removeprefix('closed ')} under way        bus        raw       json")
@@ -162,8 +193,12 @@ def report(found: dict[str, Any]) -> None:
         print(f"  {'adds CPU, ms':15} {'':10} " + " ".join(f"{one[way]['adds_ms']:10.3f}" for way in WAYS[1:]), end="")
         print(f"   wanted <= {MOST_MS}")
         print(f"  {'p50 / bus':15} {'':10} " + " ".join(f"{one[way]['p50_ratio']:10.2f}" for way in WAYS[1:]))
+    big = found["large"]
     print(
-        f"\nmemory of the system, MB PSS: {sum(found['memory'].values()):.0f}, the gateway's {found['memory']['gateway']:.0f}"
+        f"\na tensor of {big['mb']:.1f} MB took {big['ms']:.0f} ms; the gateway grew by {big['peak_mb']:.1f} MB at its peak"
+    )
+    print(
+        f"memory of the system, MB PSS: {sum(found['memory'].values()):.0f}, the gateway's {found['memory']['gateway']:.0f}"
     )
 
 
@@ -188,6 +223,7 @@ def main() -> None:
         found: dict[str, Any] = {
             f"closed {clients}": compare(bench, clients, options.seconds, options.rounds, say) for clients in (8, 1)
         }
+        found["large"] = large(bench, own)
         found["memory"] = rig.memory(own.pid)
     if options.json:
         print(json.dumps(found))

@@ -37,6 +37,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     except (BadTokens, BadTls, BadHosts) as error:
         raise SystemExit(str(error)) from error
     runtime = Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))
+    runtime.grace += settings.gateway.drain_s
     door.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
     return [runtime]
 

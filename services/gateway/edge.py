@@ -22,8 +22,8 @@ class GatewayEdge:
 
     def __init__(self, door: Door, servers: list[Server]) -> None:
         self._door = door
-        self._servers = servers
-        self._open = False
+        self._closed = list(servers)
+        self._open: list[Server] = []
 
     async def perform(self, command: Any) -> Any:
         match command:
@@ -35,17 +35,16 @@ class GatewayEdge:
                 raise TypeError(f"a gateway has no {type(command).__name__}")
 
     async def _serve(self) -> None:
-        if self._open:
-            return  # the actor was started again; its servers never stopped
-        for server in self._servers:
-            await server.open()
-        self._open = self._door.listening = True
+        while self._closed:  # none where the actor was started again: its servers never stopped
+            await self._closed[0].open()
+            self._open.append(self._closed.pop(0))
+        self._door.listening = True
 
     async def _close(self, grace: float) -> None:
         self._door.draining = True
-        notice = min(self._door.settings.drain_s, grace / 2)
+        notice = min(self._door.settings.drain_s, grace)
         if self._open:
             await asyncio.sleep(notice)  # whoever deals requests out sees that it is not ready, and goes elsewhere
-        await asyncio.gather(*(server.close(grace - notice) for server in self._servers))
-        self._open = False
+        await asyncio.gather(*(server.close(grace - notice) for server in self._open))
+        self._open.clear()
         await self._door.client.close()

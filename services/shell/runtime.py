@@ -56,6 +56,7 @@ RESTART_WINDOW = 60.0
 EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
 STREAM = "Nats-Stream"  # header of what JetStream hands out: who may read a stream could have it sent here, as an order
 LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once more
+GRACE = 5.0
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -84,6 +85,7 @@ class Runtime:
     ) -> None:
         self.name = name
         self.reachable = reachable
+        self.grace = GRACE  # s that it may take to stop
         self.tally: Callable[[str, Sequence[Any]], None] | None = None  # told of events as they leave, in batches
         self.spans: Callable[[Span], None] | None = None  # told of what was done for a traced query
         self.counts = Counts()

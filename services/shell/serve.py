@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
 FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
-GRACE = 5.0
 COLLECT = (100_000, 20, 50)  # far above what is under way at a time: few objects live long enough to be looked at twice
 PATIENCE = 60.0  # s to wait for the bus at the start
 LIFT_S = 30.0  # s between looks whether streams could have more replicas
@@ -77,7 +76,7 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
     exporter.running(False)
     lifting.cancel()
     for runtime in reversed(runtimes):
-        await runtime.stop(GRACE)
+        await runtime.stop(runtime.grace)
     await bus.drain()
     await exporter.close()
     if spans is not None:
