@@ -21,6 +21,7 @@ from services.gateway.settled import settled
 from services.shell.clock import now
 
 PATIENCE = 10.0  # s, after which a classification fails, as Rafiqi's does
+AT_A_TIME = 2  # bodies that are read: a picture may take much more memory than its file
 _TEXTS = ("version", "metric", "inputs_key", "labels_key", "task")
 
 
@@ -30,6 +31,7 @@ class Serving:
     def __init__(self, door: Door, registering: Registering) -> None:
         self._door = door
         self._registering = registering
+        self._reading = asyncio.Semaphore(AT_A_TIME)
 
     # -- models
 
@@ -86,7 +88,8 @@ class Serving:
         app, spec = self._found(name)
         body = await whole_body(request)
         try:
-            tensor = await asyncio.to_thread(tensor_of, body, spec)
+            async with self._reading:
+                tensor = await asyncio.to_thread(tensor_of, body, spec)
         except WrongImage as error:
             raise Problem(None, str(error)) from error
         needs: dict[str, Any] = {"deadline": now() + PATIENCE, **({} if app is not None else {"model": name})}
