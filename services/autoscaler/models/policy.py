@@ -15,7 +15,7 @@ from services.autoscaler.models.accuracy import GAIN, Accuracy, roomy
 from services.autoscaler.models.bridging import bridges, room
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.situation import Situation
-from services.core.planning.plan import Plan
+from services.core.planning.plan import Action, Plan
 from services.core.planning.problem import Candidate, Problem
 
 
@@ -71,78 +71,113 @@ class InfaasScaling:
     def decide(self, seen: Situation, plan: Plan, now: float) -> Decision:
         """What to do of this plan now."""
         short = self.short(seen)
-        soon = short or self.soon(seen)
+        outlook = _outlook(seen, plan, short, short or self.soon(seen))
         changes: list[Change] = []
         elsewhere: list[Elsewhere] = []
         wanted: set[tuple[str, str]] = set()
         by_name = {one.name: one for one in seen.problem.candidates}
-        accuracy = Accuracy(seen) if seen.problem.goal == "accuracy" else None
-        kept = accuracy.fallbacks() if accuracy else set()
-        before, after = (accuracy.of(accuracy.running()), accuracy.of(plan.instances)) if accuracy else (0.0, 0.0)
         for action in plan.actions:
-            one = by_name[action.variant]
-            key = (action.variant, "more" if action.delta > 0 else "fewer")
-            if action.delta > 0 and accuracy and not soon and after < before + GAIN:
+            one, more = by_name[action.variant], action.delta > 0
+            if more and outlook.pointless:
                 continue
+            key = (one.name, "more" if more else "fewer")
             wanted.add(key)
-            since = self._since.setdefault(key, now)
-            if action.delta > 0:
-                if not soon and now - since < self._hold:
-                    continue
-                why = _why_more(seen, one, soon) if soon else f"cheaper than what runs, for {now - since:.0f} s"
-                if accuracy:
-                    swap = f"{before:.4g} -> {after:.4g}"
-                    why = f"{why}; accuracy {swap}" if soon else f"more accurate: {swap}, for {now - since:.0f} s"
-                if action.variant in seen.here:
-                    changes.append(Change(action.variant, one.running + action.delta, action.kind, why))
-                else:
-                    k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
-                    need = seen.problem.slack * seen.problem.demands[k].load
-                    load = (
-                        min(action.delta * one.saturation_qps, need) if need > 0 else action.delta * one.saturation_qps
-                    )
-                    cause = "accuracy" if accuracy and not short else "hardware"
-                    elsewhere.append(Elsewhere(k, cause, (one.name,), load, action.delta, f"{action.kind}: {why}"))
-            elif action.variant in seen.here:
+            held = now - self._since.setdefault(key, now)
+            if more:
+                if outlook.soon or held >= self._hold:
+                    order = outlook.more(one, action, held)
+                    if isinstance(order, Change):
+                        changes.append(order)
+                    else:
+                        elsewhere.append(order)
+            elif one.name in seen.here:
                 if one.name in seen.offline and not short:  # a job's: it may stay as long as nobody lacks anything
                     self._since[key] = now
-                    continue
-                held = now - since
-                if one.name in kept and seen.serving[one.name] <= 1:
-                    continue
-                if held < max(one.load_s, self._hold) or not self._spared(seen, one):
-                    continue
-                if accuracy is None or accuracy.spares(one):
-                    why = f"not needed for {held:.0f} s: the others carry {_load(seen, one):.4g} items/s"
-                    if accuracy and accuracy.crowded():
-                        why = f"cores are short for {held:.0f} s: the others carry {_load(seen, one):.4g} items/s with them"
-                    changes.append(Change(action.variant, one.running - 1, "unload", why))
+                elif held >= max(one.load_s, self._hold) and outlook.spares(one):
+                    changes.append(outlook.fewer(one, held))
         self._since = {key: at for key, at in self._since.items() if key in wanted}
         if short:
             changes.extend(_bridging(changes, elsewhere, by_name, seen))
             elsewhere.extend(_unmet(seen, plan))
-        if accuracy and not seen.alone:
-            elsewhere.extend(_missed(accuracy, plan))
-        changes.extend(_to_fall_back_on(kept, changes, by_name, seen))
+        if outlook.accuracy and not seen.alone:
+            elsewhere.extend(_missed(outlook.accuracy, plan))
+        changes.extend(_to_fall_back_on(outlook.kept, changes, by_name, seen))
         for change in changes:  # the next change of the same variant waits its own time
             self._since.pop((change.variant, "fewer"), None)
         return Decision(tuple(changes), tuple(elsewhere))
 
-    @staticmethod
-    def _spared(seen: Situation, one: Candidate) -> bool:
-        """Whether those that can answer now carry every class without one instance of this variant.
 
-        Of other workers' hardware only what is cheaper counts: two workers that relied on each other would both let go.
-        """
-        problem = seen.problem
-        price = (one.cost_per_s, one.name)
-        left = {
-            other.name: seen.serving[other.name]
-            for other in problem.candidates
-            if other.name in seen.here or (other.cost_per_s, other.name) < price
-        }
-        left[one.name] = max(0, left[one.name] - 1)
-        return not missing(problem.candidates, problem.demands, left, problem.slack)
+class _Outlook(NamedTuple):
+    """What follows from a situation for every action of its plan.
+
+    short, soon: items/s that demands lack now, and would once the load has grown. Where accuracy is the goal, else None and
+    nothing: accuracy; kept: variants of which one stays to fall back on; before, after: what is delivered now and by the plan.
+    """
+
+    seen: Situation
+    short: dict[int, float]
+    soon: dict[int, float]
+    accuracy: Accuracy | None
+    kept: set[str]
+    before: float
+    after: float
+
+    @property
+    def pointless(self) -> bool:
+        """Whether more instances would bring neither load nor accuracy worth mentioning."""
+        return self.accuracy is not None and not self.soon and self.after < self.before + GAIN
+
+    def more(self, one: Candidate, action: Action, held: float) -> Change | Elsewhere:
+        """So many instances more, here or, of hardware that is not here, on another worker. held: s that they have been wanted."""
+        seen = self.seen
+        why = _why_more(seen, one, self.soon) if self.soon else f"cheaper than what runs, for {held:.0f} s"
+        if self.accuracy:
+            swap = f"{self.before:.4g} -> {self.after:.4g}"
+            why = f"{why}; accuracy {swap}" if self.soon else f"more accurate: {swap}, for {held:.0f} s"
+        if one.name in seen.here:
+            return Change(one.name, one.running + action.delta, action.kind, why)
+        k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
+        need, load = seen.problem.slack * seen.problem.demands[k].load, action.delta * one.saturation_qps
+        cause = "accuracy" if self.accuracy and not self.short else "hardware"
+        why = f"{action.kind}: {why}"
+        return Elsewhere(k, cause, (one.name,), min(load, need) if need > 0 else load, action.delta, why)
+
+    def spares(self, one: Candidate) -> bool:
+        """Whether one instance of this variant may go without anybody noticing."""
+        if one.name in self.kept and self.seen.serving[one.name] <= 1:
+            return False
+        return _carried_without(self.seen, one) and (self.accuracy is None or self.accuracy.spares(one))
+
+    def fewer(self, one: Candidate, held: float) -> Change:
+        """One instance less. held: s that it has not been wanted."""
+        why = f"not needed for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s"
+        if self.accuracy and self.accuracy.crowded():
+            why = f"cores are short for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s with them"
+        return Change(one.name, one.running - 1, "unload", why)
+
+
+def _outlook(seen: Situation, plan: Plan, short: dict[int, float], soon: dict[int, float]) -> _Outlook:
+    if seen.problem.goal != "accuracy":
+        return _Outlook(seen, short, soon, None, set(), 0.0, 0.0)
+    accuracy = Accuracy(seen)
+    before, after = accuracy.of(accuracy.running()), accuracy.of(plan.instances)
+    return _Outlook(seen, short, soon, accuracy, accuracy.fallbacks(), before, after)
+
+
+def _carried_without(seen: Situation, one: Candidate) -> bool:
+    """Whether those that can answer now carry every class without one instance of this variant.
+
+    Of other workers' hardware only what is cheaper counts: two workers that relied on each other would both let go.
+    """
+    problem = seen.problem
+    price = (one.cost_per_s, one.name)
+    left = {
+        other.name: seen.serving[other.name]
+        for other in problem.candidates
+        if other.name in seen.here or (other.cost_per_s, other.name) < price
+    }
+    left[one.name] = max(0, left[one.name] - 1)
+    return not missing(problem.candidates, problem.demands, left, problem.slack)
 
 
 def _lacking(problem: Problem) -> dict[int, float]:
