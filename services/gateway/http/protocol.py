@@ -28,6 +28,7 @@ LINGER_BYTES = 16 * 2**20
 UNREAD_BYTES = 2**20  # of a body that nobody wanted, before the connection is closed instead of used again
 
 _IDLE, _HEAD, _BODY, _OFFER = range(4)  # where the parser is: between messages, in one, in one that offers an upgrade
+_LOOKED_AT = frozenset({b"host", b"expect", b"transfer-encoding"})
 _HOP = (b"upgrade", b"http2-settings", b"connection")
 
 
@@ -49,6 +50,7 @@ class Bounded(HttpToolsProtocol):
         self._state = _IDLE
         self._began = 0  # messages begun
         self._head_bytes = 0  # of a head that is not complete, as it came
+        self._hosts = 0  # headers that name one
         self._named_bytes = 0  # of a head, as the parser told of it
         self._chunks = 0
         self._body_bytes = 0
@@ -130,6 +132,7 @@ class Bounded(HttpToolsProtocol):
         super().on_message_begin()
         self._state = _HEAD
         self._began += 1
+        self._hosts = 0
         self._head_bytes = self._named_bytes = self._chunks = self._body_bytes = self._around = self._dropped = 0
 
     def on_url(self, url: bytes) -> None:
@@ -141,8 +144,17 @@ class Bounded(HttpToolsProtocol):
         self._named_bytes += len(name) + len(value) + 4
         if self._named_bytes > self.bounds.max_header:
             self._wrong(*self._large_head())
-        if self._state == _HEAD:  # else a trailer: anybody may send one, nobody here has asked for any
-            super().on_header(name, value)
+        if self._state != _HEAD:
+            return  # a trailer: anybody may send one, nobody here has asked for any
+        name = name.lower()
+        if name in _LOOKED_AT:
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"expect":
+                self.expect_100_continue = value.lower() == b"100-continue"
+            elif value.lower() != b"chunked" or self.parser.get_http_version() != "1.1":
+                self._wrong(400, "the only transfer coding is chunked, in HTTP/1.1")
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._check_head()
@@ -161,15 +173,9 @@ class Bounded(HttpToolsProtocol):
     def _check_head(self) -> None:
         """What the parser lets pass. Raises."""
         version = self.parser.get_http_version()
-        hosts = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version != "1.1"):
-                self._wrong(400, "the only transfer coding is chunked, in HTTP/1.1")
         if version not in ("1.1", "1.0"):
             self._wrong(400, "this speaks HTTP/1.1 and HTTP/1.0")
-        if hosts > 1 or (hosts == 0 and version == "1.1"):
+        if self._hosts > 1 or (self._hosts == 0 and version == "1.1"):
             self._wrong(400, "a request names one host")
         if self.parser.get_method() == b"CONNECT":
             self._wrong(405, "this is no proxy")
