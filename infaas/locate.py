@@ -49,11 +49,6 @@ def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None
         return Endpoints(DEFAULT_NATS, DEFAULT_SQL, prefix)
 
 
-def find_nats(data_dir: str | Path | None = None) -> str:
-    """The NATS URL, see `locate`."""
-    return locate(data_dir).nats
-
-
 def find_sql(data_dir: str | Path | None = None) -> str:
     """The read-only SQL DSN, see `locate`."""
     return locate(data_dir).sql
