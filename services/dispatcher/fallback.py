@@ -11,6 +11,7 @@ from bus.messages.flow import HandBack
 from bus.messages.public import Answer, Error
 from services.core.actor import After, Effect
 from services.core.ask import INFINITE
+from services.core.fallback import default_at
 from services.dispatcher.defaults import default_outputs
 from services.dispatcher.flights import Flights
 from services.dispatcher.query import Query
@@ -89,7 +90,7 @@ class Fallbacks:
 
     def holds(self, query: Query, error: Error, now: float) -> bool:
         """Whether it waits instead of ending with this; the last reason is kept."""
-        held = error.code in WORTH_WAITING and now < query.ask.deadline and falls_back(query, error)
+        held = error.code in WORTH_WAITING and now < _due_at(query) and falls_back(query, error)
         query.why = error if held else None
         return held
 
@@ -97,7 +98,7 @@ class Fallbacks:
         """It waits from now on: wake up at its deadline."""
         if query.fallback is None or query.uid in self._known:
             return ()
-        entry = (query.ask.deadline, query.uid)
+        entry = (_due_at(query), query.uid)
         self._known.add(query.uid)
         heapq.heappush(self._due, entry)
         return self._wake(now) if self._due[0] == entry else ()
@@ -111,7 +112,7 @@ class Fallbacks:
             query = flights.waiting.get(uid)
             if query is None:
                 continue  # it was served, or is on its way
-            if query.ask.deadline <= now:
+            if _due_at(query) <= now:
                 found.append(flights.waiting.pop(uid))
             else:  # the same came again, with more time
                 self.hold(query, now)
@@ -119,3 +120,7 @@ class Fallbacks:
 
     def _wake(self, now: float) -> tuple[Effect, ...]:
         return (After("default", max(0.0, self._due[0][0] - now), Due()),) if self._due else ()
+
+
+def _due_at(query: Query) -> float:
+    return default_at(query.arrived, query.ask.deadline)

@@ -5,6 +5,7 @@ import heapq
 from msgspec import Struct
 
 from services.core.actor import After, Effect
+from services.core.fallback import default_at
 from services.executor.work import Work
 
 Key = tuple[bytes, int]
@@ -22,7 +23,7 @@ class Lapses:
 
     def watch(self, work: Work, now: float) -> tuple[Effect, ...]:
         """A query was taken: wake up at its deadline."""
-        entry = (work.route.deadline, (work.route.uid, work.route.part))
+        entry = (_due_at(work), (work.route.uid, work.route.part))
         heapq.heappush(self._heap, entry)
         return self.wake(now) if self._heap[0] is entry else ()
 
@@ -36,8 +37,12 @@ class Lapses:
         while self._heap and self._heap[0][0] <= now:
             key = heapq.heappop(self._heap)[1]
             work = pending.get(key)
-            if work is not None and work.route.deadline <= now:
+            if work is not None and _due_at(work) <= now:
                 del pending[key]
                 work.lapsed = True
                 found.append(work)
         return found
+
+
+def _due_at(work: Work) -> float:
+    return default_at(work.route.arrived, work.route.deadline)
