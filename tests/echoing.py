@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgpack
@@ -61,7 +61,7 @@ class Echoing:
         self.port, self.grpc_port = free_port(), free_port()
         self.settings = Settings(
             prefix=SUBJECTS.prefix,
-            gateway=GatewaySettings(port=self.port, grpc_port=self.grpc_port, drain_s=0.0, **settings),
+            gateway=GatewaySettings(port=self.port, grpc_port=self.grpc_port, **{"drain_s": 0.0, **settings}),
         )
         self.heard: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
@@ -135,7 +135,8 @@ class Echoing:
         }  # fmt: skip
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # it has stopped
+            self._loop.call_soon_threadsafe(self._stop.set)
 
 
 @contextmanager

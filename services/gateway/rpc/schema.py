@@ -76,12 +76,14 @@ class Schema:
             yield Method(method.name, request, response, method.client_streaming, method.server_streaming)
 
     def has(self, symbol: str) -> bool:
-        """Whether a message, service, method or field of this full name is in here."""
-        try:
-            self._pool.FindFileContainingSymbol(symbol)
-        except KeyError:
-            return False
-        return True
+        """Whether a message or service of this full name is in here, or one of its fields or methods."""
+        for name in (symbol, symbol.rpartition(".")[0]):
+            try:
+                self._pool.FindFileContainingSymbol(name)
+            except KeyError:
+                continue
+            return True
+        return False
 
     def _declare(self, kind: str, name: str = "") -> None:
         if kind == "enum":
