@@ -1,12 +1,11 @@
 """`infaas admin VERB`: what operators change in a running system, as `infaas.admin.<verb>` does on the bus."""
 
 import asyncio
-import json as json_text
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from infaas.cli.options import DataDir, Json, Whole
+from infaas.cli.options import DataDir, Json, Whole, json_or_text
 from infaas.cli.output import show, usage
 from infaas.connecting import connect
 
@@ -83,7 +82,7 @@ def admin(
         "variant": variant,
         "worker": worker,
         "latency_ms": latency_ms,
-        "default_output": None if default_output is None else _value(default_output),
+        "default_output": None if default_output is None else json_or_text(default_output),
         "min_instances": min_instances,
         "count": count,
         "input_type": input_type,
@@ -107,10 +106,3 @@ def admin(
 
 def _option(field: str) -> str:
     return "--model-version" if field == "version" else f"--{field.replace('_', '-')}"
-
-
-def _value(text: str) -> Any:
-    try:
-        return json_text.loads(text)
-    except ValueError:
-        return text

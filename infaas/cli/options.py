@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,3 +35,11 @@ def names(option: str, values: list[str] | None, what: str) -> tuple[str, ...]:
     if values is not None and not values:
         usage(f"{option}: which? Write {what} after it")
     return tuple(values or ())
+
+
+def json_or_text(text: str) -> Any:
+    """A value as JSON; a text that is none stands for itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -86,6 +86,11 @@ async def _query(
 def _render(answer: "Answer") -> None:
     for name, array in answer.outputs.items():
         print(f"{name:10} {_describe(array)}")
+    if answer.default:
+        print(f"default    the app's default output, after {number(answer.latency_ms)} ms")
+        print(f"reason     {answer.reason}")
+        print(f"missed     {', '.join(answer.missed) or 'nothing'}")
+        return
     simulated = ", simulated" if answer.simulated else ""
     print(f"variant    {answer.variant} (model {answer.model}, version {answer.version})")
     print(f"ran on     {answer.hardware}, worker {answer.worker}, in a batch of {answer.batch}{simulated}")

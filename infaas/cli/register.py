@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from infaas.cli.options import DataDir, Json
-from infaas.cli.output import fail, print_json, progress
+from bus.subjects import WITHOUT_APP
+from infaas.cli.options import DataDir, Json, json_or_text
+from infaas.cli.output import fail, print_json, progress, usage
 from infaas.cli.table import Column, print_table
 from infaas.client import Client
 from infaas.connecting import connect
@@ -49,6 +50,8 @@ def register(
     task: str | None = None,
     metric: Literal["top1", "top5", "mae", "rmse"] = "top1",
     latency_ms: float | None = None,
+    default_output: str | None = None,
+    labels: Path | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -79,6 +82,10 @@ def register(
         How answers are scored against the labels; errors e count as 1 / (1 + e).
     latency_ms
         The app's default latency objective.
+    default_output
+        What the app answers for an item, as JSON, where nothing better can come in time.
+    labels
+        A text file with the names of the classes, one a line, in the order of the model's scores.
     format
         Only where the file's name does not say it.
 
@@ -88,6 +95,8 @@ def register(
         "task": task,
         "metric": metric,
         "latency_ms": latency_ms,
+        "default_output": None if default_output is None else json_or_text(default_output),
+        "labels": [] if labels is None else _lines(labels),
         "format": format,
     }
     keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
@@ -115,6 +124,13 @@ def register(
     return 0
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        usage(f"--labels: {path} cannot be read: {error}")
+
+
 def _document(status: "RegistrationStatus") -> dict[str, Any]:
     return {
         "registration": status.registration,
@@ -135,7 +151,8 @@ async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[st
     while True:
         found: dict[str, dict[str, Any]] = {}
         try:
-            items = await client.variants(app=status.app, model=status.model)
+            app = None if status.app == WITHOUT_APP else status.app
+            items = await client.variants(app=app, model=status.model)
             found = {item["variant"]: item for item in items if item.get("version") == status.version}
         except InfaasError as error:
             progress(f"the figures cannot be listed now: {error}")
