@@ -1,5 +1,6 @@
 """What a refusal's code is called in HTTP and in gRPC: one table for every dialect. Pure."""
 
+from math import ceil
 from typing import NamedTuple
 
 
@@ -38,4 +39,4 @@ def retry_after(code: str, retry_after_ms: float | None) -> dict[str, str]:
     """The header that says when to come back, in whole seconds; only where coming back may help."""
     if retry_after_ms is None and called(code).http != 503:
         return {}
-    return {"Retry-After": str(max(1, round((retry_after_ms or 1000.0) / 1000.0)))}
+    return {"Retry-After": str(max(1, ceil((retry_after_ms or 1000.0) / 1000.0)))}

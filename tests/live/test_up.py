@@ -93,6 +93,7 @@ def live_workers(url: str) -> list[str]:
 def test_it_prints_its_urls_and_then_that_it_is_ready(system: System) -> None:
     assert list(system.urls) == ["nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics"]
     assert system.urls["nats"].startswith("nats://")
+    assert system.urls["gateway"] is system.urls["gateway_grpc"] is None  # as --no-gateway has it
     assert system.ready.startswith("ready")
     assert live_workers(system.urls["nats"]) == ["w0"]
 

@@ -1,5 +1,6 @@
 """What the protocol calls a model: `<app>`, `<app>.<model>` or `<app>.<model>.<variant>`. Pure."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from bus.subjects import valid_name
@@ -19,6 +20,7 @@ class Target(NamedTuple):
         return {name: value for name, value in named.items() if value is not None}
 
 
+@lru_cache(1024)
 def parse(name: str, version: str | None = None) -> Target | None:
     """The target with this name; None when it is none."""
     parts = name.split(".")

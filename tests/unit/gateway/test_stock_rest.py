@@ -176,6 +176,15 @@ def test_refusals_keep_their_words_and_have_their_status(
     assert caught.value.status() == str(status)
 
 
+def test_a_refusal_says_when_to_come_back(client: triton.InferenceServerClient) -> None:
+    body = json.dumps({"inputs": [one()], "parameters": {"context": "overloaded"}}).encode()
+    response = client._post("v2/models/fp32/infer", body, {}, None)
+    assert response.status_code == 503
+    assert response.get("Retry-After") == "3"
+    told = json.loads(response.read())
+    assert told == {"error": "it is overloaded", "code": "overloaded", "retry_after_ms": 2500.0}
+
+
 def ask(client: triton.InferenceServerClient, body: Any, **headers: str) -> tuple[int, str]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = client._post("v2/models/fp32/infer", data, headers, None)
