@@ -20,7 +20,9 @@ def figures() -> None:
         _cost(spending)
         workers = devices.drop_duplicates("worker")
         ready = int((workers["state"] == "Ready").sum())
-        others = f"{len(workers) - ready} other" if len(workers) > ready else f"{len(devices)} devices"
+        others = (
+            f"{len(workers) - ready} other" if len(workers) > ready else words.count(len(devices), "device", "devices")
+        )
         measures.metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
         bad = running[running["state"].isin(["Overloaded", "Interfered"])]["instance"].nunique()
         told = f"{bad} in trouble" if bad else "none in trouble"

@@ -134,7 +134,7 @@ def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright
     page.evaluate(f"{charts}.forEach((chart, i) => chart.dataset.seen = i)")
     load = page.get_by_test_id("stMetric").filter(has_text="Load").get_by_test_id("stMetricDelta")
     before = load.inner_text()
-    playwright.expect(load).not_to_have_text(before)
+    playwright.expect(load).not_to_have_text(before, timeout=20_000)
     after = load.inner_text()
     assert _number(after) > _number(before)
     assert page.evaluate(f"{charts}.map(chart => chart.dataset.seen)") == ["0", "1", "2", "3"]
