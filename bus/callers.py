@@ -1,7 +1,16 @@
 """Whose requests may be answered: the one thing of a message that NATS does not check is its reply subject. Pure."""
 
+from collections.abc import Mapping
+
 from bus.rights import ANY_APP, OWN, SERVICE
 from bus.subjects import Subjects
+
+STREAM = "Nats-Stream"  # header of a message that JetStream hands out on request
+
+
+def from_stream(reply: str, headers: Mapping[str, str] | None) -> bool:
+    """Whether JetStream sent this. No order comes that way: whoever may read a stream can have its messages sent to any subject."""
+    return reply.startswith("$JS.") or (headers is not None and STREAM in headers)
 
 
 class Callers:

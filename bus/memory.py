@@ -267,7 +267,7 @@ class MemoryBus:
 
     # ---- life
 
-    def on_denied(self, callback: Callable[[str], None]) -> None:
+    def on_denied(self, callback: Callable[[str], bool]) -> None:
         """Everybody in one process may do everything."""
 
     def on_status(self, callback: Callable[[Status], None]) -> None:

@@ -53,7 +53,7 @@ class NatsBus:
         self._report = on_error or _log_error
         self._client = DirectClient(self._handler_failed, self._complained, max_pending_bytes)
         self._callbacks: list[Callable[[Status], None]] = []
-        self._on_denied: list[Callable[[str], None]] = []
+        self._on_denied: list[Callable[[str], bool]] = []
         self._waiting: dict[str, tuple[asyncio.Future[Delivery], str]] = {}
         self._deaf: set[str] = set()  # subjects that we may not subscribe
         self._inbox = ""
@@ -243,7 +243,7 @@ class NatsBus:
     def on_status(self, callback: Callable[[Status], None]) -> None:
         self._callbacks.append(callback)
 
-    def on_denied(self, callback: Callable[[str], None]) -> None:
+    def on_denied(self, callback: Callable[[str], bool]) -> None:
         self._on_denied.append(callback)
 
     async def drain(self) -> None:
@@ -279,7 +279,7 @@ class NatsBus:
                 heard = not subject.startswith(self._inbox_prefix)
             else:
                 for callback in self._on_denied:
-                    callback(subject)
+                    heard |= callback(subject)
             for answer, asked in self._waiting.values():
                 if what == "publish" and asked == subject and not answer.done():
                     heard = True

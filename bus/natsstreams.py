@@ -49,6 +49,7 @@ class Streams:
         self._api = api
         self._clustered = clustered
         self._kept: set[str] = set()  # those that we are to make if need be
+        self._others: set[str] = set()  # those that we may not make
 
     async def make(self, config: dict[str, Any], update: tuple[str, ...] = ()) -> None:
         """Make sure the stream exists; where it does with another configuration, the keys in `update` are brought in line."""
@@ -58,6 +59,7 @@ class Streams:
             try:
                 await self._made(config, update)
             except Forbidden:
+                self._others.add(name)
                 if asyncio.get_running_loop().time() > until:
                     raise BusError(
                         f"{name} is not there, and we may not make it: is the service that does, the registrar or recorder, running?"
@@ -85,6 +87,8 @@ class Streams:
         try:
             info = await self._api.stream_info(name)
         except NotFound:
+            if name in self._others:
+                raise Forbidden(f"{name} is another service's to make") from None
             if self.before is not None:
                 await self.before(name)
             try:

@@ -198,8 +198,8 @@ class Bus(Protocol):
         """A subject nobody else knows."""
 
     def on_status(self, callback: Callable[[Status], None]) -> None: ...
-    def on_denied(self, callback: Callable[[str], None]) -> None:
-        """Told the subject of what was published and not let through: we have no right to it."""
+    def on_denied(self, callback: Callable[[str], bool]) -> None:
+        """Told the subject of what was published and not let through, since we have no right to it; returns whether it tells somebody."""
 
     async def drain(self) -> None:
         """Stop taking messages, handle what has come, send what is buffered, then close."""

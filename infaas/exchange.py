@@ -195,10 +195,12 @@ class Exchange:
         if status == "closed" and not self._closed:
             self.close()
 
-    def _denied(self, subject: str) -> None:
-        for token in [token for token, one in self._waiting.items() if one.subject == subject]:
+    def _denied(self, subject: str) -> bool:
+        tokens = [token for token, one in self._waiting.items() if one.subject == subject]
+        for token in tokens:
             error = Refused("forbidden", f"our credentials have no right to {subject}: ask an operator (infaas auth)")
             self._waiting.pop(token).settle(error)
+        return bool(tokens)
 
     def _sweep(self) -> None:
         now = time.monotonic()

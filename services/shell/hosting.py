@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 
+from bus.callers import from_stream
 from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import LeaderRecord, MachineReply, StartMachine, StopMachine
 from bus.port import Bus, BusError, Delivery, Entry, Subscription
@@ -78,6 +79,8 @@ class Hosting:
                 self._epoch = max(self._epoch, decode(LeaderRecord, entry.value).epoch)
 
     def _start(self, delivery: Delivery) -> None:
+        if from_stream(delivery.reply, delivery.headers):
+            return
         try:
             order = decode(StartMachine, delivery.data)
         except BadMessage as error:
@@ -122,6 +125,8 @@ class Hosting:
         return ""
 
     def _stop(self, delivery: Delivery) -> None:
+        if from_stream(delivery.reply, delivery.headers):
+            return
         try:
             order = decode(StopMachine, delivery.data)
         except BadMessage as error:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from bus.callers import Callers
+from bus.callers import Callers, from_stream
 from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
 from bus.messages.flow import Execute
 from bus.messages.public import Error, Refusal
@@ -54,7 +54,6 @@ FAULT_WINDOW = 10.0
 RESTARTS = 5  # restarts within RESTART_WINDOW seconds that end the process
 RESTART_WINDOW = 60.0
 EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
-STREAM = "Nats-Stream"  # header of what JetStream hands out: who may read a stream could have it sent here, as an order
 LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once more
 GRACE = 5.0
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -201,12 +200,11 @@ class Runtime:
             if status:
                 self._deliver(Envelope(clock(), Undelivered(subject), subject))
                 return
-            if reply and (reply[0] == "$" or (guarded and not may_answer(inlet.subject, subject, reply))):
-                self.counts.forged += 1
-                return
-            if headers is not None and STREAM in headers:
-                self.counts.forged += 1
-                return
+            if reply or headers:
+                foreign = guarded and reply and not may_answer(inlet.subject, subject, reply)
+                if foreign or from_stream(reply, headers):
+                    self.counts.forged += 1
+                    return
             taken[0] += 1
             try:
                 message = decode(data or EMPTY)
