@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from infaas.cli.output import usage
 
 
-def _whole(_: type, tokens: Sequence[Any]) -> int:
+def whole(_: type, tokens: Sequence[Any]) -> int:
     """As it stands: cyclopts would round 1.5 to 2 without a word. It puts the option's name before what this says."""
     text = tokens[0].value
     try:
@@ -23,7 +23,7 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSO
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="Directory of the `infaas up` system to use; else INFAAS_DATA_DIR.")
 ]
-Whole = Annotated[int, Parameter(converter=_whole)]
+Whole = Annotated[int, Parameter(converter=whole)]
 Names = Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")]
 
 

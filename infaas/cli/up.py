@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.options import Json
+from infaas.cli.options import Json, whole
 from infaas.cli.output import fail, progress, usage
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ _SLOW = 15.0  # s after which a start says what it waits for
 def up(
     *,
     data_dir: Annotated[Path, Parameter(env_var="INFAAS_DATA_DIR")] = Path(".infaas"),
-    port_base: Annotated[int | None, Parameter(validator=Number(gte=1, lte=65000))] = None,
-    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
-    max_workers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=64))] = None,
-    dispatchers: Annotated[int | None, Parameter(validator=Number(gte=1, lte=64))] = None,
+    port_base: Annotated[int | None, Parameter(converter=whole, validator=Number(gte=1, lte=65000))] = None,
+    workers: Annotated[int, Parameter(converter=whole, validator=Number(gte=1, lte=64))] = 1,
+    max_workers: Annotated[int | None, Parameter(converter=whole, validator=Number(gte=1, lte=64))] = None,
+    dispatchers: Annotated[int | None, Parameter(converter=whole, validator=Number(gte=1, lte=64))] = None,
     simulate: str | None = None,
     config: Path | None = None,
     dashboard: bool = True,

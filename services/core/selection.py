@@ -88,7 +88,8 @@ class InfaasPolicy:
                 crowd = group.crowds["troubled" if troubled else "active"]
                 best = crowd.soonest(items, length, slack, ask.deadline - slack)
                 instances = NONE
-            for instance in instances:  # Instance.predict, with the batch's own time looked up once for all of one record
+            # Instance.predict, with the batch's own time looked up once for all of one record.
+            for instance in instances:
                 if instance.record is not record:
                     record = instance.record
                     table = instance.table if length is None else instance.table.at(length)

@@ -36,6 +36,7 @@ def test_every_command_that_is_there_can_be_loaded() -> None:
         ["nosuchcommand"],
         ["up", "--nosuchoption"],
         ["up", "--workers", "many"],
+        ["up", "--workers", "1.5"],
         ["up", "--workers", "0"],
         ["demo", "--family", "birds"],
         ["up", "--port-base", "99999"],
