@@ -19,6 +19,7 @@ from services.gateway.http.access import Doorkeeper, Right
 from services.gateway.needs import BadParameter
 from services.gateway.oip.infer import BadInference
 from services.gateway.rpc.wire import HeadTooLarge, Unreadable
+from services.gateway.traffic import Traffic
 from services.shell.clock import now
 from services.shell.sections import GatewaySettings
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 PACE = (
     2**20
 )  # bytes of the largest message that earn every message one more second: what has come of one is not known before its end
+PROTOCOL = "grpc"  # in metrics
+_NAMES: dict[Any, str] = {code: code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 TICK = 1.0  # s between looks for messages that do not come
 LATE = Problem(None, "the request's message did not come in time", code="deadline")
 STOPPING = Problem(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
@@ -61,10 +64,11 @@ Stream = Callable[[Next, Call], AsyncIterator[bytes]]
 
 
 class Calls:
-    """keeper: who may ask. running: requests under way; streams: open ones; held: bytes of messages under way."""
+    """keeper: who may ask. running: requests under way; streams: open ones; held: bytes of messages under way. traffic: is told of all."""
 
-    def __init__(self, keeper: Doorkeeper, settings: GatewaySettings) -> None:
+    def __init__(self, keeper: Doorkeeper, settings: GatewaySettings, traffic: Traffic) -> None:
         self._keeper = keeper
+        self._traffic = traffic
         self._settings = settings
         self._most_held = max(4 * settings.max_body, 256 * 2**20)
         self._awaited: dict[asyncio.Task[Any], float] = {}  # who waits for a message, until when
@@ -97,7 +101,9 @@ class Calls:
         """A handler of one request and one reply. It reads the message itself: only so can it stop waiting for one."""
 
         async def handle(_: Any, context: Any) -> bytes:
-            held = 0
+            began = time.perf_counter()
+            held = sent = 0
+            status = "CANCELLED"  # the client has left, unless something else is found
             try:
                 call = Call(context)
                 self._may(call, right)
@@ -105,13 +111,20 @@ class Calls:
                 held = self._take(len(body), right)
                 if call.traceparent is not None:
                     context.set_trailing_metadata((("traceparent", call.traceparent),))
-                return await work(body, call)
+                reply = await work(body, call)
             except BaseException as error:
-                await self._told(context, error)
+                try:
+                    await self._told(context, error)
+                finally:
+                    status = _NAMES.get(context.code(), status)
                 raise
+            else:
+                sent, status = len(reply), "OK"
+                return reply
             finally:
                 if held:
                     self._give_back(held)
+                self._traffic.ended(PROTOCOL, status, time.perf_counter() - began, max(0, held - 1), sent)
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
@@ -148,11 +161,20 @@ class Calls:
 
     async def counted(self, body: bytes, work: Callable[[], Awaitable[bytes]]) -> bytes:
         """One request of a stream. Raises Problem."""
+        began = time.perf_counter()
         held = self._take(len(body), Right.ASK)
+        sent, status = 0, "CANCELLED"
         try:
-            return await work()
+            reply = await work()
+        except Exception as error:
+            status = called(getattr(error, "code", "bad_request")).grpc
+            raise
+        else:
+            sent, status = len(reply), "OK"
+            return reply
         finally:
             self._give_back(held)
+            self._traffic.ended(PROTOCOL, status, time.perf_counter() - began, len(body), sent)
 
     # -- parts
 
@@ -197,11 +219,13 @@ class Calls:
                 text = "the gateway holds as many bytes of requests as it may: try again later"
                 raise Problem(None, text, code="overloaded")
         self.running += 1
+        self._traffic.running[PROTOCOL] += 1
         self.held += size
         return size + 1
 
     def _give_back(self, taken: int) -> None:
         self.running -= 1
+        self._traffic.running[PROTOCOL] -= 1
         self.held -= taken - 1
 
     def _end(self, task: asyncio.Task[Any], why: Problem) -> None:

@@ -36,7 +36,7 @@ class GrpcServer:
         self._settings = settings
         self._credentials = credentials(settings.tls_certificate, settings.tls_key)
         self._server: Any = None
-        self.calls = Calls(keeper, settings)
+        self.calls = Calls(keeper, settings, door.traffic)
 
     async def open(self) -> None:
         settings, calls = self._settings, self.calls
