@@ -75,9 +75,11 @@ class Registering:
     async def register(self, wish: Wish) -> RegistrationStatus:
         """Fetch, upload, and wait until its variants are measured. Raises Problem, Refused."""
         kind = wish.format or _format(wish.source)
+        if kind not in FORMATS.values():
+            raise Problem(None, f"format: must be one of {', '.join(dict.fromkeys(FORMATS.values()))}")
         async with self._turn:
             with TemporaryDirectory(prefix="infaas-gateway-") as directory:
-                model, validation = Path(directory) / f"model.{kind}", Path(directory) / "validation.npz"
+                model, validation = Path(directory) / "model", Path(directory) / "validation.npz"
                 await self._put(wish.source, model)
                 await self._put(wish.validation, validation)
                 labels = await self._labels(wish.labels, Path(directory) / "labels.txt")

@@ -273,6 +273,14 @@ def test_what_may_not_be_registered_is_refused_with_the_reason(
     assert "never" not in {each["name"] for each in fine(place, "/list")}
 
 
+@pytest.mark.parametrize("kind", ["tf", "../../x", "\0", "x" * 300])
+def test_a_format_is_one_of_those_there_are(place: Place, kind: str) -> None:
+    fields = {"model": blob(b"x"), "validation": blob(b"x"), "format": kind}
+    said = curl(place, "/register", {"models": {"never": fields}})
+    assert said.status == 400
+    assert "onnx" in said.body["error"]
+
+
 def test_a_model_without_validation_or_that_is_none_is_refused(place: Place) -> None:
     said = curl(place, "/register", {"models": {"never": {"model": blob(models.mlp())}}})
     assert said.status == 400
