@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from bus.tensors import BadTensor
+from services.core import trace
 from services.gateway.door import Door, Problem
 from services.gateway.http.reply import Json
 from services.gateway.http.wire import Pieces, json_body, one_coding
@@ -110,9 +111,10 @@ class Rest:
             )
         except (infer.BadInference, BadTensor, BadParameter) as error:
             raise Problem(None, str(error)) from error
-        if not binary:
-            return Pieces([head], [_JSON], coding=coding)
-        return Pieces([head, *binary], [_BINARY, (_LENGTH, b"%d" % len(head))], coding=coding)
+        headers = [_BINARY, (_LENGTH, b"%d" % len(head))] if binary else [_JSON]
+        if traceparent is not None:
+            headers.append((b"traceparent", traceparent.encode()))
+        return Pieces([head, *binary], headers, coding=coding)
 
 
 def _headers(request: Request) -> tuple[int | None, str, str | None]:
@@ -126,7 +128,8 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
         elif name == b"accept-encoding":
             coding = one_coding(value)
         elif name == b"traceparent":
-            traceparent = value.decode("latin-1")
+            given = value.decode("latin-1")
+            traceparent = given if trace.read({"traceparent": given}) is not None else None
     return length, coding, traceparent
 
 

@@ -349,5 +349,9 @@ def test_traces_go_on(client: triton.InferenceServerClient, stage: Echoing) -> N
     trace = "0af7651916cd43dd8448eb211c80319c"
     client.infer("fp32", [given(sample("FP32"), "FP32")], headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
     assert stage.headers["traceparent"].split("-")[1] == trace
+    assert stage.headers["traceparent"].split("-")[2] != "b7ad6b7169203331"  # the gateway's own span is between
+    body = json.dumps({"inputs": [one()]}).encode()
+    reply = client._post("v2/models/fp32/infer", body, {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}, None)
+    assert reply.get("traceparent").split("-")[1] == trace
     client.infer("fp32", [given(sample("FP32"), "FP32")], headers={"traceparent": "nonsense"})
     assert "traceparent" not in stage.headers
