@@ -21,7 +21,7 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
                 return "the cheapest of those that are loaded and meet all needs"
             return "the first, for accuracy, of those that are loaded and meet all needs"
         case "Loading":
-            return "being loaded, and in time; nothing that is loaded meets all needs"
+            return "it is being loaded, and in time; nothing that is loaded meets all needs"
         case "Overloaded" | "Interfered" as state:
             return f"{state}, but in time; no Active one is"
-    return "would be loaded, and ready soonest; nothing that is loaded meets all needs"
+    return "it would be loaded, being ready soonest; nothing that is loaded meets all needs"

@@ -42,7 +42,7 @@ def decision(needs: dict[str, Any]) -> None:
     try:
         answer = explain(app, needs)
     except Refused as refused:
-        st.error(f"**{refused.code}:** {refused}", icon=":material/block:")
+        st.error(f"**{refused.code}:** {refused.message}", icon=":material/block:")
         return
     candidates = pd.DataFrame(answer.get("candidates") or [])
     _verdict(answer, candidates)
@@ -111,11 +111,21 @@ def _verdict(answer: dict[str, Any], candidates: pd.DataFrame) -> None:
     refusal = answer.get("refusal")
     if refusal:
         told = Refused.from_map({"error": refusal})
-        closest = told.closest or {}
-        hint = f" Closest: {closest.get('variant')}." if closest.get("variant") else ""
-        st.warning(f"It would be refused as **{told.code}**: {told}.{hint}", icon=":material/block:")
+        st.warning(f"It would be refused as **{told.code}**: {told.message}.{_offer(told)}", icon=":material/block:")
     else:
         st.warning("No variant would answer it now.", icon=":material/block:")
+
+
+def _offer(refused: Refused) -> str:
+    """What could be had instead, or when to ask again."""
+    closest, later = refused.closest or {}, refused.retry_after_ms
+    figures = [
+        f"{name} {words.number(closest[field])}{unit}"
+        for field, name, unit in (("accuracy", "accuracy", ""), ("latency_ms", "latency", " ms"))
+        if closest.get(field) is not None
+    ]
+    told = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
+    return told + (f" Worth asking again in {words.number(later)} ms." if later is not None else "")
 
 
 def page() -> None:

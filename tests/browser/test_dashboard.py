@@ -152,6 +152,7 @@ def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded
     page.get_by_label("Within, ms").fill("0.001")
     page.get_by_label("Within, ms").press("Enter")
     page.get_by_text("It would be refused").wait_for()
+    page.get_by_text("Closest:").wait_for()
     assert "latency_ms=0.001" in page.url
 
 
