@@ -41,7 +41,10 @@ class Runs:
         items = sum(work.items for work in batch)
         predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
         self._number += 1
-        run = RunBatch(loaded.id, batch, predicted, predicted < self._inline_below and not batch[0].route.alone)
+        inline = predicted < self._inline_below and not batch[0].route.alone
+        if inline and any(work.route.fallback for work in batch):
+            inline = False  # a default is due at its time, also when a run takes far longer than it ever did
+        run = RunBatch(loaded.id, batch, predicted, inline)
         loaded.running = True
         loaded.running_items = items
         loaded.running_offline = batch[0].route.policy == OFFLINE

@@ -140,3 +140,11 @@ def test_an_instance_that_leaves_while_lapsed_ones_wait_hands_back_only_the_othe
     effects = [*alone.end(run, NOW + 1.1), *alone.tell(Pump(), NOW + 1.1)]
     assert [type(effect.command).__name__ for effect in effects if isinstance(effect, Do)][:1] == ["RunBatch"]
     assert sent(effects, HandBack) == []
+
+
+def test_a_run_that_a_default_may_have_to_interrupt_does_not_keep_the_loop() -> None:
+    for fallback in (True, False):
+        alone = Alone()
+        alone.actor._runs._inline_below = 1.0
+        alone.take(fallback=fallback)
+        assert alone.begin().command.inline is not fallback
