@@ -4,6 +4,7 @@ Used by tests/live/test_gateway_abuse.py, which runs all of it, and by benches/g
 """
 
 import json
+import random
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -265,3 +266,56 @@ def paths() -> Iterator[Abuse]:
         yield _abuse(f"{method} on /v2", request("/v2", method=method), 405)
     yield _abuse("a page's query", request(INFER, tensor(), Origin="http://evil.example"), 403)
     yield _abuse("a page without origin", request(INFER, tensor(), Origin="null", Content_Type="text/plain"), 403)
+
+
+def heavy() -> Iterator[Abuse]:
+    """Bodies just below the limit of size that would become gigabytes: JSON of short items."""
+    size = 20 * 2**20
+    start = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,784],"data":['
+    for name, text in {
+        "lists": start + b"[]," * size + b"0]}]}",
+        "numbers": start + b"0," * size + b"0]}]}",
+        "fractions": start + b"0.5," * (size // 2) + b"0]}]}",
+        "parameters": b'{"inputs":[],"parameters":{"a":[' + b"{}," * size + b"0]}}",
+        "inputs": b'{"inputs":[' + b'{"name":"","shape":[],"datatype":""},' * (size // 13) + b"0]}",
+        "axes": b'{"inputs":[{"name":"x","datatype":"FP32","data":[],"shape":[' + b"1," * size + b"1]}]}",
+        "names": b'{"inputs":[],"parameters":{' + b",".join(b'"%x":1' % i for i in range(size // 10)) + b"}}",
+    }.items():
+        yield _abuse(f"{len(text) >> 20} MiB of {name}", request(INFER, text), 413)
+
+
+def mutant(chance: random.Random) -> bytes:
+    """A good request, or several, with some bytes changed, lost, repeated or exchanged."""
+    good = [
+        request(INFER, tensor()),
+        request(INFER, json.dumps(tensor(data=None)).encode(), Inference_Header_Content_Length="60"),
+        request(INFER, zlib.compress(json.dumps(tensor()).encode()), Content_Encoding="deflate"),
+        chunked(INFER, json.dumps(tensor()).encode()[:1000], json.dumps(tensor()).encode()[1000:]),
+        request("/v2/models/digits", method="GET", Connection="close"),
+        request("/digits/predict", {"input": [0.0] * 784}),
+        request("/classify?model_name=digits", bytes(3136), Content_Type="application/octet-stream"),
+        b"GET http://localhost/v2 HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n",
+    ]
+    data = bytearray(b"".join(chance.choices(good, k=chance.choice((1, 1, 1, 2, 3)))))
+    for _ in range(chance.choice((1, 1, 2, 5, 20))):
+        at = chance.randrange(len(data) + 1) if chance.random() < 0.5 else chance.randrange(min(200, len(data)) + 1)
+        match chance.randrange(5):
+            case 0:
+                data[at : at + 1] = bytes([chance.randrange(256)])
+            case 1:
+                del data[at : at + chance.choice((1, 2, 10, 1000))]
+            case 2:
+                data[at:at] = data[at : at + chance.choice((1, 4, 100))] * chance.choice((1, 2, 50))
+            case 3:
+                data[at:at] = chance.choice(
+                    (b"\r\n", b"\n", b"\0", b" ", b":", b"\xff", b"%2e", b"9" * 30, b"-1", b"\r\n\r\n", b"chunked")
+                )
+            case 4:
+                del data[at:]
+        if not data:
+            break
+    return bytes(data) or b"\r\n"
+
+
+# What a mutant may get: 0 is a closed connection; 503 and 504, a variant that is being loaded.
+MUTANTS_MAY = frozenset({0, 100, 200, 400, 404, 405, 408, 413, 414, 415, 421, 422, 431, 503, 504})

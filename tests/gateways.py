@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.processes import environ
+from tests.processes import alive, environ
 from tests.servers import free_port
 from tests.system import Whole
 from tests.web import Reply, read, shut
@@ -26,22 +26,36 @@ class Gate(NamedTuple):
     log: Path
 
     @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return alive(self.pid)
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def resident_mb(self) -> float:
         """Memory of the process, in MB."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    async def say(self, data: bytes, *, replies: int = 1) -> list[Reply]:
-        """Send it on a new connection, and read so many replies, or as many as come before it is closed."""
+    async def say(self, data: bytes, *, replies: int = 1, done: float = 10.0) -> list[Reply]:
+        """Send it on a new connection, and read so many replies, or as many as come before it is closed or silent for `done` s."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
             found: list[Reply] = []
-            while len(found) < replies and (reply := await read(reader, head=data[:5] == b"HEAD ")) is not None:
-                found.append(reply)
+            try:
+                while len(found) < replies:
+                    reply = await asyncio.wait_for(read(reader, head=data[:5] == b"HEAD "), done)
+                    if reply is None:
+                        break
+                    found.append(reply)
+            except TimeoutError:
+                pass
             return found
         finally:
             await shut(writer)
@@ -98,6 +112,6 @@ async def _ready(gate: Gate) -> None:
                 return
         except OSError:
             pass
-        assert gate.process.poll() is None, gate.log.read_text()
+        assert gate.alive, gate.log.read_text()
         assert time.monotonic() < give_up, gate.log.read_text()
         await asyncio.sleep(0.05)

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 
 import pytest
 
-from tests.abuse import INFER, everything, request, tensor
+from tests.abuse import INFER, MUTANTS_MAY, everything, mutant, request, tensor
 from tests.gateways import Gate, gateway
 from tests.servers import run
 from tests.system import Whole
@@ -56,7 +57,27 @@ def test_whatever_is_sent_is_refused_rightly_and_costs_little(gate: Gate) -> Non
         assert gate.resident_mb() - before < GROWTH_MB
 
     run(main())
-    assert gate.process.poll() is None
+    assert gate.alive
+
+
+def test_mutants_of_good_requests(gate: Gate) -> None:
+    chance = random.Random(6)
+
+    async def one() -> None:
+        data = mutant(chance)
+        for reply in await gate.say(data, replies=4, done=2.0):
+            assert reply.status in MUTANTS_MAY, (reply, data)
+
+    async def main() -> None:
+        await good(gate)
+        before = gate.resident_mb()
+        for _ in range(2):
+            await asyncio.gather(*(one() for _ in range(250)))
+        await good(gate)
+        assert gate.resident_mb() - before < GROWTH_MB
+
+    run(main())
+    assert gate.alive
 
 
 def test_a_thousand_idle_connections_keep_nobody_out(gate: Gate) -> None:
@@ -132,5 +153,5 @@ def test_clients_that_leave_at_any_moment(gate: Gate) -> None:
         await good(gate)
 
     run(main())
-    assert gate.process.poll() is None
+    assert gate.alive
     assert "Traceback" not in gate.log.read_text()

@@ -4,6 +4,7 @@ The application sees a body in one piece, inflated, at its first `receive`; what
 """
 
 import asyncio
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -100,32 +101,35 @@ class _Body:
         return Inflater(self._coding, self._limits.allowance.max_body)
 
     async def _collect(self, inflater: Inflater | None, limit: asyncio.Timeout) -> Message:
-        pieces: list[bytes] = []
+        whole = BytesIO()  # gives out what it holds without a copy; a list of pieces would be there twice when joined
         size = 0
         while True:
             message = await self._receive()
             if message["type"] != "http.request":
                 return message  # the client has left
             piece: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
             size += len(piece)
             if size > self._limits.allowance.max_body:
                 raise _too_large(f"the body may have {self._limits.allowance.max_body} bytes")
             if inflater is None:
                 self._hold(len(piece))
-                pieces.append(piece)
+                if not more and size == len(piece):
+                    return _request(piece)
+                whole.write(piece)
             else:
                 for count, part in enumerate(inflater.feed(piece), 1):
                     self._hold(len(part))
-                    pieces.append(part)
+                    whole.write(part)
                     if count % 4 == 0:
                         await asyncio.sleep(0)  # 1 MiB was made: others have their turn
-            if not message.get("more_body", False):
+            if not more:
                 break
             if when := limit.when():
                 limit.reschedule(when + len(piece) / PACE)
         if inflater is not None:
             inflater.end()
-        return _request(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return _request(whole.getvalue())
 
     def _hold(self, size: int) -> None:
         self.held += size
