@@ -85,8 +85,8 @@ def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
         if reuse:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind(where)
-    except OSError:
+    except OSError as error:
         found.close()
-        raise
+        raise OSError(f"{address}:{port}: {error.strerror}; gateway.port may name another one") from error
     found.setblocking(False)
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.http.server import listen
 from tests.echoing import echoing
 from tests.processes import eventually
 
@@ -42,3 +43,16 @@ def test_what_is_under_way_is_answered_and_idle_connections_are_closed() -> None
         idle.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", stage.port), 5)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*gateway\.port"):
+            listen("127.0.0.1", port, reuse=False)
+        with pytest.raises(OSError, match="gateway"):  # the other one has to agree
+            listen("127.0.0.1", port, reuse=True)
+    with listen("127.0.0.1", 0, reuse=True) as one, listen("127.0.0.1", one.getsockname()[1], reuse=True) as two:
+        assert one.getsockname() == two.getsockname()
