@@ -107,8 +107,8 @@ class NatsObjectStore:
     async def get(self, key: str) -> bytes:
         parts: list[bytes] = []
 
-        async def keep(part: bytes) -> None:
-            parts.append(part)
+        async def keep(more: list[bytes]) -> None:
+            parts.extend(more)
 
         async def again() -> None:
             parts.clear()
@@ -120,8 +120,8 @@ class NatsObjectStore:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         file: BinaryIO = await asyncio.to_thread(part.open, "wb")
 
-        async def keep(data: bytes) -> None:
-            await asyncio.to_thread(file.write, data)
+        async def keep(more: list[bytes]) -> None:
+            await asyncio.to_thread(file.writelines, more)
 
         async def again() -> None:
             file.seek(0)
@@ -179,7 +179,7 @@ class NatsObjectStore:
         except msgspec.DecodeError as error:
             raise BusError(f"the description of object {key!r} is not understood: {error}") from None
 
-    async def _read(self, key: str, keep: Callable[[bytes], Any], again: Callable[[], Any]) -> None:
+    async def _read(self, key: str, keep: Callable[[list[bytes]], Any], again: Callable[[], Any]) -> None:
         """Hand the object to `keep` in pieces; when it changes meanwhile, call `again` and start over."""
         error = ""
         for _ in range(ATTEMPTS):
@@ -188,10 +188,11 @@ class NatsObjectStore:
                 raise NotFound(f"no object {key!r} in bucket {self._bucket}")
             digest = hashlib.sha256()
             size = 0
-            async for piece in self._chunks(info):
-                digest.update(piece)
-                size += len(piece)
-                await keep(piece)
+            async for chunks in self._chunks(info):
+                for chunk in chunks:
+                    digest.update(chunk)
+                    size += len(chunk)
+                await keep(chunks)
             wanted = info.digest.partition("=")[2]
             if size != info.size:
                 error = f"only {size} of its {info.size} bytes came"
@@ -202,8 +203,8 @@ class NatsObjectStore:
             await again()
         raise BusError(f"object {key!r} in bucket {self._bucket} cannot be read: {error}")
 
-    async def _chunks(self, info: _Info) -> AsyncIterator[bytes]:
-        """The object's chunks in order, about PIECE bytes at a time; it ends early when they stop coming."""
+    async def _chunks(self, info: _Info) -> AsyncIterator[list[bytes]]:
+        """The object's chunks in order, some at a time; it ends early when they stop coming."""
         if info.chunks == 0:
             return
         name = secrets.token_hex(11)
@@ -234,7 +235,7 @@ class NatsObjectStore:
                         return
                 left -= len(round_)
                 if round_:
-                    yield b"".join([delivery.data for delivery in round_])
+                    yield [delivery.data for delivery in round_]
                 if status:
                     return
         finally:
