@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.http.parts import Bounds
 from services.gateway.http.protocol import Bounded, bounded
+from services.gateway.http.server import Quiet
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,8 +114,8 @@ async def served(
             timeout_graceful_shutdown=1,
             **options,
         )
-        server = uvicorn.Server(config)
-        task = asyncio.get_running_loop().create_task(server._serve([listening]))
+        server = Quiet(config, (bounds or Bounds()).head_timeout_s)
+        task = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         await until(lambda: server.started)
         try:
             yield Served(server, listening.getsockname()[1])

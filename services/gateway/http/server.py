@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import resource
 import socket
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,13 +15,40 @@ from services.gateway.http.tls import context
 from services.shell.sections import GatewaySettings
 
 BACKLOG = 2048
+SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
+SPARE = 1024  # files beside connections: gRPC's, NATS, models that are fetched
 
 
-class _Quiet(uvicorn.Server):
-    """uvicorn as a part of a process that has its own signals and its own logging."""
+class Quiet(uvicorn.Server):
+    """uvicorn as a part of a process that has its own signals and its own logging. handshake_s: for TLS to be agreed on."""
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float = 60.0) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
 
     async def run_in_loop(self, sockets: list[socket.socket]) -> None:
         await self._serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which has no limit of its own to how long a client may take to say what it wants."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        await self.lifespan.startup()
+
+        def connection() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        limits: dict[str, Any] = (
+            {"ssl_handshake_timeout": self._handshake_s, "ssl_shutdown_timeout": SHUTDOWN_S} if config.ssl else {}
+        )
+        self.servers = [
+            await loop.create_server(connection, sock=one, ssl=config.ssl, backlog=config.backlog, **limits)
+            for one in sockets or ()
+        ]
+        self.started = True
 
 
 class HttpServer:
@@ -28,13 +57,14 @@ class HttpServer:
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._config = config(app, settings)
         self._settings = settings
-        self._server: _Quiet | None = None
+        self._server: Quiet | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         settings = self._settings
+        allow_files(settings.connections + SPARE)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = self._server = _Quiet(self._config)
+        server = self._server = Quiet(self._config, settings.head_timeout_s)
         listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
         self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         while not server.started:
@@ -74,6 +104,15 @@ def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
         proxy_headers=False,
         backlog=BACKLOG,
     )
+
+
+def allow_files(count: int) -> None:
+    """Let the process hold so many files open, as far as its hard limit goes: many systems begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        count = min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def listen(address: str, port: int, *, reuse: bool) -> socket.socket:

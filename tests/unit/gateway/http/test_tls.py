@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.http.parts import Bounds
 from services.gateway.http.tls import BadTls, context
 from tests.servers import run
 from tests.web import read, served, shut
@@ -56,6 +57,20 @@ def test_requests_over_tls(tmp_path: Path) -> None:
             old.maximum_version = ssl.TLSVersion.TLSv1_2
             _, writer = await asyncio.open_connection("localhost", server.port, ssl=old)
             await shut(writer)
+
+    run(main())
+
+
+def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
+    tls = context(*make(tmp_path, "one"))
+
+    async def main() -> None:
+        async with served(bounds=Bounds(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
+            for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+                reader, writer = await server.connect()
+                writer.write(said)
+                assert b"HTTP" not in await asyncio.wait_for(reader.read(), 10)
+                await shut(writer)
 
     run(main())
 
