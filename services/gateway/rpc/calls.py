@@ -4,8 +4,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -60,7 +60,8 @@ class Call:
 
 Next = Callable[[], Awaitable[bytes | None]]
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
-Stream = Callable[[Next, Call], AsyncIterator[bytes]]
+Write = Callable[[bytes], Awaitable[None]]
+Stream = Callable[[Next, Write, Call], Awaitable[None]]
 
 
 class Calls:
@@ -84,8 +85,8 @@ class Calls:
         """Begin to look after calls."""
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
-    def close_streams(self) -> None:
-        """End the streams without a request under way; the others end after it."""
+    def refuse(self) -> None:
+        """Take no more requests, and end the streams without one under way; the others end after it."""
         self.closing = True
         for task in self._resting:
             self._end(task, STOPPING)
@@ -102,34 +103,37 @@ class Calls:
 
         async def handle(_: Any, context: Any) -> bytes:
             began = time.perf_counter()
-            held = sent = 0
+            held = sent = size = 0
             status = "CANCELLED"  # the client has left, unless something else is found
+            body = b""
             try:
                 call = Call(context)
                 self._may(call, right)
                 body = await self._message(context)
-                held = self._take(len(body), right)
+                size = len(body)
+                held = self._take(size, right)
                 if call.traceparent is not None:
                     context.set_trailing_metadata((("traceparent", call.traceparent),))
                 reply = await work(body, call)
             except BaseException as error:
-                try:
-                    await self._told(context, error)
-                finally:
-                    status = _NAMES.get(context.code(), status)
-                raise
+                problem = self._problem(error)
+                if problem is None:
+                    raise
+                status = called(problem.code).grpc
             else:
                 sent, status = len(reply), "OK"
                 return reply
             finally:
                 if held:
                     self._give_back(held)
-                self._traffic.ended(PROTOCOL, status, time.perf_counter() - began, max(0, held - 1), sent)
+                body = b""  # how a call ended lives as long as its context does, and this frame with it
+                self._traffic.ended(PROTOCOL, status, time.perf_counter() - began, size, sent)
+            return await abort(context, problem)
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
     def stream(self, work: Stream, right: Right) -> Any:
-        """A handler of a stream of requests and replies. work: gets what reads the next request, None at the end."""
+        """A handler of a stream of requests and replies. work: gets what reads the next request, None at the end, and what writes."""
 
         async def handle(_: Any, context: Any) -> None:
             self.streams += 1
@@ -137,13 +141,16 @@ class Calls:
                 call = Call(context)
                 self._may(call, right)
                 self._room()
-                async for reply in work(lambda: self.rest(_read(context)), call):
-                    await context.write(reply)
+                await work(lambda: self.rest(_read(context)), context.write, call)
             except BaseException as error:
-                await self._told(context, error)
-                raise
+                problem = self._problem(error)
+                if problem is None:
+                    raise
+            else:
+                return
             finally:
                 self.streams -= 1
+            await abort(context, problem)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -212,6 +219,8 @@ class Calls:
     def _take(self, size: int, right: Right) -> int:
         """Count a request with so many bytes; whether the gateway lives is told however many there are. Raises Problem."""
         if right is not Right.NONE:
+            if self.closing:
+                raise Problem(None, STOPPING.message, code=STOPPING.code)
             if self.running >= self._settings.in_flight:
                 text = f"the gateway has {self.running} requests under way: try again later"
                 raise Problem(None, text, code="overloaded")
@@ -239,19 +248,22 @@ class Calls:
             for task in [task for task, until in self._awaited.items() if until < moment]:
                 self._end(task, LATE)
 
-    async def _told(self, context: Any, error: BaseException) -> None:
-        """End the call with the status code and the sentence for `error`; returns only where that is not ours to tell."""
+    def _problem(self, error: BaseException) -> Problem | None:
+        """What the client is told; None where nothing is left to tell: it has left, or the process ends."""
         task = asyncio.current_task()
         assert task is not None
         why = self._ended.pop(task, None)
         if isinstance(error, asyncio.CancelledError):
-            if why is None:
-                return  # the client has left
-            task.uncancel()
-            error = why
-        if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError | GeneratorExit | KeyboardInterrupt | SystemExit):
-            return
-        await abort(context, problem_from(error))
+            if why is not None:
+                task.uncancel()
+            return why
+        if isinstance(error, grpc.aio.BaseError | GeneratorExit | KeyboardInterrupt | SystemExit):
+            return None
+        found = problem_from(error)
+        # Frames hold the request, and grpcio's context this problem's end: without this, only a collection would free them.
+        found.__traceback__ = error.__traceback__ = None
+        found.__context__ = found.__cause__ = None
+        return found
 
 
 async def _read(context: Any) -> bytes | None:
@@ -279,9 +291,10 @@ def problem_from(error: BaseException) -> Problem:
     return Problem(None, f"the gateway failed on this request; it was logged as {number}", code="internal")
 
 
-async def abort(context: Any, problem: Problem) -> None:
+async def abort(context: Any, problem: Problem) -> NoReturn:
     """End a call. Its trailing metadata tell the system's own code, and when to come back in the way that gRPC's retries follow."""
     trailing = [("infaas-code", problem.code)]
     if "retry-after-ms" in problem.headers:
         trailing.append(("grpc-retry-pushback-ms", problem.headers["retry-after-ms"]))
     await context.abort(grpc.StatusCode[called(problem.code).grpc], problem.message, tuple(trailing))
+    raise AssertionError("a call that was ended goes on")

@@ -1,12 +1,11 @@
 """`grpc.health.v1.Health`: what load balancers and orchestrators ask. The whole server, and the inference service in it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 from services.gateway.door import Door, Problem
 from services.gateway.http.access import Right
-from services.gateway.rpc.calls import Call, Calls, Next
+from services.gateway.rpc.calls import Call, Calls, Next, Write
 from services.gateway.rpc.messages import HEALTH
 from services.gateway.rpc.wire import Unreadable, read
 
@@ -33,7 +32,7 @@ class Health:
             raise Problem(None, f"there is no service {service[:80]!r}", code="unknown")
         return _told(self._status(service))
 
-    async def watch(self, following: Next, _: Call) -> AsyncIterator[bytes]:
+    async def watch(self, following: Next, write: Write, _: Call) -> None:
         """The status now, and whenever it is another."""
         body = await following()
         if body is None:
@@ -44,7 +43,7 @@ class Health:
             status = self._status(service)
             if status != last:
                 last = status
-                yield _told(status)
+                await write(_told(status))
             await self._calls.rest(asyncio.sleep(EVERY))
 
     def _status(self, service: str) -> str:

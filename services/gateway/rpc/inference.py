@@ -1,6 +1,6 @@
 """`inference.GRPCInferenceService`: the Open Inference Protocol, and of Triton's extensions those that have a meaning here."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ from services.gateway.http.access import Right
 from services.gateway.oip import asking
 from services.gateway.oip import metadata as described
 from services.gateway.rpc import infer, wire
-from services.gateway.rpc.calls import Call, Calls, Next, problem_from
+from services.gateway.rpc.calls import Call, Calls, Next, Write, problem_from
 from services.gateway.rpc.messages import INFERENCE
 from services.gateway.statistics import told
 
@@ -96,17 +96,24 @@ class Inference:
     async def infer(self, body: bytes, call: Call) -> bytes:
         return await self._answer(*wire.read_request(body), call)
 
-    async def stream(self, following: Next, call: Call) -> AsyncIterator[bytes]:
+    async def stream(self, following: Next, write: Write, call: Call) -> None:
         """Requests in turn. What is wrong with one is told in its reply, and the stream goes on."""
-        while (body := await following()) is not None:
-            reply = INFERENCE.ModelStreamInferResponse()
-            try:
-                answer = await self._calls.counted(body, partial(self._one, body, call, reply))
-            except Exception as error:
-                reply.error_message = problem_from(error).message
-                yield reply.SerializeToString()
-            else:
-                yield b"".join((b"\x12", wire.varint(len(answer)), answer))  # field 2, infer_response
+        while await self._turn(following, write, call):
+            pass  # between turns nothing of a request is held
+
+    async def _turn(self, following: Next, write: Write, call: Call) -> bool:
+        body = await following()
+        if body is None:
+            return False
+        failure = INFERENCE.ModelStreamInferResponse()
+        try:
+            answer = await self._calls.counted(body, partial(self._one, body, call, failure))
+        except Exception as error:
+            failure.error_message = problem_from(error).message
+            await write(failure.SerializeToString())
+        else:
+            await write(b"".join((b"\x12", wire.varint(len(answer)), answer)))  # field 2, infer_response
+        return True
 
     async def _one(self, body: bytes, call: Call, failure: Any) -> bytes:
         request, raw = wire.read_request(body)

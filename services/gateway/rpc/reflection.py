@@ -1,13 +1,12 @@
 """Server reflection, v1 and v1alpha: tools such as grpcurl ask it what there is and need no .proto files."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from services.gateway.http.access import Right
-from services.gateway.rpc.calls import Calls, Next
+from services.gateway.rpc.calls import Calls, Next, Write
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS
 from services.gateway.rpc.schema import Schema
 from services.gateway.rpc.wire import read
@@ -18,10 +17,10 @@ FILES = (INFERENCE, HEALTH, *REFLECTIONS)
 def handlers(schema: Schema, calls: Calls) -> dict[str, Any]:
     """The methods of one of the two, which differ in their package's name only."""
 
-    async def answer(following: Next, _: Any) -> AsyncIterator[bytes]:
+    async def answer(following: Next, write: Write, _: Any) -> None:
         while (body := await following()) is not None:
             request = read(body, schema.ServerReflectionRequest)
-            yield reply_to(schema, request).SerializeToString()
+            await write(reply_to(schema, request).SerializeToString())
 
     return {"ServerReflectionInfo": calls.stream(answer, Right.ASK)}
 

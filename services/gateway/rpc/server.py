@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.messages import REFLECTIONS
 from services.shell.sections import GatewaySettings
 
-log = logging.getLogger(__name__)
-
 STREAMS = 256  # at a time on one connection
+LINGER = 0.2  # s in which calls that come too late are told so
 HEADROOM = 64 * 1024  # bytes beside the body that a message may have
 
 
@@ -39,6 +39,9 @@ class GrpcServer:
         self.calls = Calls(keeper, settings, door.traffic)
 
     async def open(self) -> None:
+        logging.getLogger("grpc._cython.cygrpc").setLevel(
+            logging.CRITICAL
+        )  # it logs what anybody sends that is no UTF-8
         settings, calls = self._settings, self.calls
         server = self._server = grpc.aio.server(options=options(settings))
         server._server = Guarded(asyncio.get_running_loop(), None, (), (), options(settings), None)
@@ -65,8 +68,13 @@ class GrpcServer:
     async def close(self, grace: float) -> None:
         if self._server is None:
             return
-        self.calls.close_streams()
-        await self._server.stop(grace)
+        # From here on calls are refused by us, who can say why, and not by gRPC's core, which only cancels what it gets too late.
+        self.calls.refuse()
+        until = time.monotonic() + grace
+        await asyncio.sleep(min(LINGER, grace))
+        while self.calls.running and time.monotonic() < until:  # noqa: ASYNC110  (once in a process's life)
+            await asyncio.sleep(0.01)
+        await self._server.stop(max(0.0, until - time.monotonic()))
         self.calls.close()
 
 

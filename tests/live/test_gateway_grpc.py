@@ -1,0 +1,230 @@
+"""Whole systems, asked with Triton's stock gRPC clients: real models answer, needs are met; and a gateway that is sent anything lives."""
+
+import asyncio
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.frames import call, exchange
+from tests.gateways import gateway
+from tests.processes import eventually
+from tests.system import APP, MODELS, Whole
+
+LATER = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+@pytest.fixture(scope="module")
+def client(system: Whole) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(system.gateway_grpc) as found:
+        yield found
+
+
+def given(x: np.ndarray) -> triton.InferInput:
+    found = triton.InferInput("x", list(x.shape), "FP32")
+    found.set_data_from_numpy(x.astype(np.float32))
+    return found
+
+
+def infer(client: triton.InferenceServerClient, x: np.ndarray, name: str = APP, **needs: Any) -> triton.InferResult:
+    """Ask until it is answered: a variant that is not loaded yet may be refused with a time to try again."""
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return client.infer(name, [given(x)], **needs)
+        except InferenceServerException as error:
+            if error.status() not in LATER or time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+
+
+def told(result: triton.InferResult) -> dict[str, Any]:
+    parameters = result.get_response().parameters
+    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+
+
+def test_the_signature_is_the_first_registrations(client: triton.InferenceServerClient) -> None:
+    described = client.get_model_metadata(APP)
+    (x,), (scores,) = described.inputs, described.outputs
+    assert (x.name, x.datatype, list(x.shape)) == ("x", "FP32", [-1, 784])
+    assert (scores.name, scores.datatype, list(scores.shape)) == ("scores", "FP32", [-1, 10])
+    assert list(client.get_model_config(f"{APP}.{MODELS[0]}").config.input[0].dims) == [784]
+    assert {f"{APP}.{model}" for model in MODELS} <= {one.name for one in client.get_model_repository_index().models}
+
+
+def test_real_answers_by_app_model_and_variant(client: triton.InferenceServerClient, system: Whole) -> None:
+    x, y = system.x[:32], system.y[:32]
+    result = infer(client, x)
+    assert (result.as_numpy("scores").argmax(1) == y).mean() > 0.8
+    by_model = infer(client, x, f"{APP}.{MODELS[1]}")
+    variant = told(by_model)["variant"]
+    assert told(by_model)["model"] == MODELS[1]
+    again = infer(client, x, f"{APP}.{MODELS[1]}.{variant}", model_version="1")
+    assert told(again)["variant"] == variant
+    np.testing.assert_allclose(again.as_numpy("scores"), by_model.as_numpy("scores"), rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_larger_than_a_message_of_the_bus(client: triton.InferenceServerClient, system: Whole) -> None:
+    x = np.concatenate([system.x[:512]] * 8)  # 12 MB
+    y = np.concatenate([system.y[:512]] * 8)
+    assert (infer(client, x).as_numpy("scores").argmax(1) == y).mean() > 0.8
+
+
+def test_needs_choose(client: triton.InferenceServerClient, system: Whole) -> None:
+    result = infer(client, system.x[:1], parameters={"accuracy": "0.92", "latency_ms": 10_000}, priority=1)
+    assert told(result)["accuracy"] >= 0.92
+    assert told(result)["missed"] == ""
+    with pytest.raises(InferenceServerException) as caught:
+        infer(client, system.x[:1], parameters={"accuracy": "0.9999"})
+    assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
+
+
+@pytest.mark.parametrize("wrong", ["shape", "datatype", "name", "text", "no such app"])
+def test_what_does_not_fit_the_model_is_refused(client: triton.InferenceServerClient, wrong: str) -> None:
+    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 784]}
+    data = bytes(4 * 784)
+    if wrong == "shape":
+        tensor["shape"], data = [1, 700], bytes(4 * 700)
+    elif wrong == "datatype":
+        tensor["datatype"], data = "BOOL", bytes(784)
+    elif wrong == "text":  # the second string is cut off
+        tensor |= {"datatype": "BYTES", "shape": [1, 2]}
+        data = b"\1\0\0\0a\x09\0\0\0b"
+    elif wrong == "name":
+        tensor["name"] = "image"
+    request = service_pb2.ModelInferRequest(
+        model_name="nobodys" if wrong == "no such app" else APP, inputs=[tensor], raw_input_contents=[data]
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        client._client_stub.ModelInfer(request)
+    assert caught.value.code().name == ("NOT_FOUND" if wrong == "no such app" else "INVALID_ARGUMENT")
+    assert {"name": "lacks 'x'", "text": "x", "no such app": "nobodys"}.get(wrong, wrong) in caught.value.details()
+
+
+def test_the_asyncio_client_and_many_at_once(system: Whole) -> None:
+    async def main() -> None:
+        async with triton_aio.InferenceServerClient(system.gateway_grpc) as client:
+            results = await asyncio.gather(
+                *(client.infer(APP, [given(system.x[n : n + 1])], request_id=str(n)) for n in range(64))
+            )
+        assert [result.get_response().id for result in results] == [str(n) for n in range(64)]
+        labels = [int(result.as_numpy("scores").argmax()) for result in results]
+        assert np.mean(np.array(labels) == system.y[:64]) > 0.8
+
+    asyncio.run(main())
+
+
+def test_a_gateway_that_stops_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:
+    with gateway(system, tmp_path, drain_s="1") as gate:
+        seen: list[str] = []
+        with triton.InferenceServerClient(f"127.0.0.1:{gate.grpc_port}") as client:
+
+            def keep_asking() -> None:
+                while True:
+                    try:
+                        client.infer(APP, [given(system.x[:1])])
+                        seen.append("OK")
+                    except InferenceServerException as error:
+                        seen.append(str(error.status()))
+                        if seen[-1] == "StatusCode.UNAVAILABLE":
+                            return
+
+            asking = threading.Thread(target=keep_asking)
+            asking.start()
+            assert eventually(lambda: "OK" in seen)
+            gate.process.send_signal(signal.SIGTERM)
+            assert eventually(lambda: not client.is_server_ready())
+            assert client.is_server_live()
+            assert gate.process.wait(20) == 0
+            asking.join(30)
+        assert set(seen) <= {"OK", *LATER}, set(seen)
+        assert seen[-1] == "StatusCode.UNAVAILABLE"
+
+
+METHODS = (
+    "ModelInfer",
+    "ModelStreamInfer",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
+    "RepositoryIndex",
+    "ModelReady",
+)
+
+
+def bodies(draw: random.Random) -> Iterator[bytes]:
+    """Bytes as messages: any, broken ones of the right kind, and some that ask for memory."""
+    right = service_pb2.ModelInferRequest(model_name=APP, raw_input_contents=[bytes(4 * 784)])
+    right.inputs.add(name="x", datatype="FP32", shape=[1, 784])
+    whole = right.SerializeToString()
+    head = whole[:40]
+    for _ in range(150):
+        yield draw.randbytes(draw.choice([0, 1, 7, 60, 5000]))
+        broken = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.3 else whole)
+        for _ in range(draw.choice([1, 1, 3, 20])):
+            broken[draw.randrange(min(len(broken), 60) or 1) : 0] = draw.randbytes(draw.choice([1, 2, 9]))
+        yield bytes(broken)
+    for piece in (b"\x2a\0", b"\x3a\0", b"\x22\0", b"\x32\0", b"\xf8\x01\0", b"\x2a\x02\x2a\0", b"\x22\x02\x12\0"):
+        yield head + piece * 2**20
+    yield b"\x2a\xfe\xff\xff\x07" + bytes(2**20)
+    many = b"\x01" * (4 * 2**20 - 4096)
+    size = bytes([len(many) & 127 | 128, len(many) >> 7 & 127 | 128, len(many) >> 14 & 127 | 128, len(many) >> 21])
+    yield b"\x2a" + size + b"\x1a" + size + many  # as a shape
+
+
+def test_anything_may_be_sent(system: Whole, tmp_path: Path) -> None:
+    """Random bytes, broken and hostile messages, metadata and frames: the gateway answers with a status, keeps its memory, and lives."""
+    draw = random.Random(20)
+    path = SERVICE.encode() + b"ModelInfer"
+    with gateway(system, tmp_path) as gate:
+        target = f"127.0.0.1:{gate.grpc_port}"
+        with grpc.insecure_channel(target, [("grpc.max_send_message_length", -1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            grpc.channel_ready_future(channel).result(30)
+            before = gate.resident_mb()
+            codes: set[str] = set()
+            for body in bodies(draw):
+                method = SERVICE + draw.choice(METHODS) if len(body) < 10_000 else SERVICE + "ModelInfer"
+                began = time.monotonic()
+                try:
+                    if method.endswith("Stream"):
+                        list(channel.stream_stream(method)(iter([body]), timeout=30))
+                    else:
+                        channel.unary_unary(method)(body, timeout=30)
+                    codes.add("OK")
+                except grpc.RpcError as error:
+                    codes.add(error.code().name)
+                    assert error.code().name not in ("UNKNOWN", "CANCELLED", "UNAVAILABLE"), error.details()
+                if len(body) > 10_000:
+                    assert time.monotonic() - began < 15
+            assert codes <= {
+                "OK",
+                "INVALID_ARGUMENT",
+                "NOT_FOUND",
+                "RESOURCE_EXHAUSTED",
+                "INTERNAL",
+                "DEADLINE_EXCEEDED",
+            }
+            for _ in range(100):
+                data = bytearray(call(path, (b"a", draw.randbytes(20)), end=draw.randbytes(30)))
+                for _ in range(draw.choice([0, 1, 5])):
+                    data[draw.randrange(24, len(data))] = draw.randrange(256)
+                exchange(gate.grpc_port, bytes(data), b"grpc-status", 0.05)
+            asked = service_pb2.ModelInferRequest(model_name=APP, raw_input_contents=[bytes(4 * 784)])
+            asked.inputs.add(name="x", datatype="FP32", shape=[1, 784])
+            assert stub.ModelInfer(asked, timeout=30).outputs[0].name == "scores"
+            assert gate.resident_mb() - before < 64
+        assert gate.alive
+        assert "Traceback" not in gate.log.read_text()
