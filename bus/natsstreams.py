@@ -37,6 +37,7 @@ class Api(Protocol):
 
 class Streams:
     """Those of one connection. clustered: whether the server is one of several; replicas: how many copies, 0 as many as fit, up to 3.
+    patience_s: to wait for the cluster's leader, or for whoever may make a stream.
 
     before(name) is awaited before a stream is made that is not there, and may raise; seen(name, created) when one has been found or
     made, with the time of its creation as the server writes it.
@@ -44,6 +45,7 @@ class Streams:
 
     def __init__(self, api: Api, clustered: Callable[[], bool]) -> None:
         self.replicas = 0
+        self.patience_s = PATIENCE_S
         self.before: Callable[[str], Awaitable[None]] | None = None
         self.seen: Callable[[str, str], Awaitable[None]] | None = None
         self._api = api
@@ -54,7 +56,7 @@ class Streams:
     async def make(self, config: dict[str, Any], update: tuple[str, ...] = ()) -> None:
         """Make sure the stream exists; where it does with another configuration, the keys in `update` are brought in line."""
         name = config["name"]
-        until = asyncio.get_running_loop().time() + PATIENCE_S
+        until = asyncio.get_running_loop().time() + self.patience_s
         while True:
             try:
                 await self._made(config, update)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -122,7 +123,7 @@ class Models:
             held.threads.shutdown(wait=False)
 
     async def _fetch(self, record: VariantRecord) -> Path:
-        """The artifact on this machine's disk, fetched once; it is named by its digest and checked by the store."""
+        """The artifact on this machine's disk, fetched once; it is named by its digest, and nothing else is taken for it."""
         suffix = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}.get(record.format, "")
         path = self._cache / f"{record.artifact}{suffix}"
         if not path.exists():
@@ -132,11 +133,18 @@ class Models:
             part = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
             try:
                 await self._artifacts.get_to(record.artifact, part)
+                if await asyncio.to_thread(_digest, part) != record.artifact:
+                    raise BackendError(f"what is stored as {record.artifact[:12]}… is not the file that was registered")
                 part.rename(path)
             finally:
                 with contextlib.suppress(OSError):
                     part.unlink(missing_ok=True)
         return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load_and_warm(path: Path, record: VariantRecord, device: str) -> Handle:

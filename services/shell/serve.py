@@ -26,6 +26,7 @@ Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
 FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
 COLLECT = (100_000, 20, 50)  # far above what is under way at a time: few objects live long enough to be looked at twice
 PATIENCE = 60.0  # s to wait for the bus at the start
+STREAMS_S = 120.0  # s to wait at the start for streams that other services make
 LIFT_S = 30.0  # s between looks whether streams could have more replicas
 
 
@@ -110,6 +111,7 @@ async def _connect(name: str, settings: Settings, known: Known) -> "NatsBus":
         else:
             break
     bus.streams.replicas = settings.bus.replicas
+    bus.streams.patience_s = STREAMS_S
     known.guard(bus.streams)
     await known.check(bus.streams)
     return bus

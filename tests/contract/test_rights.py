@@ -336,3 +336,32 @@ def test_a_denied_request_says_so_at_once(server: Secured) -> None:
             await bus.close()
 
     run(main())
+
+
+def test_who_may_not_make_a_bucket_waits_for_who_may(server: Secured) -> None:
+    async def main() -> None:
+        errors: list[Exception] = []
+        dispatcher, registrar = await server.bus("dispatcher", errors.append), await server.bus("registrar")
+        try:
+            dispatcher.streams.patience_s = 0.1
+            with pytest.raises(BusError, match="we may not make it: is the service that does"):
+                await dispatcher.key_value(SUBJECTS.catalog_bucket)
+            dispatcher.streams.patience_s = 10
+            opening = asyncio.create_task(dispatcher.key_value(SUBJECTS.catalog_bucket))
+            await dispatcher.flush()
+            made = await registrar.key_value(SUBJECTS.catalog_bucket)
+            await made.put("app.faces", b"1")
+            bucket = await opening
+            assert await bucket.keys() == ["app.faces"]
+            seen: list[object] = []
+            watch = await bucket.watch(seen.append)
+            await until(lambda: len(seen) == 2)
+            with pytest.raises(Forbidden):
+                await bucket.put("app.faces", b"2")
+            await watch.drain()
+            assert errors == []
+        finally:
+            await dispatcher.close()
+            await registrar.close()
+
+    run(main())
