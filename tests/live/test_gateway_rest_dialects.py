@@ -298,6 +298,8 @@ def test_the_command_line_does_the_same(place: Place) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n")
     again = infaas("admin", "add-app", "--app", "typed", *where)
     assert (again.returncode, again.stdout, again.stderr.count("\n")) == (1, "", 1)
+    told = infaas("query", "--app", "typed", "--json-input", "[[1, 2]]", *where)
+    assert (told.returncode, "the app's default output" in told.stdout) == (0, True)
     linked = infaas("admin", "link-model", "--app", "typed", "--model", "logreg", "--json", *where)
     assert json.loads(linked.stdout) == {"done": True}
     assert infaas("admin", "set-replicas", "--app", "typed", "--count", "0", *where).returncode == 0

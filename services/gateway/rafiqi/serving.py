@@ -93,13 +93,17 @@ class Serving:
         except WrongImage as error:
             raise Problem(None, str(error)) from error
         needs: dict[str, Any] = {"deadline": now() + PATIENCE, **({} if app is not None else {"model": name})}
-        answer = await self._door.ask(
-            app, {spec.name: tensor}, needs, traceparent=request.headers.get("traceparent"), protocol="rafiqi"
-        )
+        traceparent = request.headers.get("traceparent")
+        try:
+            answer = await self._door.ask(
+                app, {spec.name: tensor}, needs, timeout=PATIENCE, traceparent=traceparent, protocol="rafiqi"
+            )
+        except Problem as problem:
+            if problem.code == "deadline":
+                raise _too_late(problem.message) from problem
+            raise
         if isinstance(answer, Refused):
-            if answer.code == "deadline":
-                raise Problem(500, f"no answer within {PATIENCE:g} s: {answer.message}", code="deadline")
-            raise answer
+            raise _too_late(answer.message) if answer.code == "deadline" else answer
         found = _predictions(answer, self._labels(answer))
         return Json(found[0] if len(found) == 1 else found)
 
@@ -119,6 +123,10 @@ class Serving:
     def _labels(self, answer: Answer) -> list[str]:
         record = self._door.catalog.model(answer.model, answer.version)
         return [] if record is None else record.labels
+
+
+def _too_late(why: str) -> Problem:
+    return Problem(500, f"no answer within {PATIENCE:g} s: {why}", code="deadline")
 
 
 def _predictions(answer: Answer, labels: list[str]) -> list[list[dict[str, Any]]]:

@@ -1,0 +1,89 @@
+"""Clipper's and Rafiqi's REST with a stock HTTP client, against a gateway before a peer that sends inputs back as outputs."""
+
+import json
+import struct
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.echoing import Echoing, echoing
+
+
+class Said(NamedTuple):
+    status: int
+    body: Any
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Echoing]:
+    with echoing() as found:
+        yield found
+
+
+def ask(stage: Echoing, path: str, body: Any, **headers: str) -> Said:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{stage.url}{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return Said(reply.status, json.load(reply))
+    except urllib.error.HTTPError as error:
+        return Said(error.code, json.load(error))
+
+
+@pytest.mark.parametrize(
+    ("app", "item"),
+    [("int32", [1, -2]), ("uint8", [0, 255]), ("fp32", [0.5, 2]), ("fp64", [1e300]), ("bytes", "a text")],
+)
+def test_an_item_comes_back_as_it_went(stage: Echoing, app: str, item: Any) -> None:
+    said = ask(stage, f"/{app}/predict", {"input": item})
+    assert said.status == 200
+    output = said.body.pop("output")
+    assert output == (item if isinstance(item, list) else [item])
+    number = said.body.pop("query_id")
+    assert said.body == {"default": False, "model": f"m-{app}", "version": "1", "variant": f"{app}-v1"}
+    assert stage.heard["id"] == str(number)
+    batch = ask(stage, f"/{app}/predict", {"input_batch": [item, item], "version": 1}).body["batch_predictions"]
+    assert [one["output"] for one in batch] == [output, output]
+    assert batch[1]["query_id"] == batch[0]["query_id"] + 1
+    assert stage.heard["version"] == "1"
+
+
+def test_a_models_own_shape_as_nested_lists(stage: Echoing) -> None:
+    assert ask(stage, "/fixed/predict", {"input": [1, 2, 3]}).body["output"] == [1, 2, 3]
+    assert ask(stage, "/fixed/predict", {"input": [1, 2]}).status == 400
+
+
+def test_several_inputs_are_for_the_open_inference_protocol(stage: Echoing) -> None:
+    for path in ("/several/predict", "/classify?model_name=several"):
+        said = ask(stage, path, {"input": [1]})
+        assert said.status == 400
+        assert "/v2/models/several/infer" in (said.body.get("cause") or said.body["error"])
+
+
+def test_a_trace_goes_through(stage: Echoing) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert ask(stage, "/fp32/predict", {"input": [1]}, traceparent=parent).status == 200
+    assert parent.split("-")[1] in stage.headers["traceparent"]
+
+
+def test_an_array_is_classified(stage: Echoing) -> None:
+    said = ask(stage, "/classify?model_name=fixed", struct.pack("<3f", 0.1, 0.7, 0.2))
+    assert said.status == 200
+    assert [guess["label"] for guess in said.body] == ["1", "2", "0"]
+    assert [guess["confidence"] for guess in said.body] == pytest.approx([0.7, 0.2, 0.1])
+    by_model = ask(stage, "/classify?model_name=m-fixed", [0.1, 0.7, 0.2])
+    assert by_model.body[0]["label"] == "1"
+    assert stage.heard["model"] == "m-fixed"
+
+
+def test_a_classification_that_takes_too_long_fails_after_ten_seconds(stage: Echoing) -> None:
+    stage.delay = 12.0
+    try:
+        said = ask(stage, "/classify?model_name=fixed", struct.pack("<3f", 1, 2, 3))
+    finally:
+        stage.delay = 0.0
+    assert said.status == 500
+    assert "within 10 s" in said.body["error"]
