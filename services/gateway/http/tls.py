@@ -11,7 +11,10 @@ def context(certificate: str, key: str) -> ssl.SSLContext | None:
     """TLS 1.2 and newer with this certificate chain and key (paths of PEM files); None where neither is set. Raises BadTls."""
     if not certificate and not key:
         return None
-    for path, setting in ((certificate, "gateway.tls_certificate"), (key, "gateway.tls_key")):
+    for path, setting, kind in (
+        (certificate, "gateway.tls_certificate", "CERTIFICATE"),
+        (key, "gateway.tls_key", "PRIVATE KEY"),
+    ):
         if not path:
             raise BadTls(f"{setting} must name a PEM file: a certificate and its key belong together")
         try:
@@ -21,6 +24,8 @@ def context(certificate: str, key: str) -> ssl.SSLContext | None:
             raise BadTls(f"{setting}: cannot read {path}: {error.strerror}") from error
         if b"-----BEGIN " not in text:
             raise BadTls(f"{setting}: {path} is no PEM file")
+        if f"{kind}-----".encode() not in text:
+            raise BadTls(f"{setting}: there is no {kind.lower()} in {path}")
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     found.minimum_version = ssl.TLSVersion.TLSv1_2
     found.set_alpn_protocols(["http/1.1"])

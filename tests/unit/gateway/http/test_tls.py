@@ -94,7 +94,8 @@ def test_what_is_wrong_is_told_by_setting(tmp_path: Path) -> None:
         ((certificate, str(tmp_path)), "gateway.tls_key: cannot read"),
         ((certificate, str(text)), "gateway.tls_key: .* is no PEM file"),
         ((certificate, other), "gateway.tls_key: .* is not the key of"),
-        ((key, key), "gateway.tls_certificate"),
+        ((key, key), "gateway.tls_certificate: there is no certificate in"),
+        ((certificate, certificate), "gateway.tls_key: there is no private key in"),
         (locked, "gateway.tls_key: .* is encrypted"),
     ):
         with pytest.raises(BadTls, match=words):
