@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from echo import session
 from numpy.typing import NDArray
 
 import infaas
-from infaas.demo.system import command, environment
+from infaas.demo.system import environment
 from infaas.errors import InfaasError, Refused
 
 APP = "bench"
@@ -66,16 +66,27 @@ def another_gateway(own: Any, port: int) -> Iterator[int]:
     """One more gateway at the same address; its process id."""
     more = {"INFAAS_GATEWAY__REUSE_PORT": "true", "INFAAS_GATEWAY__PORT": str(port), "INFAAS_GATEWAY__GRPC_PORT": "0"}
     process = subprocess.Popen(
-        command("run", "gateway", "--data-dir", str(own.data_dir)),
-        env=environment({**os.environ, **more}),
+        [sys.executable, "-P", "-m", "infaas.cli.run", "gateway"],  # as `infaas up` starts it
+        env=environment(dict(os.environ)) | more | {"INFAAS_DATA_DIR": str(own.data_dir)},
         stderr=subprocess.DEVNULL,
     )
     try:
-        time.sleep(3.0)
+        while not any(f":{port:04X} " in line for line in listening(process.pid)):
+            time.sleep(0.05)
         yield process.pid
     finally:
         process.terminate()
         process.wait()
+
+
+def listening(pid: int) -> list[str]:
+    """Sockets on which a process takes connections, as the kernel lists them."""
+    inodes = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            inodes.add(os.readlink(each).removeprefix("socket:[").removesuffix("]"))
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    return [line for line in lines if line.split()[3] == "0A" and line.split()[9] in inodes]
 
 
 class Bench:
