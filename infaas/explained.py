@@ -11,17 +11,21 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
     chosen = explanation.get("chosen")
     if not chosen:
         return ""
-    others = [each for each in explanation.get("candidates") or [] if each["variant"] != chosen["variant"]]
-    match chosen["state"]:
+    candidates = explanation.get("candidates") or []
+    chosen = next((each for each in candidates if each.get("variant") == chosen.get("variant")), chosen)
+    others = [each for each in candidates if each is not chosen]
+    match chosen.get("state"):
         case "Active":
             rivals = [each for each in others if str(each.get("why_not", "")).startswith(_FITS)]
             if not rivals:
                 return "the only loaded one that meets all needs" if others else "meets all needs"
-            if all(chosen["cost_per_1000"] <= each["cost_per_1000"] for each in rivals):
+            if all(chosen.get("cost_per_1000", 0.0) <= each.get("cost_per_1000", 0.0) for each in rivals):
                 return "the cheapest of those that are loaded and meet all needs"
             return "the first, for accuracy, of those that are loaded and meet all needs"
         case "Loading":
             return "it is being loaded, and in time; nothing that is loaded meets all needs"
         case "Overloaded" | "Interfered" as state:
             return f"{state}, but in time; no Active one is"
+        case None:
+            return "meets all needs"
     return "it would be loaded, being ready soonest; nothing that is loaded meets all needs"

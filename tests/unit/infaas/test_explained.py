@@ -34,5 +34,9 @@ def test_the_reason_follows_from_the_states_and_costs(candidates: list[dict[str,
     assert told in why_chosen({"chosen": candidates[0], "candidates": candidates})
 
 
+def test_what_an_older_system_does_not_say_is_not_made_up() -> None:
+    assert why_chosen({"chosen": {"variant": "a"}, "candidates": [{"variant": "a"}]}) == "meets all needs"
+
+
 def test_where_nothing_is_chosen_there_is_no_reason() -> None:
     assert why_chosen({"chosen": None, "candidates": [candidate("a", "Active", 1.0, RIVAL)]}) == ""
