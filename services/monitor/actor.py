@@ -46,7 +46,7 @@ from services.monitor.journal import Journal
 from services.monitor.loads import Loads
 from services.monitor.machine import SampleMachine
 from services.monitor.moves import Moves
-from services.monitor.orders import Orders
+from services.monitor.orders import LEADER, Orders
 from services.monitor.policy import Knobs
 
 KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
@@ -220,6 +220,8 @@ class MonitorActor:
 
     def _changed(self, change: Changed) -> None:
         if change.bucket == self._subjects.control_bucket:
+            if change.key == LEADER:
+                self._orders.led(change.value)
             where = quarantined_at(change.key)
             if where is not None and where[0] == self._worker:
                 self._quarantined(where[1], change.value)

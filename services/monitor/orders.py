@@ -1,19 +1,23 @@
 """What a worker is told to do: load, release, drain. It alone admits, and refuses with a reason. Pure."""
 
+import msgspec
+
 from bus.messages.fleet import EnsureLoaded, LoadAccepted, LoadRefused, Release
-from bus.messages.scaling import Drain
+from bus.messages.scaling import Drain, LeaderRecord
 from services.monitor.journal import Journal
 from services.monitor.loads import Loads
 from services.monitor.policy import scaler
 
+LEADER = "controller"  # key of the control bucket
+_leader = msgspec.msgpack.Decoder(LeaderRecord)
 MOST = 256  # instances of one variant on one worker; an order for more is a mistake
 
 
 class Orders:
     """One worker's. leaving: it is being stopped; draining: it takes nothing new, so that it can be.
 
-    Orders of the controller carry its epoch, which grows with each leader: one below the largest heard comes from a leader that
-    has lost its lease, and is refused. 0: not the controller's.
+    Orders of the controller carry its epoch, which grows with each leader: one below the largest heard, or written down by who
+    leads, comes from a leader that has lost its lease, and is refused. 0: not the controller's.
     """
 
     def __init__(self, worker: str, loads: Loads, journal: Journal) -> None:
@@ -76,6 +80,15 @@ class Orders:
             self._journal.told = False
             self._journal.worker_state(self.rest, self._draining)
         return LoadAccepted(worker=self._worker, variant="", instances=list(self._loads.instances))
+
+    def led(self, value: bytes | None) -> None:
+        """The leader's record is this now: a monitor that has only just started knows whose orders are late, too."""
+        try:
+            record = _leader.decode(value) if value else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        if record is not None:
+            self._epoch = max(self._epoch, record.epoch)
 
     def _closed(self) -> str:
         if self.leaving:

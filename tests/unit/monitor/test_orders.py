@@ -2,9 +2,10 @@
 
 import pytest
 
+from bus.codec import encode
 from bus.messages.events import StateEvent, WorkerEvent
 from bus.messages.fleet import EnsureLoaded, ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, Release
-from bus.messages.scaling import Drain
+from bus.messages.scaling import Drain, LeaderRecord
 from services.core.actor import Changed, Do, Envelope, Failed, TimedOut
 from services.core.quarantine import quarantine_key
 from services.monitor.machine import KeepQuarantine
@@ -78,6 +79,15 @@ def test_an_order_of_a_leader_that_has_been_replaced_is_refused(order: str) -> N
     assert reply.reason == "the order is of epoch 4, and a later leader has spoken in epoch 5"
     assert world.states() == {instance: "Active"}
     assert not world.beat.draining
+
+
+def test_a_monitor_that_has_just_started_knows_the_epoch_from_the_leader_s_record() -> None:
+    world = World()
+    for garbage in (None, b"", b"\xc1"):
+        world.tell(Changed(S.control_bucket, "controller", garbage))
+    world.tell(Changed(S.control_bucket, "controller", encode(LeaderRecord(holder="vm-new", epoch=5, until=0.0))))
+    assert isinstance(ask(world, Drain(epoch=4, orderer="vm-old")), LoadRefused)
+    assert isinstance(ask(world, Drain(epoch=5, orderer="vm-new")), LoadAccepted)
 
 
 def test_orders_without_an_epoch_and_of_the_present_one_are_obeyed() -> None:
