@@ -1,7 +1,7 @@
-"""What HTTP adds to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N] [--json]`.
+"""What HTTP and gRPC add to a query: `python benches/gateway.py [--seconds S] [--rounds N] [--gateways N] [--json]`.
 
 Starts a system, registers the benches' model (64 numbers in, 10 scores out), and asks the same queries over the bus and over HTTP in turn: with
-raw tensors as tritonclient sends them, and as JSON numbers. 8 under way all the time, then one at a time. CPU is the kernel's, by process; what HTTP adds is the difference of
+raw tensors as tritonclient sends them, as JSON numbers, and over gRPC. 8 under way all the time, then one at a time. CPU is the kernel's, by process; what HTTP adds is the difference of
 all processes' CPU for an answer, the gateway's included. Then a large tensor, whose copies show in what the gateway's memory grows by at its peak.
 `--gateways 2`: so many gateways at one address (reuse_port).
 """
@@ -28,12 +28,13 @@ from numpy.typing import NDArray
 import infaas
 from infaas.demo.system import environment
 from infaas.errors import InfaasError, Refused
+from services.gateway.rpc.messages import INFERENCE
 
 APP = "bench"
 SURE = 0.9  # probability above which a picture is a clear case
 MOST_MS = 0.25  # CPU that HTTP may add to a small query
 ITEMS = 65_536  # most that a query may have
-WAYS = ("bus", "raw", "json")
+WAYS = ("bus", "raw", "json", "grpc")
 HEAD = "POST /v2/models/{app}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n{more}\r\n"
 
 
@@ -45,6 +46,14 @@ def request(host: str, x: NDArray[np.float32], *, raw: bool) -> bytes:
     body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     more = f"Inference-Header-Content-Length: {len(body)}\r\n" if raw else "Content-Type: application/json\r\n"
     return HEAD.format(app=APP, host=host, length=len(body) + len(data), more=more).encode() + body + data
+
+
+def message(x: NDArray[np.float32]) -> bytes:
+    """The same as gRPC's message."""
+    found = INFERENCE.ModelInferRequest(model_name=APP, raw_input_contents=[x.tobytes()])
+    found.inputs.add(name="x", datatype="FP32", shape=x.shape)
+    written: bytes = found.SerializeToString()
+    return written
 
 
 async def prepare(data_dir: Path) -> None:
@@ -104,8 +113,12 @@ class Bench:
         self.port = int(port)
         self.queries = rig.bodies(directory / "queries.npz", x, classes)
         self.requests = {}
-        for way in ("raw", "json"):
-            made = [request(self.host, row[None], raw=way == "raw") for row in x]
+        self.ports = dict.fromkeys(("raw", "json"), self.port)
+        self.ports["grpc"] = int(own.urls["gateway_grpc"].rpartition(":")[2])
+        for way in WAYS[1:]:
+            made = [
+                message(row[None]) if way == "grpc" else request(self.host, row[None], raw=way == "raw") for row in x
+            ]
             longest = max(map(len, made))
             same = [i for i, one in enumerate(made) if len(one) == longest]  # a table needs rows of one length
             self.requests[way] = directory / f"{way}.npz"
@@ -129,7 +142,8 @@ class Bench:
         if way == "bus":
             result = rig.generate(self.url, f"infaas.query.{APP}", self.queries, *options)
         else:
-            result = rig.generate_http(self.host, self.port, self.requests[way], *options)
+            generate = rig.generate_grpc if way == "grpc" else rig.generate_http
+            result = generate(self.host, self.ports[way], self.requests[way], *options)
         spent = rig.spent(before, self.cpu())
         answers = result["rate"] * (seconds + 1.0)  # the warm-up second's, too
         result["cpu_ms"] = {name: 1000 * used / answers for name, used in spent.items()}
@@ -191,7 +205,7 @@ def large(bench: Bench, own: Any) -> dict[str, float]:
 
 def report(found: dict[str, Any]) -> None:
     for title in ("closed 8", "closed 1"):
-        print(f"\n{title.removeprefix('closed ')} under way        bus        raw       json")
+        print(f"\n{title.removeprefix('closed ')} under way " + " ".join(f"{way:>10}" for way in WAYS))
         one = found[title]
         for key, name in (
             ("rate", "answers/s"),

@@ -132,6 +132,11 @@ def generate_http(host: str, port: int, requests: Path, *options: str) -> dict[s
     return _generated("http_generator.py", host, str(port), str(requests), *options)
 
 
+def generate_grpc(host: str, port: int, requests: Path, *options: str) -> dict[str, Any]:
+    """The same over gRPC."""
+    return _generated("grpc_generator.py", host, str(port), str(requests), *options)
+
+
 def _generated(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(HERE / arguments[0]), *arguments[1:]], capture_output=True, text=True, check=False
