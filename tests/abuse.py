@@ -178,6 +178,16 @@ def bodies() -> Iterator[Abuse]:
         "parameters": b'{"inputs":[],"parameters":{"a":[' + b"{}," * 2**18 + b"0]}}",
     }.items():
         yield _abuse(f"millions of {name}", request(INFER, text), 413)
+    for path in ("/digits/predict", "/digits/update", "/classify?model_name=digits", "/register", "/admin/add_app"):
+        yield _abuse(f"millions of lists to {path}", request(path, b"[" + b"[]," * 2**20 + b"0]"), 413)
+        yield _abuse(f"depth to {path}", request(path, b"[" * deep), 400)
+        yield _abuse(f"a bomb to {path}", request(path, bomb(20), Content_Encoding="gzip"), 413)
+        yield _abuse(f"noise to {path}", request(path, bytes(range(256)) * 99), 400)
+        yield _abuse(f"nothing to {path}", request(path, b""), 400)
+    app = {"name": "../x", "input_type": "floats", "latency_slo_micros": 1, "default_output": "[" * 10**5}
+    yield _abuse("a deep default", request("/admin/add_app", app), 400)
+    for trace in ("\xff\xfe", "0" * 8000, "00-" + "g" * 32 + "-" + "0" * 16 + "-01", "", "\t"):
+        yield _abuse(f"a trace of {trace[:9]!r}", request(INFER, tensor(), traceparent=trace), 200)
     for length in ("-1", "99999999999999999999", "1e3", "abc", "", "9999"):
         yield _abuse(
             f"a JSON length of {length!r}", request(INFER, tensor(), Inference_Header_Content_Length=length), 400

@@ -15,7 +15,7 @@ from services.gateway.clipper.bodies import field, read, version
 from services.gateway.clipper.problems import PROCESSING, REQUEST, ClipperProblem, refused
 from services.gateway.door import Door, problem_of
 from services.gateway.http.reply import Json
-from services.gateway.http.wire import whole_body
+from services.gateway.http.wire import json_body
 from services.gateway.registering import NEEDED, Part, Registering, Wish, part_of
 from services.gateway.settled import settled
 
@@ -215,7 +215,7 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
 
 
 async def _body(request: Request) -> Body:
-    body = await whole_body(request)
+    body = await json_body(request)
     return read(body, "an object with this verb's fields") if body else {}
 
 
@@ -229,5 +229,5 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value

@@ -8,6 +8,7 @@ import msgspec
 
 from bus.messages.catalog import TensorSpec
 from bus.tensors import ITEM_BYTES, BadTensor, fit, from_array, to_array
+from services.gateway.http.weight import weigh
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -25,7 +26,7 @@ class WrongImage(ValueError):
 
 
 def tensor_of(body: bytes, spec: TensorSpec) -> dict[str, Any]:
-    """The tensor, of one item or, from a .npy file with one more axis, several. Blocks. Raises WrongImage."""
+    """The tensor, of one item or, from a .npy file with one more axis, several. Blocks. Raises WrongImage, Problem."""
     if not body:
         raise WrongImage("the body is empty: send an image, a .npy file, or the bytes of the input's array")
     size = ITEM_BYTES.get(spec.datatype)
@@ -67,6 +68,7 @@ def _loaded(body: bytes) -> "Array":
 
 
 def _listed(body: bytes) -> "Array":
+    weigh(body)
     try:
         return to_array(msgspec.json.decode(body, type=list[Any]), "body")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadTensor) as error:

@@ -12,7 +12,7 @@ from infaas.answers import Answer
 from infaas.errors import Refused
 from services.gateway.door import Door, Problem
 from services.gateway.http.reply import Json
-from services.gateway.http.wire import whole_body
+from services.gateway.http.wire import json_body, whole_body
 from services.gateway.oip.infer import BadInference, read_object
 from services.gateway.rafiqi.images import WrongImage, tensor_of
 from services.gateway.rafiqi.scores import label_of, top
@@ -37,7 +37,7 @@ class Serving:
 
     async def register(self, request: Request) -> Json:
         """Each model under its own name, as an application of the same name; the reply comes when all are measured."""
-        body = _object(await whole_body(request))
+        body = _object(await json_body(request))
         models = body.get("models")
         if not isinstance(models, dict) or not models:
             raise Problem(None, 'models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}')
