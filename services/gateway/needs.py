@@ -12,6 +12,7 @@ from infaas.answers import Answer
 
 NUMBERS = ("latency_ms", "accuracy", "cost")
 TEXTS = ("context", "model", "version", "variant")
+MOST_TEXT = 1024  # characters: such texts are kept with every outcome
 LOWEST = 9  # priority
 LONGEST_US = 2**53  # a timeout beyond it is none
 # What Triton gives a meaning of its own that this does not have. Everything else may carry what its sender likes.
@@ -38,6 +39,8 @@ def needs_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
         elif name in TEXTS:
             if not isinstance(value, str):
                 raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
+            if len(value) > MOST_TEXT:
+                raise BadParameter(f"parameters.{name} may have {MOST_TEXT} characters, not {len(value)}")
             if value:
                 needs[name] = value
         elif name == "priority":

@@ -7,7 +7,7 @@ from typing import Any
 from infaas.answers import Answer
 from infaas.errors import Refused
 from services.gateway.door import Door, Problem
-from services.gateway.needs import BadParameter, needs_of
+from services.gateway.needs import MOST_TEXT, BadParameter, needs_of
 from services.gateway.oip import metadata as described
 from services.gateway.oip.infer import BadInference, Inference
 from services.gateway.oip.names import Target, parse
@@ -83,6 +83,8 @@ def _needs(target: Target, asked: Inference) -> dict[str, Any]:
             raise BadParameter(f"parameters.{name} is {needs[name][:80]!r}, but the model's name says {value!r}")
         needs[name] = value
     if asked.id is not None:
+        if len(asked.id) > MOST_TEXT:
+            raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
         needs["id"] = asked.id
     return needs
 

@@ -255,6 +255,8 @@ WRONG = {
         b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}],"parameters":{"cost":1,"cost":2}}',
         "'cost' twice",
     ),
+    "id endless": ({"inputs": [one()], "id": "i" * 1025}, "id may have"),
+    "context endless": ({"inputs": [one()], "parameters": {"context": "c" * 1025}}, "context may have"),
     "id a number": ({"inputs": [one()], "id": 7}, "id"),
     "an unknown output": ({"inputs": [one()], "outputs": [{"name": "y"}]}, "outputs.y"),
     "an output twice": ({"inputs": [one()], "outputs": [{"name": "x"}, {"name": "x"}]}, "'x' twice"),
