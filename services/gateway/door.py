@@ -1,5 +1,6 @@
 """What every protocol goes through to the system: one way in, whatever a client speaks."""
 
+import re
 import secrets
 import time
 from collections import Counter
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bus.messages.catalog import AppRecord
+from bus.port import PayloadTooLarge
 from bus.subjects import WITHOUT_APP, Subjects
 from infaas.answers import Answer
 from infaas.client import Client
@@ -20,6 +22,8 @@ from services.gateway.statistics import Statistics
 from services.gateway.traffic import Traffic
 from services.shell.clock import now
 from services.shell.sections import GatewaySettings
+
+_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # as the system's own advice has them
 
 
 class Problem(Exception):
@@ -123,6 +127,7 @@ class Door:
                 )
         spent = time.perf_counter_ns() - began
         if isinstance(end, Refused):
+            end = without_subjects(end)
             self._ended(app, protocol, spent, Problem(None, end.message, code=end.code))
         else:
             self.asked[protocol, "ok"] += 1
@@ -140,8 +145,8 @@ class Door:
         """An operator's verb, as `infaas.admin.<verb>`. Raises Refused, Problem."""
         try:
             return await self.client.admin(verb, **fields)
-        except Refused:
-            raise
+        except Refused as refused:
+            raise without_subjects(refused) from None
         except InfaasError as error:
             raise problem_of(error) from error
 
@@ -173,9 +178,19 @@ def _items(inputs: Any) -> int:
     return len(inputs)
 
 
+def without_subjects(refused: Refused) -> Refused:
+    """The refusal in words for those who do not see the bus."""
+    if _SUBJECT.search(refused.message) is None:
+        return refused
+    text = _SUBJECT.sub("", refused.message)
+    return Refused(refused.code, text, closest=refused.closest, retry_after_ms=refused.retry_after_ms, id=refused.id)
+
+
 def problem_of(error: InfaasError) -> Problem:
     """What the client library could not do, in words that name no subject or host."""
     if isinstance(error, BadInput):
+        if isinstance(error.__cause__, PayloadTooLarge):
+            return Problem(None, "the query is larger than the system takes", code="too_large")
         return Problem(None, str(error))
     if isinstance(error, Timeout):
         return Problem(None, "the system did not answer in time", code="deadline")
