@@ -54,6 +54,7 @@ def test_nothing_is_nothing() -> None:
 @pytest.mark.parametrize(
     "data",
     [b"x", b"not compressed", gzip.compress(b"abc")[:-5], zlib.compress(b"abc" * 99)[:-5], b"\x1f\x8b\x08" + bytes(99)],
+    ids=["a letter", "text", "half a gzip", "half a zlib", "a bad head"],
 )
 def test_broken_data_is_told(coding: str, data: bytes) -> None:
     with pytest.raises(BadCoding):
