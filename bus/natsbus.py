@@ -123,6 +123,7 @@ class NatsBus:
                 await asyncio.wait({work})
             if not self._client.is_connected:
                 await self._client.end()
+                await self._client.drop()
         self._inbox = f"{self.new_inbox()}."
         self._client.listen(f"{self._inbox}*", self._replied)
         self._up.set()

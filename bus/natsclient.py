@@ -57,6 +57,7 @@ class DirectClient(Client):  # type: ignore[misc]
             await super()._connect_to_server(s)
             return
         s.last_attempt = time.monotonic()
+        await self.drop()  # what became of the attempt before
         transport = DirectTransport()
         await transport.connect(s.uri, READ_SIZE, self.options["connect_timeout"])
         self._transport = transport
@@ -255,6 +256,13 @@ class DirectClient(Client):  # type: ignore[misc]
         self._pending = []
         self._pending_data_size = 0
         await self.close()
+
+    async def drop(self) -> None:
+        """Close the connection without a word, in whatever state it is."""
+        transport = self._transport
+        if isinstance(transport, DirectTransport):
+            transport.abort()
+            await asyncio.sleep(0)  # it is closed in the next turn
 
     def _usable(self) -> None:
         if self.is_closed:

@@ -69,7 +69,8 @@ class DirectTransport(TcpTransport):  # type: ignore[misc]
             self._io_reader.divert(sink)
 
     def abort(self) -> None:
-        self._io_writer.transport.abort()
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
 
     async def wait_closed(self) -> None:
         if self._io_writer is None:

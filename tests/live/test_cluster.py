@@ -189,6 +189,7 @@ async def led_by_somebody_but(bus: NatsBus, stream: str, name: str) -> bool:
     return await leader(bus, stream) not in ("", name)
 
 
+@pytest.mark.large
 def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> None:
     made = Cluster(tmp_path)
 
