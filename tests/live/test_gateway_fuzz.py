@@ -32,7 +32,9 @@ def gate(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
     with gateway(system, tmp_path_factory.mktemp("gateway"), body_timeout_s="2") as found:
         yield found
     for name in apps(system) - before:
-        infaas("admin", "delete-app", name, "--data-dir", str(system.directory))
+        done = infaas("admin", "delete-app", "--app", name, "--data-dir", str(system.directory))
+        assert done.returncode == 0, done.stderr
+    assert apps(system) == before
 
 
 def apps(system: Whole) -> set[str]:
