@@ -1,5 +1,6 @@
 """The registrar's hands: compare-and-set writes into the catalogue and status buckets, and the removal of uploads."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -63,15 +64,19 @@ class RegistrarEdge:
     @classmethod
     async def open(cls, bus: Bus, subjects: Subjects) -> "RegistrarEdge":
         """Open (or make) the buckets, also those that others use and may not make; raises BusError."""
-        await bus.object_store(subjects.artifacts_bucket)
-        for bucket in (subjects.inputs_bucket, subjects.outputs_bucket):
-            await bus.object_store(bucket, max_age_s=LARGE_KEPT_S)
-        return cls(
-            await bus.key_value(subjects.catalog_bucket),
-            await bus.key_value(subjects.status_bucket),
-            await bus.key_value(subjects.control_bucket),
-            await bus.object_store(subjects.uploads_bucket, max_age_s=UPLOADS_KEPT_S),
+        values = (subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket)
+        objects = {
+            subjects.uploads_bucket: UPLOADS_KEPT_S,
+            subjects.artifacts_bucket: 0.0,
+            subjects.inputs_bucket: LARGE_KEPT_S,
+            subjects.outputs_bucket: LARGE_KEPT_S,
+        }
+        kept, stored = await asyncio.gather(
+            asyncio.gather(*map(bus.key_value, values)),
+            asyncio.gather(*(bus.object_store(bucket, max_age_s=age) for bucket, age in objects.items())),
         )
+        catalog, status, control = kept
+        return cls(catalog, status, control, stored[0])
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
