@@ -38,6 +38,7 @@ from services.simulation.stage import Hands
 
 NETWORK = 0.00025  # s that a message is under way
 INBOX = "_INBOX."
+ROUTES = 20_000  # remembered; many replies have subjects that are used once
 GRACE = 5.0  # s that work under way has when its actor is asked to stop, as services/shell/serve.py gives
 
 Receive = Callable[[Publish], None]
@@ -256,6 +257,8 @@ class Kernel:
             if subject.startswith(INBOX):
                 self.received(Publish(subject, message))
                 return
+            if len(self._routes) >= ROUTES:
+                self._routes.clear()
             route = self._routes[subject] = self._resolve(subject)
         if route.all:
             for member, wanted in route.all:
@@ -370,8 +373,7 @@ class Kernel:
         if not member.sealing:
             member.sealing = number
             member.full = number + ROWS - 1
-            self._number += 1
-            heappush(self._heap, (self.now + LATEST, self._number, self._stored, (member, number)))
+            self.at(LATEST, self._stored, (member, number))
         elif number == member.full:
             member.sealing = 0
             self._soon.append((self._did, (member, Recorded(number))))
