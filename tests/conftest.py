@@ -2,6 +2,10 @@
 
 import os
 
+# Once a test has used gRPC, it would start threads in every process that is forked; one with several threads cannot enter
+# the user namespace in which root's PostgreSQL runs. Read when gRPC is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from hypothesis import settings
 
 from tests.database import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn

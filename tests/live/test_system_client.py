@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import numpy as np
 import pytest
@@ -85,7 +86,9 @@ def test_commands(system, tmp_path):
     assert report["answered"] + report["refused"] + report["failed"] == report["offered"] > 0
     assert report["answered"] > 0
     done = command("status", *here)
-    assert "1 of 1 workers ready, 1 apps" in done.stdout, done.stderr
+    assert re.match(r"1 of 1 workers ready, [1-9]\d* apps", done.stdout), (
+        done.stderr
+    )  # other tests have apps there, too
 
 
 def test_python_objects_in_a_file_are_refused(system, tmp_path):

@@ -199,12 +199,23 @@ def test_bad_files_exit_2_with_file_key_and_reason(
     assert err.count("\n") == 1
 
 
+def _hears_ctrl_c() -> None:
+    """As in a terminal, also where these tests run in the background, whose processes ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
     """As on a terminal, whose bar says when the run is under way."""
     ours, theirs = pty.openpty()
     said = b""
     command = [sys.executable, "-m", "infaas.cli", "simulate", str(heavy(tmp_path)), "--policy", "infaas"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environ(TERM="xterm")) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environ(TERM="xterm"),
+        preexec_fn=_hears_ctrl_c,  # noqa: PLW1509
+    ) as process:
         os.close(theirs)
         try:
             while b"%" not in said:
