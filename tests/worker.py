@@ -1,5 +1,6 @@
 """One worker and a dispatcher for real, in the test's own process, on a real nats-server: monitor, executor, models that compute."""
 
+import asyncio
 import hashlib
 import statistics
 import time
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import InstanceMoved, WorkerHeartbeat
+from bus.messages.public import ListRequest
 from bus.natsbus import NatsBus
 from bus.port import Bus
 from bus.subjects import Subjects
@@ -114,6 +116,11 @@ class Worker:
         app = AppRecord(app=APP, links={record.model: "1"}, signature=record.signature)
         for each in (record, model, app):
             await bucket.put(key_of(each), encode(each))
+        for _ in range(500):
+            if (await self.order(self.subjects.list("apps"), ListRequest()))["items"]:
+                return
+            await asyncio.sleep(0.02)
+        raise TimeoutError("the dispatcher has not heard of the app")
 
     async def ask(self, x: np.ndarray, seconds: float = 30.0, **needs: Any) -> dict[str, Any]:
         """One query; the Answer or Refusal."""

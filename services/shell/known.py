@@ -22,7 +22,7 @@ from services.shell.process import write_private
 from services.shell.settings import Settings
 
 log = logging.getLogger(__name__)
-PATIENCE = 30.0  # s for a cluster to elect its leader
+PATIENCE = 30.0  # s for a cluster to elect its leader, and for a database to come back
 REMEDY = (
     "restore NATS's store from a backup or its volume; or set bus.adopt (INFAAS_BUS__ADOPT=true) for one start to go on with what is "
     "there: what was in the lost ones, the catalogue of models among it, has to be registered again"
@@ -30,7 +30,7 @@ REMEDY = (
 
 
 class Place(Protocol):
-    """Where it is noted. Both raise OSError when it cannot be reached."""
+    """Where it is noted. All raise OSError: a ConnectionError while it is away, which may end."""
 
     def read(self) -> dict[str, str]: ...
     def write(self, name: str, created: str) -> None: ...
@@ -108,30 +108,35 @@ class InDatabase:
             with closing(opened) as connection:
                 return connection.execute(query.encode(), values).fetchall()
         except psycopg.OperationalError as error:
-            raise OSError(f"the database does not answer: {error}") from error
+            raise ConnectionError(f"the database does not answer: {error}") from error
 
 
 class Known:
     """All places of one service. adopt: what is found replaces what was known.
 
+    patience: s for which a database or a leader that does not answer is waited for.
     passing: streams whose content is only on its way to the database. Once `serving`, a service makes these again when they are
     gone, and says so loudly: events that are held meanwhile must go somewhere.
     """
 
-    def __init__(self, places: list[Place], *, adopt: bool = False, passing: Collection[str] = ()) -> None:
+    def __init__(
+        self, places: list[Place], *, adopt: bool = False, passing: Collection[str] = (), patience: float = PATIENCE
+    ) -> None:
         self.serving = False
+        self._patience = patience
         self._passing = frozenset(passing)
         self._places = places
         self._adopt = adopt
         self._noted: dict[str, str] = {}  # in every place
 
     @classmethod
-    def of(cls, settings: Settings) -> "Known":
+    def of(cls, settings: Settings, *, patience: float = PATIENCE) -> "Known":
         places: list[Place] = [InFile(Path(settings.bus.known))] if settings.bus.known else []
         if settings.store.dsn:
             places.append(InDatabase(settings.store.dsn))
         names = Subjects(settings.prefix)
-        return cls(places, adopt=settings.bus.adopt, passing=(names.outcome_stream, names.event_stream))
+        passing = (names.outcome_stream, names.event_stream)
+        return cls(places, adopt=settings.bus.adopt, passing=passing, patience=patience)
 
     def guard(self, streams: Streams) -> None:
         """From now on nothing lost is made anew, and what is found or made is noted."""
@@ -149,7 +154,7 @@ class Known:
                 await self._look(streams, place, name, known[name])
 
     async def _look(self, streams: Streams, place: Place, name: str, created: str) -> None:
-        until = asyncio.get_running_loop().time() + PATIENCE
+        until = asyncio.get_running_loop().time() + self._patience
         while True:
             try:
                 found = await streams.created(name)
@@ -179,12 +184,25 @@ class Known:
     async def before(self, name: str) -> None:
         """A stream is about to be made, since it is not there; raises LostStream when it was, BusError when nobody can tell."""
         for place in self._places:
-            try:
-                created = (await asyncio.to_thread(place.read)).get(name)
-            except OSError as error:
-                raise BusError(f"{name} is not there, and whether it was cannot be looked up: {error}") from error
+            created = (await self._read(place, name)).get(name)
             if created is not None:
                 self._compare(name, created, "")
+
+    async def _read(self, place: Place, name: str) -> dict[str, str]:
+        """What is noted there; a database that is away is waited for."""
+        until = asyncio.get_running_loop().time() + self._patience
+        told = False
+        while True:
+            try:
+                return await asyncio.to_thread(place.read)
+            except OSError as error:
+                text = f"{name} is not there, and whether it was cannot be looked up: {error}"
+                if not isinstance(error, ConnectionError) or asyncio.get_running_loop().time() > until:
+                    raise BusError(text) from error
+                if not told:
+                    log.warning("%s; trying again", text)
+                    told = True
+                await asyncio.sleep(0.2)
 
     async def seen(self, name: str, created: str) -> None:
         """A stream is there, or has been made."""

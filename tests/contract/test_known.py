@@ -45,11 +45,11 @@ def server(tmp_path: Path) -> Iterator[Lossy]:
     server.stop()
 
 
-async def opened(server: NatsServer, settings: Settings, *, check: bool = True) -> None:
+async def opened(server: NatsServer, settings: Settings, *, check: bool = True, patience: float = 10.0) -> None:
     """What a service does at its start."""
     bus = await NatsBus.connect(server.url, name="test")
     try:
-        known = Known.of(settings)
+        known = Known.of(settings, patience=patience)
         known.guard(bus.streams)
         if check:
             await known.check(bus.streams)
@@ -147,10 +147,36 @@ def test_nothing_is_made_while_nobody_can_tell_whether_it_was_there(server: Loss
     async def main() -> None:
         unreachable = Settings(store=StoreSettings(dsn="postgresql://nobody@127.0.0.1:1/none"))
         with pytest.raises(BusError, match="cannot be looked up"):
-            await opened(server, unreachable)
+            await opened(server, unreachable, patience=0.5)
         (tmp_path / "known.json").write_text("{")
         with pytest.raises(BusError, match="damaged"):
             await opened(server, in_file(tmp_path))
+
+    run(main())
+
+
+class Returning(InFile):
+    """A place that is away for its first three readings."""
+
+    away = 3
+
+    def read(self) -> dict[str, str]:
+        if self.away:
+            self.away -= 1
+            raise ConnectionError("away")
+        return super().read()
+
+
+def test_a_database_that_is_away_for_a_moment_is_waited_for(server: Lossy, tmp_path: Path) -> None:
+    async def main() -> None:
+        bus = await NatsBus.connect(server.url, name="test")
+        place = Returning(tmp_path / "known.json")
+        try:
+            Known([place]).guard(bus.streams)
+            await bus.key_value(NAMES.catalog_bucket)
+        finally:
+            await bus.close()
+        assert CATALOG in place.read()
 
     run(main())
 
