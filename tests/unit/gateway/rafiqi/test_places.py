@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from services.gateway.rafiqi.places import Host, NotAllowed, checked, hosts_of, place_of, public
 
-HOSTS = hosts_of(("models.test", "files.test:8080", "inside.test=10.1.2.3", "127.0.0.1:9000", "::1", "up.test:81=::1"))
+HOSTS = hosts_of(("models.test", "depot.test:8080", "inside.test=10.1.2.3", "127.0.0.1:9000", "::1", "up.test:81=::1"))
 
 
 def test_entries_of_the_setting() -> None:
     assert (
         Host("models.test", None, None),
-        Host("files.test", 8080, None),
+        Host("depot.test", 8080, None),
         Host("inside.test", None, IPv4Address("10.1.2.3")),
         Host("127.0.0.1", 9000, IPv4Address("127.0.0.1")),
         Host("::1", None, IPv6Address("::1")),
@@ -35,7 +35,7 @@ def test_entries_that_are_none_are_named(entry: str) -> None:
     [
         ("https://models.test/a/b.onnx?x=1#part", "/a/b.onnx?x=1"),
         ("http://MODELS.test.", "/"),
-        ("http://files.test:8080/x", "/x"),
+        ("http://depot.test:8080/x", "/x"),
         ("http://127.0.0.1:9000/x", "/x"),
         ("https://[::1]/x", "/x"),
     ],
@@ -82,7 +82,7 @@ def test_what_is_no_url_to_fetch(url: str, word: str) -> None:
     [
         "http://other.test/",
         "http://models.test:8000/",
-        "http://files.test/",
+        "http://depot.test/",
         "http://sub.models.test/",
         "http://127.0.0.1/",
         "http://127.0.0.2:9000/",
