@@ -25,11 +25,11 @@ class Served:
         self.port = port
         self.requests: list[bytes] = []
 
-    def url(self, host: str = "files.test", scheme: str = "http") -> str:
+    def url(self, host: str = "depot.test", scheme: str = "http") -> str:
         return f"{scheme}://{host}:{self.port}/m.onnx"
 
     def rules(self, address: str = "127.0.0.1", **more: object) -> Fetching:
-        return Fetching(hosts_of((f"files.test:{self.port}={address}",)), **{"timeout_s": 20.0, **more})  # type: ignore[arg-type]
+        return Fetching(hosts_of((f"depot.test:{self.port}={address}",)), **{"timeout_s": 20.0, **more})  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def test_a_file_is_fetched_once_from_the_address_that_was_checked(tmp_path: Path
         assert fetch(served.url(), into, served.rules(), at("127.0.0.1")) == len(BODY)
         assert into.read_bytes() == BODY
     [request] = served.requests
-    assert request.startswith(b"GET /m.onnx HTTP/1.1\r\nHost: files.test:%d\r\n" % served.port)
+    assert request.startswith(b"GET /m.onnx HTTP/1.1\r\nHost: depot.test:%d\r\n" % served.port)
     assert b"Authorization" not in request
 
 
@@ -108,13 +108,13 @@ def test_a_name_that_moves_after_it_was_checked_gains_nothing(tmp_path: Path) ->
 
     with serving(OK) as served, serving(OK, "127.0.0.2", served.port) as inside:
         fetch(served.url(), tmp_path / "m", served.rules(), moving)
-        assert (len(served.requests), inside.requests, asked) == (1, [], ["files.test"])
+        assert (len(served.requests), inside.requests, asked) == (1, [], ["depot.test"])
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), ("9.9.9.9", "127.0.0.1"), ("::ffff:127.0.0.1",), ("::1",)])
 def test_a_public_name_that_leads_inside_is_not_asked(tmp_path: Path, addresses: tuple[str, ...]) -> None:
     with serving(OK) as served:
-        rules = Fetching(hosts_of((f"files.test:{served.port}",)))
+        rules = Fetching(hosts_of((f"depot.test:{served.port}",)))
         with pytest.raises(NotAllowed, match="private network"):
             fetch(served.url(), tmp_path / "m", rules, at(*addresses))
         assert served.requests == []
@@ -124,9 +124,9 @@ def test_hosts_that_are_not_allowed_are_not_even_looked_up(tmp_path: Path) -> No
     def never(host: str, _port: int) -> list[str]:
         raise AssertionError(host)
 
-    for url in ("http://other.test/x", "http://127.0.0.1/x", "file:///etc/passwd", "http://a:b@files.test/"):
+    for url in ("http://other.test/x", "http://127.0.0.1/x", "file:///etc/passwd", "http://a:b@depot.test/"):
         with pytest.raises(NotAllowed):
-            fetch(url, tmp_path / "m", Fetching(hosts_of(("files.test",))), never)
+            fetch(url, tmp_path / "m", Fetching(hosts_of(("depot.test",))), never)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -203,9 +203,9 @@ def test_nobody_there_and_no_such_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for files.test, with its key, in one PEM file."""
+    """One for depot.test, with its key, in one PEM file."""
     directory = tmp_path_factory.mktemp("tls")
-    names = ("-subj", "/CN=files.test", "-addext", "subjectAltName=DNS:files.test")
+    names = ("-subj", "/CN=depot.test", "-addext", "subjectAltName=DNS:depot.test")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", directory / "key.pem")
     try:
         command = ["openssl", "req", "-x509", *key, "-out", directory / "cert.pem", "-days", "2", *names]
