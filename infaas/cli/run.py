@@ -26,14 +26,14 @@ _NESTED = {
 }  # others are named as their folder
 
 
-_DASHBOARD = "dashboard"  # a web server of its own and no service on the bus
+_ALONE = ("dashboard", "engine-proxy")  # processes of their own and no services on the bus
 
 
 def known() -> list[str]:
     """The services that exist, by the names that `infaas run` takes."""
     names = {found.name: found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg} | _NESTED
     found = [name for name, package in names.items() if find_spec(f"services.{package}.__main__") is not None]
-    return sorted([*found, _DASHBOARD])
+    return sorted([*found, *_ALONE])
 
 
 def run(*service: str, config: Path | None = None, data_dir: Path | None = None) -> int:
@@ -54,12 +54,11 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     for name in service:
         if name not in known():
             usage(f"there is no service {name!r}; there are: {', '.join(known())}")
-    if _DASHBOARD in service:
-        if len(service) > 1:
-            usage("the dashboard is a process of its own: infaas run dashboard")
-        from infaas.cli.dashboard import run_dashboard  # noqa: PLC0415
-
-        return run_dashboard(config, data_dir)
+    for name in _ALONE:
+        if name in service:
+            if len(service) > 1:
+                usage(f"the {name} is a process of its own: infaas run {name}")
+            return _run_alone(name, config, data_dir)
     wires = [_wire_of(name) for name in service]
 
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
@@ -68,6 +67,21 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     from services.shell.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
     return serve("+".join(service), _settings(config, data_dir, os.environ), wire)
+
+
+def _run_alone(name: str, config: Path | None, data_dir: Path | None) -> int:
+    if name == "dashboard":
+        from infaas.cli.dashboard import run_dashboard  # noqa: PLC0415
+
+        return run_dashboard(config, data_dir)
+    from services.engine.serve import serve  # noqa: PLC0415
+    from services.shell.settings import SettingsError, load  # noqa: PLC0415
+
+    try:
+        settings = load(config)
+    except SettingsError as error:
+        usage(str(error))
+    return serve(settings)
 
 
 def _wire_of(name: str) -> "Wire":

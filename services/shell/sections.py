@@ -1,4 +1,4 @@
-"""What every section of the settings is, and the section of the gateway; the others are in settings.py."""
+"""What every section of the settings is, and the sections of the gateway and of the engine proxy; the others are in settings.py."""
 
 from msgspec import Struct
 
@@ -40,6 +40,15 @@ class GatewaySettings(Section, frozen=True, kw_only=True):
     in_flight: int = 1000
     register_hosts: tuple[str, ...] | str = ()
     register_max_bytes: int = 2**30
+
+
+class EngineSettings(Section, frozen=True, kw_only=True):
+    """The engine proxy (docs/security.md). socket: of the Docker engine. token: whoever asks must show it; empty: whoever reaches it may."""
+
+    address: str = "127.0.0.1"
+    port: int = 2375
+    socket: str = "/var/run/docker.sock"
+    token: str = ""
 
 
 def listed(value: tuple[str, ...] | str) -> tuple[str, ...]:

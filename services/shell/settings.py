@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from bus.login import VARIABLES, Login
 from services.shell.checks import faults
 from services.shell.origins import Origins
-from services.shell.sections import GatewaySettings, Section
+from services.shell.sections import EngineSettings, GatewaySettings, Section
 
 
 class SettingsError(Exception):
@@ -307,6 +307,7 @@ class Settings(Section, frozen=True, kw_only=True):
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.

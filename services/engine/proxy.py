@@ -1,0 +1,139 @@
+"""Decides about each request, asks the engine, tells less than it says; each refusal and each change of a label becomes a line of the log."""
+
+import hmac
+import json
+import logging
+from typing import Any
+
+from services.engine.engine import Answer, Engine, EngineAway
+from services.engine.http import Reply, Request, told
+from services.engine.labels import change
+from services.engine.routes import Denied, Route, find
+from services.engine.strict import NotStrict, loads
+from services.engine.views import Unexpected, view
+
+log = logging.getLogger(__name__)
+
+_HEADERS = (
+    "api-version",
+    "builder-version",
+    "docker-experimental",
+    "ostype",
+    "swarm",
+)  # clients settle by them what to speak
+_BROWSERS = ("origin", "sec-fetch-site")  # a web page asks
+_STALE = "rpc error: code = Unknown desc = update out of sequence"  # the engine's own words, which clients look for
+_MOST_TOLD = 1000  # characters of a message of the engine's
+
+
+class Proxy:
+    """token: whoever asks must show it; empty: whoever reaches this may ask."""
+
+    def __init__(self, engine: Engine, token: str = "") -> None:
+        self._engine = engine
+        self._token = token.encode()
+        self.passed = self.refused = self.failed = self.changes = 0
+
+    async def answer(self, request: Request) -> Reply:
+        """The reply to one request. Raises Denied."""
+        route = find(request.method, request.target)
+        self._admit(route, request)
+        try:
+            reply = await (self._update(route, request) if route.node else self._read(route))
+        except EngineAway as error:
+            self.failed += 1
+            log.error("the engine does not answer: %s", error)
+            return told(502, f"engine proxy: {error}")
+        except Unexpected as error:
+            self.failed += 1
+            log.error("the engine answers something else than expected: %s", error, extra={"path": route.path})
+            return told(502, f"engine proxy: the engine answered something else than expected: {error}")
+        self.passed += 1
+        return reply
+
+    def refuse(self, denied: Denied, request: Request) -> Reply:
+        """The reply to a request that is not let through; it is logged."""
+        self.refused += 1
+        about = {"client": request.client, "method": request.method[:20], "target": request.target[:200]}
+        log.warning("refused", extra={**about, "status": denied.status, "reason": str(denied)})
+        return told(denied.status, str(denied))
+
+    async def missing(self) -> str:
+        """What it lacks to do its work, in words; empty when it is ready."""
+        try:
+            answer = await self._engine.ask("GET", "/info")
+            swarm = _json(answer).get("Swarm") or {}
+        except (EngineAway, Unexpected, AttributeError) as error:
+            return f"the engine: {error}"
+        return "" if swarm.get("ControlAvailable") else "a manager: this engine manages no swarm"
+
+    def _admit(self, route: Route, request: Request) -> None:
+        headers = request.headers
+        if any(name in headers for name in _BROWSERS):
+            raise Denied("web pages may not ask the engine proxy")
+        if self._token and not route.free:
+            scheme, _, shown = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), self._token):
+                raise Denied("this needs the engine proxy's token: Authorization: Bearer TOKEN", 401)
+        if not route.node and request.body:
+            raise Denied("a request that reads has no body")
+        if route.node and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Denied("the spec of a node is sent as Content-Type: application/json")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Denied("the engine proxy reads no compressed bodies")
+
+    async def _read(self, route: Route) -> Reply:
+        answer = await self._engine.ask(route.method, route.target)
+        if answer.status != 200:
+            return _error(answer)
+        if route.path == "/_ping":
+            return Reply(200, b"OK" if route.method == "GET" else b"", _headers(answer), "text/plain; charset=utf-8")
+        return Reply(200, json.dumps(view(route.path)(_json(answer))).encode() + b"\n", _headers(answer))
+
+    async def _update(self, route: Route, request: Request) -> Reply:
+        try:
+            asked = loads(request.body)
+        except NotStrict as error:
+            raise Denied(f"the spec of a node: {error}") from error
+        answer = await self._engine.ask("GET", f"{route.prefix}/nodes/{route.node}")
+        if answer.status != 200:
+            return _error(answer)
+        node = _json(answer)
+        try:
+            id_, index, spec, name = node["ID"], node["Version"]["Index"], node["Spec"], node["Description"]["Hostname"]
+        except (KeyError, TypeError) as error:
+            raise Unexpected("a node was expected") from error
+        if index != route.revision:
+            return told(500, _STALE)
+        wanted = change(spec, asked)
+        # The engine takes it at this version alone, so what was compared is what is replaced.
+        target = f"{route.prefix}/nodes/{id_}/update?version={index}"
+        answer = await self._engine.ask("POST", target, json.dumps(wanted.spec).encode())
+        if answer.status != 200:
+            return _error(answer)
+        self.changes += 1
+        about = {"client": request.client, "node": id_, "hostname": name, "version": index}
+        log.info("labels of a node were changed", extra={**about, "set": wanted.set, "removed": wanted.removed})
+        return Reply(200, b"", _headers(answer))
+
+
+def _json(answer: Answer) -> Any:
+    try:
+        return json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise Unexpected("JSON was expected") from error
+
+
+def _headers(answer: Answer) -> tuple[tuple[str, str], ...]:
+    return tuple((name.title(), answer.headers[name]) for name in _HEADERS if name in answer.headers)
+
+
+def _error(answer: Answer) -> Reply:
+    """The engine's own refusal. What is neither an answer nor a refusal is not passed on: nobody is sent elsewhere."""
+    if answer.status < 400:
+        raise Unexpected(f"it answered with status {answer.status}")
+    try:
+        message = str(json.loads(answer.body)["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = "the engine did not say why"
+    return told(answer.status, message[:_MOST_TOLD])._replace(headers=_headers(answer))

@@ -1,0 +1,93 @@
+"""The engine proxy's process: `infaas run engine-proxy`."""
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Iterable
+
+from services.core.metric import Family
+from services.engine.engine import Engine
+from services.engine.http import Listener
+from services.engine.proxy import Proxy
+from services.shell import telemetry
+from services.shell.metrics import process
+from services.shell.metrics.http import Page, Pages, listen
+from services.shell.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_GRACE_S = 5.0
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit code. Where it cannot listen: SystemExit with the reason."""
+    telemetry.set_up(settings.log_level, "engine-proxy")
+    return asyncio.run(_main(settings))
+
+
+async def _main(settings: Settings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    asked = settings.engine
+    proxy = Proxy(Engine(asked.socket), asked.token)
+    listener = Listener(proxy.answer, proxy.refuse)
+    try:
+        port = await listener.open(asked.address, asked.port)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SystemExit(
+            f"cannot listen on {asked.address}:{asked.port}: {reason}; set engine.address or engine.port"
+        ) from error
+    metrics = await _pages(settings, proxy)
+    log.info("the engine proxy runs", extra={"address": asked.address, "port": port, "socket": asked.socket})
+    if not asked.token and asked.address not in _LOOPBACK:
+        log.warning("whoever reaches this address may read the swarm and set labels infaas.*: engine.token is not set")
+    if missing := await proxy.missing():
+        log.warning("not ready: it lacks %s", missing)
+    await stop.wait()
+    await listener.close(_GRACE_S)
+    if metrics is not None:
+        metrics.close()
+    log.info("the engine proxy stopped")
+    return 0
+
+
+async def _pages(settings: Settings, proxy: Proxy) -> asyncio.Server | None:
+    """/healthz, /readyz and /metrics, where `metrics.port` says."""
+
+    async def health(_: str) -> Page:
+        return Page(200, "ok\n")
+
+    async def ready(_: str) -> Page:
+        missing = await proxy.missing()
+        body = json.dumps({"ready": not missing, "missing": [missing] if missing else []}) + "\n"
+        return Page(503 if missing else 200, body, "application/json")
+
+    async def metrics(accept: str) -> Page:
+        from services.shell.metrics.exposition import page  # noqa: PLC0415  (prometheus_client: only where somebody asks)
+
+        return page([*process.families(), *families(proxy)], settings.metrics.series, accept)
+
+    pages: Pages = {"/healthz": health, "/readyz": ready, "/metrics": metrics}
+    asked = settings.metrics
+    if not asked.enabled or not asked.port:
+        return None
+    try:
+        return await listen(asked.host, asked.port, pages)
+    except OSError as error:
+        raise SystemExit(f"cannot listen on {asked.host}:{asked.port} (metrics.port): {error.strerror}") from error
+
+
+def families(proxy: Proxy) -> Iterable[Family]:
+    """What it counts."""
+    requests = Family(
+        "infaas_engine_requests_total", "counter", "Requests to the engine proxy, by what became of them."
+    )
+    for outcome, count in (("passed", proxy.passed), ("refused", proxy.refused), ("failed", proxy.failed)):
+        requests.add(count, outcome=outcome)
+    changes = Family("infaas_engine_label_changes_total", "counter", "Nodes whose labels were changed.")
+    changes.add(proxy.changes)
+    return requests, changes
