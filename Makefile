@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Two processes; the tests of a file stay together, since what it has prepared another one's tests may change.
 PARALLEL ?= -n 2 --dist loadfile
+# Many tests watch real servers, processes and a browser, which a busy machine may stall for seconds: what fails is run once more,
+# and the summary names it. What fails twice has failed. RERUNS= to see every first failure.
+RERUNS ?= --reruns 1 --reruns-delay 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -21,7 +24,7 @@ demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(RERUNS) $(ARGS)
 
 # Without node and npm these tests skip and say so. The package is for tests only and never shipped: parts of it are under the
 # Timescale License.
@@ -36,7 +39,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m infaas.asyncapi --check
 	$(BIN)/python -m services.gateway.openapi --check
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(RERUNS) $(ARGS)
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .

@@ -6,7 +6,7 @@ import os
 # the user namespace in which root's PostgreSQL runs. Read when gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.database import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn
 from tests.servers import nats_server, nats_url, prefix
@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 # The same examples every time, so that a red test means a changed system; HYPOTHESIS_PROFILE=explore looks for new ones.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+# Their number never changes, so how long it takes to make them says something about the machine only.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

@@ -132,14 +132,16 @@ def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright
     page.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(3).wait_for()
     charts = "[...document.querySelectorAll('[data-testid=stVegaLiteChart] svg.marks')]"
     load = page.get_by_test_id("stMetric").filter(has_text="Load").get_by_test_id("stMetricDelta")
-    # A chart is drawn anew when its first rows come, as they may just after the load has begun.
-    playwright.expect(load).not_to_have_text(load.inner_text(), timeout=20_000)
-    page.evaluate(f"{charts}.forEach((chart, i) => chart.dataset.seen = i)")
-    before = load.inner_text()
-    playwright.expect(load).not_to_have_text(before, timeout=20_000)
-    after = load.inner_text()
-    assert _number(after) > _number(before)
-    assert page.evaluate(f"{charts}.map(chart => chart.dataset.seen)") == ["0", "1", "2", "3"]
+    kept: list[str] = []
+    for _ in range(5):  # a chart is drawn anew when something new comes into it: its first rows, another app's or variant's
+        page.evaluate(f"{charts}.forEach((chart, i) => chart.dataset.seen = i)")
+        before = load.inner_text()
+        playwright.expect(load).not_to_have_text(before, timeout=20_000)
+        assert _number(load.inner_text()) > _number(before)
+        kept = page.evaluate(f"{charts}.map(chart => chart.dataset.seen)")
+        if kept == ["0", "1", "2", "3"]:
+            break
+    assert kept == ["0", "1", "2", "3"]
 
 
 def _number(text: str) -> int:

@@ -70,12 +70,12 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
         assert "NATS" in body
         assert await asked(port, "/healthz") == (200, "ok\n")
         os.kill(nats.pid, signal.SIGCONT)
-        status, body = await asked(port)
-        assert status == 200, body
+        await until(lambda: ready(port), SLOW)
 
         nats.stop()
         status, body = await asked(port)
-        assert (status, json.loads(body)["missing"]) == (503, ["a connection to NATS"])
+        assert status == 503
+        assert "a connection to NATS" in json.loads(body)["missing"]
         nats.start()
         await until(lambda: ready(port), SLOW)
 
@@ -84,7 +84,8 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
             os.kill(backend, signal.SIGSTOP)
         assert backends
         status, body = await asked(port)
-        assert (status, json.loads(body)["missing"]) == (503, ["the database (no answer within 0.9 s)"])
+        assert status == 503
+        assert "the database (no answer within 0.9 s)" in json.loads(body)["missing"]
         for backend in backends:
             os.kill(backend, signal.SIGCONT)
         await until(lambda: ready(port), SLOW)

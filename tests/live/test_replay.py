@@ -9,8 +9,11 @@ from tests.stock import answered, talk, tensor
 from tests.system import APP, MODELS, Whole
 
 
-def _recorded(system: Whole) -> int:
-    query = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND app = %s AND outcome = 'ok'"
+ASKED = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND app = %s AND outcome = 'ok'"
+PAID = "SELECT count(*) FROM infaas.cost_events WHERE app = %s AND cost > 0"
+
+
+def _recorded(system: Whole, query: str) -> int:
     with psycopg.connect(system.sql) as connection:
         row = connection.execute(query, (APP,)).fetchone()
     assert row is not None
@@ -23,8 +26,10 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
             await answered(nc, {"inputs": tensor(system.x[i : i + 1]), "accuracy": 0.5, "context": "replay"})
 
     talk(system, ask)
-    assert eventually(lambda: _recorded(system) >= 20)  # at most 5 s after it happened
-    done = infaas("replay", "--from", "-1h", "--policy", "infaas", "--json", "--data-dir", str(system.directory))
+    assert eventually(lambda: _recorded(system, ASKED) >= 20)  # at most 5 s after it happened
+    assert eventually(lambda: _recorded(system, PAID) > 0, 60)  # a system that has just begun has not been billed yet
+    what = ("--from", "-1h", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
+    done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     run, recorded = found["policies"][0], found["recorded"]

@@ -122,8 +122,9 @@ def test_a_connection_lost_ends_the_run():
         return await generator.open(due(np.arange(1000) / 100), 10.0, "x")
 
     report, _ = measured(lambda body, n: answer(body), drive)
-    assert report.failures == {"not_connected": 1}
-    assert report.answered + 1 == report.offered < 1000
+    assert report.failures.keys() == {"not_connected"}
+    assert report.failed == report.failures["not_connected"] < 100  # those that were due by then, not the rest
+    assert report.answered + report.failed == report.offered < 1000
 
 
 def several(behave, drive):
