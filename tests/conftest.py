@@ -27,8 +27,6 @@ __all__ = [
 
 # The same examples every time, so that a red test means a changed system; HYPOTHESIS_PROFILE=explore looks for new ones.
 # Their number never changes, so how long it takes to make them says something about the machine only.
-settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

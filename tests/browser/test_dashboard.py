@@ -133,7 +133,7 @@ def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright
     charts = "[...document.querySelectorAll('[data-testid=stVegaLiteChart] svg.marks')]"
     load = page.get_by_test_id("stMetric").filter(has_text="Load").get_by_test_id("stMetricDelta")
     kept: list[str] = []
-    for _ in range(5):  # a chart is drawn anew when something new comes into it: its first rows, another app's or variant's
+    for _ in range(5):  # a chart is drawn anew when something new comes into it: its first rows, another variant's
         page.evaluate(f"{charts}.forEach((chart, i) => chart.dataset.seen = i)")
         before = load.inner_text()
         playwright.expect(load).not_to_have_text(before, timeout=20_000)

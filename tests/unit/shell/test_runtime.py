@@ -81,7 +81,7 @@ def test_what_comes_before_an_actor_has_started_waits(nats_url: str, prefix: str
         while not starting.done():
             other.publish(f"{prefix}.one", encode(Word("early")))
             await other.flush()
-        other.publish(f"{prefix}.one", encode(Word("late")))  # so that one comes even if all early ones were before it listened
+        other.publish(f"{prefix}.one", encode(Word("late")))  # all early ones may have been before it listened
         async with asyncio.timeout(20):
             await caller.answered.wait()
         assert caller.heard[0] == Started()
