@@ -187,7 +187,7 @@ class Dispatcher:
 
     def _wait(self, query: Query, now: float) -> Iterable[Effect]:
         self.flights.waiting[query.uid] = query
-        return self._fallbacks.hold(query, now)
+        return self._fallbacks.hold(query, now, self.flights.waiting)
 
     def _end(self, query: Query, error: Error, now: float) -> Iterable[Effect]:
         """Refuse it, unless its app has a default output and something better may come before the deadline."""

@@ -25,12 +25,12 @@ class Endings:
     def refused(self, query: Query, error: Error, now: float) -> list[Effect]:
         """It ends here, without an answer, or with its app's default output."""
         route = query.route(self._dispatcher, "", self._policy)
-        default = falls_back(query, error)
-        told = default_answer(query, error, now) if default else Refusal(id=query.head.id, error=error)
+        default = default_answer(query, error, now) if falls_back(query, error) else None
+        told = Refusal(id=query.head.id, error=error) if default is None else default
         return [
             Publish(query.reply, told, "", query.headers),
-            self.history.record(refused(route, error.code, now, default=default)),
-            *span_of(query, now, "" if default else error.code),
+            self.history.record(refused(route, error.code, now, default=default is not None)),
+            *span_of(query, now, error.code if default is None else ""),
         ]
 
     def turned_away(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:

@@ -17,6 +17,7 @@ from services.dispatcher.flights import Flights
 from services.dispatcher.query import Query
 
 WORTH_WAITING = frozenset({"deadline", "overloaded", "unsatisfiable"})  # something better may come before the deadline
+FEW = 1024  # deadlines that are kept whatever became of their queries
 REPLACED = WORTH_WAITING | {"model_error", "internal", "unknown_model"}
 OF_THE_QUERY = frozenset({"unsatisfiable", "unknown_model"})  # its own fault where it demands something itself
 
@@ -34,17 +35,20 @@ def falls_back(query: Query, error: Error) -> bool:
     return error.code not in OF_THE_QUERY or all(demand is None for demand in demands)
 
 
-def default_answer(query: Query, error: Error, now: float) -> Answer:
-    """The app's default for all items of the query, with the reason why it is nothing better."""
+def default_answer(query: Query, error: Error, now: float) -> Answer | None:
+    """The app's default for all items of the query, with the reason why it is nothing better; None where no message can hold it."""
     app, ask, head = query.fallback, query.ask, query.head
     assert app is not None, "it falls back"
+    outputs = default_outputs(app.default_output, app.signature, query.items)
+    if outputs is None:
+        return None
     seconds = now - query.arrived
     missed = ["latency"] if ask.latency_s < INFINITE and seconds > ask.latency_s else []
     if head.accuracy:
         missed.append("accuracy")
     return Answer(
         id=head.id,
-        outputs=default_outputs(app.default_output, app.signature, query.items),
+        outputs=outputs,
         model="",
         version="",
         variant="",
@@ -94,10 +98,17 @@ class Fallbacks:
         query.why = error if held else None
         return held
 
-    def hold(self, query: Query, now: float) -> tuple[Effect, ...]:
-        """It waits from now on: wake up at its deadline."""
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def hold(self, query: Query, now: float, waiting: dict[bytes, Query]) -> tuple[Effect, ...]:
+        """It waits from now on: wake up at its deadline. waiting: all that do."""
         if query.fallback is None or query.uid in self._known:
             return ()
+        if len(self._due) > FEW + 2 * len(waiting):  # mostly of queries that were served long before a late deadline
+            self._due = [entry for entry in self._due if entry[1] in waiting]
+            self._known = {uid for _, uid in self._due}
+            heapq.heapify(self._due)
         entry = (_due_at(query), query.uid)
         self._known.add(query.uid)
         heapq.heappush(self._due, entry)
@@ -115,7 +126,7 @@ class Fallbacks:
             if _due_at(query) <= now:
                 found.append(flights.waiting.pop(uid))
             else:  # the same came again, with more time
-                self.hold(query, now)
+                self.hold(query, now, flights.waiting)
         return found, self._wake(now)
 
     def _wake(self, now: float) -> tuple[Effect, ...]:

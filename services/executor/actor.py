@@ -149,7 +149,7 @@ class Executor:
     def _take(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
         self._pending[work.route.uid, work.route.part] = work
         loaded.queue.push(work)
-        return (*self._arm(), *self._lapses.watch(work, now)) if work.route.fallback else self._arm()
+        return (*self._arm(), *self._lapses.watch(work, now, self._pending)) if work.route.fallback else self._arm()
 
     def _lapse(self, envelope: Envelope) -> Iterable[Effect]:
         due = self._lapses.due(envelope.now, self._pending if self.owners.any_alive else {})

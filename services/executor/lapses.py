@@ -9,6 +9,7 @@ from services.core.fallback import default_at
 from services.executor.work import Work
 
 Key = tuple[bytes, int]
+FEW = 1024  # deadlines that are kept whatever became of their queries
 
 
 class Lapse(Struct, frozen=True):
@@ -21,8 +22,14 @@ class Lapses:
     def __init__(self) -> None:
         self._heap: list[tuple[float, Key]] = []
 
-    def watch(self, work: Work, now: float) -> tuple[Effect, ...]:
-        """A query was taken: wake up at its deadline."""
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def watch(self, work: Work, now: float, pending: dict[Key, Work]) -> tuple[Effect, ...]:
+        """A query was taken: wake up at its deadline. pending: all that have no end yet."""
+        if len(self._heap) > FEW + 2 * len(pending):  # mostly of queries that were answered long before a late deadline
+            self._heap = [entry for entry in self._heap if entry[1] in pending]
+            heapq.heapify(self._heap)
         entry = (_due_at(work), (work.route.uid, work.route.part))
         heapq.heappush(self._heap, entry)
         return self.wake(now) if self._heap[0] is entry else ()

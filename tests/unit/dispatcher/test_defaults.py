@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Tensor
 from bus.tensors import to_array
-from services.dispatcher.defaults import default_outputs
+from services.dispatcher.defaults import MOST_BYTES, default_outputs
 
 
 def signature(*outputs: tuple[str, str, list[int]]) -> Signature:
@@ -18,6 +18,7 @@ def signature(*outputs: tuple[str, str, list[int]]) -> Signature:
 
 def shown(value: Any, *outputs: tuple[str, str, list[int]], items: int = 2) -> dict[str, tuple[str, Any]]:
     found = default_outputs(value, signature(*outputs) if outputs else None, items)
+    assert found is not None
     return {name: (tensor.datatype, to_array(tensor, name).tolist()) for name, tensor in found.items()}
 
 
@@ -73,3 +74,13 @@ def test_whatever_it_is_there_are_as_many_items_as_were_asked_for(value: Any, ou
     for name, tensor in found.items():
         assert isinstance(tensor, Tensor)
         assert to_array(tensor, name).shape[0] == items
+
+
+def test_nothing_is_made_that_no_message_can_hold() -> None:
+    assert default_outputs("x" * 60_000, None, 65_536) is None
+    assert default_outputs(0, signature(("y", "FP32", [1000])), 65_536) is None
+    fits = default_outputs(0, signature(("y", "FP32", [1000])), MOST_BYTES // 4000)
+    assert fits is not None
+    assert len(fits["y"].data) <= MOST_BYTES
+    # A number fills no picture of gigabytes: it comes as it is.
+    assert shown(3, ("y", "FP32", [30_000, 30_000])) == {"y": ("INT64", [3, 3])}

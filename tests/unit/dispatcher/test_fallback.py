@@ -8,9 +8,13 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import EnsureLoaded
-from bus.messages.public import Tensor
+from bus.messages.public import QueryHead, Tensor
 from services.core.actor import Changed
+from services.core.ask import Ask
 from services.core.catalog import key_of
+from services.dispatcher.fallback import FEW, Fallbacks
+from services.dispatcher.flights import Flights
+from services.dispatcher.query import Query
 from tests.fleet import Fleet, variant
 
 SLO_MS = 100.0
@@ -182,3 +186,31 @@ def test_ids_and_several_items_come_back() -> None:
     fleet.stage.publish(fleet.subjects.query("app"), body, "_INBOX.test.mine")
     _, reply = fleet.one("mine")
     assert (reply["id"], reply["outputs"]["y"]["shape"]) == ("mine", [3, 1])
+
+
+def test_more_items_than_the_default_fits_into_a_message_for_are_refused_as_without_one() -> None:
+    fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
+    fleet.change(default_output="x" * 60_000)
+    seconds, reply = fleet.one(fleet.ask(items=1000))
+    assert reply["error"]["code"] == "unsatisfiable"
+    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    assert [outcome.outcome for outcome in fleet.outcomes()] == ["refused"]
+    _, one = fleet.one(fleet.ask())
+    assert one["default"] is True
+
+
+def test_deadlines_of_what_was_served_are_not_kept_for_ever() -> None:
+    fallbacks = Fallbacks()
+    app = AppRecord(app="a", links={}, default_output=1)
+    waiting: dict[bytes, Query] = {}
+    for number in range(3 * FEW):
+        uid = number.to_bytes(16)
+        query = Query(uid, "a", QueryHead(), Ask("a", 1, deadline=1e9), "_INBOX.1", b"", arrived=0.0)
+        query.fallback = app
+        waiting = {uid: query}
+        fallbacks.hold(query, 0.0, waiting)
+    assert len(fallbacks) <= FEW + 4
+    flights = Flights()
+    flights.waiting.update(waiting)
+    due, _ = fallbacks.due(1e9, flights)
+    assert [query.uid for query in due] == list(waiting)

@@ -12,7 +12,7 @@ from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Done, Effect, Envelope, Publish
 from services.executor.actor import Executor, Pump
-from services.executor.lapses import Lapse
+from services.executor.lapses import FEW, Lapse
 from services.executor.work import BatchResult, LoadedModel, RunBatch
 from tests.fleet import variant
 
@@ -148,3 +148,13 @@ def test_a_run_that_a_default_may_have_to_interrupt_does_not_keep_the_loop() -> 
         alone.actor._runs._inline_below = 1.0
         alone.take(fallback=fallback)
         assert alone.begin().command.inline is not fallback
+
+
+def test_deadlines_of_what_was_answered_are_not_kept_for_ever() -> None:
+    alone = Alone()
+    for number in range(3 * FEW):
+        alone.take(number.to_bytes(16))
+        alone.end(alone.begin(), NOW + 0.01)
+    assert len(alone.actor._lapses) <= FEW + 4
+    alone.take(b"z" * 16)
+    assert [back.route.uid for back in sent(alone.tell(Lapse(), NOW + SLO), HandBack)] == [b"z" * 16]
