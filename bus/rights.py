@@ -178,7 +178,7 @@ LINES: tuple[Line, ...] = (
         _r("dispatcher", "model-autoscaler", "vm-autoscaler", "offline"),
         _r("monitor"),
     ),
-    Line("worker", lambda s, i: (s.worker(i.worker, "drain"),), _r("vm-autoscaler"), _r("monitor")),
+    Line("worker", lambda s, i: (s.worker(i.worker, "drain"),), _r("vm-autoscaler", "supervisor"), _r("monitor")),
     Line("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
     Line("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
     Line("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),

@@ -26,7 +26,7 @@ _NESTED = {
 }  # others are named as their folder
 
 
-_ALONE = ("dashboard", "engine-proxy")  # processes of their own and no services on the bus
+_ALONE = ("dashboard", "engine-proxy", "worker")  # processes of their own and no services on the bus
 
 
 def known() -> list[str]:
@@ -74,6 +74,10 @@ def _run_alone(name: str, config: Path | None, data_dir: Path | None) -> int:
         from infaas.cli.dashboard import run_dashboard  # noqa: PLC0415
 
         return run_dashboard(config, data_dir)
+    if name == "worker":
+        from services.shell.workerhost import serve as serve_worker  # noqa: PLC0415
+
+        return serve_worker(_settings(config, data_dir, os.environ), os.environ, config)
     from services.engine.serve import serve  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 

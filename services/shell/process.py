@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -48,21 +48,22 @@ def dies_with_parent(signum: signal.Signals, before: Callable[[], None] | None =
 def start(
     command: Sequence[str | Path],
     *,
-    log: Path,
+    log: Path | None,
     on_our_death: signal.Signals,
     before: Callable[[], None] | None = None,
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     held: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own, its output appended to `log`; `held`: descriptors it keeps open.
+    """Start a program in a process group of its own, its output appended to `log` (None: ours); `held`: descriptors it keeps open.
 
     Call it from the main thread (see `dies_with_parent`); raises ServerError.
     """
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        _rotate(log)
-        with log.open("ab") as output:
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            _rotate(log)
+        with nullcontext() if log is None else log.open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -147,7 +147,8 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
     """name: empty = made from the host's. kind: of machine, one of machines.kinds; empty = the hardware's name.
 
     cores, memory_mb: 0 = what the machine has. gpus: how many real GPUs to use; "auto" = all that the driver shows, 0 = no
-    accelerator at all. simulate: devices to simulate, kind to count.
+    accelerator at all. simulate: devices to simulate, kind to count. Of `infaas run worker`: drain_s, how long what is queued
+    may take when it is stopped; executor_nkey, monitor_nkey: credentials of these processes, where they are not bus.nkey_seed.
     """
 
     name: str = ""
@@ -157,6 +158,9 @@ class WorkerSettings(Section, frozen=True, kw_only=True):
     memory_mb: int = 0
     gpus: Annotated[int, Meta(ge=0)] | Literal["auto"] = "auto"
     simulate: dict[str, int] = {}
+    drain_s: float = 20.0
+    executor_nkey: str = ""
+    monitor_nkey: str = ""
 
 
 class Choice(Section, frozen=True, kw_only=True):

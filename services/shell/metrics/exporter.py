@@ -1,4 +1,4 @@
-"""One process's HTTP server: /metrics, /healthz (it lives and its loop turns), /readyz (it can do its work).
+"""One process's HTTP server: /metrics, /healthz (it lives and its loop turns), /readyz (it can do its work), /startz (it has come up).
 
 Readiness is looked at when somebody asks, so it is never older than the question: NATS is pinged, edges try what they need.
 """
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 ANSWER = 1.0  # s that NATS and edges have to answer
 AGAIN = 5.0  # s until a port that was busy is tried again
+UNREADY = 20.0  # s of running after which what is still missing is taken for somebody else's fault
 
 
 class Exporter:
@@ -33,6 +34,8 @@ class Exporter:
         self._runtimes: Sequence[Runtime] = ()
         self._running = False
         self._lost = False
+        self._since = 0.0  # when it began to run
+        self._up = False
         self._server: asyncio.Server | None = None
         self._opening: asyncio.Task[None] | None = None
         self._page: Callable[[Iterable[Family], int, str], Page] | None = None
@@ -59,6 +62,7 @@ class Exporter:
             "/metrics": self.metrics,
             "/healthz": lambda _: self.health(),
             "/readyz": lambda _: self.readiness(),
+            "/startz": lambda _: self.startup(),
         }
         try:
             self._server = await listen(host, port, pages)
@@ -78,6 +82,8 @@ class Exporter:
     def running(self, running: bool) -> None:
         """All have been started; or they are being stopped."""
         self._running = running
+        if running:
+            self._since = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         if self._opening is not None:
@@ -116,6 +122,20 @@ class Exporter:
         missing = await self.missing()
         body = json.dumps({"ready": not missing, "missing": missing}) + "\n"
         return Page(503 if missing else 200, body, "application/json")
+
+    async def startup(self) -> Page:
+        """200 from the first readiness on, whatever goes away later: what a rolling update waits for and a health check asks.
+
+        A process that runs and misses something for UNREADY s counts as up, too: an executor's monitor may be what is missing, or
+        a worker that nobody has asked for yet, and to start this one again would bring neither.
+        """
+        if self._up:
+            return Page(200, "up\n")
+        missing = await self.missing()
+        late = self._since > 0 and asyncio.get_running_loop().time() - self._since >= UNREADY
+        self._up = not missing or late
+        body = json.dumps({"up": self._up, "missing": missing}) + "\n"
+        return Page(200 if self._up else 503, body, "application/json")
 
     async def missing(self) -> list[str]:
         """What this process lacks to do its work, in words."""

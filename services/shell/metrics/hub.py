@@ -74,6 +74,7 @@ class Hub:
             "/metrics": self.metrics,
             "/healthz": lambda _: self.health(),
             "/readyz": lambda _: self.readiness(),
+            "/startz": lambda _: self.startup(),
         }
         try:
             self._server = await listen(host, self.port, pages)
@@ -121,6 +122,13 @@ class Hub:
             elif page.status != 200:
                 missing += [f"{name}: {word}" for word in json.loads(page.body).get("missing", ())]
         return _told("ready", missing)
+
+    async def startup(self) -> Page:
+        """200 once all processes have come up; later, while all of them are."""
+        found = await self._ask("/startz")
+        missing = [] if found or self.started else ["the system: it is starting"]
+        missing += [f"{name}: is not up" for name, page in found.items() if page is None or page.status != 200]
+        return _told("up", missing)
 
     async def _ask(self, path: str) -> dict[str, Page | None]:
         async def ask(port: int) -> Page | None:
