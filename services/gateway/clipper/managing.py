@@ -39,7 +39,7 @@ class Managing:
             "app": field(body, "name", str),
             "input_type": field(body, "input_type", str),
             "default_output": _parsed(body.get("default_output")),
-            "latency_ms": micros / 1000.0,
+            "latency_ms": _milliseconds(micros),
         }
         return await self._change("add-app", fields)
 
@@ -217,6 +217,14 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
 async def _body(request: Request) -> Body:
     body = await json_body(request)
     return read(body, "an object with this verb's fields") if body else {}
+
+
+def _milliseconds(micros: float) -> float:
+    """Raises ClipperProblem: JSON's whole numbers may be larger than any floating-point number."""
+    try:
+        return micros / 1000.0
+    except OverflowError as error:
+        raise ClipperProblem(REQUEST, "latency_slo_micros: must be a number of microseconds above 0") from error
 
 
 def _verbose(body: Body) -> bool:

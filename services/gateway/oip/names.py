@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from bus.subjects import valid_name
 
+MOST_NAME = 3 * 64 + 2  # characters of the longest name: three tokens and the dots between them
+
 
 class Target(NamedTuple):
     """Whom a request is for."""
@@ -20,9 +22,15 @@ class Target(NamedTuple):
         return {name: value for name, value in named.items() if value is not None}
 
 
-@lru_cache(1024)
 def parse(name: str, version: str | None = None) -> Target | None:
     """The target with this name; None when it is none."""
+    if len(name) > MOST_NAME or (version is not None and len(version) > MOST_NAME):
+        return None  # what anybody may send at any length is not kept
+    return _parse(name, version)
+
+
+@lru_cache(1024)
+def _parse(name: str, version: str | None) -> Target | None:
     parts = name.split(".")
     if (
         len(parts) > 3

@@ -1,3 +1,5 @@
+import tracemalloc
+
 from bus.codec import encode
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
@@ -50,6 +52,17 @@ def test_names() -> None:
     for wrong in ("", ".", "a.", ".a", "a.b.c.d", "a/b", "a..b", "a" * 65, "-a", "a b", "ä"):
         assert parse(wrong) is None, wrong
     assert parse("a", "../1") is None
+
+
+def test_names_that_are_none_are_not_kept_however_long_they_are() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            assert parse("a" * 100_000 + str(number)) is None
+            assert parse("a", "1" * 100_000 + str(number)) is None
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_told_of_them() -> None:

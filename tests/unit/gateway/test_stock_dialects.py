@@ -63,6 +63,13 @@ def test_several_inputs_are_for_the_open_inference_protocol(stage: Echoing) -> N
         assert "/v2/models/several/infer" in (said.body.get("cause") or said.body["error"])
 
 
+def test_a_number_larger_than_any_is_the_clients_fault(stage: Echoing) -> None:
+    fields = {"name": "a", "input_type": "floats", "default_output": "1", "latency_slo_micros": 10**400}
+    said = ask(stage, "/admin/add_app", fields)
+    assert said.status == 400
+    assert "latency_slo_micros" in said.body["cause"]
+
+
 def test_a_trace_goes_through(stage: Echoing) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert ask(stage, "/fp32/predict", {"input": [1]}, traceparent=parent).status == 200
