@@ -18,7 +18,7 @@ from services.engine.routes import Denied
 
 log = logging.getLogger(__name__)
 
-_PIECE = 16 * 2**10
+_PIECE = 4 * 2**10
 _LINGER_S = (
     1.0  # what a client still sends after a reply is read and dropped for so long: a reset would take the reply from it
 )
@@ -92,18 +92,22 @@ class Listener:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._running) >= 2 * self._bounds.connections:
+            writer.transport.abort()
+            return
         self._running.add(task)
+        writer.transport.set_write_buffer_limits(0)  # what is drained has left
         try:
             await _Exchange(self, reader, writer).run(busy=len(self._running) > self._bounds.connections)
-        except OSError:  # the client has left
+            writer.close()
+            await writer.wait_closed()
+        except (OSError, asyncio.CancelledError):  # the client has left, or does not read; or this ends
             pass
         except Exception:
             log.exception("a connection failed")
         finally:
             self._running.discard(task)
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            writer.transport.abort()
 
 
 class _Exchange:
@@ -170,6 +174,7 @@ class _Exchange:
         self, seconds: float | None = None, late: str = ""
     ) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """The next part of the request. Raises Denied, _Left."""
+        data = b"?"
         try:
             async with asyncio.timeout(seconds):
                 while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -179,7 +184,7 @@ class _Exchange:
                     self._came += len(data)
                     self._http.receive_data(data)
         except h11.RemoteProtocolError as error:
-            if self._reader.at_eof():
+            if not data:
                 raise _Left from error
             raise Denied(f"this is no request of HTTP/1.1: {error}", error.error_status_hint) from error
         except TimeoutError as error:

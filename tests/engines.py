@@ -1,0 +1,178 @@
+"""A server in a Docker engine's place, on a real unix socket with answers that a real one gave, and the engine proxy before it."""
+
+import asyncio
+import json
+import socketserver
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from services.engine.engine import Engine
+from services.engine.http import Bounds, Listener
+from services.engine.proxy import Proxy
+
+ANSWERS = (
+    Path(__file__).parent / "unit" / "engine" / "answers.json"
+)  # of engine 20.10, a one-node swarm with one service
+NODE = "qbi4c8284dgwj4dr3r7e2mbr0"
+STALE = "rpc error: code = Unknown desc = update out of sequence"
+
+
+class StandIn(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """An engine as far as the proxy knows one. seen: every request that reached it. odd: answers that are not as they should be."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.answers: dict[str, Any] = json.loads(ANSWERS.read_text())
+        self.seen: list[tuple[str, str, bytes]] = []
+        self.odd: dict[str, bytes] = {}
+        super().__init__(self.path, _Handler)
+
+    @property
+    def node(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.answers["/nodes"][0]
+        return found
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: StandIn
+
+    def do_GET(self) -> None:
+        path = self._path()
+        if path == "/_ping":
+            self._say(200, b"OK", "text/plain")
+        elif path in self.server.odd:
+            self.wfile.write(self.server.odd[path])
+            self.close_connection = True
+        elif path in self.server.answers:
+            self._tell(200, self.server.answers[path])
+        elif path in (f"/nodes/{NODE}", "/nodes/n0"):
+            self._tell(200, self.server.node)
+        else:
+            self._tell(404, {"message": f"{path} not found"})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = self._path(body)
+        node = self.server.node
+        version = int(self.path.rpartition("version=")[2])
+        if path != f"/nodes/{NODE}/update":
+            self._tell(404, {"message": f"{path} not found"})
+        elif version != node["Version"]["Index"]:
+            self._tell(500, {"message": STALE})
+        else:  # as Go reads it: keys in any case, the last of several
+            for key, value in json.loads(body, object_pairs_hook=list):
+                node["Spec"][key.title()] = dict(value) if isinstance(value, list) else value
+            node["Version"]["Index"] += 1
+            self._say(200, b"")
+
+    def _path(self, body: bytes = b"") -> str:
+        self.server.seen.append((self.command, self.path, body))
+        path = self.path.partition("?")[0]
+        return path.removeprefix("/v1.41") if path.startswith("/v1.41/") else path
+
+    def _tell(self, status: int, found: Any) -> None:
+        self._say(status, json.dumps(found).encode())
+
+    def _say(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Api-Version", "1.41")
+        self.send_header("Ostype", "linux")
+        self.send_header("Set-Cookie", "a=b")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def stand_in(directory: Path) -> Iterator[StandIn]:
+    """One that runs."""
+    with StandIn(directory / "engine.sock") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Said(NamedTuple):
+    """A reply as it came."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        return str(json.loads(self.body)["message"])
+
+
+class Front(NamedTuple):
+    """The proxy, as its clients reach it."""
+
+    proxy: Proxy
+    port: int
+
+    async def say(self, *pieces: bytes, pause: float = 0.0) -> list[Said]:
+        """What is replied to these bytes on one connection, until the proxy ends it. pause: seconds before each piece but the first."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for number, piece in enumerate(pieces):
+                await asyncio.sleep(pause if number else 0)
+                writer.write(piece)
+                await writer.drain()
+            return replies(await asyncio.wait_for(reader.read(), 20))
+        finally:
+            writer.close()
+
+    async def ask(self, method: str, target: str, body: bytes | None = None, **headers: str) -> Said:
+        """One request, written as it should be."""
+        lines = {"Host": "engine:2375", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        if body is not None:
+            lines = {"Content-Type": "application/json", "Content-Length": str(len(body)), **lines}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        (reply,) = await self.say(f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + (body or b""))
+        return reply
+
+
+def replies(data: bytes) -> list[Said]:
+    """All that came on a connection; a reply without a body in it is one to HEAD, or 100."""
+    found = []
+    while data:
+        head, _, rest = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {line.partition(": ")[0].lower(): line.partition(": ")[2] for line in lines}
+        size = int(headers.get("content-length", 0))
+        found.append(Said(int(first.split(" ")[1]), headers, rest[:size]))
+        data = rest[size:]
+    return found
+
+
+@asynccontextmanager
+async def fronted(
+    socket: str, token: str = "", bounds: Bounds | None = None, patience: float = 10
+) -> AsyncIterator[Front]:
+    """The proxy before the engine at this socket."""
+    proxy = Proxy(Engine(socket, patience), token)
+    listener = Listener(proxy.answer, proxy.refuse, bounds)
+    port = await listener.open("127.0.0.1", 0)
+    try:
+        yield Front(proxy, port)
+    finally:
+        await listener.close(1)

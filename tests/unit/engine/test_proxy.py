@@ -1,0 +1,303 @@
+"""services/engine: a real engine's answers through the proxy, over real sockets; what is refused never reaches the engine."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import NODE, STALE, Front, Said, StandIn, fronted, stand_in
+from tests.servers import run
+
+LABELS = {"infaas.worker": "cpu", "rack": "7"}
+SPEC = {"Labels": LABELS, "Role": "manager", "Availability": "active"}
+UPDATE = f"/v1.41/nodes/{NODE}/update?version=14"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[StandIn]:
+    with stand_in(tmp_path) as server:
+        yield server
+
+
+def ask(engine: StandIn, method: str, target: str, body: Any = None, token: str = "", **headers: str) -> Said:
+    """One request through the proxy. body: bytes, or what is written as JSON."""
+    text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+
+    async def main() -> Said:
+        async with fronted(engine.path, token) as front:
+            return await front.ask(method, target, text, **headers)
+
+    return run(main())
+
+
+def test_what_is_let_through_is_answered(engine: StandIn) -> None:
+    async def main(front: Front) -> None:
+        for path in ("/version", "/info", "/nodes", "/tasks", "/services", f"/nodes/{NODE}"):
+            for prefix in ("", "/v1.41"):
+                reply = await front.ask("GET", prefix + path)
+                assert reply.status == 200, reply.body
+                assert b"hunter2" not in reply.body
+                assert json.loads(reply.body)
+                assert engine.seen[-1] == ("GET", prefix + path, b"")
+        filters = "?filters=%7B%22role%22%3A+%5B%22worker%22%5D%7D"
+        assert (await front.ask("GET", "/v1.41/nodes" + filters)).status == 200
+        assert engine.seen[-1][1] == "/v1.41/nodes" + filters
+
+    with_front(engine, main)
+
+
+def with_front(engine: StandIn, work: Any, **more: Any) -> None:
+    async def main() -> None:
+        async with fronted(engine.path, **more) as front:
+            await work(front)
+
+    run(main())
+
+
+def test_clients_learn_what_to_speak(engine: StandIn) -> None:
+    reply = ask(engine, "GET", "/_ping")
+    assert (reply.status, reply.body) == (200, b"OK")
+    assert reply.headers["api-version"] == "1.41"
+    assert "set-cookie" not in reply.headers
+    assert ask(engine, "HEAD", "/v1.41/_ping").headers["api-version"] == "1.41"
+    assert engine.seen[-1][:2] == ("HEAD", "/v1.41/_ping")
+
+
+def test_the_engines_own_refusals_are_passed_on(engine: StandIn) -> None:
+    reply = ask(engine, "GET", "/v1.41/nodes/nobody")
+    assert (reply.status, reply.message) == (404, "/nodes/nobody not found")
+
+
+# -- labels
+
+
+def test_our_labels_are_set_and_removed(engine: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    labels = {"rack": "7", "infaas.pool": "gpu"}
+    assert ask(engine, "POST", UPDATE, {**SPEC, "Labels": labels}).status == 200
+    assert engine.node["Spec"] == {**SPEC, "Labels": labels}
+    (line,) = [record.__dict__ for record in caplog.records if record.name.startswith("services")]
+    assert (line["client"], line["node"], line["hostname"]) == ("127.0.0.1", NODE, "n0")
+    assert (line["set"], line["removed"]) == ({"infaas.pool": "gpu"}, ["infaas.worker"])
+
+
+def test_a_node_may_be_named_by_its_host(engine: StandIn) -> None:
+    target = "/nodes/n0/update?version=14"
+    assert ask(engine, "POST", target, {**SPEC, "Labels": {**LABELS, "infaas.a": "1"}}).status == 200
+    assert engine.seen[-1][1] == f"/nodes/{NODE}/update?version=14"
+
+
+def test_what_goes_to_the_engine_is_not_what_came(engine: StandIn) -> None:
+    body = json.dumps({**SPEC, "Name": "", "Labels": {**LABELS, "infaas.a": "1"}}, indent=3).encode()
+    assert ask(engine, "POST", UPDATE, body).status == 200
+    sent = json.loads(engine.seen[-1][2])
+    assert sent == {**SPEC, "Labels": {**LABELS, "infaas.a": "1"}}
+
+
+def test_another_version_is_told_as_the_engine_tells_it(engine: StandIn) -> None:
+    for version in (13, 15):
+        reply = ask(engine, "POST", f"/v1.41/nodes/{NODE}/update?version={version}", {**SPEC, "Role": "worker"})
+        assert (reply.status, reply.message) == (500, STALE)
+    assert all(method == "GET" for method, *_ in engine.seen)
+
+
+def test_of_writers_at_once_one_wins(engine: StandIn) -> None:
+    async def main(front: Front) -> None:
+        bodies = [json.dumps({**SPEC, "Labels": {**LABELS, "infaas.a": str(i)}}).encode() for i in range(8)]
+        found = await asyncio.gather(*(front.ask("POST", UPDATE, body) for body in bodies))
+        (won,) = [i for i, reply in enumerate(found) if reply.status == 200]
+        assert all(reply.message == STALE for i, reply in enumerate(found) if i != won)
+        assert engine.node["Spec"]["Labels"]["infaas.a"] == str(won)
+
+    with_front(engine, main)
+
+
+BODIES = {
+    "the role": {**SPEC, "Role": "worker"},
+    "the availability": {**SPEC, "Availability": "drain"},
+    "the name": {**SPEC, "Name": "other"},
+    "another's label": {**SPEC, "Labels": {**LABELS, "rack": "8"}},
+    "no labels": {"Role": "manager", "Availability": "active"},
+    "the role twice": json.dumps(SPEC).encode()[:-1] + b', "Role": "manager"}',
+    "the role in small letters": {**SPEC, "role": "worker"},
+    "nothing": b"",
+    "no JSON": b"Role=worker",
+    "a list": [SPEC],
+    "two specs": json.dumps(SPEC).encode() * 2,
+    "a deep one": b'{"Labels":' * 5000,
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_other_changes_do_not_reach_the_engine(body: Any, engine: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+    before = json.dumps(engine.node)
+    reply = ask(engine, "POST", UPDATE, body)
+    assert reply.status == 403
+    assert json.dumps(engine.node) == before
+    assert all(method == "GET" for method, *_ in engine.seen)
+    (line,) = [record.__dict__ for record in caplog.records if record.name.startswith("services")]
+    assert (line["client"], line["method"], line["target"]) == ("127.0.0.1", "POST", UPDATE)
+    assert line["reason"] == reply.message
+
+
+# -- refusals
+
+REFUSED = [
+    ("GET", "/v1.41/containers/json"),
+    ("POST", "/v1.41/containers/create"),
+    ("POST", "/v1.41/containers/x/exec"),
+    ("POST", "/v1.41/services/create"),
+    ("POST", "/v1.41/services/x/update?version=1"),
+    ("GET", "/v1.41/secrets"),
+    ("GET", "/v1.41/swarm"),
+    ("POST", "/v1.41/swarm/leave?force=1"),
+    ("DELETE", f"/v1.41/nodes/{NODE}"),
+    ("PUT", UPDATE),
+    ("GET", "//nodes"),
+    ("GET", "/v1.41/../containers/json"),
+    ("GET", "/v1.41/nodes/%2e%2e/containers/json"),
+    ("GET", "http://docker/v1.41/nodes"),
+    ("OPTIONS", "*"),
+    ("CONNECT", "docker:80"),
+    ("BREW", "/coffee"),
+]
+
+
+@pytest.mark.parametrize(("method", "target"), REFUSED, ids=lambda found: found[:50])
+def test_what_is_refused_does_not_reach_the_engine(
+    method: str, target: str, engine: StandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = ask(engine, method, target)
+    assert reply.status == 403
+    assert reply.headers["content-type"] == "application/json"
+    assert engine.seen == []
+    (line,) = [record.__dict__ for record in caplog.records if record.name.startswith("services")]
+    assert (line["levelname"], line["client"], line["target"]) == ("WARNING", "127.0.0.1", target)
+
+
+HEADERS = {
+    "an upgrade": ("GET", "/_ping", {"Connection": "Upgrade", "Upgrade": "h2c"}),
+    "an upgrade that is not offered": ("GET", "/_ping", {"Connection": "Upgrade"}),
+    "a web socket": (
+        "GET",
+        "/v1.41/nodes",
+        {"Connection": "upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"},
+    ),
+    "attach": ("POST", "/v1.41/containers/x/attach?stream=1", {"Connection": "Upgrade", "Upgrade": "tcp"}),
+    "a web page": ("GET", "/v1.41/nodes", {"Origin": "http://evil.example"}),
+    "a web page of ours": ("GET", "/v1.41/nodes", {"Sec-Fetch-Site": "same-origin"}),
+    "a form": ("POST", UPDATE, {"Content-Type": "text/plain"}),
+    "a compressed body": ("POST", UPDATE, {"Content-Encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize(("method", "target", "headers"), HEADERS.values(), ids=HEADERS.keys())
+def test_headers_that_are_refused(method: str, target: str, headers: dict[str, str], engine: StandIn) -> None:
+    body = SPEC if method == "POST" else None
+    assert ask(engine, method, target, body, **headers).status == 403
+    assert engine.seen == []
+
+
+def test_what_reads_has_no_body(engine: StandIn) -> None:
+    assert ask(engine, "GET", "/v1.41/nodes", {}).status == 403
+    assert ask(engine, "GET", "/v1.41/nodes", b"").status == 200
+
+
+def test_with_a_token_only_who_shows_it_may_ask(engine: StandIn) -> None:
+    async def main(front: Front) -> None:
+        for shown in (
+            {},
+            {"Authorization": "Bearer other"},
+            {"Authorization": "Basic s3cret"},
+            {"Authorization": "Bearer"},
+        ):
+            reply = await front.ask("GET", "/v1.41/nodes", **shown)
+            assert reply.status == 401
+            assert "token" in reply.message
+        assert (await front.ask("GET", "/v1.41/containers/json")).status == 403
+        assert engine.seen == []
+        for path in ("/_ping", "/version"):
+            assert (await front.ask("GET", path)).status == 200
+        assert (await front.ask("GET", "/v1.41/nodes", Authorization="Bearer s3cret")).status == 200
+        body = json.dumps(SPEC).encode()
+        assert (await front.ask("POST", UPDATE, body)).status == 401
+        assert (await front.ask("POST", UPDATE, body, Authorization="bearer s3cret")).status == 200
+
+    with_front(engine, main, token="s3cret")
+
+
+# -- the engine
+
+
+def test_an_engine_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with fronted(str(tmp_path / "none.sock")) as front:
+            reply = await front.ask("GET", "/v1.41/nodes")
+            assert reply.status == 502
+            assert "cannot be reached" in reply.message
+            assert "No such file" in await front.proxy.missing()
+            with stand_in(tmp_path) as engine:
+                engine.server_close()
+            (tmp_path / "engine.sock").rename(tmp_path / "none.sock")  # a socket that nobody listens on
+            assert (await front.ask("GET", "/_ping")).status == 502
+            assert "refused" in await front.proxy.missing()
+
+    run(main())
+    assert [record.levelname for record in caplog.records if record.name.startswith("services")] == ["ERROR", "ERROR"]
+
+
+ODD = {
+    "nothing": b"",
+    "no HTTP": b"hello\r\n\r\n",
+    "a part": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[",
+    "no JSON": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    "no list": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    "elsewhere": b"HTTP/1.1 301 Moved\r\nLocation: /containers/json\r\nContent-Length: 0\r\n\r\n",
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: tcp\r\nConnection: Upgrade\r\n\r\nx",
+    "a long head": b"HTTP/1.1 200 OK\r\nA: " + b"a" * 100_000,
+}
+
+
+@pytest.mark.parametrize("answer", ODD.values(), ids=ODD.keys())
+def test_an_engine_that_answers_something_else(answer: bytes, engine: StandIn) -> None:
+    engine.odd["/nodes"] = answer
+    reply = ask(engine, "GET", "/v1.41/nodes")
+    assert reply.status == 502
+    assert "engine" in reply.message
+
+
+def test_an_error_without_a_message(engine: StandIn) -> None:
+    engine.odd["/nodes"] = b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\n<html>"
+    assert (reply := ask(engine, "GET", "/v1.41/nodes")).status == 503
+    assert reply.message == "the engine did not say why"
+
+
+def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fronted(str(tmp_path / "engine.sock"), patience=0.2) as front:
+            reply = await front.ask("GET", "/v1.41/nodes")
+            assert (reply.status, reply.message) == (502, "engine proxy: the engine did not answer within 0.2 s")
+            assert "0.2 s" in await front.proxy.missing()
+
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "engine.sock"))
+        silent.listen()
+        run(main())
+
+
+def test_it_is_ready_before_a_manager_only(engine: StandIn) -> None:
+    async def main(front: Front) -> None:
+        assert await front.proxy.missing() == ""
+        engine.answers["/info"]["Swarm"]["ControlAvailable"] = False
+        assert "manages no swarm" in await front.proxy.missing()
+        del engine.answers["/info"]["Swarm"]
+        assert "manages no swarm" in await front.proxy.missing()
+        engine.answers["/info"] = []
+        assert await front.proxy.missing()
+
+    with_front(engine, main)
