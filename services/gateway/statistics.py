@@ -7,6 +7,7 @@ from infaas.answers import Answer
 
 NS_PER_MS = 1e6
 MOST = 4096  # variants counted apart; beyond, only by app
+MOST_SIZES = 256  # of batches counted apart: clients choose how many items a query has
 
 
 class Tally:
@@ -16,6 +17,7 @@ class Tally:
         "batches",
         "cached",
         "compute_ns",
+        "defaults",
         "executions",
         "failed",
         "failed_ns",
@@ -27,7 +29,7 @@ class Tally:
     )
 
     def __init__(self) -> None:
-        self.ok = self.failed = self.cached = self.items = self.last_ms = 0
+        self.ok = self.failed = self.cached = self.defaults = self.items = self.last_ms = 0
         self.executions = 0.0
         self.ok_ns = self.failed_ns = self.queue_ns = self.compute_ns = 0.0
         self.batches: dict[int, list[float]] = {}
@@ -35,9 +37,12 @@ class Tally:
     def answered(self, answer: Answer, items: int, ns: float, now: float) -> None:
         self.ok += 1
         self.ok_ns += ns
-        self.items += items
         self.last_ms = int(now * 1000.0)
         self.queue_ns += answer.queue_ms * NS_PER_MS
+        if answer.default:
+            self.defaults += 1  # nobody has computed it
+            return
+        self.items += items
         if answer.cached:
             self.cached += 1
             return
@@ -45,9 +50,14 @@ class Tally:
         batch = max(answer.batch, items, 1)
         self.compute_ns += compute
         self.executions += items / batch
+        self._ran(batch, items / batch, compute * items / batch)
+
+    def _ran(self, batch: int, times: float, ns: float) -> None:
+        if batch not in self.batches and len(self.batches) >= MOST_SIZES:
+            return
         row = self.batches.setdefault(batch, [0.0, 0.0])
-        row[0] += items / batch
-        row[1] += compute * items / batch
+        row[0] += times
+        row[1] += ns
 
     def refused(self, ns: float, now: float) -> None:
         self.failed += 1
@@ -56,13 +66,12 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         """Count what another one counted, too."""
-        for name in ("ok", "failed", "cached", "items", "executions", "ok_ns", "failed_ns", "queue_ns", "compute_ns"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in self.__slots__:
+            if name not in ("batches", "last_ms"):
+                setattr(self, name, getattr(self, name) + getattr(other, name))
         self.last_ms = max(self.last_ms, other.last_ms)
         for batch, (times, ns) in other.batches.items():
-            row = self.batches.setdefault(batch, [0.0, 0.0])
-            row[0] += times
-            row[1] += ns
+            self._ran(batch, times, ns)
 
 
 class Statistics:
@@ -73,7 +82,10 @@ class Statistics:
         self._apps: dict[str, Tally] = {}  # refusals, and what is not counted apart
 
     def answered(self, app: str, answer: Answer, items: int, ns: float, now: float) -> None:
-        """A query with so many items was answered; ns: its time here."""
+        """A query with so many items was answered; ns: its time here. What is no variant's answer is its app's."""
+        if answer.default:
+            self._apps.setdefault(app, Tally()).answered(answer, items, ns, now)
+            return
         key = (app, answer.model, answer.version, answer.variant)
         tally = self._variants.get(key)
         if tally is None:
@@ -125,7 +137,7 @@ def told(name: str, version: str, tally: Tally) -> dict[str, Any]:
             "fail": _spent(tally.failed, tally.failed_ns),
             "queue": _spent(tally.ok, tally.queue_ns),
             "compute_input": _spent(0, 0.0),  # part of compute_infer here
-            "compute_infer": _spent(tally.ok - tally.cached, tally.compute_ns),
+            "compute_infer": _spent(tally.ok - tally.cached - tally.defaults, tally.compute_ns),
             "compute_output": _spent(0, 0.0),
             "cache_hit": _spent(tally.cached, 0.0),
             "cache_miss": _spent(0, 0.0),

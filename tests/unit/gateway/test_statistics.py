@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from services.gateway.statistics import Statistics, told
+from services.gateway.statistics import MOST_SIZES, Statistics, told
 from tests.unit.gateway.test_needs import ANSWER
 
 
@@ -42,3 +42,23 @@ def test_by_model_variant_and_version() -> None:
     assert items("a", "m", "v", "2") == items("a", None, None, "1") == 1
     assert items("a", "nix") == items("nix") == 0
     assert counts.apps == ["a", "b"]
+
+
+def test_a_default_is_its_apps_and_no_execution() -> None:
+    counts = Statistics()
+    default = replace(ANSWER, model="", version="", variant="", batch=0, compute_ms=0.0, default=True)
+    counts.answered("a", default, 2, 3e6, 10.0)
+    [whole] = (told(*entry) for entry in counts.of("a"))
+    assert whole["name"] == "a"
+    assert whole["inference_stats"]["success"] == {"count": 1, "ns": 3_000_000}
+    assert whole["inference_stats"]["compute_infer"]["count"] == 0
+    assert (whole["inference_count"], whole["execution_count"], whole["batch_stats"]) == (0, 0, [])
+
+
+def test_clients_that_choose_many_sizes_do_not_fill_the_memory() -> None:
+    counts = Statistics()
+    for items in range(1, 2 * MOST_SIZES):
+        counts.answered("a", ANSWER, items, 1e6, 1.0)
+    whole, one = (told(*entry) for entry in counts.of("a"))
+    assert len(whole["batch_stats"]) == len(one["batch_stats"]) == MOST_SIZES
+    assert whole["execution_count"] == one["execution_count"] >= 2 * MOST_SIZES - 4
