@@ -24,6 +24,7 @@ from services.shell.clock import now
 from services.shell.sections import GatewaySettings
 
 _SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # as the system's own advice has them
+_RIGHT = re.compile(r"our credentials have no right to \S+: ")  # as the client library says it
 
 
 class Problem(Exception):
@@ -180,9 +181,9 @@ def _items(inputs: Any) -> int:
 
 def without_subjects(refused: Refused) -> Refused:
     """The refusal in words for those who do not see the bus."""
-    if _SUBJECT.search(refused.message) is None:
+    text = _RIGHT.sub("the gateway's credentials on the bus do not allow this: ", _SUBJECT.sub("", refused.message))
+    if text == refused.message:
         return refused
-    text = _SUBJECT.sub("", refused.message)
     return Refused(refused.code, text, closest=refused.closest, retry_after_ms=refused.retry_after_ms, id=refused.id)
 
 

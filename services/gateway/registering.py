@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bus.messages.public import RegistrationStatus
 from infaas.errors import InfaasError, Refused, RegistrationFailed
-from services.gateway.door import Door, Problem, problem_of
+from services.gateway.door import Door, Problem, problem_of, without_subjects
 from services.gateway.rafiqi.fetching import FetchFailed, Fetching, NotAllowed, fetch
 from services.gateway.rafiqi.places import hosts_of
 from services.shell.sections import GatewaySettings, listed
@@ -93,8 +93,8 @@ class Registering:
                         labels=labels,
                         **wish.more,
                     )
-                except Refused:
-                    raise
+                except Refused as refused:
+                    raise without_subjects(refused) from None
                 except RegistrationFailed as error:
                     raise Problem(422, str(error), code="unsatisfiable") from error
                 except InfaasError as error:
@@ -113,7 +113,7 @@ class Registering:
     async def _put(self, part: Part, path: Path, most: int | None = None) -> None:
         rules = self._rules if most is None else self._rules._replace(max_bytes=most)
         if part.blob is not None:
-            data = decoded(part)
+            data = await asyncio.to_thread(decoded, part)
             if len(data) > rules.max_bytes:
                 raise Problem(None, f"{part.field}: is larger than {rules.max_bytes} bytes", code="too_large")
             await asyncio.to_thread(path.write_bytes, data)

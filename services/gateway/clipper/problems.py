@@ -4,7 +4,7 @@ from typing import Any
 
 from infaas.errors import Refused
 from services.gateway.codes import called, retry_after
-from services.gateway.door import Problem
+from services.gateway.door import Problem, without_subjects
 
 JSON = "Json error"
 REQUEST = "Request error"
@@ -22,6 +22,7 @@ class ClipperProblem(Problem):
 
 def refused(refusal: Refused, name: str = PROCESSING) -> ClipperProblem:
     """A refusal of the system. What the client could have said better is its bad request, as in Clipper."""
+    refusal = without_subjects(refusal)
     status = 400 if refusal.code in ("bad_request", "unknown_model", "unsatisfiable") else called(refusal.code).http
     problem = ClipperProblem(name, refusal.message, status, code=refusal.code)
     problem.headers = retry_after(refusal.code, refusal.retry_after_ms)

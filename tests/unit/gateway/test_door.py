@@ -4,6 +4,7 @@ import pytest
 
 from bus.port import PayloadTooLarge
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+from services.gateway.clipper.problems import refused as refused_in_clippers_words
 from services.gateway.door import problem_of, without_subjects
 
 
@@ -12,6 +13,10 @@ from services.gateway.door import problem_of, without_subjects
     [
         ("no app 'a': see infaas.list.apps, or register a model for it", "no app 'a': register a model for it"),
         ("no model 'm': see infaas.list.models", "no model 'm'"),
+        (
+            "our credentials have no right to mine.admin.add-app: ask an operator (infaas auth)",
+            "the gateway's credentials on the bus do not allow this: ask an operator (infaas auth)",
+        ),
         ("accuracy must be between 0 and 1, not 2", "accuracy must be between 0 and 1, not 2"),
     ],
 )
@@ -19,6 +24,7 @@ def test_subjects_stay_inside(message: str, told: str) -> None:
     refused = Refused("unknown_app", message, closest={"variant": "v"}, retry_after_ms=3.0, id="i")
     found = without_subjects(refused)
     assert found.message == told
+    assert refused_in_clippers_words(refused).message == told
     assert (found.code, found.closest, found.retry_after_ms, found.id) == ("unknown_app", {"variant": "v"}, 3.0, "i")
 
 
