@@ -29,11 +29,9 @@ PACE = (
     2**20
 )  # bytes of the largest message that earn every message one more second: what has come of one is not known before its end
 PROTOCOL = "grpc"  # in metrics
-_NAMES: dict[Any, str] = {code: code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 TICK = 1.0  # s between looks for messages that do not come
 LATE = Problem(None, "the request's message did not come in time", code="deadline")
 STOPPING = Problem(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
-_WRONG = (BadInference, BadParameter, BadTensor, Unreadable)
 
 
 class Call:
@@ -174,8 +172,9 @@ class Calls:
         try:
             reply = await work()
         except Exception as error:
-            status = called(getattr(error, "code", "bad_request")).grpc
-            raise
+            problem = problem_from(error)
+            status = called(problem.code).grpc
+            raise problem from error
         else:
             sent, status = len(reply), "OK"
             return reply

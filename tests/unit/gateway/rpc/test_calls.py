@@ -1,0 +1,38 @@
+"""How requests of a stream are counted, whatever becomes of them."""
+
+import pytest
+
+from bus.tensors import BadTensor
+from infaas.errors import Refused
+from services.gateway.door import Problem
+from services.gateway.http.access import Doorkeeper
+from services.gateway.rpc.calls import Calls
+from services.gateway.rpc.wire import HeadTooLarge
+from services.gateway.traffic import Traffic
+from services.shell.sections import GatewaySettings
+from tests.servers import run
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BadTensor("x"), "INVALID_ARGUMENT"),
+        (HeadTooLarge("x"), "RESOURCE_EXHAUSTED"),
+        (Refused("deadline", "x"), "DEADLINE_EXCEEDED"),
+        (KeyError("nobody has foreseen this"), "INTERNAL"),
+    ],
+)
+def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(error: Exception, status: str) -> None:
+    settings, traffic = GatewaySettings(), Traffic()
+    calls = Calls(Doorkeeper(settings), settings, traffic)
+
+    async def fails() -> bytes:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(Problem):
+            await calls.counted(b"body", fails)
+
+    run(main())
+    assert traffic.requests == {("grpc", status): 1}
+    assert (calls.running, calls.held) == (0, 0)
