@@ -72,6 +72,9 @@ async def ask(
     if isinstance(answer, Refused):
         raise answer
     if asked.outputs is not None:
+        if answer.default and not asked.outputs.keys() <= answer.tensors.keys():
+            text = f"the app's default output is one of {', '.join(answer.tensors)} only; {answer.reason}"
+            raise Problem(None, text, code="deadline")
         _check_outputs(asked.outputs, answer.tensors)
     return answer
 

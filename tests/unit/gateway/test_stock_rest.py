@@ -98,6 +98,23 @@ def test_several_inputs_raw_and_not_with_outputs_in_the_order_asked_for(
     assert set(stage.heard["inputs"]) == {"a", "b", "c"}
 
 
+def test_a_default_is_one_of_the_outputs_that_it_has(client: triton.InferenceServerClient) -> None:
+    inputs = [
+        given(np.ones((1, 2), np.float32), "FP32", "a"),
+        given(np.ones((1, 1), np.int64), "INT64", "b"),
+        given(np.array([["x"]], np.object_), "BYTES", "c"),
+    ]
+    late = {"context": "default"}
+    result = client.infer("several", inputs, outputs=[triton.InferRequestedOutput("a")], parameters=late)
+    assert result.get_response()["parameters"]["default"] is True
+    assert [one["name"] for one in client.infer("several", inputs, parameters=late).get_response()["outputs"]] == ["a"]
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("several", inputs, outputs=[triton.InferRequestedOutput("b")], parameters=late)
+    assert caught.value.status() == "504"
+    assert "default output" in caught.value.message()
+    assert "it is late" in caught.value.message()
+
+
 def test_parameters_become_needs_and_the_answer_parameters(
     client: triton.InferenceServerClient, stage: Echoing
 ) -> None:
