@@ -15,7 +15,7 @@ from infaas.cli.options import Json
 from infaas.cli.output import progress, show, usage
 from infaas.cli.table import Column, print_table
 
-VERBS = ("init", "add", "rotate", "revoke", "list", "show")
+VERBS = ("init", "certify", "add", "rotate", "revoke", "list", "show")
 NAMED = ("add", "rotate", "revoke", "show")
 Several = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 
@@ -38,7 +38,7 @@ def auth(
 ) -> int:
     """Make, change and withdraw credentials for the bus, and write what the NATS servers must know of them.
 
-    Verbs: init (a book with a user for each service), add NAME, rotate NAME (a new key; the old one stays good), revoke NAME (the old
+    Verbs: init (a book with a user for each service), certify (a new certificate for the servers), add NAME, rotate NAME (a new key; the old one stays good), revoke NAME (the old
     key; the only one: the user), list, show NAME (what it may publish and subscribe). After each change have every nats-server read
     nats-auth.conf again.
 
@@ -63,7 +63,7 @@ def auth(
     bucket
         Buckets of the object store that the user may read and write besides (add), for inputs and outputs of jobs.
     tls_host
-        Names and addresses of the servers (init): makes a certificate authority and a certificate for them.
+        Names and addresses of the servers (init, certify): makes a certificate authority and a certificate for them.
     wholly
         Withdraw all keys at once (revoke).
 
@@ -78,6 +78,12 @@ def auth(
             users = book.begin(prefix)
             if tls_host:
                 certify(directory, tls_host)
+            _told(book, users, json, changed=True)
+        case "certify":
+            if not tls_host:
+                usage("certify needs the names and addresses of the servers: --tls-host")
+            users = book.users()
+            certify(directory, tls_host)
             _told(book, users, json, changed=True)
         case "list":
             _told(book, book.users(), json)
