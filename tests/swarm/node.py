@@ -43,8 +43,11 @@ def eventually(look: Callable[[], T], what: str, timeout: float = 60.0, every: f
 class Node:
     """One machine. `network`: how a command enters its network; `host`: its DOCKER_HOST."""
 
-    def __init__(self, directory: Path, address: str, cgroup: str, *, engine_labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, address: str, cgroup: str, *, engine_labels: Mapping[str, str], data: Path | None = None
+    ) -> None:
         self.directory, self.address, self.cgroup = directory, address, cgroup
+        self.data = data or directory / "data"
         self.name = directory.name
         self.host = f"unix://{directory}/docker.sock"
         self.alive = False
@@ -178,7 +181,7 @@ class Node:
 
     def _config(self) -> dict[str, Any]:
         config: dict[str, Any] = {
-            "data-root": f"{self.directory}/data",
+            "data-root": str(self.data),
             "exec-root": "/run/docker",
             "pidfile": "/run/docker.pid",
             "hosts": [self.host],

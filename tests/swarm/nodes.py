@@ -96,12 +96,12 @@ class Swarm:
             self.label(node, labels)
         return node
 
-    def boot(self, name: str, engine_labels: Mapping[str, str] | None = None) -> Node:
-        """A machine that belongs to no swarm yet; returns before its engine answers."""
+    def boot(self, name: str, engine_labels: Mapping[str, str] | None = None, data: Path | None = None) -> Node:
+        """A machine that belongs to no swarm yet; returns before its engine answers. data: what it keeps, else a directory of its own."""
         address = f"{self._subnet}.{self._next}"
         self._next += 1
         node = self.nodes[name] = Node(
-            self.directory / name, address, self.directory.name, engine_labels=engine_labels or {}
+            self.directory / name, address, self.directory.name, engine_labels=engine_labels or {}, data=data
         )
         if self._images is not None:
             share_images(self._images, node.directory / "data")
