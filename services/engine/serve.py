@@ -56,22 +56,29 @@ async def _main(settings: Settings) -> int:
 
 
 async def _pages(settings: Settings, proxy: Proxy) -> asyncio.Server | None:
-    """/healthz, /readyz and /metrics, where `metrics.port` says."""
+    """/healthz, /readyz, /startz and /metrics, where `metrics.port` says, as every service has them."""
+    up = False
 
     async def health(_: str) -> Page:
         return Page(200, "ok\n")
 
     async def ready(_: str) -> Page:
+        nonlocal up
         missing = await proxy.missing()
+        up = up or not missing
         body = json.dumps({"ready": not missing, "missing": [missing] if missing else []}) + "\n"
         return Page(503 if missing else 200, body, "application/json")
+
+    async def startup(accept: str) -> Page:
+        """200 from the first readiness on: an update that cannot reach the socket must not count as done."""
+        return Page(200, "up\n") if up else await ready(accept)
 
     async def metrics(accept: str) -> Page:
         from services.shell.metrics.exposition import page  # noqa: PLC0415  (prometheus_client: only where somebody asks)
 
         return page([*process.families(), *families(proxy)], settings.metrics.series, accept)
 
-    pages: Pages = {"/healthz": health, "/readyz": ready, "/metrics": metrics}
+    pages: Pages = {"/healthz": health, "/readyz": ready, "/startz": startup, "/metrics": metrics}
     asked = settings.metrics
     if not asked.enabled or not asked.port:
         return None

@@ -49,13 +49,18 @@ def test_it_runs_without_a_bus_and_logs_json_lines(tmp_path: Path) -> None:
     token.write_text("s3cret\n")
     with process(tmp_path / "engine.sock", INFAAS_ENGINE__TOKEN_FILE=str(token)) as (found, port, pages):
         assert eventually(lambda: get(pages, "/healthz")[0] == 200)
-        assert get(pages, "/readyz")[0] == 503
+        assert get(pages, "/readyz")[0] == get(pages, "/startz")[0] == 503
         with stand_in(tmp_path):
             assert json.loads(get(pages, "/readyz")[1]) == {"ready": True, "missing": []}
             assert get(port, "/v1.41/containers/json")[0] == 403
             assert get(port, "/v1.41/nodes")[0] == 401
             status, body = get(port, f"/v1.41/nodes/{NODE}", Authorization="Bearer s3cret")
             assert (status, json.loads(body)["ID"]) == (200, NODE)
+        assert [get(pages, path)[0] for path in ("/healthz", "/readyz", "/startz")] == [
+            200,
+            503,
+            200,
+        ]  # the engine has gone
         metrics = get(pages, "/metrics")[1]
         assert 'infaas_engine_requests_total{outcome="refused"} 2.0' in metrics
         assert "infaas_engine_label_changes_total 0.0" in metrics
