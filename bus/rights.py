@@ -44,7 +44,7 @@ ANY_APP = "@"  # instead of an app's name
 class Identity(NamedTuple):
     """One user of the bus. app: of a client; verbs: what it may do there. worker: the one that its processes belong to, `*` any.
 
-    buckets: object store buckets that it may read and write beside those of its roles.
+    buckets: object store buckets that it may read and write beside those of its roles, and make where it is no client.
     """
 
     name: str
@@ -227,6 +227,14 @@ LINES: tuple[Line, ...] = (
     ),
 )
 
+_BUCKETS: dict[
+    str, tuple[frozenset[Role], frozenset[Role]]
+] = {  # of objects that the registrar makes: who reads, who writes
+    "uploads_bucket": (_r("registrar", "executor", "operator"), _r("registrar", "operator")),
+    "artifacts_bucket": (_r("registrar", "executor"), _r("registrar", "executor")),
+    "inputs_bucket": (_r("executor", "gateway", "operator"), _r("gateway", "operator")),
+    "outputs_bucket": (_r("executor", "gateway", "operator", "offline"),) * 2,
+}
 STORES: tuple[Store, ...] = (
     Store("outcome_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
     Store("event_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
@@ -249,34 +257,7 @@ STORES: tuple[Store, ...] = (
     ),
     Store("status_bucket", "kv", creates=_r("registrar"), reads=_r("registrar", "operator"), writes=_r("registrar")),
     Store("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),
-    Store(
-        "uploads_bucket",
-        "objects",
-        creates=_r("registrar"),
-        reads=_r("registrar", "executor", "operator"),
-        writes=_r("registrar", "operator"),
-    ),
-    Store(
-        "artifacts_bucket",
-        "objects",
-        creates=_r("registrar"),
-        reads=_r("registrar", "executor"),
-        writes=_r("registrar", "executor"),
-    ),
-    Store(
-        "inputs_bucket",
-        "objects",
-        creates=_r("registrar"),
-        reads=_r("executor", "gateway", "operator"),
-        writes=_r("gateway", "operator"),
-    ),
-    Store(
-        "outputs_bucket",
-        "objects",
-        creates=_r("registrar"),
-        reads=_r("executor", "gateway", "operator", "offline"),
-        writes=_r("executor", "gateway", "operator", "offline"),
-    ),
+    *(Store(name, "objects", _r("registrar"), reads, writes) for name, (reads, writes) in _BUCKETS.items()),
     Store(
         "parts_bucket",
         "objects",
@@ -315,8 +296,18 @@ def rights(identity: Identity, subjects: Subjects) -> Rights:
         if role == "supervisor":
             publish.add(f"{SERVICE}.>")  # what became of an order to start or stop a machine
     for bucket in identity.buckets:
-        publish.update((*_creates(f"OBJ_{bucket}"), *_reads_objects(bucket), *_writes_objects(bucket)))
+        publish.update((*_reads_objects(bucket), *_writes_objects(bucket)))
+        if not identity.app:
+            # No client: whoever makes a stream chooses what it hears, and where to it sends that.
+            publish.update(_creates(f"OBJ_{bucket}"))
     return Rights(tuple(sorted(publish)), tuple(sorted(subscribe)))
+
+
+def sharing(identities: Iterable[Identity]) -> list[Identity]:
+    """The same users, where operators have everybody's buckets, too: they make them for clients."""
+    users = list(identities)
+    every = tuple(sorted({bucket for user in users for bucket in user.buckets}))
+    return [user._replace(buckets=every) if "operator" in user.roles else user for user in users]
 
 
 def _of_store(role: Role, store: Store, name: str) -> Iterable[str]:

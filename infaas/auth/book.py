@@ -112,6 +112,11 @@ class Book:
         """Write a new user in and make its credentials; raises BookError."""
         _check(user)
         with self._changing() as content:
+            for bucket in user.buckets:
+                if f"{bucket}-".startswith(f"{content.prefix}-"):
+                    raise BookError(
+                        f"bucket {bucket!r} is the system's own: choose a name that does not begin with {content.prefix}-"
+                    )
             if any(other.name == user.name for other in content.users):
                 raise BookError(f"there is a user {user.name!r} already: choose another name, or rotate its key")
             user = self._with_new_key(user)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 
-from bus.rights import Identity, rights
+from bus.rights import Identity, rights, sharing
 from bus.subjects import Subjects
 
 _HEAD = """\
@@ -15,7 +15,8 @@ _HEAD = """\
 def authorization(users: Iterable[tuple[Identity, Sequence[str]]], subjects: Subjects) -> str:
     """The servers' block `authorization`: each user with its public keys, all good at a time."""
     lines = [_HEAD, "authorization {", "  timeout: 5", "  users: ["]
-    for identity, keys in users:
+    given = list(users)
+    for identity, (_, keys) in zip(sharing(identity for identity, _ in given), given, strict=True):
         allowed = rights(identity, subjects)
         of = f" of the app {identity.app}" if identity.app else ""
         lines.append(f"    # {identity.name}: {'+'.join(identity.roles)}{of}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
 
-from bus.rights import USUAL, Role, Verb, rights
+from bus.rights import USUAL, Role, Verb, rights, sharing
 from bus.subjects import Subjects
 from infaas.auth.book import CONFIG, Book, User
 from infaas.auth.certificates import certify
@@ -61,7 +61,7 @@ def auth(
     worker
         The one worker that the user's processes belong to (add); any where it is left out.
     bucket
-        Buckets of the object store that the user may read and write besides (add), for inputs and outputs of jobs.
+        Buckets of the object store that the user may read and write besides (add), for inputs and outputs of jobs. Operators make them.
     tls_host
         Names and addresses of the servers (init, certify): makes a certificate authority and a certificate for them.
     wholly
@@ -130,10 +130,10 @@ def _told(book: Book, users: list[User], json: bool, *, changed: bool = False) -
 
 
 def _show(book: Book, name: str, json: bool) -> None:
-    found = [user for user in book.users() if user.name == name]
+    found = [identity for identity in sharing(user.identity for user in book.users()) if identity.name == name]
     if not found:
         usage(f"there is no user {name!r} in {book.directory}")
-    allowed = rights(found[0].identity, Subjects(book.prefix))
+    allowed = rights(found[0], Subjects(book.prefix))
 
     def render(_: Any) -> None:
         for what, patterns in (("publish", allowed.publish), ("subscribe", allowed.subscribe)):

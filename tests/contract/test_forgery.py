@@ -7,8 +7,9 @@ from msgspec import json
 
 from bus.callers import Callers, from_stream
 from bus.codec import encode
-from bus.port import Bus, Delivery
+from bus.port import Bus, Delivery, Forbidden
 from bus.subjects import Subjects
+from infaas.auth.book import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
@@ -94,6 +95,34 @@ def test_a_stream_that_is_made_to_send_orders_is_not_obeyed(server: Secured) -> 
             await runtime.stop()
         finally:
             for bus in buses:
+                await bus.close()
+
+    run(main())
+
+
+def test_a_client_with_a_bucket_makes_no_stream_that_hears_others(server: Secured) -> None:
+    server.book.add(User(name="keeper", roles=("client",), app="numbers", buckets=("mine",)))
+    server.reload()
+
+    async def main() -> None:
+        operator, keeper, phone = (
+            await server.bus("operator"),
+            await server.bus("keeper", ignored),
+            await server.bus("phone"),
+        )
+        try:
+            for verb in ("CREATE", "UPDATE"):
+                config = json.encode({"name": "OBJ_mine", "subjects": ["infaas.query.faces"]})
+                with pytest.raises(Forbidden):
+                    await keeper.request(f"$JS.API.STREAM.{verb}.OBJ_mine", config, 5.0)
+            await operator.object_store("mine")
+            bucket = await keeper.object_store("mine")
+            await bucket.put("inputs.npy", b"ours")
+            assert await bucket.get("inputs.npy") == b"ours"
+            with pytest.raises(Forbidden):
+                await phone.request("$JS.API.STREAM.INFO.OBJ_mine", b"", 5.0)
+        finally:
+            for bus in (operator, keeper, phone):
                 await bus.close()
 
     run(main())

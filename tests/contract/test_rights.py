@@ -169,7 +169,7 @@ MAY = {
     "$KV.infaas-control.controller": {"registrar", "vm-autoscaler", "supervisor"},
     SUBJECTS.execute("w1", "cpu"): {"dispatcher", "monitor"},  # the runner of offline jobs is beside the monitor
     SUBJECTS.executor("w1", "cpu", "load"): {"monitor"},
-    SUBJECTS.worker("w1", "drain"): {"vm-autoscaler"},
+    SUBJECTS.worker("w1", "drain"): {"vm-autoscaler", "supervisor"},  # of its own worker, when it is stopped
     SUBJECTS.machines("stop"): {"vm-autoscaler"},
     SUBJECTS.workshop("w1", "build"): {"registrar"},
     SUBJECTS.exited("w1", "cpu"): {"supervisor"},

@@ -10,9 +10,9 @@ import pytest
 
 from bus.login import Login, login_from, merged
 from bus.port import BusError
-from bus.rights import ROLES, Identity, rights
+from bus.rights import ROLES, Identity, rights, sharing
 from bus.subjects import Subjects
-from infaas.auth.book import FIRST, Book, BookError, User
+from infaas.auth.book import CONFIG, FIRST, Book, BookError, User
 from infaas.auth.certificates import CertificateError, certify
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
@@ -185,6 +185,20 @@ def test_rights_grow_with_roles_and_shrink_with_worker_and_verbs() -> None:
     assert asks == (("p.explain.a",), ("_INBOX_.a.n.>",))
     with_bucket = rights(Identity("n", ("client",), app="a", verbs=(), buckets=("mine",)), subjects)
     assert with_bucket.publish and all("mine" in pattern for pattern in with_bucket.publish)
+    assert not [pattern for pattern in with_bucket.publish if "CREATE.OBJ_mine" in pattern and "STREAM" in pattern]
+
+
+def test_operators_make_the_buckets_of_clients(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    book.begin("p")
+    book.add(User(name="phone", roles=("client",), app="a", buckets=("mine",)))
+    may = {user.name: rights(user, Subjects("p")).publish for user in sharing(user.identity for user in book.users())}
+    assert [name for name, publish in may.items() if "$JS.API.STREAM.CREATE.OBJ_mine" in publish] == ["operator"]
+    assert [name for name, publish in may.items() if "$O.mine.C.*" in publish] == ["operator", "phone"]
+    assert "$JS.API.STREAM.CREATE.OBJ_mine" in (tmp_path / CONFIG).read_text()
+    for system in ("p", "p-inputs"):
+        with pytest.raises(BookError, match="system's own"):
+            book.add(User(name="thief", roles=("client",), app="a", buckets=(system,)))
 
 
 # ---- the command
