@@ -1,4 +1,4 @@
-"""The one change that is let through: of a node's labels, those whose names begin with `infaas.`. Pure."""
+"""The one change that is let through: of a node's labels, those whose names begin with `infaas.`, but for the operator's. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from services.engine.routes import Denied
 
 OURS = re.compile(r"infaas\.[A-Za-z0-9._-]{1,120}")
+OPERATORS = frozenset(
+    {"infaas.pool", "infaas.nats", "infaas.db", "infaas.gateway"}
+)  # what a machine is for, where data lies
 MOST_VALUE = 256
 
 
@@ -35,6 +38,8 @@ def change(present: Mapping[str, Any], asked: Any) -> Change:
     for name in [*put, *removed]:
         if not OURS.fullmatch(name):
             raise Denied(f"only labels infaas.* may change through the engine proxy, not {name[:100]!r}")
+        if name in OPERATORS:
+            raise Denied(f"the engine proxy leaves the label {name!r} to the operator")
     for name, value in put.items():
         if len(value) > MOST_VALUE or not value.isprintable():
             raise Denied(f"the label {name!r} may have {MOST_VALUE} printable characters")

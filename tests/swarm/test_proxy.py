@@ -107,7 +107,7 @@ def labels(node: Any, **change: str | None) -> dict[str, Any]:
 def test_labels_of_ours_are_set_and_removed(client: Any, manager: Node, proxy: tuple[str, Path]) -> None:
     manager.docker("node", "update", "--label-add", "rack=7", manager.id)
     try:
-        for change in ({"worker": "cpu", "pool": "cpu"}, {"worker": None, "pool": "gpu"}, {"pool": None}):
+        for change in ({"worker": "cpu", "order": "cpu"}, {"worker": None, "order": "gpu"}, {"order": None}):
             before = manager.inspect("node", manager.id)[0]
             node = client.nodes.get(manager.id)
             assert node.update(labels(node, **change)) is True
@@ -118,9 +118,9 @@ def test_labels_of_ours_are_set_and_removed(client: Any, manager: Node, proxy: t
         manager.docker("node", "update", "--label-rm", "rack", manager.id)
     changes = [line for line in lines(proxy[1]) if line["message"] == "labels of a node were changed"]
     assert [(line["hostname"], line["set"], line["removed"]) for line in changes][-3:] == [
-        (manager.name, {"infaas.worker": "cpu", "infaas.pool": "cpu"}, []),
-        (manager.name, {"infaas.pool": "gpu"}, ["infaas.worker"]),
-        (manager.name, {}, ["infaas.pool"]),
+        (manager.name, {"infaas.worker": "cpu", "infaas.order": "cpu"}, []),
+        (manager.name, {"infaas.order": "gpu"}, ["infaas.worker"]),
+        (manager.name, {}, ["infaas.order"]),
     ]
 
 
@@ -186,6 +186,7 @@ ATTEMPTS: dict[str, Callable[[Any, Node], Any]] = {
     "drain a node": asked({"Availability": "drain"}),
     "name a node": asked({"Name": "other"}),
     "label of another": asked({"Labels": {"rack": "9"}}),
+    "say where databases are": asked({"Labels": {"infaas.db": "true"}}),
     "listen to events": raw("GET", "/events?until=1"),
     "disk usage": lambda client, _: client.df(),
     "prune": lambda client, _: client.containers.prune(),

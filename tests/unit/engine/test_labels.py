@@ -1,4 +1,4 @@
-"""services/engine/labels.py: labels `infaas.*` may differ, and nothing else."""
+"""services/engine/labels.py: labels `infaas.*` may differ, but for the operator's, and nothing else."""
 
 import json
 from typing import Any
@@ -7,12 +7,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.engine.labels import change
+from services.engine.labels import OPERATORS, change
 from services.engine.routes import Denied
 from services.engine.strict import NotStrict, loads
 
-OURS = st.from_regex(r"infaas\.[a-z][a-z._-]{0,10}", fullmatch=True)
-THEIRS = st.text(max_size=12).filter(lambda name: not name.startswith("infaas."))
+OURS = st.from_regex(r"infaas\.[a-z][a-z._-]{0,10}", fullmatch=True).filter(lambda name: name not in OPERATORS)
+THEIRS = st.one_of(
+    st.sampled_from(sorted(OPERATORS)), st.text(max_size=12).filter(lambda name: not name.startswith("infaas."))
+)
 VALUES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 LABELS = st.dictionaries(st.one_of(OURS, THEIRS), VALUES, max_size=6)
 SPECS = st.builds(
@@ -30,13 +32,17 @@ JSON = st.recursive(
 
 
 def theirs(labels: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in labels.items() if not name.startswith("infaas.")}
+    return {name: value for name, value in labels.items() if not ours(name)}
+
+
+def ours(name: str) -> bool:
+    return name.startswith("infaas.") and name not in OPERATORS
 
 
 @given(SPECS, st.dictionaries(OURS, VALUES, max_size=4), st.data())
 def test_our_labels_may_come_change_and_go(present: dict[str, Any], put: dict[str, str], data: st.DataObject) -> None:
-    ours = [name for name in present["Labels"] if name.startswith("infaas.")]
-    gone = set(data.draw(st.lists(st.sampled_from(ours), unique=True))) if ours else set()
+    had = [name for name in present["Labels"] if ours(name)]
+    gone = set(data.draw(st.lists(st.sampled_from(had), unique=True))) if had else set()
     gone -= put.keys()
     after = {name: value for name, value in present["Labels"].items() if name not in gone} | put
     found = change(present, {**present, "Labels": after})

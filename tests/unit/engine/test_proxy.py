@@ -78,12 +78,12 @@ def test_the_engines_own_refusals_are_passed_on(engine: StandIn) -> None:
 
 def test_our_labels_are_set_and_removed(engine: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    labels = {"rack": "7", "infaas.pool": "gpu"}
+    labels = {"rack": "7", "infaas.order": "gpu"}
     assert ask(engine, "POST", UPDATE, {**SPEC, "Labels": labels}).status == 200
     assert engine.node["Spec"] == {**SPEC, "Labels": labels}
     (line,) = [record.__dict__ for record in caplog.records if record.name.startswith("services")]
     assert (line["client"], line["node"], line["hostname"]) == ("127.0.0.1", NODE, "n0")
-    assert (line["set"], line["removed"]) == ({"infaas.pool": "gpu"}, ["infaas.worker"])
+    assert (line["set"], line["removed"]) == ({"infaas.order": "gpu"}, ["infaas.worker"])
 
 
 def test_a_node_may_be_named_by_its_host(engine: StandIn) -> None:
@@ -122,6 +122,7 @@ BODIES = {
     "the availability": {**SPEC, "Availability": "drain"},
     "the name": {**SPEC, "Name": "other"},
     "another's label": {**SPEC, "Labels": {**LABELS, "rack": "8"}},
+    "a label of the operator's": {**SPEC, "Labels": {**LABELS, "infaas.nats": "true"}},
     "no labels": {"Role": "manager", "Availability": "active"},
     "the role twice": json.dumps(SPEC).encode()[:-1] + b', "Role": "manager"}',
     "the role in small letters": {**SPEC, "role": "worker"},
