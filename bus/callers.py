@@ -13,6 +13,13 @@ def from_stream(reply: str, headers: Mapping[str, str] | None) -> bool:
     return reply.startswith("$JS.") or (headers is not None and STREAM in headers)
 
 
+def app_of(reply: str) -> str:
+    """The app whose client wants the answer here; empty where that is not known, or where it may ask for any app."""
+    first, _, rest = reply.partition(".")
+    app = rest.partition(".")[0]
+    return app if first == OWN and app != ANY_APP else ""
+
+
 class Callers:
     """Looks at what outsiders ask, before anybody acts on it.
 

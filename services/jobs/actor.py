@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from bus.callers import app_of
 from bus.messages.jobs import (
     OVER,
     JobAccepted,
@@ -181,13 +182,13 @@ class Coordinator:
         if not envelope.reply:
             return
         job = envelope.subject.rpartition(".")[2]
-        if envelope.subject == self._subjects.job_cancel(job):
-            self._cancelling.setdefault(job, []).append(envelope.reply)
-            yield self._do(Do(("cancel", job), Cancel(job, envelope.now), 10.0))
-            return
         course = self._courses.get(job)
         record = course.record if course is not None else self._records.get(job)
-        if record is None:
+        foreign = record is not None and app_of(envelope.reply) not in ("", record.status.app)
+        if envelope.subject == self._subjects.job_cancel(job) and not foreign:
+            self._cancelling.setdefault(job, []).append(envelope.reply)
+            yield self._do(Do(("cancel", job), Cancel(job, envelope.now), 10.0))
+        elif record is None or foreign:
             yield from self._refuse(envelope.reply, "bad_request", f"job: there is none with the id {job}")
         else:
             yield from self._answer(envelope.reply, self._news.with_notes(record.status, envelope.now))
