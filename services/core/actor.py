@@ -164,16 +164,12 @@ class Actor(Protocol):
 
 
 class Edge(Protocol):
-    """An actor's hands. `perform` carries out one command off the decision path."""
+    """An actor's hands. `perform` carries out one command off the decision path.
+
+    It may have a method `inline(command)`, too, which carries out short work (predicted under a millisecond) at once on the loop and
+    returns its result, or `NotImplemented` to have `perform` do it.
+    """
 
     async def perform(self, command: Any) -> Any:
         """Carry out one command; an exception's text becomes `Failed.error`."""
-        ...
-
-
-class InlineEdge(Edge, Protocol):
-    """An edge that may do short work at once on the loop (predicted under a millisecond)."""
-
-    def inline(self, command: Any) -> Any:
-        """Carry out one short command now and return its result, or `NotImplemented` to have `perform` do it."""
         ...
