@@ -73,7 +73,8 @@ class Drain(Struct, frozen=True, kw_only=True):
 class StartMachine(Struct, frozen=True, kw_only=True):
     """`infaas.machines.start` (answered by who can start workers here): one more worker of this kind, under this name.
 
-    Idempotent by name. boot_s: wait so long before it starts (simulated machines). The reply is MachineReply.
+    Idempotent by name. boot_s: wait so long before it starts (simulated machines). order: of this machine's life, "EPOCH-NUMBER",
+    where a name may have several; bought: there is no machine with this name yet, one is to be made. The reply is MachineReply.
     """
 
     worker: str
@@ -81,13 +82,21 @@ class StartMachine(Struct, frozen=True, kw_only=True):
     epoch: int
     boot_s: float = 0.0
     simulated: bool = False
+    order: str = ""
+    bought: bool = False
 
 
 class StopMachine(Struct, frozen=True, kw_only=True):
-    """`infaas.machines.stop`: end this worker (it has been drained). Idempotent. The reply is MachineReply."""
+    """`infaas.machines.stop`: end this worker (it has been drained). Idempotent. The reply is MachineReply.
+
+    kind, order, bought: as it was started with; empty where it was not started by order.
+    """
 
     worker: str
     epoch: int
+    kind: str = ""
+    order: str = ""
+    bought: bool = False
 
 
 class MachineReply(Struct, frozen=True, kw_only=True):
@@ -108,8 +117,9 @@ class LeaderRecord(Struct, frozen=True, kw_only=True):
 class MachineRecord(Struct, frozen=True, kw_only=True):
     """Key `machine.<worker>` of the control bucket, written by the leader before it acts: what its successor goes on with.
 
-    state: "Booting" (ordered), "Ready", "Draining" (an order to stop follows when it has nothing left to do). at: since when.
-    place: variants, and for which app, that this machine was added for.
+    state: "Booting" (ordered), "Ready", "Draining" (an order to stop follows when it has nothing left to do), "Stopping" (given up:
+    the order to stop is repeated until it is carried out). at: since when. place: variants, and for which app, that this machine
+    was added for. order, bought: as in StartMachine.
     """
 
     worker: str
@@ -119,3 +129,5 @@ class MachineRecord(Struct, frozen=True, kw_only=True):
     at: float
     reason: str = ""
     place: list[tuple[str, str]] = []
+    order: str = ""
+    bought: bool = False

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from bus.subjects import NAME
 from services.core.emulation import KINDS, MOST
+from services.shell.machinechecks import faults_of
 
 if TYPE_CHECKING:
     from services.shell.settings import Settings
@@ -77,6 +78,7 @@ _SIMULATED = Number(most=MOST)
 _KEPT = Number(1 / 24, 36500, zero="for ever")
 _AGGREGATED = Number(2, 36500, zero="for ever")  # what comes a day late is still counted
 
+_COMMAND = Text(r"(?s)[^\0]*", "words of a command")
 _TOKENS = Text(r"[\x21-\x7e\s]*", "tokens without spaces or commas inside, as `openssl rand -hex 32` makes them")
 
 RULES: Mapping[str, Rule] = {
@@ -182,6 +184,22 @@ RULES: Mapping[str, Rule] = {
     "machines.kinds.*.cores": _CORES,
     "machines.kinds.*.memory_mb": _MEMORY,
     "machines.kinds.*.simulate.*": _SIMULATED,
+    "machines.kinds.*.accelerators.*": _SIMULATED,
+    "machines.kinds.*.accelerator_mb": Number(most=1e8, zero="by kind"),
+    "machines.swarm.hosts": Text(
+        r"[\s,]*((unix|tcp|https?)://[^\s,]+[\s,]*)*",
+        "addresses as tcp://engine-proxy:2375 or unix:///var/run/docker.sock",
+    ),
+    "machines.swarm.token": None,
+    "machines.swarm.timeout_s": Number(0.1, 60.0),
+    "machines.swarm.dry_run": None,
+    "machines.swarm.add": _COMMAND,
+    "machines.swarm.remove": _COMMAND,
+    "machines.swarm.command_s": _SECONDS,
+    "machines.command.add": _COMMAND,
+    "machines.command.remove": _COMMAND,
+    "machines.command.command_s": _SECONDS,
+    "machines.command.dry_run": None,
     "prices.per_hour.*": _AMOUNT,
     "jobs.roots": None,
     "jobs.utilisation_below": _SHARE,
@@ -230,6 +248,7 @@ _KEYS: Mapping[str, Rule] = {
     "prices.per_hour.*": _TOKEN,
     "worker.simulate.*": Text("|".join(KINDS), f"a kind that can be simulated ({', '.join(KINDS)})"),
     "machines.kinds.*.simulate.*": Text("|".join(KINDS), f"a kind that can be simulated ({', '.join(KINDS)})"),
+    "machines.kinds.*.accelerators.*": Text("|".join(KINDS), f"a kind of accelerator ({', '.join(KINDS)})"),
 }
 
 
@@ -308,12 +327,8 @@ def _together(settings: "Settings") -> Iterator[Fault]:
     for key, values in (("threads", registrar.threads), ("max_batches", registrar.max_batches)):
         if not values:
             yield Fault(f"registrar.{key}", "must name at least one number")
-    for name, kind in settings.machines.kinds.items():
-        if kind.minimum > kind.maximum:
-            yield Fault(
-                f"machines.kinds.{name}.minimum",
-                f"must be at most machines.kinds.{name}.maximum ({kind.maximum}), not {kind.minimum}",
-            )
+    for key, reason in faults_of(settings.machines):
+        yield Fault(key, reason)
 
 
 def _gateway(settings: "Settings") -> Iterator[Fault]:

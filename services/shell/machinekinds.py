@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from services.shell.settings import MachineKind, MachineSettings, WorkerSettings
+from services.shell.machinesections import MachineKind, MachineSettings
+from services.shell.settings import WorkerSettings
 
 PLAIN = "cpu"  # the kind of workers that `infaas up` starts when nothing else is said
 

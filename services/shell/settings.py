@@ -11,6 +11,7 @@ from msgspec import Meta, field
 
 from bus.login import VARIABLES, Login
 from services.shell.checks import faults
+from services.shell.machinesections import MachineSettings
 from services.shell.origins import Origins
 from services.shell.sections import EngineSettings, GatewaySettings, Section
 
@@ -191,36 +192,6 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     choice: dict[str, Choice] = {}
 
 
-class MachineKind(Section, frozen=True, kw_only=True):
-    """A kind of worker that may be started. cores, memory_mb: 0 = what the machine has. simulate: devices to simulate.
-
-    boot_s: how long a simulated provider takes to start one.
-    """
-
-    minimum: int = 0
-    maximum: int = 0
-    boot_s: float = 0.0
-    cores: int = 0
-    memory_mb: int = 0
-    simulate: dict[str, int] = {}
-
-
-class MachineSettings(Section, frozen=True, kw_only=True):
-    """The VM-autoscaler (services/autoscaler/vms). provider: "local", "simulated" or "off".
-
-    utilisation_above: of a kind of device, on every worker that has one. overloaded_share: of the workers. idle_s: a worker
-    that serves nothing for so long may go. lease_s: a leader that is silent for so long is replaced. kinds: by name.
-    """
-
-    provider: Literal["local", "simulated", "off"] = "local"
-    period_s: float = 2.0
-    utilisation_above: float = 0.8
-    overloaded_share: float = 0.8
-    idle_s: float = 30.0
-    lease_s: float = 3.0
-    kinds: dict[str, MachineKind] = {}
-
-
 class JobsSettings(Section, frozen=True, kw_only=True):
     """Offline jobs (services/jobs). roots: directories that file:// URLs may name beside the data directory's `jobs`.
 
@@ -381,7 +352,7 @@ def _put(tree: dict[str, Any], keys: list[str], value: str) -> None:
         except OSError as error:
             raise SettingsError(f"cannot read the file of {'.'.join(keys)}: {error.strerror}") from error
     else:
-        is_map = ".".join(keys) in _MAPS or (keys[:2] == ["machines", "kinds"] and last == "simulate")
+        is_map = ".".join(keys) in _MAPS or (keys[:2] == ["machines", "kinds"] and last in ("simulate", "accelerators"))
         tree[last] = _pairs(value, keys) if is_map else value
 
 

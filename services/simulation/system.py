@@ -32,7 +32,7 @@ from services.jobs.runner.__main__ import knobs_of as offline_knobs
 from services.jobs.runner.actor import Runner
 from services.monitor.__main__ import knobs_of as monitor_knobs
 from services.monitor.actor import MonitorActor
-from services.shell.settings import MachineKind
+from services.shell.machinesections import MachineKind
 from services.simulation.hands import ControllerHands, DeviceHands, LoadFault, MachineHands, SolverHands
 from services.simulation.hardware import Bill, Machine
 from services.simulation.offline import Offline

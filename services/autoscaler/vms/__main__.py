@@ -3,6 +3,8 @@
 import secrets
 from math import inf
 
+from msgspec.structs import replace
+
 from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from services.autoscaler.vms import metrics
@@ -11,7 +13,10 @@ from services.autoscaler.vms.edge import ControllerEdge
 from services.autoscaler.vms.policy import Kind, Limits
 from services.autoscaler.vms.providers import PROVIDERS
 from services.core.cost import UnknownPrice, price_per_hour
+from services.core.emulation import simulated_devices
+from services.core.placement import Device
 from services.shell.machine import devices_of
+from services.shell.machinechecks import ELSEWHERE
 from services.shell.machinekinds import worker_of
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
@@ -27,7 +32,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     ours = settings.machines
     if ours.provider != "off" and ours.provider not in PROVIDERS:
         raise SettingsError(f"machines.provider {ours.provider!r} is none of {', '.join(PROVIDERS)}, off")
-    provider = PROVIDERS[ours.provider](bus, subjects) if ours.provider != "off" else None
+    provider = PROVIDERS[ours.provider](bus, subjects, ours) if ours.provider != "off" else None
     fixed = provider is None or settings.autoscaler.policy == "static"  # nobody adds or removes machines
     limits = Limits(
         kinds={} if fixed else kinds_of(settings),
@@ -49,6 +54,9 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
             cores_overcommit=settings.monitor.cores_overcommit,
             simulated=provider is not None and provider.simulated,
             shared_machine=provider is not None and provider.shared_machine,
+            inventory=provider is not None and provider.inventory,
+            insists=provider is not None and provider.insists,
+            dry_run=provider is not None and provider.dry_run,
         )
 
     edge = ControllerEdge(bus, subjects, provider)
@@ -66,7 +74,7 @@ def kinds_of(settings: Settings) -> dict[str, Kind]:
                 f"{where}: a kind's name must be 1 to {LONGEST_KIND} letters, digits, - or _, a letter or digit first"
             )
         try:
-            devices = devices_of(worker_of(name, settings.machines.kinds, settings.worker))
+            devices = _devices(settings, name)
             price = sum(price_per_hour(device.kind, prices, device.cores) for device in devices)
         except (ValueError, UnknownPrice) as error:
             raise SettingsError(f"{where}: {error}") from error
@@ -76,6 +84,19 @@ def kinds_of(settings: Settings) -> dict[str, Kind]:
             price_per_hour=price,
             minimum=spec.minimum,
             maximum=spec.maximum,
-            boot_s=spec.boot_s if settings.machines.provider == "simulated" else 0.0,
+            boot_s=spec.boot_s if settings.machines.provider != "local" else 0.0,
         )
     return found
+
+
+def _devices(settings: Settings, kind: str) -> list[Device]:
+    """What a machine of this kind has: where it is this one, as its drivers show; where it is another, as is said."""
+    spec = settings.machines.kinds[kind]
+    worker = worker_of(kind, settings.machines.kinds, settings.worker)
+    if settings.machines.provider not in ELSEWHERE:
+        return devices_of(worker)
+    there = [
+        replace(device, simulated=False, memory_mb=float(spec.accelerator_mb or device.memory_mb))
+        for device in simulated_devices(spec.accelerators)
+    ]
+    return [*devices_of(replace(worker, gpus=0), ()), *there]

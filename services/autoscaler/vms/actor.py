@@ -5,7 +5,7 @@ Every period it looks at the fleet as heartbeats tell it, adds machines by the r
 is noted in the control bucket first, so that its successor goes on with it instead of doing it twice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity
 from bus.subjects import Subjects
 from services.autoscaler.vms import notes
+from services.autoscaler.vms.commands import Inventory
 from services.autoscaler.vms.fleet import Fleet, in_state
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.leaving import Leaving
@@ -23,6 +24,7 @@ from services.autoscaler.vms.policy import (
     Blocked,
     Hardware,
     Limits,
+    Remove,
     Seen,
     Want,
     answer,
@@ -30,6 +32,8 @@ from services.autoscaler.vms.policy import (
     removal,
     wants,
 )
+from services.autoscaler.vms.rehearsing import Rehearsal
+from services.autoscaler.vms.stock import Stock
 from services.autoscaler.vms.turn import Turn
 from services.core.actor import (
     After,
@@ -72,7 +76,9 @@ class Errand(Struct, frozen=True):
 
 class Controller:
     """name: unique to this process's life, "vm-...". simulated: machines are, and events say so. shared_machine: workers are
-    processes of one machine, so that only what their own instances compute says how busy their CPU is.
+    processes of one machine, so that only what their own instances compute says how busy their CPU is. inventory: whoever starts
+    machines has some of its own and can say which are free. insists: what is given up is stopped until it is gone. dry_run: nothing is
+    done to machines, only told.
     """
 
     def __init__(
@@ -87,6 +93,9 @@ class Controller:
         cores_overcommit: float = OVERCOMMIT,
         simulated: bool = False,
         shared_machine: bool = False,
+        inventory: bool = False,
+        insists: bool = False,
+        dry_run: bool = False,
     ) -> None:
         self.lease = Lease(name, lease_s)
         self.fleet = Fleet(limits.kinds, self._threads if shared_machine else None)
@@ -97,13 +106,16 @@ class Controller:
         self._share = memory_share
         self._catalog = Catalog()
         self._turn = turn = Turn(name, subjects, simulated=simulated)
-        self._machines = Machines(self.fleet, self._catalog, turn, limits)
+        self._stock = stock = Stock(self.fleet, turn, surveyed=inventory and bool(limits.kinds))
+        self._machines = Machines(self.fleet, self._catalog, turn, limits, stock, insists=insists)
         self._placing = Placing(self.fleet, self._catalog, turn, memory_share, cores_overcommit)
-        self._leaving = Leaving(self.fleet, self._catalog, turn, self._machines, memory_share, cores_overcommit)
+        self._leaving = Leaving(self.fleet, self._catalog, turn, self._machines, stock, memory_share, cores_overcommit)
+        self._rehearsal = Rehearsal(turn, self._machines) if dry_run else None
         self._started = 0.0
         self._led_since = 0.0
         self._led = 0  # the epoch that we have taken up
         self._blocked: dict[Hardware, str] = {}
+        self._short: set[str] = set()  # kinds of which there are too few, as has been told
 
     def _threads(self, variant: str) -> int:
         record = self._catalog.variant(variant)
@@ -190,7 +202,9 @@ class Controller:
         self._machines.forget()
         self._placing.forget()
         self._leaving.forget()
+        self._stock.forget()
         self._blocked.clear()
+        self._short.clear()
 
     # -- what the edge says
 
@@ -204,12 +218,17 @@ class Controller:
                 self._turn.epoch = self.lease.epoch
                 self._look()
             return
+        if what == "survey" and rest == [str(self._led)]:
+            told = message.result if isinstance(message, Done) else Inventory(error=error or "nobody answers in time")
+            self._stock.found(told)
+            return
         if not self._turn.epoch or self._turn.epoch != self._led or not rest:
             return
         worker = rest[0]
         if what == "start":
             self._machines.started(worker, error)
         elif what == "stop":
+            self._machines.stopped(worker, error)
             self._leaving.stopped(worker, error)
         elif what == "save" and error == "":
             self._machines.saved(worker)
@@ -233,33 +252,48 @@ class Controller:
             self._take_up()
         if turn.now - self._started < ACQUAINT_S:
             return
-        self._machines.advance()
-        self._leaving.adopt()
+        self._stock.look()
+        if not self._stock.ready:
+            return
+        if self._rehearsal is None:
+            self._machines.adopt()
+            self._machines.advance()
+            self._leaving.adopt()
+        shut = self._stock.shut()
         found = wants(self._seen(), self._limits)
         wanted = {want.hardware for want in found} | self._placing.wants_hardware()
-        stays = self._leaving.advance(wanted)
+        stays = self._leaving.advance(wanted, shut)
         self._placing.advance(self._machine_for)
         if not stays:
             for want in found:
                 self._answer(want)
         self._blocked = {hardware: why for hardware, why in self._blocked.items() if hardware in wanted}
-        if turn.now - self._led_since > APPEAR_S:
-            self._keep_minimum()
-        if not found and not self._leaving.worker:
-            chosen = removal(self._seen(), self._limits, self._leaving.spared)
-            if chosen is not None:
-                self._leaving.begin(chosen)
+        if self._stock.known or turn.now - self._led_since > APPEAR_S:
+            self._keep_minimum(shut)
+        if not self._leaving.worker:
+            self._remove(shut, idle=not found)
 
     def _seen(self) -> list[Seen]:
         return self.fleet.seen(self._turn.now, self._limits.settle_s)
 
     def _answer(self, want: Want) -> None:
         """A rule asks for a machine: it gets what is in trouble now on that hardware."""
-        chosen = answer(want, self._seen(), self._limits, self._share, self._machines.held)
-        if isinstance(chosen, Add):
-            self._machines.add(chosen, self._in_trouble(want.hardware))
+        self._add(want.hardware, self._chosen(want), self._in_trouble(want.hardware))
+
+    def _chosen(self, want: Want) -> Add | Blocked:
+        return answer(want, self._seen(), self._limits, self._share, self._machines.held, self._stock.lacking)
+
+    def _add(self, hardware: Hardware, chosen: Add | Blocked, place: Sequence[tuple[str, str]] = ()) -> str | None:
+        """The new machine's name, if there is to be one."""
+        if isinstance(chosen, Blocked):
+            if chosen.reason and hardware not in self._blocked:  # once, not every period
+                self._blocked[hardware] = chosen.reason
+                self._say_blocked(chosen)
+        elif self._rehearsal is not None:
+            self._rehearsal.add(chosen)
         else:
-            self._say_blocked(want.hardware, chosen)
+            return self._machines.add(chosen, place)
+        return None
 
     def _machine_for(self, want: Want) -> str | None:
         """For an ask: the machine that boots for it already, one that need not go after all, or a new one."""
@@ -270,24 +304,40 @@ class Controller:
         name = next(booting, None)
         if name is not None:
             return name
-        chosen = answer(want, self._seen(), self._limits, self._share, self._machines.held)
-        if isinstance(chosen, Add):
-            return self._machines.add(chosen)
-        self._say_blocked(want.hardware, chosen)
-        return None
+        return self._add(want.hardware, self._chosen(want))
 
-    def _keep_minimum(self) -> None:
-        chosen = below_minimum(self._seen(), self._limits, self._machines.held)
-        if isinstance(chosen, Add):
-            self._machines.add(chosen)
+    def _keep_minimum(self, shut: Collection[str]) -> None:
+        found = below_minimum(self._seen(), self._limits, self._machines.held, self._stock.lacking, shut)
+        if isinstance(found, Add):
+            self._add(("", False), found)
+            return
+        for blocked in found:
+            if blocked.kind not in self._short:
+                self._say_blocked(blocked)
+        self._short = {blocked.kind for blocked in found}
+
+    def _say_blocked(self, blocked: Blocked) -> None:
+        """A count of 0 says that nothing was added."""
+        self._turn.scaling("add_worker", None, f"not added: {blocked.reason}", 0)
+
+    def _remove(self, shut: Mapping[str, str], *, idle: bool) -> None:
+        """What the operator wants empty goes; else, where nothing is wanted, what is idle."""
+        workers = self._seen()
+        going = next((worker for worker in workers if worker.name in shut and self._may_leave(worker)), None)
+        if going is not None:
+            chosen: Remove | None = Remove(worker=going.name, reason=f"its node is set to {shut[going.name]}")
+        else:
+            chosen = removal(workers, self._limits, self._leaving.spared) if idle else None
+        if chosen is not None and self._rehearsal is not None:
+            self._rehearsal.remove(chosen)
         elif chosen is not None:
-            self._say_blocked(("", False), chosen)
+            self._leaving.begin(chosen, shut)
 
-    def _say_blocked(self, hardware: Hardware, blocked: Blocked) -> None:
-        """Once, not every period: a count of 0 says that nothing was added."""
-        if blocked.reason and hardware not in self._blocked:
-            self._blocked[hardware] = blocked.reason
-            self._turn.scaling("add_worker", None, f"not added: {blocked.reason}", 0)
+    def _may_leave(self, worker: Seen) -> bool:
+        """Whether there is anything to drain: neither what has not come yet nor what nobody hears of."""
+        known = self.fleet.workers[worker.name]
+        ordered = known.record is not None and known.record.state == "Booting"
+        return worker.kind in self._limits.kinds and worker.state in ("Ready", "Booting") and not ordered
 
     def _in_trouble(self, hardware: Hardware) -> list[tuple[str, str]]:
         """Variants on this hardware, and an app of each, that a new machine takes load from: troubled ones, else the busiest."""

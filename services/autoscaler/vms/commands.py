@@ -49,3 +49,37 @@ class Stop(Struct, frozen=True, kw_only=True):
     """Have a machine stopped."""
 
     order: StopMachine
+
+
+class Survey(Struct, frozen=True, kw_only=True):
+    """Look which machines there are; the answer is an `Inventory`."""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """A machine that the provider has. name: its worker's, if it carries one; kind: of worker that it may carry, "" = none.
+
+    worker: the kind that it is told to carry, order: whose order that was ("EPOCH-NUMBER", "" = the operator's). availability: as the
+    operator has set it, "active" or else. empty: no worker of earlier orders is left on it. bought: made by order, for this worker only.
+    """
+
+    name: str
+    kind: str = ""
+    worker: str = ""
+    order: str = ""
+    up: bool = True
+    availability: str = "active"
+    empty: bool = True
+    bought: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it may carry a worker, as far as the machine itself is concerned."""
+        return self.up and self.availability == "active"
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """buys: when no machine is free, one may be made. error: why nothing can be told now; `nodes` says nothing then."""
+
+    nodes: tuple[Node, ...] = ()
+    buys: bool = False
+    error: str = ""

@@ -6,7 +6,7 @@ from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import LeaderRecord
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
-from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop
+from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop, Survey
 from services.autoscaler.vms.notes import LEADER, key_of
 from services.autoscaler.vms.providers.base import Provider
 
@@ -35,6 +35,8 @@ class ControllerEdge:
                 await self._provider.start(command.order)
             case Stop() if self._provider is not None:
                 await self._provider.stop(command.order)
+            case Survey() if self._provider is not None:
+                return await self._provider.survey()
             case _:
                 raise ValueError(f"the controller's edge cannot {type(command).__name__}")
         return None

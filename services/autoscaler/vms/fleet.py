@@ -35,6 +35,9 @@ class Worker:
         self.since = now
         self.errand = 0.0  # until when it is taken to do registration work
         self.draining_since = 0.0
+        self.ended: int | None = (
+            None  # incarnation of an earlier worker of this name, of which late heartbeats may come
+        )
         self._used: deque[dict[Hardware, float]] = deque(maxlen=GLANCES)
 
     def heard(self, beat: WorkerHeartbeat, now: float) -> None:
@@ -70,6 +73,20 @@ class Worker:
             return {}
         fresh = now - self.since < settle_s or len(self._used) < GLANCES
         return {one: 0.0 if fresh else min(each.get(one, 0.0) for each in self._used) for one in self._used[-1]}
+
+    def note(self, state: str, epoch: int, now: float, reason: str, order: str = "") -> MachineRecord:
+        """A record of this worker in another state. order: of a worker that was not ordered."""
+        old = self.record
+        return MachineRecord(
+            worker=self.name,
+            kind=self.kind,
+            epoch=epoch,
+            state=state,
+            at=now,
+            reason=reason,
+            order=old.order if old is not None and old.order else order,
+            bought=old is not None and old.bought,
+        )
 
     # -- as its heartbeat tells
 
@@ -126,7 +143,8 @@ class Fleet:
         worker = self.workers.get(beat.worker)
         if worker is None:
             worker = self.workers[beat.worker] = Worker(beat.worker, now, self._threads)
-        worker.heard(beat, now)
+        if beat.incarnation != worker.ended:
+            worker.heard(beat, now)
 
     def errand(self, name: str, now: float, *, over: bool) -> None:
         """A worker was sent on registration work, goes on with it, or is done."""
@@ -142,6 +160,10 @@ class Fleet:
             if record is None:
                 return
             worker = self.workers[name] = Worker(name, now, self._threads)
+        if worker.beat is not None and _begins(worker, record) and (worker.leaving or now - worker.seen > SILENT_S):
+            ended = worker.beat.incarnation  # the name is used again: nothing of who had it concerns this one
+            worker = self.workers[name] = Worker(name, now, self._threads)
+            worker.ended = ended
         worker.record = record
         if record is None and worker.beat is None:
             del self.workers[name]
@@ -165,6 +187,8 @@ class Fleet:
         record = worker.record
         if record is not None and record.state == "Booting":
             return "Booting"
+        if record is not None and record.state == "Stopping":
+            return "Silent"  # given up; until it is stopped it may be there, and costs
         if worker.draining and record is not None and record.state == "Ready" and now - record.at < SILENT_S:
             return "Booting"  # its drain has been taken back, which it will have heard in a moment
         if worker.draining or (record is not None and record.state == "Draining"):
@@ -215,6 +239,13 @@ class Fleet:
         """How many instances of these variants serve on these workers."""
         wanted = set(variants)
         return sum(one.variant in wanted and one.state in SERVING for worker in workers for one in worker.instances)
+
+
+def _begins(worker: Worker, record: MachineRecord | None) -> bool:
+    """Whether this note is about a new machine, not about the one that is known."""
+    if record is None or record.state != "Booting":
+        return False
+    return worker.record is None or (worker.record.order, worker.record.at) != (record.order, record.at)
 
 
 def in_state(status: InstanceStatus, state: str) -> bool:

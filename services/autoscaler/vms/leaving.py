@@ -4,14 +4,15 @@ Make before break: it takes queries until every app that it alone serves has an 
 queued on it is answered. When it is needed after all, the drain is taken back. One machine at a time.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from bus.messages.fleet import EnsureLoaded
-from bus.messages.scaling import Drain, MachineRecord
+from bus.messages.scaling import Drain
 from services.autoscaler.vms.fleet import Fleet, Worker
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
 from services.autoscaler.vms.packing import pack
 from services.autoscaler.vms.policy import Hardware, Remove
+from services.autoscaler.vms.stock import Stock
 from services.autoscaler.vms.turn import Turn
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED, SERVING
@@ -25,7 +26,14 @@ class Leaving:
     """At most one machine. overcommit: how often a worker promises a core of its CPU."""
 
     def __init__(
-        self, fleet: Fleet, catalog: Catalog, turn: Turn, machines: Machines, memory_share: float, overcommit: float
+        self,
+        fleet: Fleet,
+        catalog: Catalog,
+        turn: Turn,
+        machines: Machines,
+        stock: Stock,
+        memory_share: float,
+        overcommit: float,
     ) -> None:
         self.worker = ""
         self.phase = ""  # moving, draining, stopping
@@ -33,6 +41,7 @@ class Leaving:
         self._catalog = catalog
         self._turn = turn
         self._machines = machines
+        self._stock = stock
         self._share = memory_share
         self._overcommit = overcommit
         self._reason = ""
@@ -40,6 +49,7 @@ class Leaving:
         self._quiet = 0.0
         self._again = 0.0
         self._tries = 0
+        self._must = False  # the operator wants it to go
         self._spared: dict[str, float] = {}
 
     def spared(self, worker: str) -> bool:
@@ -49,10 +59,12 @@ class Leaving:
         """Somebody else leads now."""
         self.worker = self.phase = ""
 
-    def begin(self, chosen: Remove) -> None:
+    def begin(self, chosen: Remove, shut: Mapping[str, str] = {}) -> None:
+        """shut: machines that must go, whatever they serve."""
         self.worker, self.phase, self._reason = chosen.worker, "moving", chosen.reason
         self._since = self._turn.now
-        self.advance(set())
+        self._must = chosen.worker in shut
+        self.advance(set(), shut)
 
     def adopt(self) -> None:
         """Go on with what an earlier leader had begun to drain."""
@@ -64,8 +76,8 @@ class Leaving:
                 self._since = self._quiet = self._turn.now
                 return
 
-    def advance(self, wanted: Collection[Hardware]) -> bool:
-        """Go on; wanted: hardware that more is wanted of. True when the machine stays because of that."""
+    def advance(self, wanted: Collection[Hardware], shut: Mapping[str, str] = {}) -> bool:
+        """Go on; wanted: hardware that more is wanted of. True when the machine stays because of that. shut: as in `begin`."""
         if not self.worker and self.phase == "":
             return False
         worker = self._fleet.workers.get(self.worker)
@@ -73,11 +85,18 @@ class Leaving:
             self._turn.drop(self.worker)
             self.forget()
             return False
+        if worker.record is not None and worker.record.state == "Stopping":  # it was given up meanwhile
+            self.forget()
+            return False
         if self.phase == "stopping":
             if self._turn.now >= self._again:
                 self._stop()
             return False
-        if any((device.kind, device.simulated) in wanted for device in worker.devices):
+        if self._must and self.worker not in shut and self._stock.node(self.worker) is not None:
+            self._stay(worker, "the operator has let it in again")
+            return False
+        self._must = self.worker in shut
+        if not self._must and any((device.kind, device.simulated) in wanted for device in worker.devices):
             self._stay(worker, "it is needed after all")
             return True
         if self.phase == "moving":
@@ -90,19 +109,20 @@ class Leaving:
 
     def _move(self, worker: Worker) -> None:
         turn = self._turn
-        if worker.serves:
+        if worker.serves and not self._must:
             self._stay(worker, "it serves again")
             return
         rest = [other for other in self._fleet.ready(turn.now) if other is not worker]
         last = self._last(worker, rest)
-        if not last:
+        late = turn.now - self._since > MOVE_S
+        if not last or (self._must and (late or not worker.alive(turn.now))):
             self._begin_draining(worker)
             return
-        if turn.now - self._since > MOVE_S:
+        if late:
             self._stay(worker, "what only it serves does not come up elsewhere")
             return
         for app, variant in last.items():
-            if not self._elsewhere(app, variant, rest):
+            if not self._elsewhere(app, variant, rest) and not self._must:
                 self._stay(worker, f"nowhere else is room for {variant}, the last of {app}")
                 return
 
@@ -142,14 +162,7 @@ class Leaving:
     def _begin_draining(self, worker: Worker) -> None:
         turn = self._turn
         self.phase, self._since, self._quiet = "draining", turn.now, turn.now
-        record = MachineRecord(
-            worker=worker.name,
-            kind=worker.kind,
-            epoch=turn.epoch,
-            state="Draining",
-            at=turn.now,
-            reason=self._reason,
-        )
+        record = worker.note("Draining", turn.epoch, turn.now, self._reason, self._stock.order_of(worker.name))
         self._fleet.noted(worker.name, record, turn.now)
         turn.save(record)
 
@@ -183,9 +196,7 @@ class Leaving:
         self._spared[worker.name] = turn.now + SPARE_S
         if self.phase == "draining":
             turn.order(worker.name, "drain", Drain(epoch=turn.epoch, reason=why, resume=True, orderer=turn.name))
-            record = MachineRecord(
-                worker=worker.name, kind=worker.kind, epoch=turn.epoch, state="Ready", at=turn.now, reason=why
-            )
+            record = worker.note("Ready", turn.epoch, turn.now, why, self._stock.order_of(worker.name))
             self._fleet.noted(worker.name, record, turn.now)
             turn.save(record)
         self.forget()

@@ -1,12 +1,16 @@
 """Machines on their way in: noted, ordered, awaited; what fails is told, tried again with back-off, and holds nothing else up. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.commands import Start, Stop
 from services.autoscaler.vms.fleet import Fleet, Worker
 from services.autoscaler.vms.policy import Add, Limits
+from services.autoscaler.vms.stock import Stock
 from services.autoscaler.vms.turn import Turn
 from services.core.actor import Do
 from services.core.catalog import Catalog
@@ -27,20 +31,29 @@ LOST_S = 60.0  # s of silence after which a machine of ours is given up
 
 
 class Machines:
-    """limits: what may be started; an empty set of kinds starts nothing."""
+    """limits: what may be started; an empty set of kinds starts nothing. insists: what is given up is stopped again and again until
+    the provider says that it is gone, since it may cost or come back; else once.
+    """
 
-    def __init__(self, fleet: Fleet, catalog: Catalog, turn: Turn, limits: Limits) -> None:
+    def __init__(
+        self, fleet: Fleet, catalog: Catalog, turn: Turn, limits: Limits, stock: Stock, *, insists: bool = False
+    ) -> None:
         self._fleet = fleet
         self._catalog = catalog
         self._turn = turn
         self._limits = limits
+        self._stock = stock
+        self._insists = insists
+        self._since = 0.0  # when we began to lead
         self._number = 0
         self._asked: dict[str, float] = {}  # starts and stops under way, and when the next try is due
         self._failures: dict[str, tuple[int, float]] = {}  # by kind: in a row, and until when it rests
         self._tries: dict[str, int] = {}
+        self._bad: Counter[str] = Counter()  # machines: failures in a row
 
     def forget(self) -> None:
         """Somebody else leads now; names begin anew with our next epoch."""
+        self._since = self._turn.now
         self._number = 0
         self._asked.clear()
         self._tries.clear()
@@ -52,25 +65,57 @@ class Machines:
     # -- in
 
     def add(self, chosen: Add, place: Sequence[tuple[str, str]] = ()) -> str:
-        """Begin a new machine; returns its name, which no other has had: kind, epoch and a number."""
-        turn = self._turn
+        """Begin a new machine; returns its name: a free one's, else one that no other has had."""
+        order = self.order(chosen.kind)
+        self._turn.scaling("add_worker", order.worker, chosen.reason)
+        self._begin(order, chosen.reason, f"ordered: {chosen.reason}", place)
+        return order.worker
+
+    def order(self, kind: str) -> StartMachine:
+        """The order that starts one more machine of this kind. A machine that failed lately comes last; a new name is kind, epoch,
+        number.
+        """
+        free = min(self._stock.free(kind), key=lambda name: (self._bad[name], name), default="")
         self._number += 1
-        name = f"{chosen.kind}-{turn.epoch}-{self._number}"
-        record = MachineRecord(
-            worker=name,
-            kind=chosen.kind,
-            epoch=turn.epoch,
-            state="Booting",
-            at=turn.now,
-            reason=chosen.reason,
-            place=list(place),
+        while self._stock.exists(f"{kind}-{self._turn.epoch}-{self._number}"):
+            self._number += 1
+        number = f"{self._turn.epoch}-{self._number}"
+        return StartMachine(
+            worker=free or f"{kind}-{number}",
+            kind=kind,
+            epoch=self._turn.epoch,
+            boot_s=self._boot_s(kind),
+            order=number,
+            bought=self._stock.surveyed and not free,
         )
+
+    def adopt(self) -> None:
+        """Take on machines that are told to carry a worker, by the operator or by orders that nobody remembers."""
+        for node in self._stock.unnoted(self._limits.kinds):
+            self._number += 1
+            order = StartMachine(
+                worker=node.name,
+                kind=node.worker,
+                epoch=self._turn.epoch,
+                order=node.order or f"{self._turn.epoch}-{self._number}",
+                bought=node.bought,
+            )
+            why = f"its node is told to carry a worker of kind {node.worker}"
+            if node.open:
+                self._begin(order, why, why)
+            elif self._settled_in():
+                state = node.availability if node.up else "down"
+                record = _record(order, "Stopping", self._turn.now, f"{why}, and is {state}")
+                self._give_up(record)
+
+    def _begin(self, order: StartMachine, reason: str, told: str, place: Sequence[tuple[str, str]] = ()) -> None:
+        turn, name = self._turn, order.worker
+        record = _record(order, "Booting", turn.now, reason, place)
         self._fleet.noted(name, record, turn.now)
         self._asked[name] = float("inf")
+        self._stock.act(name)
         turn.save(record)  # before the order: whoever leads next goes on with it
-        turn.scaling("add_worker", name, chosen.reason)
-        turn.worker_state(name, self._hardware(chosen.kind), "None", "Booting", f"ordered: {chosen.reason}")
-        return name
+        turn.worker_state(name, self._hardware(order.kind), "None", "Booting", told)
 
     def saved(self, worker: str) -> None:
         """The note is written: act on it."""
@@ -96,42 +141,44 @@ class Machines:
             elif record.state == "Ready":
                 if record.place and turn.now - record.at < PLACE_S:
                     self._fill(worker, record)
-                if turn.now - max(worker.seen, record.at) > LOST_S:
-                    self._lose(worker, record, f"not heard of for {LOST_S:.0f} s")
+                patience = LOST_S + self._pulling(record)
+                if turn.now - max(worker.seen, record.at) > patience:
+                    self._lose(worker, record, f"not heard of for {patience:.0f} s")
+            elif record.state == "Stopping" and turn.now >= self._asked.get(record.worker, 0.0):
+                self.stop(record.worker)
 
     def _boot(self, worker: Worker, record: MachineRecord) -> None:
         turn = self._turn
-        kind = self._limits.kinds.get(record.kind)
+        node = self._stock.node(record.worker)
         if worker.alive(turn.now):
-            ready = MachineRecord(
-                worker=record.worker,
-                kind=record.kind,
-                epoch=record.epoch,
-                state="Ready",
-                at=turn.now,
-                reason=record.reason,
-                place=record.place,
-            )
+            ready = replace(record, state="Ready", at=turn.now)
             self._failures.pop(record.kind, None)
+            self._bad.pop(record.worker, None)
             self._settled(record.worker)
             self._fleet.noted(record.worker, ready, turn.now)
             turn.save(ready)
             if ready.place:
                 self._fill(worker, ready)
-        elif turn.now - record.at > BOOT_S + (kind.boot_s if kind is not None else 0.0):
+        elif node is not None and not node.open:
+            self._failed(record, f"its node is {f'set to {node.availability}' if node.up else 'down'}")
+        elif turn.now - record.at > BOOT_S + self._boot_s(record.kind):
             self._failed(record, "it did not make itself known in time")
-        elif turn.now >= self._asked.get(record.worker, 0.0):
-            self._start(record)  # ours whose answer was lost, or one of an earlier leader
+        elif turn.now >= self._asked.get(record.worker, 0.0) or (node is not None and not node.worker):
+            self._start(
+                record
+            )  # ours whose answer was lost, or one of an earlier leader; or a bought one that is there now
 
     def _start(self, record: MachineRecord) -> None:
         turn = self._turn
-        kind = self._limits.kinds.get(record.kind)
         self._asked[record.worker] = float("inf")
+        self._stock.act(record.worker)
         order = StartMachine(
             worker=record.worker,
             kind=record.kind,
             epoch=turn.epoch,
-            boot_s=kind.boot_s if kind is not None else 0.0,
+            boot_s=self._boot_s(record.kind),
+            order=record.order,
+            bought=record.bought,
         )
         turn.add(Do(("start", record.worker), Start(order=order), START_S))
 
@@ -152,6 +199,7 @@ class Machines:
 
     def started(self, worker: str, error: str | None) -> None:
         """The provider has answered. error: why not; None: nobody knows, it is asked again."""
+        self._stock.act(worker)
         record = self._record(worker)
         if record is None or record.state != "Booting":
             return
@@ -165,6 +213,7 @@ class Machines:
         count = self._failures.get(record.kind, (0, 0.0))[0] + 1
         pause = PAUSES[min(count, len(PAUSES)) - 1]
         self._failures[record.kind] = (count, turn.now + pause)
+        self._bad[record.worker] += 1
         reason = f"it was not started: {why}; no {record.kind} is tried for {pause:.0f} s"
         turn.worker_state(record.worker, self._hardware(record.kind), "Booting", "Failed", reason)
         self._lose(None, record, "")
@@ -175,16 +224,54 @@ class Machines:
         if worker is not None and why:
             turn.worker_state(record.worker, self._hardware(record.kind), record.state, "Failed", why)
         self._settled(record.worker)
+        if self._insists:
+            self._give_up(replace(record, state="Stopping", at=turn.now, epoch=turn.epoch, place=[]))
+            return
         self.stop(record.worker)
         self._fleet.forget(record.worker)
         turn.drop(record.worker)
+
+    def _give_up(self, record: MachineRecord) -> None:
+        self._fleet.noted(record.worker, record, self._turn.now)
+        self._turn.save(record)
+        self.stop(record.worker)
 
     # -- out
 
     def stop(self, worker: str) -> None:
         """Have it stopped; the answer comes to `actor`, as ("stop", worker)."""
-        turn = self._turn
-        turn.add(Do(("stop", worker), Stop(order=StopMachine(worker=worker, epoch=turn.epoch)), STOP_S))
+        self._asked[worker] = float("inf")
+        self._stock.act(worker, stops=True)
+        self._turn.add(Do(("stop", worker), Stop(order=self.stop_order(worker)), STOP_S))
+
+    def stop_order(self, worker: str) -> StopMachine:
+        """The order that stops it, or the worker that it carries."""
+        found, record = self._fleet.workers.get(worker), self._record(worker)
+        return StopMachine(
+            worker=worker,
+            epoch=self._turn.epoch,
+            kind=found.kind if found is not None else "",
+            order=record.order if record is not None and record.order else self._stock.order_of(worker),
+            bought=record is not None and record.bought,
+        )
+
+    def stopped(self, worker: str, error: str | None) -> None:
+        """The provider has answered. error: why not; None: nobody knows. Of one that was given up; the others are `leaving`'s."""
+        self._stock.act(worker)
+        record = self._record(worker)
+        if record is None or record.state != "Stopping":
+            return
+        if error == "":
+            self._settled(worker)
+            self._fleet.forget(worker)
+            self._turn.drop(worker)
+            return
+        first = worker not in self._tries
+        self._asked[worker] = self._turn.now + self._pause(worker)
+        if error and first:
+            self._turn.worker_state(
+                worker, self._hardware(record.kind), "Failed", "Failed", f"it was not stopped: {error}"
+            )
 
     # -- inside
 
@@ -200,8 +287,37 @@ class Machines:
         self._asked.pop(worker, None)
         self._tries.pop(worker, None)
 
+    def _boot_s(self, kind: str) -> float:
+        found = self._limits.kinds.get(kind)
+        return found.boot_s if found is not None else 0.0
+
+    def _pulling(self, record: MachineRecord) -> float:
+        """How much longer a worker may be silent whose machine is up: it may be fetching the image of its next version."""
+        node = self._stock.node(record.worker)
+        return self._boot_s(record.kind) if node is not None and node.open and node.worker else 0.0
+
+    def _settled_in(self) -> bool:
+        """Whether we have led for so long that whoever is there has been heard."""
+        return self._turn.now - self._since > LOST_S
+
     def _hardware(self, kind: str) -> str:
         """The kind of device that sets a machine apart, for events."""
         found = self._limits.kinds.get(kind)
         devices = found.devices if found is not None else ()
         return next((device.kind for device in devices if device.kind != "cpu"), "cpu")
+
+
+def _record(
+    order: StartMachine, state: str, at: float, reason: str, place: Sequence[tuple[str, str]] = ()
+) -> MachineRecord:
+    return MachineRecord(
+        worker=order.worker,
+        kind=order.kind,
+        epoch=order.epoch,
+        state=state,
+        at=at,
+        reason=reason,
+        place=list(place),
+        order=order.order,
+        bought=order.bought,
+    )

@@ -11,7 +11,7 @@ booting ones too, never cost more than the budget.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -95,9 +95,10 @@ class Remove(Struct, frozen=True, kw_only=True):
 
 
 class Blocked(Struct, frozen=True, kw_only=True):
-    """A worker is wanted and may not be started; reason: words, empty when one is on its way or no kind is left."""
+    """A worker is wanted and may not be started; reason: words, empty when one is on its way or no kind is left. kind: of machine."""
 
     reason: str = ""
+    kind: str = ""
 
 
 def wants(workers: Iterable[Seen], limits: Limits) -> list[Want]:
@@ -135,8 +136,9 @@ def answer(
     limits: Limits,
     memory_share: float,
     held: Callable[[str], bool] = lambda _: False,
+    lacking: Callable[[str], str] = lambda _: "",
 ) -> Add | Blocked:
-    """The machine to start for a want. held: kinds whose last start failed a moment ago."""
+    """The machine to start for a want. held: kinds whose last start failed a moment ago. lacking: why none of a kind can be had."""
     if any(worker.state == "Booting" and want.hardware in worker.hardware for worker in workers):
         return Blocked()
     counts = Counter(worker.kind for worker in workers)
@@ -149,21 +151,39 @@ def answer(
     open_kinds = [kind for kind in fitting if counts[kind.name] < kind.maximum and not held(kind.name)]
     if not open_kinds:
         return Blocked()
-    kind = min(open_kinds, key=lambda each: (each.price_per_hour, each.name))
+    open_kinds.sort(key=lambda each: (each.price_per_hour, each.name))
+    kind = next((each for each in open_kinds if not lacking(each.name)), None)
+    if kind is None:
+        first = open_kinds[0].name
+        return Blocked(reason=f"{want.reason}; {lacking(first)}", kind=first)
     return _affordable(kind, want.reason, workers, limits)
 
 
-def below_minimum(workers: Sequence[Seen], limits: Limits, held: Callable[[str], bool]) -> Add | Blocked | None:
-    """The machine to start because there are fewer of a kind than there must be.
+def below_minimum(
+    workers: Sequence[Seen],
+    limits: Limits,
+    held: Callable[[str], bool],
+    lacking: Callable[[str], str] = lambda _: "",
+    going: Collection[str] = (),
+) -> Add | list[Blocked]:
+    """The machine to start because there are fewer of a kind than there must be; else the kinds of which there are too few, and why.
 
-    A silent one does not count as there, since nobody is served by it; should it come back, one of them will be idle and go.
+    A silent one does not count as there, since nobody is served by it; should it come back, one of them will be idle and go. going:
+    workers that must go, which do not count either.
     """
-    counts = Counter(worker.kind for worker in workers if worker.state not in ("Draining", "Silent"))
-    everybody = Counter(worker.kind for worker in workers)
+    staying = [worker for worker in workers if worker.state not in ("Draining", "Silent") and worker.name not in going]
+    counts, everybody = Counter(worker.kind for worker in staying), Counter(worker.kind for worker in workers)
+    blocked = []
     for kind in limits.kinds.values():
         if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not held(kind.name):
-            return _affordable(kind, f"{counts[kind.name]} of at least {kind.minimum} are there", workers, limits)
-    return None
+            reason = f"{counts[kind.name]} of at least {kind.minimum} are there"
+            why = lacking(kind.name)
+            found = Blocked(reason=f"{reason}; {why}", kind=kind.name) if why else None
+            chosen = found or _affordable(kind, reason, workers, limits)
+            if isinstance(chosen, Add):
+                return chosen
+            blocked.append(chosen)
+    return blocked
 
 
 def removal(workers: Sequence[Seen], limits: Limits, spared: Callable[[str], bool] = lambda _: False) -> Remove | None:
@@ -202,7 +222,7 @@ def _affordable(kind: Kind, reason: str, workers: Iterable[Seen], limits: Limits
     after = bill(workers) + kind.price_per_hour
     if after > limits.budget_per_hour * (1 + 1e-9):
         why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
-        return Blocked(reason=f"{reason}; {why}")
+        return Blocked(reason=f"{reason}; {why}", kind=kind.name)
     limit = f" of {limits.budget_per_hour:.4g}" if limits.budget_per_hour < inf else ""
     return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
 

@@ -8,7 +8,8 @@ from services.core.ask import Ask
 from services.core.cluster import ClusterView
 from services.core.selection import InfaasPolicy
 from services.dispatcher.edge import load_policy
-from services.shell.settings import DispatcherSettings, MachineKind, MachineSettings, SettingsError
+from services.shell.machinesections import MachineKind, MachineSettings
+from services.shell.settings import DispatcherSettings, SettingsError
 from tests.fleet import PRICES, SIGNATURE, variant
 
 NAME = "m-v1-ort-fp32-t1-b8"

@@ -47,7 +47,12 @@ def test_defaults_are_right() -> None:
 @pytest.mark.parametrize("key", [key for key, number in ALL if number])
 @pytest.mark.parametrize("value", ["-1", "-1e300", "1e300", "1" + "0" * 400, "nan", "inf"])
 def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None:
-    *above, name = key.replace("simulate.*", "simulate.gpu").replace("per_hour.*", "per_hour.gpu").split(".")
+    *above, name = (
+        key.replace("simulate.*", "simulate.gpu")
+        .replace("accelerators.*", "accelerators.gpu")
+        .replace("per_hour.*", "per_hour.gpu")
+        .split(".")
+    )
     table = ".".join(above).replace("*", "some")
     file = tmp_path / "infaas.toml"
     listed = f"[{value}]" if key in ("registrar.threads", "registrar.max_batches") else value
@@ -75,7 +80,7 @@ def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None
         ("[autoscaler]\nslak = 1", "autoscaler.slak: there is no such setting; did you mean slack?"),
         ("[autoscaler.choice.a]\ninstances = 1", "autoscaler.choice.a.variant: is missing"),
         ("[autoscaler.choice.a]\nvariant = 'a b'", "autoscaler.choice.a.variant: must be 1 to 64 letters, digits"),
-        ("[machines]\nprovider = 'aws'", "machines.provider: must be local or off or simulated, not 'aws'"),
+        ("[machines]\nprovider = 'aws'", "machines.provider: must be command or local or off or simulated or swarm, not 'aws'"),
         ("[machines]\nlease_s = 0", "machines.lease_s: must be at least 0.2"),
         ("[machines.kinds.a]\nminimum = 2\nmaximum = 1", "machines.kinds.a.minimum: must be at most machines.kinds.a.maximum (1)"),
         ("[machines.kinds.'a b']\nmaximum = 1", "machines.kinds.a b: the name must be 1 to 64 letters"),

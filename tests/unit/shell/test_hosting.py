@@ -11,6 +11,7 @@ from bus.subjects import Subjects
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
 from services.shell.hosting import Hosting
+from services.shell.machinesections import MachineSettings
 from services.shell.process import ServerError
 from tests.responders import until
 from tests.servers import run
@@ -122,7 +123,7 @@ def test_what_cannot_be_started_is_said_and_cleaned_up() -> None:
 
 def test_providers_ask_the_host_and_pass_on_what_it_says() -> None:
     async def work(machine: Machine, hosting: Hosting, say: Say, bus: Bus) -> None:
-        local, simulated = PROVIDERS["local"](bus, SUBJECTS), PROVIDERS["simulated"](bus, SUBJECTS)
+        local, simulated = (PROVIDERS[name](bus, SUBJECTS, MachineSettings()) for name in ("local", "simulated"))
         await local.start(start("cpu-1-1", boot_s=600.0))
         assert ("cpu-1-1", "cpu") in machine.running  # nothing boots here
         await simulated.start(start("cpu-1-2", boot_s=600.0))
@@ -145,7 +146,7 @@ def test_without_a_host_a_provider_says_who_would_be_one() -> None:
     async def main() -> None:
         bus = Broker().connect()
         try:
-            await PROVIDERS["local"](bus, SUBJECTS).start(start())
+            await PROVIDERS["local"](bus, SUBJECTS, MachineSettings()).start(start())
         except ProviderError as error:
             assert "infaas up" in str(error)
         else:

@@ -2,7 +2,8 @@
 
 from services.shell.machine import devices_of
 from services.shell.machinekinds import environ_of, initial, worker_of
-from services.shell.settings import MachineKind, MachineSettings, WorkerSettings, load
+from services.shell.machinesections import MachineKind, MachineSettings
+from services.shell.settings import WorkerSettings, load
 
 KINDS = {
     "cpu": MachineKind(minimum=1, maximum=4),

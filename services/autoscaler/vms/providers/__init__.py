@@ -5,7 +5,17 @@ from collections.abc import Callable, Mapping
 from bus.port import Bus
 from bus.subjects import Subjects
 from services.autoscaler.vms.providers.base import Provider
+from services.autoscaler.vms.providers.command import Command
 from services.autoscaler.vms.providers.local import Local
 from services.autoscaler.vms.providers.simulated import Simulated
+from services.autoscaler.vms.providers.swarm import Swarm
+from services.shell.machinesections import MachineSettings
 
-PROVIDERS: Mapping[str, Callable[[Bus, Subjects], Provider]] = {"local": Local, "simulated": Simulated}
+Make = Callable[[Bus, Subjects, MachineSettings], Provider]
+
+PROVIDERS: Mapping[str, Make] = {
+    "local": Local,
+    "simulated": Simulated,
+    "swarm": lambda _bus, _subjects, settings: Swarm(settings.swarm),
+    "command": lambda _bus, _subjects, settings: Command(settings.command),
+}

@@ -6,7 +6,9 @@ from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import MachineReply, StartMachine, StopMachine
 from bus.port import Bus, NoResponders, RequestTimeout
 from bus.subjects import Subjects
+from services.autoscaler.vms.commands import Inventory
 from services.autoscaler.vms.providers.base import ProviderError
+from services.shell.machinesections import MachineSettings
 
 START_S = 5.0
 STOP_S = 15.0  # a worker's processes may take their time to finish
@@ -17,8 +19,12 @@ class Local:
 
     simulated = False
     shared_machine = True  # its workers are processes of this one
+    inventory = False
+    insists = False
+    dry_run = False
 
-    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, settings: MachineSettings | None = None) -> None:
+        del settings  # nothing of it concerns this machine
         self._bus = bus
         self._subjects = subjects
 
@@ -27,6 +33,9 @@ class Local:
 
     async def stop(self, order: StopMachine) -> None:
         await self._ask("stop", order, STOP_S)
+
+    async def survey(self) -> Inventory:
+        return Inventory()
 
     async def _ask(self, what: str, order: StartMachine | StopMachine, timeout: float) -> None:
         try:

@@ -128,14 +128,14 @@ def test_the_budget_is_said() -> None:
         kind="cpu", reason="r; all workers then cost 0.2 of 0.25 US$/h"
     )
     blocked = answer(Want(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
-    assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25")
+    assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25", kind="cpu")
 
 
 def test_the_minimum_is_kept() -> None:
     two = limits(kind(minimum=2))
     assert isinstance(below_minimum([worker("a")], two, lambda _: False), Add)
-    assert below_minimum([worker("a"), worker("b", state="Booting")], two, lambda _: False) is None
-    assert below_minimum([worker("a")], two, lambda _: True) is None
+    assert below_minimum([worker("a"), worker("b", state="Booting")], two, lambda _: False) == []
+    assert below_minimum([worker("a")], two, lambda _: True) == []
 
 
 # -- removal

@@ -1,0 +1,36 @@
+"""A dry run: what would be done to machines is told, once for as long as there is a reason, and shown to the provider. Pure."""
+
+from services.autoscaler.vms.commands import Start, Stop
+from services.autoscaler.vms.machines import START_S, STOP_S, Machines
+from services.autoscaler.vms.policy import Add, Remove
+from services.autoscaler.vms.turn import Turn
+from services.core.actor import Do
+
+AGAIN_S = 60.0  # s after which a reason that comes back is told again
+
+
+class Rehearsal:
+    """The provider is in a dry run, too: of the orders that it gets here it only says what they would change."""
+
+    def __init__(self, turn: Turn, machines: Machines) -> None:
+        self._turn = turn
+        self._machines = machines
+        self._told: dict[tuple[str, str], float] = {}
+
+    def add(self, chosen: Add) -> None:
+        if self._new("add", chosen.kind):
+            order = self._machines.order(chosen.kind)
+            self._turn.scaling("add_worker", order.worker, f"dry run: not started: {chosen.reason}", 0)
+            self._turn.add(Do(("rehearse", order.worker), Start(order=order), START_S))
+
+    def remove(self, chosen: Remove) -> None:
+        if self._new("remove", chosen.worker):
+            self._turn.scaling("remove_worker", chosen.worker, f"dry run: not removed: {chosen.reason}", 0)
+            order = self._machines.stop_order(chosen.worker)
+            self._turn.add(Do(("rehearse", chosen.worker), Stop(order=order), STOP_S))
+
+    def _new(self, what: str, about: str) -> bool:
+        now = self._turn.now
+        before = self._told.get((what, about))
+        self._told[what, about] = now
+        return before is None or now - before > AGAIN_S
