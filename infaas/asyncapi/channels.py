@@ -33,6 +33,14 @@ def public_channels() -> list[Channel]:
             (public.Answer, refusal),
         ),
         Channel(
+            "feedback",
+            NAMES.feedback("{app}"),
+            (public.Feedback,),
+            "receive",
+            "What an answer should have been, by the query's id or its inputs; the reply comes once it is on disk.",
+            (public.Accepted, refusal),
+        ),
+        Channel(
             "explain",
             NAMES.explain("{app}"),
             (public.Requirements,),

@@ -20,6 +20,7 @@ import bus.messages.work
 from infaas.asyncapi.document import document
 from infaas.asyncapi.schema import schemas
 from infaas.asyncapi.yaml import dump
+from tests.documents import references
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -32,8 +33,7 @@ MODULES = (
     bus.messages.scaling,
     bus.messages.work,
 )
-# Ways of reading a message in part, a base class, and messages of verbs that no service of this version takes.
-NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event", "Feedback", "Accepted"}
+NOT_CHANNELS = {"TensorView", "TensorHead", "QueryInputs", "Event"}  # ways of reading a message in part, a base class
 IN_BUCKETS = {"Part"}  # what objects hold
 
 
@@ -50,15 +50,6 @@ def test_every_message_type_is_described() -> None:
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == module.__name__
     }
     assert declared - described - NOT_CHANNELS - IN_BUCKETS == set()
-
-
-def references(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-        return own + [found for inner in value.values() for found in references(inner)]
-    if isinstance(value, list):
-        return [found for inner in value for found in references(inner)]
-    return []
 
 
 def test_every_reference_leads_somewhere() -> None:

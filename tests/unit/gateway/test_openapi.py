@@ -1,7 +1,6 @@
 """docs/openapi.json tells the truth about what the gateway serves."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from services.gateway.openapi import oip
 from services.gateway.openapi.document import document, operations, text
 from services.gateway.openapi.operation import ALWAYS, BODY
 from services.shell.sections import GatewaySettings
+from tests.documents import references
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,15 +57,6 @@ def test_who_may_is_told_as_it_is() -> None:
             right = right_of(path, method.upper())
             told = {Right.NONE: [], Right.ASK: [{}, {"token": []}], Right.OPERATE: [{"operator": []}]}[right]
             assert operation["security"] == told, (method, path)
-
-
-def references(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-        return own + [found for inner in value.values() for found in references(inner)]
-    if isinstance(value, list):
-        return [found for inner in value for found in references(inner)]
-    return []
 
 
 def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
