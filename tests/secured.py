@@ -3,14 +3,19 @@
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bus.login import Login
 from bus.natsbus import NatsBus
 from infaas.auth.book import Book, User
 from infaas.auth.certificates import certify
+from services.shell.embedded_nats import find_nats_server
+from services.shell.process import ServerError
 from tests.servers import NatsServer
 
 CLIENTS = (
@@ -72,3 +77,21 @@ class Secured(NatsServer):
 
     def _said(self, word: str) -> int:
         return self.log.count(word)
+
+
+@contextmanager
+def secured(directory: Path) -> Iterator[Secured]:
+    """Until the end of the block; skips where there is no nats-server."""
+    try:
+        find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    server = Secured(directory)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def ignored(_: Exception) -> None:
+    """What the connection complains of on the way."""

@@ -11,12 +11,9 @@ from bus.port import Bus, Delivery, Forbidden
 from bus.subjects import Subjects
 from infaas.auth.book import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
 from services.shell.runtime import Runtime
 from tests.contract.buses import until
-from tests.contract.test_rights import ignored
-from tests.secured import Secured
+from tests.secured import Secured, ignored, secured
 from tests.servers import run
 
 SUBJECTS = Subjects()
@@ -26,13 +23,8 @@ ORDER = encode({"variant": "evil"})
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
-    server = Secured(tmp_path_factory.mktemp("forgery"))
-    yield server
-    server.stop()
+    with secured(tmp_path_factory.mktemp("forgery")) as server:
+        yield server
 
 
 class Listener:

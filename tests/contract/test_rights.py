@@ -13,10 +13,8 @@ from bus.patterns import matches
 from bus.port import BusError, Delivery, Forbidden
 from bus.rights import LINES, ROLES, STORES, Identity, rights
 from bus.subjects import Subjects
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
 from tests.contract.buses import until
-from tests.secured import Secured
+from tests.secured import Secured, ignored, secured
 from tests.servers import run
 
 SUBJECTS = Subjects()
@@ -52,13 +50,8 @@ CATALOG = "$KV.infaas-catalog.app.faces"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
-    server = Secured(tmp_path_factory.mktemp("rights"))
-    yield server
-    server.stop()
+    with secured(tmp_path_factory.mktemp("rights")) as server:
+        yield server
 
 
 def identities(server: Secured) -> dict[str, Identity]:
@@ -281,21 +274,11 @@ def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
     run(main())
 
 
-def ignored(_: Exception) -> None:
-    """What the connection complains of on the way."""
-
-
 # ---- keys come and go
 
 
 def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
-    server = Secured(tmp_path)
-
-    async def main() -> None:
+    async def main(server: Secured) -> None:
         old = server.login("phone").options()
         server.book.rotate("phone")
         server.reload()
@@ -314,10 +297,8 @@ def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
         await until(lambda: "disconnected" in said)
         await connected.close()
 
-    try:
-        run(main())
-    finally:
-        server.stop()
+    with secured(tmp_path) as server:
+        run(main(server))
 
 
 def test_a_denied_request_says_so_at_once(server: Secured) -> None:

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.frames import call, exchange
 from tests.gateways import gateway
+from tests.insisting import insist
 from tests.processes import eventually
 from tests.system import APP, MODELS, Whole
 
@@ -39,15 +40,7 @@ def given(x: np.ndarray) -> triton.InferInput:
 
 
 def infer(client: triton.InferenceServerClient, x: np.ndarray, name: str = APP, **needs: Any) -> triton.InferResult:
-    """Ask until it is answered: a variant that is not loaded yet may be refused with a time to try again."""
-    give_up = time.monotonic() + 60
-    while True:
-        try:
-            return client.infer(name, [given(x)], **needs)
-        except InferenceServerException as error:
-            if error.status() not in LATER or time.monotonic() > give_up:
-                raise
-            time.sleep(0.1)
+    return insist(lambda: client.infer(name, [given(x)], **needs), LATER)
 
 
 def told(result: triton.InferResult) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.gateways import gateway
+from tests.insisting import insist
 from tests.processes import eventually
 from tests.system import APP, MODELS, Whole
 
@@ -35,17 +35,9 @@ def client(system: Whole) -> Iterator[triton.InferenceServerClient]:
 
 
 def infer(client: triton.InferenceServerClient, x: np.ndarray, name: str = APP, **needs: Any) -> triton.InferResult:
-    """Ask until it is answered: a variant that is not loaded yet may be refused with a time to try again."""
     given = triton.InferInput("x", list(x.shape), "FP32")
     given.set_data_from_numpy(x.astype(np.float32))
-    give_up = time.monotonic() + 60
-    while True:
-        try:
-            return client.infer(name, [given], **needs)
-        except InferenceServerException as error:
-            if error.status() not in ("503", "504") or time.monotonic() > give_up:
-                raise
-            time.sleep(0.1)
+    return insist(lambda: client.infer(name, [given], **needs), ("503", "504"))
 
 
 def told(result: triton.InferResult) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from bus.subjects import Subjects
 from infaas.client import Client
 from infaas.demo import data
 from infaas.errors import Refused
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
 from tests.processes import environ, eventually
 from tests.processes import infaas as command
-from tests.secured import CLIENTS, Secured
+from tests.secured import CLIENTS, Secured, secured
 from tests.servers import free_port, run
 
 pytestmark = pytest.mark.timeout(180)
@@ -67,16 +65,11 @@ class System:
 
 @pytest.fixture
 def system(tmp_path: Path, database_dsn: str, reader_dsn: str) -> Iterator[System]:
-    try:
-        find_nats_server()
-    except ServerError as error:
-        pytest.skip(str(error))
-    server = Secured(tmp_path)
     directory = tmp_path / "data"
     (directory / "jobs").mkdir(parents=True)
     (tmp_path / "infaas.toml").write_text(SETTINGS)
     with ExitStack() as stack:
-        stack.callback(server.stop)
+        server = stack.enter_context(secured(tmp_path))
         processes = []
         for services, user in SERVICES.items():
             more = server.environ(user) | {"INFAAS_WORKER__NAME": "w1", "INFAAS_BUS__URL": server.url}

@@ -1,0 +1,21 @@
+"""Asking until there is an answer: a variant that is not loaded yet may be refused with a time to try again."""
+
+import time
+from collections.abc import Callable, Container
+from typing import Any, TypeVar
+
+from tritonclient.utils import InferenceServerException
+
+T = TypeVar("T")
+
+
+def insist(ask: Callable[[], T], later: Container[Any]) -> T:
+    """What Triton's client gets in the end. later: statuses after which it asks again."""
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return ask()
+        except InferenceServerException as error:
+            if error.status() not in later or time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
