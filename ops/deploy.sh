@@ -110,13 +110,14 @@ words=()
 for host in $hosts; do words+=(--tls-host "$host"); done
 if [ ! -f "$SECRETS/auth/users.json" ]; then
   say "making credentials for the bus in $SECRETS/auth"
-  in_image infaas auth init --dir auth "${words[@]}" >/dev/null
+  in_image infaas auth init --dir auth "${words[@]}" >/dev/null 2>"$SECRETS/said" || fail "$(cat "$SECRETS/said")"
   printf '%s\n' "$hosts" >"$SECRETS/auth/hosts"
 elif [ "$(cat "$SECRETS/auth/hosts" 2>/dev/null)" != "$hosts" ]; then
   say "a new certificate for the NATS servers: $hosts"
-  in_image infaas auth certify --dir auth "${words[@]}" >/dev/null
+  in_image infaas auth certify --dir auth "${words[@]}" >/dev/null 2>"$SECRETS/said" || fail "$(cat "$SECRETS/said")"
   printf '%s\n' "$hosts" >"$SECRETS/auth/hosts"
 fi
+rm -f "$SECRETS/said"
 for name in db/superuser_password db/writer_password db/reader_password gateway/tokens gateway/operator_tokens; do keep "$name"; done
 put db/superuser_dsn "$(dsn postgres superuser)"
 put db/writer_dsn "$(dsn infaas_writer writer)"
@@ -172,7 +173,8 @@ fi
 # ---- deploy
 
 say "deploying $IMAGE as $STACK"
-docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" >/dev/null
+docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" 2>&1 >/dev/null |
+  grep -v -e '--detach=false' -e '^In a future release' >&2 || [ "${PIPESTATUS[0]}" = 0 ] || fail "docker stack deploy has failed"
 
 # ---- wait
 
@@ -203,6 +205,7 @@ while :; do
     *)
       case "$replicas $rest" in
       *"(1/1 completed)"*) ;;
+      *completed*) missing+=("$name") line+="  ${name#"${STACK}"_}" ;;
       *) [ "${replicas%/*}" = "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
       esac
       ;;

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import services
-from infaas.cli.output import Failure, one_line, usage
+from infaas.cli.output import FAILED, Failure, one_line, usage
 
 if TYPE_CHECKING:
     from bus.port import Bus
@@ -117,12 +117,17 @@ def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, 
 
 def _main(arguments: Sequence[str]) -> int:
     """`python -m infaas.cli.run SERVICE... [--config FILE]`: how the supervisor starts services, sparing the command line."""
+    from bus.port import BusError  # noqa: PLC0415
+
     names, _, config = " ".join(arguments).partition(" --config ")
     try:
         return run(*names.split(), config=Path(config) if config else None)
     except Failure as failure:
         print(f"infaas: {one_line(failure)}", file=sys.stderr)
         return failure.code
+    except BusError as error:
+        print(f"infaas: {one_line(error)}", file=sys.stderr)
+        return FAILED
 
 
 if __name__ == "__main__":

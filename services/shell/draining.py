@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 ORDERER = "worker"
 QUIET_S = 1.0  # s for which nothing must have been queued: what was under way to the worker has arrived by then
+SILENT_S = 3.0  # s after which a worker of which nothing is heard has no monitor that could drain it
 TELL_S = 0.5  # s until the order is given again while no heartbeat shows that it was heard
 
 
@@ -27,8 +28,11 @@ async def drain(bus: Bus, subjects: Subjects, worker: str, patience: float) -> b
     loop = asyncio.get_running_loop()
     quiet = asyncio.Event()
     heard: list[float] = []  # when it began to drain with nothing queued, as far as is known
+    last = loop.time()
 
     def beat(delivery: Delivery) -> None:
+        nonlocal last
+        last = loop.time()
         try:
             message = decode(WorkerHeartbeat, delivery.data)
         except BadMessage:
@@ -42,11 +46,11 @@ async def drain(bus: Bus, subjects: Subjects, worker: str, patience: float) -> b
         elif loop.time() - heard[0] >= QUIET_S:
             quiet.set()
 
-    end = loop.time() + patience
+    end = last + patience
     order = encode(Drain(epoch=0, reason="its processes are being stopped", orderer=ORDERER))
     try:
         hearing = await bus.subscribe(subjects.worker_heartbeat(worker), beat)
-        while not quiet.is_set() and (left := end - loop.time()) > 0:
+        while not quiet.is_set() and (left := end - loop.time()) > 0 and loop.time() - last < SILENT_S:
             if not heard:
                 bus.publish(subjects.worker(worker, "drain"), order)
             try:

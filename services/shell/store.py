@@ -10,6 +10,7 @@ import hashlib
 import os
 import struct
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -272,6 +273,7 @@ def uuid_array(uids: Collection[bytes]) -> Buffer:
 
 _OWN = ("INFAAS_STORE__SUPERUSER_DSN", "INFAAS_STORE__WRITER_PASSWORD", "INFAAS_STORE__READER_PASSWORD")
 _CONFIG = "INFAAS_CONFIG"
+AGAIN = 1.0  # s between attempts to reach a database that may be starting
 _MOST: Mapping[str, Level] = {"auto": "tsl", "apache": "apache", "off": "none"}
 
 
@@ -292,25 +294,42 @@ def _environ(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if list(arguments) != ["prepare"]:
-        print("usage: python -m services.shell.store prepare", file=sys.stderr)
-        return 2
-    try:
-        file = os.environ.get(_CONFIG)
-        others = {name: value for name, value in os.environ.items() if not name.startswith((*_OWN, _CONFIG))}
-        store = load(Path(file) if file else None, others).store
-        new = prepare(
-            _environ(_OWN[0]),
-            writer_password=_environ(_OWN[1]),
-            reader_password=_environ(_OWN[2]),
-            most=_MOST[store.timescale],
-            keep_days=asdict(store.keep_days),
-        )
-    except (StoreError, SettingsError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"the database is ready, {len(new)} migrations were new" if new else "the database is ready")
-    return 0
+    match list(arguments):
+        case ["prepare"]:
+            end = time.monotonic()
+        case ["prepare", "--wait", seconds] if seconds.isdecimal():
+            end = time.monotonic() + int(seconds)
+        case _:
+            print("usage: python -m services.shell.store prepare [--wait SECONDS]", file=sys.stderr)
+            return 2
+    while True:
+        try:
+            new = _prepare()
+        except StoreError as error:
+            if time.monotonic() < end and isinstance(error.__cause__, psycopg.OperationalError):
+                time.sleep(AGAIN)  # it is being started, perhaps
+                continue
+            print(error, file=sys.stderr)
+            return 1
+        except SettingsError as error:
+            print(error, file=sys.stderr)
+            return 1
+        print(f"the database is ready, {len(new)} migrations were new" if new else "the database is ready")
+        return 0
+
+
+def _prepare() -> list[str]:
+    """What the variables ask for; raises StoreError, SettingsError."""
+    file = os.environ.get(_CONFIG)
+    others = {name: value for name, value in os.environ.items() if not name.startswith((*_OWN, _CONFIG))}
+    store = load(Path(file) if file else None, others).store
+    return prepare(
+        _environ(_OWN[0]),
+        writer_password=_environ(_OWN[1]),
+        reader_password=_environ(_OWN[2]),
+        most=_MOST[store.timescale],
+        keep_days=asdict(store.keep_days),
+    )
 
 
 if __name__ == "__main__":
