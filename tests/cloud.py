@@ -3,11 +3,12 @@
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop
+from services.autoscaler.vms.commands import Claim, Claimed, Drop, Inventory, Node, Save, Start, Stop, Survey
 from services.autoscaler.vms.notes import LEADER, key_of
 from services.autoscaler.vms.policy import Kind, Limits
 from services.core.actor import Changed, Synced
@@ -43,6 +44,7 @@ class CloudFleet(Fleet):
         self, *variants: Any, controllers: int = 1, policy: SelectionPolicy | None = None, **more: Any
     ) -> None:
         self.kinds = more.pop("kinds", (kind(),))
+        self.manner: dict[str, Any] = more.pop("manner", {})  # what controllers are told about whoever starts machines
         self.limits = Limits(kinds={each.name: each for each in self.kinds}, **more.pop("limits", {}))
         self.bucket: dict[str, bytes] = {}
         self.started: list[StartMachine] = []
@@ -80,7 +82,7 @@ class CloudFleet(Fleet):
                     self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
 
     def start_controller(self, name: str) -> None:
-        actor = Controller(f"vm-{name}", self.subjects, self.limits)
+        actor = Controller(f"vm-{name}", self.subjects, self.limits, **self.manner)
         self.stage.enter(name, actor, lambda command: self._edge(name, command))
         for record in self.records:
             self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
@@ -137,25 +139,47 @@ class CloudFleet(Fleet):
                 self._write(key_of(command.record.worker), encode(command.record))
             case Drop():
                 self._write(key_of(command.worker), None)
+            case Survey():
+                return 0.05, self.survey()
             case Start():
                 order = command.order
                 self.acted.append((self.stage.now, name, f"start {order.worker}", order.epoch))
                 if self.broken:
                     return 0.05, ValueError(self.broken)
-                if order.worker not in [one.worker for one in self.started] and not self.dead_on_arrival:
-                    self.stage._at(order.boot_s, lambda: self.start_worker(order.worker))
+                if error := self.carry_out_start(order):
+                    return 0.05, ValueError(error)
                 self.started.append(order)
                 self.mute -= 1
                 return (1e6 if self.mute >= 0 else 0.05), None
             case Stop():
                 order = command.order
                 self.acted.append((self.stage.now, name, f"stop {order.worker}", order.epoch))
+                if error := self.carry_out_stop(order):
+                    return 0.3, ValueError(error)
                 self.stopped.append(order)
-                if order.worker in self.stage.members:
-                    self.stage.stop(order.worker)
-                    self.stage.kill(f"{order.worker}/cpu")
                 return 0.3, None
         return 0.01, None
+
+    # -- whoever starts and stops machines
+
+    def survey(self) -> Inventory:
+        return Inventory()
+
+    def carry_out_start(self, order: StartMachine) -> str:
+        """Returns why not."""
+        if order.worker not in [one.worker for one in self.started] and not self.dead_on_arrival:
+            self.stage._at(order.boot_s, lambda: self.start_worker(order.worker))
+        return ""
+
+    def carry_out_stop(self, order: StopMachine) -> str:
+        self.stop_worker(order.worker)
+        return ""
+
+    def stop_worker(self, worker: str) -> None:
+        """It says goodbye."""
+        if worker in self.stage.members:
+            self.stage.stop(worker)
+            self.stage.kill(f"{worker}/cpu")
 
     def _write(self, key: str, value: bytes | None) -> None:
         if value is None:
@@ -173,3 +197,106 @@ class CloudFleet(Fleet):
     def machine(self, worker: str) -> MachineRecord | None:
         value = self.bucket.get(key_of(worker))
         return msgspec.msgpack.decode(value, type=MachineRecord) if value else None
+
+
+class PoolFleet(CloudFleet):
+    """Machines of the provider's own, as nodes of a Swarm: a label makes one carry a worker. pool: names, all of kind "cpu".
+
+    labelled: those of them that the operator has told to carry one. buys: how long a machine takes that is made by order, None: none is.
+    away: why the provider cannot say anything. stuck: nodes whose worker does not end in time.
+    """
+
+    def __init__(
+        self, *variants: Any, pool: Any = (), labelled: Any = (), buys: float | None = None, **more: Any
+    ) -> None:
+        self.nodes = {name: Node(name=name, kind="cpu", worker="cpu" if name in labelled else "") for name in pool}
+        self.buys = buys
+        self.away = ""
+        self.stuck: set[str] = set()
+        self.made: list[str] = []
+        self.removed: list[str] = []
+        self.rehearsed: list[StartMachine | StopMachine] = []
+        self._due: dict[str, float] = {}
+        self._carried: set[str] = set()
+        manner = {"inventory": True, "insists": True} | more.pop("manner", {})
+        super().__init__(*variants, manner=manner, **({"workers": 0} | more))
+        self._settle()
+
+    def change(self, name: str, **fields: Any) -> None:
+        """The operator or the world changes a node; down: all on it dies, drain: the Swarm ends what runs there."""
+        self.nodes[name] = replace(self.nodes[name], **fields)
+        self._settle()
+
+    def leave(self, name: str) -> None:
+        """The machine dies and its node is removed."""
+        self.change(name, up=False)
+        del self.nodes[name]
+
+    def survey(self) -> Inventory:
+        if self.away:
+            return Inventory(error=self.away)
+        return Inventory(nodes=tuple(self.nodes.values()), buys=self.buys is not None)
+
+    def carry_out_start(self, order: StartMachine) -> str:
+        if self.away:
+            return self.away
+        if self.manner.get("dry_run"):
+            self.rehearsed.append(order)
+            return ""
+        node = self.nodes.get(order.worker)
+        if node is None:
+            if not order.bought or self.buys is None:
+                return f"no node is called {order.worker}"
+            if order.worker not in self.made:
+                self.made.append(order.worker)
+                self.stage._at(self.buys, lambda: self._join(order.worker))
+            return ""
+        if not node.open:
+            return f"{order.worker} is down or shut"
+        if not node.worker:
+            assert node.empty
+            self.change(order.worker, worker=order.kind, order=order.order, bought=order.bought)
+        return ""
+
+    def carry_out_stop(self, order: StopMachine) -> str:
+        if self.away:
+            return self.away
+        if self.manner.get("dry_run"):
+            self.rehearsed.append(order)
+            return ""
+        node = self.nodes.get(order.worker)
+        if order.worker in self.stuck:
+            return "its worker does not end"
+        if node is not None:
+            self.change(order.worker, worker="", order="")
+        if order.bought or (node is not None and node.bought):
+            self.removed.append(order.worker)
+            self.nodes.pop(order.worker, None)
+        return ""
+
+    def _join(self, name: str) -> None:
+        if name not in self.removed:
+            self.nodes[name] = Node(name=name, kind="cpu")
+
+    def _settle(self) -> None:
+        """The Swarm has run what the labels say, or ended what they do not."""
+        for node in self.nodes.values():
+            wanted = bool(node.worker) and node.up and node.availability != "drain"
+            starts = wanted and node.availability == "active"
+            if not node.up and node.name in self._carried:
+                self.stage.kill(node.name)
+                self.stage.kill(f"{node.name}/cpu")
+                self._carried.discard(node.name)
+            elif not wanted and node.name in self._carried:
+                self.stop_worker(node.name)
+                self._carried.discard(node.name)
+            elif starts and node.name not in self._carried and node.name not in self._due and not self.dead_on_arrival:
+                self._due[node.name] = self.stage.now
+                self.stage._at(1.0, lambda name=node.name: self._arrive(name))
+
+    def _arrive(self, name: str) -> None:
+        self._due.pop(name, None)
+        node = self.nodes.get(name)
+        if node is not None and node.worker and node.open and name not in self._carried:
+            self._carried.add(name)
+            self.start_worker(name)

@@ -268,7 +268,7 @@ class Controller:
             for want in found:
                 self._answer(want)
         self._blocked = {hardware: why for hardware, why in self._blocked.items() if hardware in wanted}
-        if self._stock.known or turn.now - self._led_since > APPEAR_S:
+        if (self._stock.known and self._rehearsal is None) or turn.now - self._led_since > APPEAR_S:
             self._keep_minimum(shut)
         if not self._leaving.worker:
             self._remove(shut, idle=not found)

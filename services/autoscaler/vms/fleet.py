@@ -15,6 +15,7 @@ ERRAND_S = (
     600.0  # s for which a worker that builds or profiles a model is taken to be at it, unless it says that it is done
 )
 GLANCES = 3  # heartbeats in a row that must show a device busy: one, every 0.5 s, says little
+ENDED_S = 600.0  # s for which one that was stopped is known again, should it come back when its name has been given to another
 FORGET_S = 60.0  # s after which it is taken to be gone, if nobody has noted that it should be there
 
 
@@ -138,6 +139,9 @@ class Fleet:
         self._threads = threads
         self.workers: dict[str, Worker] = {}
         self._kinds = kinds
+        self._ended: dict[
+            str, tuple[int, float]
+        ] = {}  # of those stopped lately: incarnation, and when it was last heard
 
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> None:
         worker = self.workers.get(beat.worker)
@@ -160,6 +164,7 @@ class Fleet:
             if record is None:
                 return
             worker = self.workers[name] = Worker(name, now, self._threads)
+            worker.ended = self._ended.get(name, (None, 0.0))[0]
         if worker.beat is not None and _begins(worker, record) and (worker.leaving or now - worker.seen > SILENT_S):
             ended = worker.beat.incarnation  # the name is used again: nothing of who had it concerns this one
             worker = self.workers[name] = Worker(name, now, self._threads)
@@ -169,7 +174,10 @@ class Fleet:
             del self.workers[name]
 
     def forget(self, name: str) -> None:
-        self.workers.pop(name, None)
+        """It has been stopped."""
+        worker = self.workers.pop(name, None)
+        if worker is not None and worker.beat is not None:
+            self._ended[name] = worker.beat.incarnation, worker.seen
 
     def tidy(self, now: float) -> None:
         """Forget workers that are long gone and that no note speaks of; at once those that have said goodbye."""
@@ -177,6 +185,7 @@ class Fleet:
             silent = now - worker.seen
             if worker.record is None and (silent > FORGET_S or (worker.leaving and silent > SILENT_S)):
                 del self.workers[worker.name]
+        self._ended = {name: one for name, one in self._ended.items() if now - one[1] < ENDED_S}
 
     # -- as the rules see it
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.commands import Start, Stop
-from services.autoscaler.vms.fleet import Fleet, Worker
+from services.autoscaler.vms.fleet import SILENT_S, Fleet, Worker
 from services.autoscaler.vms.policy import Add, Limits
 from services.autoscaler.vms.stock import Stock
 from services.autoscaler.vms.turn import Turn
@@ -141,9 +141,9 @@ class Machines:
             elif record.state == "Ready":
                 if record.place and turn.now - record.at < PLACE_S:
                     self._fill(worker, record)
-                patience = LOST_S + self._pulling(record)
+                patience, why = self._patience(worker, record)
                 if turn.now - max(worker.seen, record.at) > patience:
-                    self._lose(worker, record, f"not heard of for {patience:.0f} s")
+                    self._lose(worker, record, why or f"not heard of for {patience:.0f} s")
             elif record.state == "Stopping" and turn.now >= self._asked.get(record.worker, 0.0):
                 self.stop(record.worker)
 
@@ -291,10 +291,13 @@ class Machines:
         found = self._limits.kinds.get(kind)
         return found.boot_s if found is not None else 0.0
 
-    def _pulling(self, record: MachineRecord) -> float:
-        """How much longer a worker may be silent whose machine is up: it may be fetching the image of its next version."""
+    def _patience(self, worker: Worker, record: MachineRecord) -> tuple[float, str]:
+        """How long a worker may be silent, and why no longer where that is not said by the time itself."""
         node = self._stock.node(record.worker)
-        return self._boot_s(record.kind) if node is not None and node.open and node.worker else 0.0
+        if node is not None and node.availability != "active" and worker.leaving:
+            return SILENT_S, f"its node is set to {node.availability}"
+        up = node is not None and node.open and node.worker  # it may be fetching the image of its next version
+        return LOST_S + (self._boot_s(record.kind) if up else 0.0), ""
 
     def _settled_in(self) -> bool:
         """Whether we have led for so long that whoever is there has been heard."""
