@@ -171,6 +171,7 @@ class NatsBus:
             waiting[0].set_result(delivery)
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        self._deaf.discard(subject)  # denied before, after a reconnect perhaps; rights may have changed since
         subscription = NatsSubscription(self._client, self._client.listen(subject, handler, queue), self.flush)
         with contextlib.suppress(BusError):  # disconnected: it is replayed on reconnect
             await self.flush(2.0)

@@ -102,6 +102,7 @@ class InDatabase:
 
     def _do(self, query: str, *values: str) -> list[Any]:
         import psycopg  # noqa: PLC0415
+        from psycopg import errors  # noqa: PLC0415
 
         try:
             opened = psycopg.connect(self._dsn, autocommit=True, connect_timeout=5, application_name="infaas streams")
@@ -109,6 +110,10 @@ class InDatabase:
                 return connection.execute(query.encode(), values).fetchall()
         except psycopg.OperationalError as error:
             raise ConnectionError(f"the database does not answer: {error}") from error
+        except errors.UndefinedTable:
+            raise
+        except psycopg.Error as error:  # no rights to the table, a DSN that is none
+            raise OSError(f"the database refuses: {error}") from error
 
 
 class Known:

@@ -14,7 +14,7 @@ from bus.natsstreams import LostStream
 from bus.port import BusError, NotFound
 from bus.subjects import Subjects
 from services.shell.embedded_nats import find_nats_server
-from services.shell.known import InFile, Known
+from services.shell.known import InDatabase, InFile, Known
 from services.shell.process import ServerError
 from services.shell.settings import BusSettings, Settings, StoreSettings
 from tests.processes import environ, eventually
@@ -194,3 +194,13 @@ def test_a_service_says_what_was_lost_and_ends(server: Lossy, tmp_path: Path) ->
     assert second.returncode == 1
     assert second.stderr.strip().splitlines()[-1].startswith("NATS has lost data: KV_t-c"), second.stderr
     assert "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize("dsn", ["reader", "none"])
+def test_a_database_that_refuses_is_no_crash(request: pytest.FixtureRequest, dsn: str) -> None:
+    place = InDatabase(request.getfixturevalue("reader_dsn") if dsn == "reader" else "no dsn at all")
+    for ask in (place.read, lambda: place.write("S", "now"), lambda: place.forget("S")):
+        with pytest.raises(OSError) as caught:
+            ask()
+        assert not isinstance(caught.value, ConnectionError)
+        assert "refuses" in str(caught.value)

@@ -301,6 +301,20 @@ def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
         run(main(server))
 
 
+def test_who_was_denied_before_is_heard_once_it_is_allowed(server: Secured) -> None:
+    async def main() -> None:
+        bus = await server.bus("thief", ignored)
+        try:
+            # As the server says it after a reconnect, when the client library subscribes anew.
+            bus._complained(Exception('Permissions Violation for Subscription to "_INBOX_.numbers.thief.mine"'))
+            heard: list[Delivery] = []
+            await bus.subscribe("_INBOX_.numbers.thief.mine", heard.append)
+        finally:
+            await bus.close()
+
+    run(main())
+
+
 def test_a_denied_request_says_so_at_once(server: Secured) -> None:
     async def main() -> None:
         bus = await server.bus("thief")
