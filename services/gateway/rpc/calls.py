@@ -29,6 +29,7 @@ PACE = (
     2**20
 )  # bytes of the largest message that earn every message one more second: what has come of one is not known before its end
 PROTOCOL = "grpc"  # in metrics
+MOST_TOLD = 6000  # bytes of a status: it travels in a header, and clients take 8 KiB of these
 TICK = 1.0  # s between looks for messages that do not come
 LATE = Problem(None, "the request's message did not come in time", code="deadline")
 STOPPING = Problem(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
@@ -295,5 +296,11 @@ async def abort(context: Any, problem: Problem) -> NoReturn:
     trailing = [("infaas-code", problem.code)]
     if "retry-after-ms" in problem.headers:
         trailing.append(("grpc-retry-pushback-ms", problem.headers["retry-after-ms"]))
-    await context.abort(grpc.StatusCode[called(problem.code).grpc], problem.message, tuple(trailing))
+    await context.abort(grpc.StatusCode[called(problem.code).grpc], shortened(problem.message), tuple(trailing))
     raise AssertionError("a call that was ended goes on")
+
+
+def shortened(message: str) -> str:
+    """As much of it as a status may have. What is not ASCII goes with three bytes for each of its own."""
+    most = MOST_TOLD if message.isascii() else MOST_TOLD // 12
+    return message if len(message) <= most else f"{message[: most - 1]}…"

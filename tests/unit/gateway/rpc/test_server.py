@@ -230,6 +230,14 @@ def test_a_port_that_is_taken_is_told() -> None:
         run(main(taken.getsockname()[1]))
 
 
+def test_what_is_wrong_with_a_long_name_fits_into_a_status(channel: grpc.Channel) -> None:
+    asked = request()
+    asked.parameters["triton_" + "é" * 15_000].int64_param = 1
+    told = status("INVALID_ARGUMENT", stub(channel).ModelInfer, asked, metadata=TOKEN)
+    assert told.startswith("parameters.triton_éé")
+    assert told.endswith("é…")
+
+
 def test_whoever_watches_and_streams_is_told_before_it_stops() -> None:
     told: queue.Queue[Any] = queue.Queue()
     with echoing(drain_s=1.0) as stage, grpc.insecure_channel(stage.grpc_url) as channel:
