@@ -5,14 +5,16 @@ import contextlib
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Sequence
+from typing import IO
 
 from services.autoscaler.vms.providers.base import ProviderError
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 6.0  # s for which one order waits for its command; it goes on, and the next order of the same waits again
-MOST = 4096  # bytes kept of what it complains
+MOST = 4096  # bytes at the end of what it complains of, in which its last line is looked for
 GRACE_S = 5.0  # s between asking one to end that takes too long, and ending it
 
 
@@ -68,42 +70,33 @@ class Hook:
     async def _run(self, what: str, words: list[str]) -> None:
         log.info("a command of the operator's runs", extra={"what": what, "words": words})
         environ = {key: value for key, value in os.environ.items() if not key.startswith("INFAAS_")}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env=environ,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            raise ProviderError(f"cannot run {words[0]}: {getattr(error, 'strerror', None) or error}") from error
-        assert process.stderr is not None
-        said = bytearray()
-        reading = asyncio.create_task(_keep_end(process.stderr, said))
-        try:
-            async with asyncio.timeout(self._command_s):
-                code = await process.wait()
-            await asyncio.wait([reading], timeout=1.0)  # what it has left running may hold its stderr open
-        except TimeoutError:
-            raise ProviderError(f"{words[0]} did not end within {self._command_s:g} s") from None
-        finally:
-            await _end(process)
-            reading.cancel()
-        if code != 0:
-            raise ProviderError(f"{words[0]}: {_last_line(said) or f'it ended with code {code}'}")
+        with tempfile.TemporaryFile() as said:  # no pipe: what it leaves running may hold that open
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=said,
+                    env=environ,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise ProviderError(f"cannot run {words[0]}: {getattr(error, 'strerror', None) or error}") from error
+            try:
+                async with asyncio.timeout(self._command_s):
+                    code = await process.wait()
+            except TimeoutError:
+                raise ProviderError(f"{words[0]} did not end within {self._command_s:g} s") from None
+            finally:
+                await _end(process)
+            if code != 0:
+                raise ProviderError(f"{words[0]}: {_last_line(said) or f'it ended with code {code}'}")
 
 
-async def _keep_end(stream: asyncio.StreamReader, said: bytearray) -> None:
-    """Read it to its end, and keep the last of it."""
-    while chunk := await stream.read(MOST):
-        said += chunk
-        del said[:-MOST]
-
-
-def _last_line(said: bytearray) -> str:
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+def _last_line(said: IO[bytes]) -> str:
+    """The last that it complained of."""
+    said.seek(max(0, said.seek(0, os.SEEK_END) - MOST))
+    lines = [line.strip() for line in said.read(MOST).decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
 
 

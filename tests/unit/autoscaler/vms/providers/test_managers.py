@@ -1,0 +1,200 @@
+"""docker-py before scripted HTTP servers in the managers' place: which failures another host is asked for, and which are answers."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from services.autoscaler.vms.providers.base import ProviderError
+from services.autoscaler.vms.providers.managers import Away, Managers, OutOfSequence
+from tests.servers import free_port, run
+
+pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
+NODES = "/v1.41/nodes"
+
+
+class Manager(ThreadingHTTPServer):
+    """status, text: what it answers to everything but /version. seen: requests, with who asked."""
+
+    daemon_threads = True
+
+    def __init__(self, status: int = 200, text: str = "[]") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status, self.text = status, text
+        self.seen: list[tuple[str, str, str]] = []
+        self.slow = threading.Event()  # set: it does not answer
+        self.host = f"tcp://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Manager
+
+    def do_GET(self) -> None:
+        self.server.seen.append(("GET", self.path, self.headers.get("Authorization", "")))
+        if self.path == "/version":
+            self._say(200, json.dumps({"ApiVersion": "1.41"}))
+            return
+        while self.server.slow.is_set():
+            self.server.slow.wait(0.01)
+            if self.server.seen[-1][1] == "end":
+                return
+        self._say(self.server.status, self.server.text)
+
+    def _say(self, status: int, text: str) -> None:
+        body = (text if status == 200 else json.dumps({"message": text})).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def managers(*servers: Manager) -> Iterator[None]:
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for server, thread in zip(servers, threads, strict=True):
+            server.seen.append(("", "end", ""))
+            server.slow.clear()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+async def nodes(asked: Managers) -> object:
+    return await asked.ask(lambda client: client.nodes())
+
+
+def test_the_host_that_answers_is_asked_on_and_shown_the_token() -> None:
+    one, two = Manager(), Manager()
+
+    async def main() -> None:
+        asked = Managers([one.host, two.host], "secret", 5.0)
+        assert await nodes(asked) == await nodes(asked) == []
+        await asked.close()
+
+    with managers(one, two):
+        run(main())
+        assert one.seen[1:] == [("GET", NODES, "Bearer secret")] * 2
+        assert two.seen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (503, "This node is not a swarm manager."),
+        (500, "rpc error: code = Unknown desc = The swarm does not have a leader."),
+        (502, "engine proxy: the engine does not answer"),
+    ],
+)
+def test_a_manager_that_cannot_is_left_for_the_next_one(status: int, text: str) -> None:
+    one, two = Manager(status, text), Manager()
+
+    async def main() -> None:
+        asked = Managers([one.host, two.host], "", 5.0)
+        assert await nodes(asked) == []
+        assert await nodes(asked) == []
+        await asked.close()
+
+    with managers(one, two):
+        run(main())
+        assert [path for _, path, _ in one.seen].count(NODES) == 1
+        assert [path for _, path, _ in two.seen].count(NODES) == 2
+
+
+def test_so_is_one_that_is_not_there_or_does_not_answer_in_time() -> None:
+    one, two = Manager(), Manager()
+    one.slow.set()
+
+    async def main() -> None:
+        asked = Managers([f"tcp://127.0.0.1:{free_port()}", one.host, two.host], "", 0.5)
+        assert await nodes(asked) == []
+        await asked.close()
+
+    with managers(one, two):
+        run(main())
+
+
+def test_what_a_manager_refuses_is_an_answer() -> None:
+    one, two = Manager(403, "the engine proxy lets nothing through to this path"), Manager()
+
+    async def main() -> None:
+        asked = Managers([one.host, two.host], "", 5.0)
+        with pytest.raises(ProviderError, match="refuses with status 403: the engine proxy lets nothing through"):
+            await nodes(asked)
+        await asked.close()
+
+    with managers(one, two):
+        run(main())
+        assert two.seen == []
+
+
+def test_a_version_that_is_not_the_last_is_told_by_its_text_alone() -> None:
+    one = Manager(500, "rpc error: code = Unknown desc = update out of sequence")
+
+    async def main() -> None:
+        asked = Managers([one.host], "", 5.0)
+        with pytest.raises(OutOfSequence):
+            await nodes(asked)
+        one.status, one.text = 200, "[]"
+        assert await nodes(asked) == []
+        await asked.close()
+
+    with managers(one):
+        run(main())
+
+
+def test_when_none_answers_all_reasons_are_told_and_nobody_says_no() -> None:
+    one = Manager(503, "This node is not a swarm manager.")
+
+    async def main() -> None:
+        asked = Managers([one.host, f"tcp://127.0.0.1:{free_port()}"], "", 5.0)
+        with pytest.raises(Away, match=r"no manager answers: .*not a swarm manager.*Connection refused"):
+            await nodes(asked)
+        one.status, one.text = 200, "[]"
+        assert await nodes(asked) == []
+        await asked.close()
+
+    with managers(one):
+        run(main())
+
+
+def test_one_that_was_given_up_while_it_waited_leaves_the_rest_in_order() -> None:
+    one = Manager()
+
+    async def main() -> None:
+        asked = Managers([one.host], "", 2.0)
+        one.slow.set()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await nodes(asked)
+        one.slow.clear()
+        assert await nodes(asked) == []
+        await asked.close()
+
+    with managers(one):
+        run(main())
+
+
+def test_without_docker_py_the_remedy_is_said() -> None:
+    code = (
+        "import sys; sys.modules['docker'] = None\n"
+        "from services.autoscaler.vms.providers.managers import Managers\n"
+        "try: Managers(['tcp://a:1'], '', 1.0)\n"
+        "except OSError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'infaas[swarm]'" in done.stdout
