@@ -118,7 +118,9 @@ elif [ "$(cat "$SECRETS/auth/hosts" 2>/dev/null)" != "$hosts" ]; then
   printf '%s\n' "$hosts" >"$SECRETS/auth/hosts"
 fi
 rm -f "$SECRETS/said"
-for name in db/superuser_password db/writer_password db/reader_password gateway/tokens gateway/operator_tokens; do keep "$name"; done
+for name in db/superuser_password db/writer_password db/reader_password gateway/tokens gateway/operator_tokens engine_token; do
+  keep "$name"
+done
 put db/superuser_dsn "$(dsn postgres superuser)"
 put db/writer_dsn "$(dsn infaas_writer writer)"
 put db/reader_dsn "$(dsn infaas_reader reader)"
@@ -144,6 +146,7 @@ done
 for name in superuser_password writer_password reader_password superuser_dsn writer_dsn reader_dsn; do
   hash_of "DB_${name^^}" "$SECRETS/db/$name"
 done
+hash_of ENGINE_TOKEN "$SECRETS/engine_token"
 hash_of GATEWAY_TOKENS "$SECRETS/gateway/tokens"
 hash_of GATEWAY_OPERATOR_TOKENS "$SECRETS/gateway/operator_tokens"
 
@@ -180,16 +183,21 @@ docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${f
 
 services() { docker service ls --filter "label=com.docker.stack.namespace=$STACK" --format '{{.Name}} {{.Replicas}}' | sort; }
 state_of() { docker service inspect --format '{{if .UpdateStatus}}{{.UpdateStatus.State}} {{.UpdateStatus.Message}}{{end}}' "$1"; }
-why() { # SERVICE: what its last tasks died of
-  docker service ps --no-trunc --format '{{.Name}} on {{.Node}}: {{.CurrentState}} {{.Error}}' "$1" |
-    grep -E ': (Failed|Rejected|Pending|Shutdown|Complete).*' | awk 'NF > 5' | sort -u | head -n 3 | sed 's/^/         /'
+why() { # SERVICE [WORDS]: what its last tasks died of, or the one that the words name
   local task
-  for task in $(docker service ps -q --no-trunc --filter desired-state=shutdown "$1" | head -n 1); do
-    timeout 5 "${DOCKER:-docker}" service logs --raw --tail 3 "$task" 2>&1 | cut -c 1-400 | sed 's/^/         | /' || true
-  done
+  task=$(grep -oE '\b[a-z0-9]{25}\b' <<<"${2:-}" | head -n 1 || true)
+  if [ -z "$task" ]; then
+    docker service ps --no-trunc --format '{{.Name}} on {{.Node}}: {{.CurrentState}} {{.Error}}' "$1" |
+      grep -E ': (Failed|Rejected|Pending|Preparing|Starting|Complete)' | sort -u | head -n 3 | sed 's/^/         /' || true
+    task=$(docker service ps -q --no-trunc --filter desired-state=shutdown "$1" | head -n 1)
+  else
+    docker inspect --format '         {{.Status.State}}: {{.Status.Err}}' "$task" || true
+  fi
+  [ -n "$task" ] || return 0
+  timeout 10 "${DOCKER:-docker}" service logs --raw --tail 3 "$task" 2>&1 | cut -c 1-400 | sed 's/^/         | /' || true
 }
 
-told='' quiet=0
+told='' next=0 quiet=0
 while :; do
   missing=() line=''
   while read -r name replicas rest; do
@@ -197,7 +205,7 @@ while :; do
     case $state in
     rollback_* | paused*)
       printf 'deploy: %s: %s\n' "${name#"${STACK}"_}" "$state" >&2
-      why "$name" >&2
+      why "$name" "$state" >&2
       case $state in rollback_started*) doing='is going back to what it was' ;; paused*) doing='has stopped half way' ;; *) doing='is what it was' ;; esac
       fail "the update of ${name#"${STACK}"_} failed and $doing; the other services may have $IMAGE already: mend it, or deploy the image before"
       ;;
@@ -211,8 +219,10 @@ while :; do
       ;;
     esac
   done < <(services)
-  [ "$line" = "$told" ] || say "waiting for:$line"
-  told=$line
+  if [ "$line" != "$told" ] && [ "$SECONDS" -ge "$next" ] && [ -n "$line" ]; then
+    say "waiting for:$line"
+    told=$line next=$((SECONDS + 5))
+  fi
   if [ ${#missing[@]} = 0 ]; then
     quiet=$((quiet + 1))
     [ $quiet -lt 3 ] || break # what has only just been ordered has had the time to begin
