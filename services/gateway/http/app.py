@@ -1,5 +1,6 @@
 """All dialects behind one router: their routes, and errors in each dialect's own form."""
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from services.gateway.door import Door, Problem, problem_of
 from services.gateway.http.access import Doorkeeper
 from services.gateway.http.entry import check, enter, right_of
 from services.gateway.http.metered import PROTOCOL, Metered
+from services.gateway.http.parts import ASKING, LEFT
 from services.gateway.http.reply import Json
 from services.gateway.oip import rest
 from services.gateway.openapi import document as openapi
@@ -25,6 +27,7 @@ from services.shell.sections import GatewaySettings
 
 log = logging.getLogger(__name__)
 
+QUERIES = ("/infer", "/predict", "/classify")  # ends of paths of what changes nothing: it may be given up at any moment
 ErrorBody = Callable[[Problem], Any]  # what a dialect writes of a problem
 Dialect = tuple[list[Route], ErrorBody]
 
@@ -93,9 +96,12 @@ class _Guarded:
         self._keeper = keeper
         self._protocol = protocol_of(route)
         self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
+        self._query = route.path.endswith(QUERIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[PROTOCOL] = self._protocol
+        if self._query:
+            scope[ASKING] = asyncio.current_task()
         try:
             check(scope, self._rights[scope["method"]], self._keeper)
             reply = await self._endpoint(Request(scope, receive, send))
@@ -107,11 +113,18 @@ class _Guarded:
             reply = error_reply(problem_of(error), self._body)
         except ClientDisconnect:
             return
+        except asyncio.CancelledError:
+            if LEFT not in scope:
+                raise
+            scope[ASKING].uncancel()
+            return
         except Exception:
             number = secrets.token_hex(6)
             log.exception("a request failed", extra={"request": number, "path": scope["path"]})
             message = f"the gateway failed on this request; it was logged as {number}"
             reply = error_reply(Problem(500, message, code="internal"), self._body)
+        finally:
+            scope.pop(ASKING, None)
         await reply(scope, receive, send)
 
 

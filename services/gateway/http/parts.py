@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 import httptools
 import msgspec
 
+ASKING = "infaas.asking"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
+LEFT = "infaas.left"  # there, too: the client has left, so that task was cancelled
 METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
 
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from services.gateway.http.parts import Bounds, Gate, Pieces, last_words, named
+from services.gateway.http.parts import ASKING, LEFT, Bounds, Gate, Pieces, last_words, named
 
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
 FREE_CHUNKS = 16_384  # chunks a body may have however small they are; beyond, their mean must be CHUNK_BYTES
@@ -84,7 +84,18 @@ class Bounded(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._stalled is not None:
             self._stalled.cancel()
+        if self._active is not None and not self._active.response_complete:
+            self._left(self._active)
         super().connection_lost(exc)
+
+    def _left(self, cycle: RequestResponseCycle) -> None:
+        """The client of this request will hear no reply: whoever only asks for it need not wait for the answer."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        scope: dict[str, Any] = cycle.scope  # type: ignore[assignment]
+        if (asking := scope.get(ASKING)) is not None:
+            scope[LEFT] = True
+            asking.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._ending:

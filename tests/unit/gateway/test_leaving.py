@@ -1,9 +1,10 @@
-"""A gateway that is stopped: what it has taken is answered, idle connections are closed, nobody listens afterwards."""
+"""A gateway that is stopped: what it has taken is answered, idle connections are closed, nobody listens afterwards. And clients that leave."""
 
 import http.client
 import json
 import socket
 import threading
+import urllib.request
 from typing import Any
 
 import pytest
@@ -43,6 +44,28 @@ def test_what_is_under_way_is_answered_and_idle_connections_are_closed() -> None
         idle.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", stage.port), 5)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/fixed/infer", "/fixed/predict", "/classify?model_name=fixed"])
+@pytest.mark.parametrize("ahead", [b"", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_whose_client_leaves_is_waited_for_no_longer(path: str, ahead: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    body = {"/fixed/predict": '{"input": [1, 2, 3]}', "/classify?model_name=fixed": "[1, 2, 3]"}.get(
+        path, BODY
+    ).encode()
+    with echoing() as stage:
+        door: Any = stage.runtimes[0]._edge._door  # type: ignore[union-attr]
+        stage.delay = 60.0
+        with socket.create_connection(("127.0.0.1", stage.port), 10) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            connection.sendall(head + body + ahead)
+            assert eventually(lambda: len(door.client._exchange) == 1)
+        assert eventually(lambda: len(door.client._exchange) == 0)
+        assert eventually(lambda: door.traffic.running["http"] == 0)
+        assert [status for (_, status) in door.traffic.requests] == ["499"]
+        stage.delay = 0.0
+        with urllib.request.urlopen(f"http://{stage.url}{path}", body, timeout=20) as reply:
+            assert reply.status == 200
+    assert not caplog.records
 
 
 def test_a_port_that_is_taken_is_named() -> None:
