@@ -12,6 +12,7 @@ from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.edge import ControllerEdge
 from services.autoscaler.vms.policy import Kind, Limits
 from services.autoscaler.vms.providers import PROVIDERS
+from services.autoscaler.vms.providers.base import ProviderError
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.emulation import simulated_devices
 from services.core.placement import Device
@@ -32,7 +33,10 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     ours = settings.machines
     if ours.provider != "off" and ours.provider not in PROVIDERS:
         raise SettingsError(f"machines.provider {ours.provider!r} is none of {', '.join(PROVIDERS)}, off")
-    provider = PROVIDERS[ours.provider](bus, subjects, ours) if ours.provider != "off" else None
+    try:
+        provider = PROVIDERS[ours.provider](bus, subjects, ours) if ours.provider != "off" else None
+    except ProviderError as error:
+        raise SettingsError(str(error)) from error
     fixed = provider is None or settings.autoscaler.policy == "static"  # nobody adds or removes machines
     limits = Limits(
         kinds={} if fixed else kinds_of(settings),
