@@ -7,6 +7,7 @@ import msgspec
 
 from bus.messages.flow import Route
 from bus.messages.public import Error, QueryHead
+from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Envelope
 from services.core.ask import INFINITE, Ask
@@ -104,7 +105,10 @@ class Intake:
             return self._new_uid()
         if len(key) != 16:
             raise BadRequest(f"retry_key must be 16 random bytes, not {len(key)}")
-        scope = (app, reply[: reply.find(".")])
+        caller = reply[: reply.find(".")]
+        if caller == OWN:  # the user's name comes after the app's
+            caller = ".".join(reply.split(".", 3)[:3])
+        scope = (app, caller)
         hasher = self._hashers.get(scope)
         if hasher is None:
             if len(self._hashers) >= SCOPES:
