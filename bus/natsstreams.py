@@ -28,6 +28,10 @@ class LostStream(BusError):
     """A stream or bucket that was there is not there any more; the text says what to do."""
 
 
+class Hidden(Forbidden):
+    """We have no right to know whether it is there: waiting changes nothing."""
+
+
 class Api(Protocol):
     """What is asked of JetStream's API."""
 
@@ -60,6 +64,8 @@ class Streams:
         while True:
             try:
                 await self._made(config, update)
+            except Hidden:
+                raise
             except Forbidden:
                 self._others.add(name)
                 if asyncio.get_running_loop().time() > until:
@@ -88,6 +94,8 @@ class Streams:
         made = False
         try:
             info = await self._api.stream_info(name)
+        except Forbidden as error:
+            raise Hidden(f"{name} is not for us: {error}") from error
         except NotFound:
             if name in self._others:
                 raise Forbidden(f"{name} is another service's to make") from None

@@ -20,7 +20,7 @@ import msgspec
 
 from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
-from bus.port import Buffer, Bus, BusError, ObjectStore
+from bus.port import Buffer, Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import Subjects
 from infaas import tracing
 from infaas.answers import Answer, read_answer, read_map
@@ -357,6 +357,9 @@ class Client:
             if self._inputs is None:
                 self._inputs = await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
             await self._inputs.put(key, inputs)
+        except Forbidden as error:
+            text = f"the query's {sum(map(len, inputs)):,} bytes are more than one message, and our credentials have no right to the bucket of"
+            raise Refused("forbidden", f"{text} large inputs: send smaller queries, or ask the gateway") from error
         except BusError as error:
             raise NotConnected(
                 f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"

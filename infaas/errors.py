@@ -74,3 +74,8 @@ class Refused(InfaasError):
         if self.retry_after_ms is not None:
             error["retry_after_ms"] = self.retry_after_ms
         return {"id": self.id, "error": error}
+
+
+def denied(subject: str) -> Refused:
+    """NATS does not let us publish there."""
+    return Refused("forbidden", f"our credentials have no right to {subject}: ask an operator (infaas auth)")

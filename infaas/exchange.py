@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscription
-from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+from infaas.errors import BadInput, InfaasError, NotConnected, Timeout, denied
 
 FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
 FIRST_PAUSE = 0.05  # s before the next try when nobody listens; doubles each time up to LONGEST_PAUSE
@@ -198,8 +198,7 @@ class Exchange:
     def _denied(self, subject: str) -> bool:
         tokens = [token for token, one in self._waiting.items() if one.subject == subject]
         for token in tokens:
-            error = Refused("forbidden", f"our credentials have no right to {subject}: ask an operator (infaas auth)")
-            self._waiting.pop(token).settle(error)
+            self._waiting.pop(token).settle(denied(subject))
         return bool(tokens)
 
     def _sweep(self) -> None:

@@ -13,9 +13,9 @@ import msgspec
 
 from bus.codec import BadMessage, decode, encode
 from bus.messages.public import Refusal, Register, RegistrationAccepted, RegistrationStatus
-from bus.port import Bus, BusError, Delivery, NoResponders, ObjectStore, RequestTimeout
+from bus.port import Bus, BusError, Delivery, Forbidden, NoResponders, ObjectStore, RequestTimeout
 from bus.subjects import Subjects
-from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -90,6 +90,8 @@ async def register(
         raise
     except TimeoutError:
         raise Timeout(f"registration {request.registration} is not through after {timeout} s; it goes on") from None
+    except Forbidden as error:
+        raise denied(subjects.register()) from error
     except BusError as error:
         raise NotConnected(str(error)) from error
 

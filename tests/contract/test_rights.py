@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bus.messages.events import EVENTS
@@ -13,6 +14,10 @@ from bus.patterns import matches
 from bus.port import BusError, Delivery, Forbidden
 from bus.rights import LINES, ROLES, STORES, Identity, rights
 from bus.subjects import Subjects
+from infaas.client import Client
+from infaas.demo import data
+from infaas.errors import Refused
+from infaas.registering import register
 from tests.contract.buses import until
 from tests.secured import Secured, ignored, secured
 from tests.servers import run
@@ -329,6 +334,30 @@ def test_a_denied_request_says_so_at_once(server: Secured) -> None:
                     await bus.key_value(SUBJECTS.catalog_bucket, create=False)
         finally:
             await bus.close()
+
+    run(main())
+
+
+def test_who_has_no_right_to_large_things_hears_so_at_once(server: Secured, tmp_path: Path) -> None:
+    validation = data.save_validation(tmp_path / "validation.npz")
+
+    async def main() -> None:
+        gateway, phone = await server.bus("gateway", ignored), await server.bus("phone", ignored)
+        try:
+            async with asyncio.timeout(10):  # services wait longer than this for buckets that others make
+                with pytest.raises(Refused, match=r"no right to infaas\.register") as caught:
+                    await register(
+                        gateway, SUBJECTS, data.models()["logreg"], app="a", model="m", validation=validation
+                    )
+                assert caught.value.code == "forbidden"
+                client = await Client(phone).open()
+                with pytest.raises(Refused, match="ask the gateway") as caught:
+                    await client.query("faces", np.zeros((1, 10**6), np.float32))
+                assert caught.value.code == "forbidden"
+                await client.close()
+        finally:
+            await gateway.close()
+            await phone.close()
 
     run(main())
 
