@@ -2,6 +2,7 @@
 #   make demo    set up .venv and run the demonstration
 #   make test    set up .venv and run the tests (ARGS="-k name" for some of them)
 #   make test-timescale   the tests that need TimescaleDB: fetches one for node, once; TEST_TIMESCALE_DSN=... for a server of yours
+#   make test-swarm   the tests on a Docker Swarm of several engines on this machine (Linux, root, docker.io, debootstrap; ten minutes)
 #   make check   style, types, import rules, documents, tests
 #   make bench   the figures of benches/README.md
 
@@ -18,7 +19,7 @@ RERUNS ?= --reruns 1 --reruns-delay 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-timescale check format documents bench constraints clean
+.PHONY: demo test test-timescale test-swarm check format documents bench constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
@@ -31,6 +32,10 @@ test: $(VENV)/.ready-dev
 test-timescale: $(VENV)/.ready-dev
 	if command -v npm >/dev/null && test -z "$$TEST_TIMESCALE_DSN"; then npm ci --prefix tests/timescale --ignore-scripts --no-audit --no-fund; fi
 	$(BIN)/python -m pytest -m timescale tests/timescale $(ARGS)
+
+# The image is built from ops/Dockerfile without a registry. What that takes is kept in ~/.cache/infaas/swarm: the next time is quicker.
+test-swarm: $(VENV)/.ready-swarm
+	$(BIN)/python -m pytest -m swarm -v -rs tests/swarm $(ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -79,3 +84,8 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.ready
+
+$(VENV)/.ready-swarm: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what it needs into $(VENV) (once; takes a minute or so)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,swarm]'
+	touch $@ $(VENV)/.ready $(VENV)/.ready-dev

@@ -184,7 +184,10 @@ class Node:
             "data-root": str(self.data),
             "exec-root": "/run/docker",
             "pidfile": "/run/docker.pid",
-            "hosts": [self.host],
+            "hosts": [
+                self.host,
+                "unix:///run/docker.sock",
+            ],  # the other one for containers, who see the node's own /run
             "storage-driver": "overlay2",
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "shutdown-timeout": 5,

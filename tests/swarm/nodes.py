@@ -53,7 +53,7 @@ class Swarm:
     """
 
     def __init__(
-        self, managers: int = 1, workers: int = 2, *, images: Path | None = None, heartbeat: str = "1s"
+        self, managers: int = 1, workers: int = 2, *, images: Path | None = None, heartbeat: str = "2s"
     ) -> None:
         remove_leftovers()
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -150,7 +150,7 @@ class Swarm:
                 lambda: self.manager.docker("node", "rm", "--force", node.id) or True, f"{node.name} is removed", 30
             )
         remove_cgroups(f"{self.directory.name}/{node.name}")
-        shutil.rmtree(node.directory, ignore_errors=True)
+        remove_tree(node.directory)
 
     # -- the swarm
 
@@ -203,6 +203,15 @@ class Swarm:
             if task["Status"]["State"] == "running"
         ]
 
+    @property
+    def addresses(self) -> list[str]:
+        """Those of the machines that there are, and of the next ones."""
+        return [f"{self._subnet}.{number}" for number in range(10, max(20, self._next + 1))]
+
+    def containers(self, node: str, word: str) -> list[str]:
+        """Names of the containers that run on a node, with a word in them."""
+        return [name for name in self.nodes[node].docker("ps", "--format", "{{.Names}}").split() if word in name]
+
     def report(self) -> str:
         """What a person would look at when something is wrong: nodes, services, tasks that failed and why, logs."""
         lines = []
@@ -228,7 +237,7 @@ class Swarm:
             self._switch.wait(20)
         self._lock.release()
         remove_cgroups(self.directory.name)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_tree(self.directory)
 
     def __enter__(self) -> Self:
         return self
@@ -270,7 +279,12 @@ def remove_leftovers() -> None:
         with contextlib.suppress(ServerError, OSError):
             Lock(directory / "lock").release()  # its owner lives: raises
             remove_cgroups(directory.name)
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory with an engine's files, some hundred thousand of them."""
+    subprocess.run(["rm", "-rf", directory], check=False)
 
 
 def remove_cgroups(name: str) -> None:
