@@ -28,6 +28,7 @@ PAUSES = (
     60.0,
 )  # s before the next start of a kind after the first, second, ... failure in a row
 LOST_S = 60.0  # s of silence after which a machine of ours is given up
+DOWN_S = 20.0  # the same, where the provider knows that the machine is down
 
 
 class Machines:
@@ -294,10 +295,13 @@ class Machines:
     def _patience(self, worker: Worker, record: MachineRecord) -> tuple[float, str]:
         """How long a worker may be silent, and why no longer where that is not said by the time itself."""
         node = self._stock.node(record.worker)
-        if node is not None and node.availability != "active" and worker.leaving:
+        if node is None:
+            return LOST_S, ""
+        if node.availability == "drain" or (node.availability != "active" and worker.leaving):
             return SILENT_S, f"its node is set to {node.availability}"
-        up = node is not None and node.open and node.worker  # it may be fetching the image of its next version
-        return LOST_S + (self._boot_s(record.kind) if up else 0.0), ""
+        if not node.up:
+            return DOWN_S, "its node is down"
+        return LOST_S + (self._boot_s(record.kind) if node.worker else 0.0), ""  # it may fetch its next version's image
 
     def _settled_in(self) -> bool:
         """Whether we have led for so long that whoever is there has been heard."""

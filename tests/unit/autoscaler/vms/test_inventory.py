@@ -109,7 +109,7 @@ def test_a_machine_that_dies_is_given_up_replaced_and_does_not_come_back_as_a_gh
     fleet.change("n1", up=False)
     fleet.stage.run(12.0)
     assert "n2" in fleet.workers
-    fleet.stage.run(70.0)
+    fleet.stage.run(15.0)
     assert labelled(fleet) == ["n0", "n2"]  # n1's label has gone though it is down
     assert fleet.machine("n1") is None
     fleet.change("n1", up=True)
