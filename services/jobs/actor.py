@@ -150,8 +150,11 @@ class Coordinator:
         known = self._records.get(job)
         if known is not None and _same(known.status, app, ask):
             yield from self._answer(envelope.reply, JobAccepted(job=job))  # the client asks again: its job is here
-        elif job in self._asked:
-            self._asked[job] = (envelope.reply, self._asked[job][1])
+        elif (taking := self._asked.get(job)) is not None:
+            if _same(taking[1].record.status, app, ask):
+                self._asked[job] = (envelope.reply, taking[1])
+            else:
+                yield from self._refuse(envelope.reply, "bad_request", f"job: the id {job} is in use already")
         elif rival := next((r.status.job for r in self._running() if r.status.output == ask.output), ""):
             text = f"output: job {rival} writes there: choose another name, or wait"
             yield from self._refuse(envelope.reply, "bad_request", text)

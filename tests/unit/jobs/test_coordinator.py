@@ -265,6 +265,27 @@ def test_a_cancelled_job_stops_and_leaves_nothing(tmp_path: Path) -> None:
     play(tmp_path, body)
 
 
+def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> None:
+    async def body(scene: Scene) -> None:
+        await scene.start("c1")
+        offline.write(scene.files / "in.npy", X)
+        heard: dict[str, Any] = {}
+
+        def hear(delivery: Delivery) -> None:
+            heard[delivery.subject] = msgspec.msgpack.decode(delivery.data)
+
+        await scene.bus.subscribe("mine.*", hear)
+        source = (scene.files / "in.npy").as_uri()
+        for name in ("one", "two"):
+            ask = {"job": "nightly", "input": source, "output": (scene.files / f"{name}.npy").as_uri()}
+            scene.bus.publish(S.job("app"), encode(ask), f"mine.{name}")
+        await until(lambda: len(heard) == 2)
+        assert heard["mine.one"] == {"job": "nightly"}
+        assert "in use already" in heard["mine.two"]["error"]["message"]
+
+    play(tmp_path, body)
+
+
 def test_clients_of_other_apps_are_told_of_no_such_job(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1")
