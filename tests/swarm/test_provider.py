@@ -203,34 +203,37 @@ def test_nobodys_labels_are_lost_where_many_write_at_once(swarm: Swarm) -> None:
     others = {f"other.{number}": str(number) for number in range(12)}
     done = threading.Event()
 
-    async def write() -> None:
-        managers = Managers([swarm.manager.host], "", 5.0)
+    async def write(managers: Managers, key: str, value: str) -> None:
+        while True:
+            one = next(m for m in map(swarmnodes.machine, await managers.ask(_nodes)) if m.name == "w0")
+            try:
+                return await managers.ask(_update(one, one.spec | {"Labels": one.labels | {key: value}}))
+            except OutOfSequence:
+                stale.append(key)
+
+    async def write_all() -> None:
+        managers, count = Managers([swarm.manager.host], "", 5.0), 0
         for key, value in others.items():
-            while True:
-                one = next(m for m in map(swarmnodes.machine, await managers.ask(_nodes)) if m.name == "w0")
-                spec = one.spec | {"Labels": one.labels | {key: value}}
-                try:
-                    await managers.ask(_update(one, spec))
-                    break
-                except OutOfSequence:
-                    stale.append(key)
-                    await asyncio.sleep(0.001)
+            await write(managers, key, value)
+        while not stale and count < 1000:
+            count += 1
+            await write(managers, "other.more", str(count))
         done.set()
         await managers.close()
 
     async def work(provider: Provider) -> None:
-        writing, number = asyncio.create_task(write()), 0
+        writing, number = asyncio.create_task(write_all()), 0
         while not done.is_set():
             number += 1
             await insist(lambda number=number: provider.start(start("w0", number)))
             await insist(lambda number=number: provider.stop(stop("w0", number)))
         await writing
-        await provider.start(start("w0", 1000))
+        await provider.start(start("w0", 10_000))
 
     provide(swarm.manager, work=work)
     labels = swarm.labels(node)
-    assert labels == labels | others | {"infaas.worker": "cpu", "infaas.order": "1-1000", "rack": "7"}
-    gone = [word for key in others for word in ("--label-rm", key)]
+    assert labels == labels | others | {"infaas.worker": "cpu", "infaas.order": "1-10000", "rack": "7"}
+    gone = [word for key in labels if key.startswith("other.") for word in ("--label-rm", key)]
     swarm.manager.docker("node", "update", *gone, node.id)
     assert stale, "nobody met anybody"
 
