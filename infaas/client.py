@@ -358,8 +358,7 @@ class Client:
                 self._inputs = await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
             await self._inputs.put(key, inputs)
         except Forbidden as error:
-            text = f"the query's {sum(map(len, inputs)):,} bytes are more than one message, and our credentials have no right to the bucket of"
-            raise Refused("forbidden", f"{text} large inputs: send smaller queries, or ask the gateway") from error
+            raise Refused("forbidden", "we may not send large inputs: send smaller ones, or ask the gateway") from error
         except BusError as error:
             raise NotConnected(
                 f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"
