@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from services.autoscaler.vms.providers.base import ProviderError
 
@@ -11,6 +13,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SEQUENCE = "update out of sequence"  # HTTP 500, by its text alone
+MOST = 100  # hosts whose failures are remembered; addresses of tasks change
 _ELSEWHERE = (
     500,
     502,
@@ -48,8 +51,10 @@ class Managers:
         self._hosts = tuple(hosts)
         self._token = token
         self._timeout = timeout_s
-        self._current = 0  # the host that answered last
-        self._client: Any = None
+        self._client: Any = None  # of the host that answered last
+        self._host = ""
+        self._failed: dict[str, int] = {}  # by host: number of its last failure
+        self._count = 0
         self._lock = asyncio.Lock()  # one request at a time: docker-py's session is one thread's
         self._away = False
 
@@ -57,18 +62,22 @@ class Managers:
         """What docker-py's client makes of it. Raises OutOfSequence, ProviderError where it is refused, Away."""
         async with self._lock:
             said: dict[str, str] = {}
-            for _ in range(max(2, len(self._hosts))):  # a single name may stand for several managers
-                host = self._hosts[self._current]
+            tried: set[str] = set()
+            while (host := await self._next(tried)) is not None:
+                if self._client is None:  # a connection that was kept may only have grown old
+                    tried.add(host)
                 try:
-                    found = await asyncio.to_thread(self._ask, host, what)
+                    client, found = await asyncio.to_thread(self._ask, host, self._client, what)
                 except asyncio.CancelledError:
-                    self._client = None  # a thread still uses it
+                    self._leave(host)  # a thread may still use its client
                     raise
                 except self._failures as error:
                     said[host] = self._judge(error)
-                    self._drop()
-                    self._current = (self._current + 1) % len(self._hosts)
+                    client = self._leave(host)
+                    if client is not None:
+                        client.close()
                 else:
+                    self._client, self._host = client, host
                     self._tell(away=False)
                     return found
             told = "; ".join(f"{host}: {reason}" for host, reason in said.items())
@@ -77,16 +86,40 @@ class Managers:
 
     async def close(self) -> None:
         async with self._lock:
-            self._drop()
+            if self._client is not None:
+                self._client.close()
+                self._client = None
 
-    def _ask(self, host: str, what: Callable[[Any], T]) -> T:
-        if self._client is None:
-            client = self._docker.APIClient(base_url=host, version="auto", timeout=self._timeout)
+    async def _next(self, tried: Collection[str]) -> str | None:
+        """The host to ask: the one that answered last, else the one whose last failure is longest ago."""
+        if self._client is not None:
+            return self._host
+        found = await asyncio.to_thread(_addresses, self._hosts)
+        left = [host for host in found if host not in tried]
+        return min(left, key=lambda host: self._failed.get(host, 0), default=None)
+
+    def _leave(self, host: str) -> Any:
+        """It is asked last from now on; returns its client, if there is one."""
+        self._count += 1
+        if len(self._failed) >= MOST:
+            self._failed.clear()
+        self._failed[host] = self._count
+        client, self._client = self._client, None
+        return client
+
+    def _ask(self, host: str, client: Any, what: Callable[[Any], T]) -> tuple[Any, T]:
+        """In a thread: the client, a new one where there is none, and what it says."""
+        if client is not None:
+            return client, what(client)
+        client = self._docker.APIClient(base_url=host, version="auto", timeout=self._timeout)
+        try:
             client.trust_env = False  # no proxy of the environment stands between us and a manager
             if self._token:
                 client.headers["Authorization"] = f"Bearer {self._token}"
-            self._client = client
-        return what(self._client)
+            return client, what(client)
+        except BaseException:
+            client.close()
+            raise
 
     def _judge(self, error: Exception) -> str:
         """Why this host could not; raises what no other host would answer otherwise."""
@@ -106,9 +139,22 @@ class Managers:
             if away:
                 log.warning("no manager of the Swarm answers: %s", told)
             else:
-                log.info("a manager of the Swarm answers", extra={"host": self._hosts[self._current]})
+                log.info("a manager of the Swarm answers", extra={"host": self._host})
 
-    def _drop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+
+def _addresses(hosts: Sequence[str]) -> list[str]:
+    """Each host, and of a name that stands for several (tasks.SERVICE in a Swarm) each of them."""
+    return list(dict.fromkeys(one for host in hosts for one in _resolved(host)))
+
+
+def _resolved(host: str) -> list[str]:
+    scheme, _, rest = host.partition("://")
+    try:
+        parts = urlsplit(f"//{rest}")
+        if scheme != "tcp" or not parts.hostname or parts.port is None:
+            return [host]
+        found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return [host]  # what is wrong with it, asking it will tell
+    addresses = [str(address[4][0]) for address in found]
+    return [f"tcp://{f'[{one}]' if ':' in one else one}:{parts.port}" for one in addresses]

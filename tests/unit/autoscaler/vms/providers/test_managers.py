@@ -128,6 +128,38 @@ def test_so_is_one_that_is_not_there_or_does_not_answer_in_time() -> None:
         run(main())
 
 
+def test_of_a_name_that_stands_for_several_each_is_asked() -> None:
+    """`localhost` for 127.0.0.1, and on most machines for ::1, where nobody listens."""
+    one = Manager()
+
+    async def main() -> None:
+        asked = Managers([f"tcp://localhost:{one.server_port}"], "", 5.0)
+        assert await nodes(asked) == []
+        assert asked._host == one.host
+        await asked.close()
+
+    with managers(one):
+        run(main())
+
+
+def test_a_connection_that_was_kept_and_has_ended_meanwhile_is_made_anew() -> None:
+    one = Manager()
+
+    async def main() -> None:
+        asked = Managers([one.host], "", 5.0)
+        assert await nodes(asked) == []
+        one.status, one.text = 503, "it is being started again"
+        with pytest.raises(Away):
+            await nodes(asked)
+        assert [path for _, path, _ in one.seen].count(NODES) == 3  # by the old connection and by a new one
+        one.status, one.text = 200, "[]"
+        assert await nodes(asked) == []
+        await asked.close()
+
+    with managers(one):
+        run(main())
+
+
 def test_what_a_manager_refuses_is_an_answer() -> None:
     one, two = Manager(403, "the engine proxy lets nothing through to this path"), Manager()
 
