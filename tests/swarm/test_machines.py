@@ -5,6 +5,8 @@ Its workers are containers that do nothing; what workers say of themselves, the 
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -18,13 +20,15 @@ from bus.messages.scaling import Drain
 from bus.port import Bus, Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.autoscaler.vms.__main__ import wire
+from services.autoscaler.vms.providers.swarm import Swarm as Provider
 from services.shell.machinesections import MachineKind, MachineSettings, SwarmSettings
 from services.shell.settings import Settings
+from tests.processes import environ, eventually
 from tests.responders import until
-from tests.servers import run
+from tests.servers import free_port, run
 from tests.swarm.node import SwarmError
 from tests.swarm.nodes import Swarm, missing
-from tests.swarm.test_provider import BUSYBOX, prepare, running
+from tests.swarm.test_provider import BUSYBOX, insist, prepare, running, start, stop
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 
@@ -189,3 +193,40 @@ def test_a_dry_run_labels_nothing_and_tells_once(swarm: Swarm) -> None:
         }
 
     run(main())
+
+
+def test_the_provider_gets_on_with_what_the_engine_proxy_lets_through(swarm: Swarm) -> None:
+    """Beside it a proxy that cannot be reached, and one to which the token is unknown."""
+    port, token = free_port(), "0123456789abcdef"
+    said = environ(
+        INFAAS_ENGINE__PORT=str(port),
+        INFAAS_ENGINE__TOKEN=token,
+        INFAAS_ENGINE__SOCKET=swarm.manager.host.removeprefix("unix://"),
+    )
+    log = swarm.directory / "proxy.log"
+
+    async def main() -> None:
+        hosts = (f"tcp://127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{port}")
+        provider = Provider(SwarmSettings(hosts=hosts, token=token))
+        stranger = Provider(SwarmSettings(hosts=hosts, token="guessed"))
+        try:
+            await provider.start(start("w1"))
+            found = {node.name: (node.kind, node.worker, node.order) for node in (await provider.survey()).nodes}
+            assert found == {"w0": ("cpu", "", ""), "w1": ("cpu", "cpu", "1-1"), "w2": ("cpu", "", "")}
+            await until(lambda: running(swarm) == {"w1": ["worker-cpu"]}, 30.0)
+            assert "status 401" in (await stranger.survey()).error
+            await insist(lambda: provider.stop(stop("w1")))
+            await until(lambda: running(swarm) == {}, 30.0)
+        finally:
+            await provider.close()
+            await stranger.close()
+
+    command = [sys.executable, "-P", "-m", "infaas.cli", "run", "engine-proxy"]
+    with log.open("w") as file, subprocess.Popen(command, env=said, stderr=file) as process:
+        try:
+            assert eventually(lambda: "the engine proxy runs" in log.read_text())
+            run(main())
+        finally:
+            process.terminate()
+            process.wait(20)
+    assert log.read_text().count("labels of a node were changed") == 2
