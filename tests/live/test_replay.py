@@ -8,7 +8,6 @@ from tests.processes import eventually, infaas
 from tests.stock import answered, talk, tensor
 from tests.system import APP, MODELS, Whole
 
-
 ASKED = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND app = %s AND outcome = 'ok'"
 PAID = "SELECT count(*) FROM infaas.cost_events WHERE app = %s AND cost > 0"
 
