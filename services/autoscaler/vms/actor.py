@@ -18,6 +18,7 @@ from services.autoscaler.vms.fleet import Fleet, in_state
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.leaving import Leaving
 from services.autoscaler.vms.machines import Machines
+from services.autoscaler.vms.orders import Orders
 from services.autoscaler.vms.placing import Placing
 from services.autoscaler.vms.policy import (
     Add,
@@ -107,10 +108,11 @@ class Controller:
         self._catalog = Catalog()
         self._turn = turn = Turn(name, subjects, simulated=simulated)
         self._stock = stock = Stock(self.fleet, turn, surveyed=inventory and bool(limits.kinds))
-        self._machines = Machines(self.fleet, self._catalog, turn, limits, stock, insists=insists)
+        orders = Orders(self.fleet, turn, limits, stock)
+        self._machines = Machines(self.fleet, self._catalog, turn, limits, stock, orders, insists=insists)
         self._placing = Placing(self.fleet, self._catalog, turn, memory_share, cores_overcommit)
         self._leaving = Leaving(self.fleet, self._catalog, turn, self._machines, stock, memory_share, cores_overcommit)
-        self._rehearsal = Rehearsal(turn, self._machines) if dry_run else None
+        self._rehearsal = Rehearsal(turn, orders) if dry_run else None
         self._started = 0.0
         self._led_since = 0.0
         self._led = 0  # the epoch that we have taken up

@@ -1,14 +1,14 @@
 """Machines on their way in: noted, ordered, awaited; what fails is told, tried again with back-off, and holds nothing else up. Pure."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from bus.messages.fleet import EnsureLoaded
-from bus.messages.scaling import MachineRecord, StartMachine, StopMachine
+from bus.messages.scaling import MachineRecord, StartMachine
 from services.autoscaler.vms.commands import Start, Stop
 from services.autoscaler.vms.fleet import SILENT_S, Fleet, Worker
+from services.autoscaler.vms.orders import Orders, record_of
 from services.autoscaler.vms.policy import Add, Limits
 from services.autoscaler.vms.stock import Stock
 from services.autoscaler.vms.turn import Turn
@@ -37,25 +37,32 @@ class Machines:
     """
 
     def __init__(
-        self, fleet: Fleet, catalog: Catalog, turn: Turn, limits: Limits, stock: Stock, *, insists: bool = False
+        self,
+        fleet: Fleet,
+        catalog: Catalog,
+        turn: Turn,
+        limits: Limits,
+        stock: Stock,
+        orders: Orders,
+        *,
+        insists: bool = False,
     ) -> None:
         self._fleet = fleet
         self._catalog = catalog
         self._turn = turn
         self._limits = limits
         self._stock = stock
+        self._orders = orders
         self._insists = insists
         self._since = 0.0  # when we began to lead
-        self._number = 0
         self._asked: dict[str, float] = {}  # starts and stops under way, and when the next try is due
         self._failures: dict[str, tuple[int, float]] = {}  # by kind: in a row, and until when it rests
         self._tries: dict[str, int] = {}
-        self._bad: Counter[str] = Counter()  # machines: failures in a row
 
     def forget(self) -> None:
-        """Somebody else leads now; names begin anew with our next epoch."""
+        """Somebody else leads now."""
         self._since = self._turn.now
-        self._number = 0
+        self._orders.forget()
         self._asked.clear()
         self._tries.clear()
 
@@ -67,51 +74,26 @@ class Machines:
 
     def add(self, chosen: Add, place: Sequence[tuple[str, str]] = ()) -> str:
         """Begin a new machine; returns its name: a free one's, else one that no other has had."""
-        order = self.order(chosen.kind)
+        order = self._orders.new(chosen.kind)
         self._turn.scaling("add_worker", order.worker, chosen.reason)
         self._begin(order, chosen.reason, f"ordered: {chosen.reason}", place)
         return order.worker
 
-    def order(self, kind: str) -> StartMachine:
-        """The order that starts one more machine of this kind. A machine that failed lately comes last; a new name is kind, epoch,
-        number.
-        """
-        free = min(self._stock.free(kind), key=lambda name: (self._bad[name], name), default="")
-        self._number += 1
-        while self._stock.exists(f"{kind}-{self._turn.epoch}-{self._number}"):
-            self._number += 1
-        number = f"{self._turn.epoch}-{self._number}"
-        return StartMachine(
-            worker=free or f"{kind}-{number}",
-            kind=kind,
-            epoch=self._turn.epoch,
-            boot_s=self._boot_s(kind),
-            order=number,
-            bought=self._stock.surveyed and not free,
-        )
-
     def adopt(self) -> None:
         """Take on machines that are told to carry a worker, by the operator or by orders that nobody remembers."""
         for node in self._stock.unnoted(self._limits.kinds):
-            self._number += 1
-            order = StartMachine(
-                worker=node.name,
-                kind=node.worker,
-                epoch=self._turn.epoch,
-                order=node.order or f"{self._turn.epoch}-{self._number}",
-                bought=node.bought,
-            )
+            order = self._orders.adopted(node)
             why = f"its node is told to carry a worker of kind {node.worker}"
             if node.open:
                 self._begin(order, why, why)
             elif self._settled_in():
                 state = node.availability if node.up else "down"
-                record = _record(order, "Stopping", self._turn.now, f"{why}, and is {state}")
+                record = record_of(order, "Stopping", self._turn.now, f"{why}, and is {state}")
                 self._give_up(record)
 
     def _begin(self, order: StartMachine, reason: str, told: str, place: Sequence[tuple[str, str]] = ()) -> None:
         turn, name = self._turn, order.worker
-        record = _record(order, "Booting", turn.now, reason, place)
+        record = record_of(order, "Booting", turn.now, reason, place)
         self._fleet.noted(name, record, turn.now)
         self._asked[name] = float("inf")
         self._stock.act(name)
@@ -154,7 +136,7 @@ class Machines:
         if worker.alive(turn.now):
             ready = replace(record, state="Ready", at=turn.now)
             self._failures.pop(record.kind, None)
-            self._bad.pop(record.worker, None)
+            self._orders.came(record)
             self._settled(record.worker)
             self._fleet.noted(record.worker, ready, turn.now)
             turn.save(ready)
@@ -162,7 +144,7 @@ class Machines:
                 self._fill(worker, ready)
         elif node is not None and not node.open:
             self._failed(record, f"its node is {f'set to {node.availability}' if node.up else 'down'}")
-        elif turn.now - record.at > BOOT_S + self._boot_s(record.kind):
+        elif turn.now - record.at > BOOT_S + self._orders.boot_s(record.kind):
             self._failed(record, "it did not make itself known in time")
         elif turn.now >= self._asked.get(record.worker, 0.0) or (node is not None and not node.worker):
             self._start(
@@ -173,15 +155,7 @@ class Machines:
         turn = self._turn
         self._asked[record.worker] = float("inf")
         self._stock.act(record.worker)
-        order = StartMachine(
-            worker=record.worker,
-            kind=record.kind,
-            epoch=turn.epoch,
-            boot_s=self._boot_s(record.kind),
-            order=record.order,
-            bought=record.bought,
-        )
-        turn.add(Do(("start", record.worker), Start(order=order), START_S))
+        turn.add(Do(("start", record.worker), Start(order=self._orders.again(record)), START_S))
 
     def _fill(self, worker: Worker, record: MachineRecord) -> None:
         """Load what it was added for; repeated until it is there, since orders are idempotent."""
@@ -214,7 +188,7 @@ class Machines:
         count = self._failures.get(record.kind, (0, 0.0))[0] + 1
         pause = PAUSES[min(count, len(PAUSES)) - 1]
         self._failures[record.kind] = (count, turn.now + pause)
-        self._bad[record.worker] += 1
+        self._orders.failed(record)
         reason = f"it was not started: {why}; no {record.kind} is tried for {pause:.0f} s"
         turn.worker_state(record.worker, self._hardware(record.kind), "Booting", "Failed", reason)
         self._lose(None, record, "")
@@ -243,18 +217,7 @@ class Machines:
         """Have it stopped; the answer comes to `actor`, as ("stop", worker)."""
         self._asked[worker] = float("inf")
         self._stock.act(worker, stops=True)
-        self._turn.add(Do(("stop", worker), Stop(order=self.stop_order(worker)), STOP_S))
-
-    def stop_order(self, worker: str) -> StopMachine:
-        """The order that stops it, or the worker that it carries."""
-        found, record = self._fleet.workers.get(worker), self._record(worker)
-        return StopMachine(
-            worker=worker,
-            epoch=self._turn.epoch,
-            kind=found.kind if found is not None else "",
-            order=record.order if record is not None and record.order else self._stock.order_of(worker),
-            bought=record is not None and record.bought,
-        )
+        self._turn.add(Do(("stop", worker), Stop(order=self._orders.stop(worker)), STOP_S))
 
     def stopped(self, worker: str, error: str | None) -> None:
         """The provider has answered. error: why not; None: nobody knows. Of one that was given up; the others are `leaving`'s."""
@@ -288,10 +251,6 @@ class Machines:
         self._asked.pop(worker, None)
         self._tries.pop(worker, None)
 
-    def _boot_s(self, kind: str) -> float:
-        found = self._limits.kinds.get(kind)
-        return found.boot_s if found is not None else 0.0
-
     def _patience(self, worker: Worker, record: MachineRecord) -> tuple[float, str]:
         """How long a worker may be silent, and why no longer where that is not said by the time itself."""
         node = self._stock.node(record.worker)
@@ -301,7 +260,9 @@ class Machines:
             return SILENT_S, f"its node is set to {node.availability}"
         if not node.up:
             return DOWN_S, "its node is down"
-        return LOST_S + (self._boot_s(record.kind) if node.worker else 0.0), ""  # it may fetch its next version's image
+        return LOST_S + (
+            self._orders.boot_s(record.kind) if node.worker else 0.0
+        ), ""  # it may fetch its next version's image
 
     def _settled_in(self) -> bool:
         """Whether we have led for so long that whoever is there has been heard."""
@@ -312,19 +273,3 @@ class Machines:
         found = self._limits.kinds.get(kind)
         devices = found.devices if found is not None else ()
         return next((device.kind for device in devices if device.kind != "cpu"), "cpu")
-
-
-def _record(
-    order: StartMachine, state: str, at: float, reason: str, place: Sequence[tuple[str, str]] = ()
-) -> MachineRecord:
-    return MachineRecord(
-        worker=order.worker,
-        kind=order.kind,
-        epoch=order.epoch,
-        state=state,
-        at=at,
-        reason=reason,
-        place=list(place),
-        order=order.order,
-        bought=order.bought,
-    )
