@@ -45,7 +45,7 @@ fi
 STACK=${STACK:-infaas} SECRETS=${SECRETS:-./secrets} SETTINGS=${SETTINGS:-./infaas.toml}
 TIMEOUT=${TIMEOUT:-600} RESOLVE=${RESOLVE:-always}
 [[ $SECRETS == /* || $SECRETS == ./* ]] || SECRETS=./$SECRETS
-GPU_IMAGE=${GPU_IMAGE:-$IMAGE} DOCKER_SOCKET=${DOCKER_SOCKET:-/var/run/docker.sock}
+GPU_IMAGE=${GPU_IMAGE:-$IMAGE} WORKER_IMAGE=$IMAGE DOCKER_SOCKET=${DOCKER_SOCKET:-/var/run/docker.sock}
 DOCKER_GID=${DOCKER_GID:-$(stat -c %g "$DOCKER_SOCKET" 2>/dev/null || echo 0)}
 files=(-c ./stack.yml)
 for file in ${FILES:-}; do
@@ -53,7 +53,7 @@ for file in ${FILES:-}; do
   [ -f "$file" ] || fail "FILES names $file, which is not there"
   files+=(-c "$file")
 done
-export IMAGE STACK SECRETS SETTINGS GPU_IMAGE DOCKER_SOCKET DOCKER_GID
+export IMAGE STACK SECRETS SETTINGS GPU_IMAGE WORKER_IMAGE DOCKER_SOCKET DOCKER_GID
 
 docker() { command "${DOCKER:-docker}" "$@"; }
 in_image() { # PROGRAM ARGS: as we are, in the image, without a network
@@ -173,13 +173,7 @@ if [ -n "$dry" ]; then
   exit 0
 fi
 
-# ---- deploy
-
-say "deploying $IMAGE as $STACK"
-docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" 2>&1 >/dev/null |
-  grep -v -e '--detach=false' -e '^In a future release' >&2 || [ "${PIPESTATUS[0]}" = 0 ] || fail "docker stack deploy has failed"
-
-# ---- wait
+# ---- deploy, and wait
 
 services() { docker service ls --filter "label=com.docker.stack.namespace=$STACK" --format '{{.Name}} {{.Replicas}}' | sort; }
 state_of() { docker service inspect --format '{{if .UpdateStatus}}{{.UpdateStatus.State}} {{.UpdateStatus.Message}}{{end}}' "$1"; }
@@ -197,47 +191,77 @@ why() { # SERVICE [WORDS]: what its last tasks died of, or the one that the word
   timeout 10 "${DOCKER:-docker}" service logs --raw --tail 3 "$task" 2>&1 | cut -c 1-400 | sed 's/^/         | /' || true
 }
 
-told='' next=0 quiet=0
-while :; do
-  missing=() line=''
-  while read -r name replicas rest; do
-    state=$(state_of "$name")
-    case $state in
-    rollback_* | paused*)
-      printf 'deploy: %s: %s\n' "${name#"${STACK}"_}" "$state" >&2
-      why "$name" "$state" >&2
-      case $state in rollback_started*) doing='is going back to what it was' ;; paused*) doing='has stopped half way' ;; *) doing='is what it was' ;; esac
-      fail "the update of ${name#"${STACK}"_} failed and $doing; the other services may have $IMAGE already: mend it, or deploy the image before"
-      ;;
-    updating*) missing+=("$name") line+="  ${name#"${STACK}"_} ${replicas} (updating)" ;;
-    *)
-      case "$replicas $rest" in
-      *"(1/1 completed)"*) ;;
-      *completed*) missing+=("$name") line+="  ${name#"${STACK}"_}" ;;
-      *) [ "${replicas%/*}" = "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
+roll() { # WHAT: deploy the files with the variables as they are now, and wait until all of it runs
+  say "deploying $1"
+  docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" 2>&1 >/dev/null |
+    grep -v -e '--detach=false' -e '^In a future release' >&2 || [ "${PIPESTATUS[0]}" = 0 ] || fail "docker stack deploy has failed"
+
+  local name replicas rest state doing line missing told='' next=0 quiet=0
+  while :; do
+    missing=() line=''
+    while read -r name replicas rest; do
+      state=$(state_of "$name")
+      case $state in
+      rollback_* | paused*)
+        printf 'deploy: %s: %s\n' "${name#"${STACK}"_}" "$state" >&2
+        why "$name" "$state" >&2
+        case $state in rollback_started*) doing='is going back to what it was' ;; paused*) doing='has stopped half way' ;; *) doing='is what it was' ;; esac
+        fail "the update of ${name#"${STACK}"_} failed and $doing; other services may have $IMAGE already: mend it, or deploy the image before"
+        ;;
+      updating*) missing+=("$name") line+="  ${name#"${STACK}"_} ${replicas} (updating)" ;;
+      *)
+        case "$replicas $rest" in
+        *"(1/1 completed)"*) ;;
+        *completed*) missing+=("$name") line+="  ${name#"${STACK}"_}" ;;
+        *) [ "${replicas%/*}" = "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
+        esac
+        ;;
       esac
-      ;;
-    esac
-  done < <(services)
-  if [ "$line" != "$told" ] && [ "$SECONDS" -ge "$next" ] && [ -n "$line" ]; then
-    say "waiting for:$line"
-    told=$line next=$((SECONDS + 5))
+    done < <(services)
+    if [ "$line" != "$told" ] && [ "$SECONDS" -ge "$next" ] && [ -n "$line" ]; then
+      say "waiting for:$line"
+      told=$line next=$((SECONDS + 5))
+    fi
+    if [ ${#missing[@]} = 0 ]; then
+      quiet=$((quiet + 1))
+      [ $quiet -lt 3 ] || break # what has only just been ordered has had the time to begin
+    else
+      quiet=0
+    fi
+    if [ "$SECONDS" -ge "$TIMEOUT" ]; then
+      for name in "${missing[@]}"; do
+        printf 'deploy: %s:\n' "${name#"${STACK}"_}" >&2
+        why "$name" >&2
+      done
+      fail "not everything runs after $TIMEOUT s:$line"
+    fi
+    sleep 1
+  done
+}
+
+# Not everything at once. While tasks of other services come to a node and go, Swarm may replace that node's task of a global service at
+# once, whatever the order and number that its update is to keep. So NATS is changed alone, and workers after all others.
+plain() { printf '%s' "${1%@*}"; } # an image without the digest that Swarm has added
+before=$(plain "$(inspect worker-cpu '{{.Spec.TaskTemplate.ContainerSpec.Image}}')")
+others=$(plain "$(inspect dispatcher '{{.Spec.TaskTemplate.ContainerSpec.Image}}')")
+gpu=$(plain "$(inspect worker-gpu '{{.Spec.TaskTemplate.ContainerSpec.Image}}')")
+servers=$(inspect nats '{{range .Spec.TaskTemplate.ContainerSpec.Configs}}{{.ConfigName}} {{end}}')
+if [ -n "$before" ] && [ "$before $others $gpu" != "$WORKER_IMAGE $IMAGE $GPU_IMAGE" ]; then
+  wanted=("$IMAGE" "$GPU_IMAGE")
+  WORKER_IMAGE=$before GPU_IMAGE=${gpu:-$before}
+  changed=
+  for name in "nats_auth_$H_NATS_AUTH" "nats_certificate_$H_NATS_CERTIFICATE" "nats_conf_$H_NATS_CONF"; do
+    [[ $servers == *"$name"* ]] || changed=1
+  done
+  if [ -n "$changed" ]; then
+    IMAGE=$others
+    roll "$others as $STACK with the new credentials and settings"
   fi
-  if [ ${#missing[@]} = 0 ]; then
-    quiet=$((quiet + 1))
-    [ $quiet -lt 3 ] || break # what has only just been ordered has had the time to begin
-  else
-    quiet=0
-  fi
-  if [ "$SECONDS" -ge "$TIMEOUT" ]; then
-    for name in "${missing[@]}"; do
-      printf 'deploy: %s:\n' "${name#"${STACK}"_}" >&2
-      why "$name" >&2
-    done
-    fail "not everything runs after $TIMEOUT s:$line"
-  fi
-  sleep 1
-done
+  IMAGE=${wanted[0]}
+  roll "$IMAGE as $STACK, all but the workers"
+  WORKER_IMAGE=${wanted[0]} GPU_IMAGE=${wanted[1]}
+fi
+roll "$IMAGE as $STACK"
 
 # Secrets and configs that no service has now, nor would go back to.
 used=$(docker service ls -q --filter "label=com.docker.stack.namespace=$STACK" | xargs docker service inspect)

@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 EXECUTOR, MONITOR = 1, 2  # stages: the monitor says goodbye first, so that nobody sends anything more
 STEPS: process.Steps = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0))
 AGAIN = 1.0  # s between attempts to reach NATS
+LOCK, LOCK_S, TURN_S = (
+    "worker.lock",
+    90.0,
+    0.2,
+)  # s that the next worker of a machine waits for the last one to end, and between looks
 SEED = ("INFAAS_BUS__NKEY_SEED", "INFAAS_BUS__NKEY_SEED_FILE", "INFAAS_NKEY_SEED")  # names for one setting
 
 
@@ -46,12 +51,17 @@ async def _main(settings: Settings, environ: Mapping[str, str], config: Path | N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     host = WorkerHost(settings, environ, config)
+    starting, stopped = asyncio.create_task(host.start()), asyncio.create_task(stop.wait())
     try:
-        await host.start()
-        await stop.wait()
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await stopped
     except ServerError as error:
         raise SystemExit(f"infaas: {error}") from error
     finally:
+        starting.cancel()
+        await asyncio.wait([starting])
         await host.stop()
     return 0
 
@@ -72,12 +82,14 @@ class WorkerHost:
         self._subjects = Subjects(settings.prefix)
         self._supervisor = Supervisor()
         self._claims = ports.Claims()
+        self._lock: process.Lock | None = None
         self._hub: Hub | None = None
         self._bus: Bus | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the processes; raises ServerError."""
+        """Start the processes, as soon as no other worker of this name has the data directory; raises ServerError."""
+        await self._take_turn()
         asked = self._settings.metrics
         if asked.enabled and asked.port:
             self._hub = Hub(asked, None, None, self._supervisor, self._claims.take, self._claims.take_any)
@@ -107,9 +119,30 @@ class WorkerHost:
         if self._hub is not None:
             await self._hub.close()
         self._claims.release()
+        if self._lock is not None:
+            self._lock.release()
         log.info("the worker %s stopped", self.name)
 
     # -- inside
+
+    async def _take_turn(self) -> None:
+        """Swarm may start a machine's next worker before the last one has ended; both would answer to one name."""
+        place = Path(self._settings.data_dir) / "workers" / self.name
+        place.mkdir(parents=True, exist_ok=True)
+        end = asyncio.get_running_loop().time() + LOCK_S
+        told = False
+        while True:
+            try:
+                self._lock = process.Lock(place / LOCK)
+            except ServerError:
+                if asyncio.get_running_loop().time() > end:
+                    raise
+            else:
+                return
+            if not told:
+                log.info("waiting for another worker %s to end", self.name)
+                told = True
+            await asyncio.sleep(TURN_S)
 
     def _start(self, name: str, services: list[str], stage: int, seed: str) -> None:
         command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]

@@ -1,0 +1,90 @@
+"""The health check of containers: what it asks, what it says, and that it imports next to nothing."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.shell import probe
+from services.shell.metrics.http import Page, listen
+from tests.servers import run
+
+
+def probed(*arguments: str, **environ: str) -> int:
+    return probe.main(arguments, environ)
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_it_asks_the_page_and_says_what_is_wrong(status: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> int:
+        async def page(_: str) -> Page:
+            return Page(status, '{"up": false, "missing": ["a connection to NATS"]}\n', "application/json")
+
+        server = await listen("127.0.0.1", 0, {"/startz": page})
+        port = server.sockets[0].getsockname()[1]
+        try:
+            return await asyncio.to_thread(probed, INFAAS_METRICS__PORT=str(port))
+        finally:
+            server.close()
+
+    assert run(main()) == code
+    said = capsys.readouterr().out
+    assert ("a connection to NATS" in said) == (status != 200)
+
+
+def test_nobody_there_is_not_well_and_without_a_port_there_is_nothing_to_ask(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # not listening
+        port = held.getsockname()[1]
+        assert probed("--port", str(port)) == 1
+        assert f"no answer at port {port}" in capsys.readouterr().out
+        assert probed("--listening", str(port)) == 1
+        held.listen()
+        assert probed("--listening", str(port)) == 0
+    assert probed() == 0
+
+
+def test_what_answers_in_another_language_is_not_well() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+
+        async def main() -> int:
+            asking = asyncio.create_task(asyncio.to_thread(probed, "--port", str(port)))
+            connection, _ = await asyncio.to_thread(server.accept)
+            with connection:
+                await asyncio.to_thread(connection.recv, 4096)
+                connection.sendall(b"-ERR 'Unknown Protocol Operation'\r\n")
+            return await asking
+
+        assert run(main()) == 1
+
+
+def test_wrong_words_are_refused() -> None:
+    assert probed("startz") == 2
+    assert probed("--port") == 2
+    assert probed("--port", "many") == 2
+
+
+def test_listening_is_read_from_the_kernels_table(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    table.write_text(
+        "  sl  local_address rem_address   st\n"
+        "   0: 00000000:2135 00000000:0000 0A 00000000:00000000\n"
+        "   1: 0100007F:1F40 0100007F:9999 01 00000000:00000000\n"
+    )
+    assert probe.listens(8501, [str(table)])
+    assert not probe.listens(8000, [str(table)])  # a connection, and nobody who takes others
+    assert not probe.listens(8501, [str(tmp_path / "none")])
+
+
+def test_it_loads_nothing_heavy() -> None:
+    code = "import sys, services.shell.probe; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"asyncio", "ssl", "http.client", "urllib.request", "msgspec", "nats", "logging"} & set(loaded)
