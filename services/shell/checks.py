@@ -230,7 +230,9 @@ RULES: Mapping[str, Rule] = {
     "gateway.idle_timeout_s": _SECONDS,
     "gateway.connections": Number(1, 1e6),
     "gateway.in_flight": Number(1, 1e6),
-    "gateway.register_hosts": Text(r"[\w.:\[\]\s,-]*", "names of hosts, as models.example.org"),
+    "gateway.register_hosts": Text(
+        r"[\w.:=\[\]\s,-]*", "names of hosts, as models.example.org or store.internal=10.1.2.3"
+    ),
     "gateway.register_max_bytes": Number(1024, 1e12),
     "engine.address": Text(r"[\w.:-]+", "an address to listen on, as 127.0.0.1 or 0.0.0.0"),
     "engine.port": Number(1, 65535),

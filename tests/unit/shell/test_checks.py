@@ -10,6 +10,7 @@ import pytest
 from services.shell.budget import check_budget, least_per_hour, place_of
 from services.shell.checks import RULES, Number, faults, leaves
 from services.shell.prices import load_prices
+from services.shell.sections import listed
 from services.shell.settings import PriceSettings, Settings, SettingsError, load
 from tests.processes import infaas
 
@@ -132,6 +133,12 @@ def test_a_variable_is_named(name: str, value: str, said: str, tmp_path: Path) -
     file.write_text("[monitor]\nheartbeat_s = 1\n")
     with pytest.raises(SettingsError, match=f"^{name}.*{re.escape(said)}"):
         load(file, {name: value})
+
+
+def test_a_host_to_register_from_may_come_with_its_address() -> None:
+    """As docs/rest.md has it."""
+    named = load(None, {"INFAAS_GATEWAY__REGISTER_HOSTS": "models.example.org, store.internal=10.1.2.3, [::1]:8080"})
+    assert listed(named.gateway.register_hosts) == ("models.example.org", "store.internal=10.1.2.3", "[::1]:8080")
 
 
 def test_a_budget_pays_for_the_workers_that_must_run() -> None:
