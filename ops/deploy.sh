@@ -210,10 +210,10 @@ roll() { # WHAT: deploy the files with the variables as they are now, and wait u
         ;;
       updating*) missing+=("$name") line+="  ${name#"${STACK}"_} ${replicas} (updating)" ;;
       *)
-        case "$replicas $rest" in
+        case "$replicas $rest" in # more than wanted: some are on a machine that is gone
         *"(1/1 completed)"*) ;;
         *completed*) missing+=("$name") line+="  ${name#"${STACK}"_}" ;;
-        *) [ "${replicas%/*}" = "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
+        *) [ "${replicas%/*}" -ge "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
         esac
         ;;
       esac
