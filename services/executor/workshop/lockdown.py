@@ -1,7 +1,8 @@
 """What a sandbox gives up before it touches an uploaded file. Limits always; the rest as far as this kernel allows.
 
 Own user and network namespaces (no network, no look into other processes of the same user), Landlock (reads Python and system
-libraries, writes its scratch directory, starts no program), no new privileges, death with its parent.
+libraries, writes its scratch directory, starts no program; newer kernels: no TCP, no signals to others), no new privileges, death with
+its parent. In a container there are no namespaces to be had, as a rule: Landlock is the wall.
 """
 
 import ctypes
@@ -22,6 +23,9 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _ALL = (1 << 13) - 1
+_VERSION = 1  # flag: which version this kernel has
+_NO_TCP = 1 | 1 << 1  # binding and connecting, from version 4 on
+_SCOPED = 1 | 1 << 1  # abstract sockets and signals, from version 6 on
 _READ = _READ_FILE | _READ_DIR
 _WRITE = _ALL & ~1  # everything but executing
 _SYSTEM = (
@@ -99,8 +103,10 @@ def device_files(hardware: str, directory: Path = Path("/dev")) -> list[str]:
 
 
 def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str], hardware: str) -> bool:
-    handled = ctypes.c_uint64(_ALL)
-    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    fields = [_ALL] + [_NO_TCP] * (version >= 4) + [_SCOPED] * (version >= 6)
+    handled = (ctypes.c_uint64 * len(fields))(*fields)
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(ctypes.sizeof(handled)), 0)
     if ruleset < 0:
         return False
     try:

@@ -77,7 +77,51 @@ def test_it_starts_no_programs(tmp_path):
 def test_it_has_no_network(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         body = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
-        assert try_in_sandbox(tmp_path, body, needs="namespaces") in {"OSError", "ConnectionRefusedError"}
+        assert try_in_sandbox(tmp_path, body, needs="namespaces") in {
+            "OSError",
+            "ConnectionRefusedError",
+            "PermissionError",
+        }
+
+
+WITHOUT_NAMESPACES = """
+import ctypes, os, socket, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from services.executor.workshop import lockdown
+libc = ctypes.CDLL(None, use_errno=True)
+version = libc.syscall(444, None, ctypes.c_size_t(0), 1)
+libc.prctl(38, 1, 0, 0, 0)
+done = lockdown._landlock(libc, Path({scratch!r}), (), "cpu")
+if not done or version < {least}:
+    print("MISSING"); sys.exit(0)
+try:
+    {body}
+except Exception as error:
+    print(type(error).__name__)
+else:
+    print("DONE")
+"""
+
+
+@pytest.mark.parametrize(
+    ("least", "body"),
+    [
+        (4, "socket.create_connection(('127.0.0.1', {port}), 5)"),
+        (4, "socket.create_server(('127.0.0.1', 0))"),
+        (6, "os.kill({pid}, 0)"),
+    ],
+)
+def test_in_a_container_landlock_alone_keeps_it_from_tcp_and_from_others_signals(tmp_path, least, body):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        filled = body.format(port=server.getsockname()[1], pid=os.getpid())
+        script = WITHOUT_NAMESPACES.format(root=str(ROOT), scratch=str(tmp_path), least=least, body=filled)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", script], capture_output=True, text=True, check=False, timeout=60
+        )
+    if done.stdout.strip() == "MISSING":
+        pytest.skip(f"this kernel's Landlock is older than version {least}")
+    assert done.stdout.strip() == "PermissionError", done.stderr
 
 
 def test_it_cannot_read_another_process_of_the_same_user(tmp_path):
