@@ -180,12 +180,17 @@ class Fleet:
             self._ended[name] = worker.beat.incarnation, worker.seen
 
     def tidy(self, now: float) -> None:
-        """Forget workers that are long gone and that no note speaks of; at once those that have said goodbye."""
+        """Forget workers that are long gone and that no note speaks of; at once those that have said goodbye or were stopped."""
         for worker in list(self.workers.values()):
             silent = now - worker.seen
-            if worker.record is None and (silent > FORGET_S or (worker.leaving and silent > SILENT_S)):
+            over = worker.leaving or self._stopped(worker)
+            if worker.record is None and (silent > FORGET_S or (over and silent > SILENT_S)):
                 del self.workers[worker.name]
         self._ended = {name: one for name, one in self._ended.items() if now - one[1] < ENDED_S}
+
+    def _stopped(self, worker: Worker) -> bool:
+        """Whether it is one that was stopped, of which late heartbeats came."""
+        return worker.beat is not None and self._ended.get(worker.name, (None, 0.0))[0] == worker.beat.incarnation
 
     # -- as the rules see it
 

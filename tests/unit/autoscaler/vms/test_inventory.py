@@ -241,6 +241,23 @@ def test_late_heartbeats_of_an_earlier_worker_do_not_count_for_the_next() -> Non
     assert record.state == "Booting"
 
 
+def test_late_heartbeats_of_one_that_was_stopped_do_not_keep_its_place() -> None:
+    fleet = PoolFleet(pool=("n0", "n1"), labelled=("n0", "n1"), kinds=(kind(maximum=2),), limits={"idle_s": 8.0})
+    controller = fleet.stage.members["c0"].actor
+    beats = {}
+    while not fleet.stopped:
+        fleet.stage.run(0.1)
+        beats |= {name: worker.beat for name, worker in controller.fleet.workers.items()}
+    [order] = fleet.stopped
+    fleet.stage.run(0.5)
+    assert order.worker not in controller.fleet.workers
+    fleet.stage.publish(fleet.subjects.worker_heartbeat(order.worker), beats[order.worker])
+    fleet.stage.run(1.0)
+    assert order.worker in controller.fleet.workers
+    fleet.stage.run(6.0)
+    assert order.worker not in controller.fleet.workers
+
+
 def test_a_provider_that_says_nothing_adds_nothing_until_it_speaks_again() -> None:
     fleet = PoolFleet(pool=("n0",), controllers=0)
     fleet.away = "no manager answers"
