@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from tests.swarm import image
 from tests.swarm.node import Node, SwarmError, eventually
 from tests.swarm.nodes import Swarm
 
-OPS = ROOT / "ops"
 APPS = {"digits": "phone", "pictures": "tablet"}  # app to its client
 SETTINGS = """\
 [registrar]
@@ -138,6 +138,8 @@ class Deployed:
         self.loads: list[Load] = []
         self.lost_machines: list[float] = []  # Unix times
         (directory / "infaas.toml").write_text(SETTINGS)
+        self.ops = directory / "ops"  # as they are now: bash reads a script while it runs it
+        shutil.copytree(ROOT / "ops", self.ops, ignore=shutil.ignore_patterns("secrets", "wheels", "deploy.env"))
 
     # -- the operator's commands, on a manager
 
@@ -166,7 +168,7 @@ class Deployed:
         ours = {key: value for key, value in os.environ.items() if not key.startswith("INFAAS_")}
         manager = self.manager
         done = subprocess.run(
-            [OPS / script, *words],
+            [self.ops / script, *words],
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -217,12 +219,17 @@ class Deployed:
         return sorted(task["Where"] for task in self.tasks(service))
 
     def whole(self, without: str = "") -> bool:
-        """Whether every service has all tasks that it should have, and none updates; nothing counts that is on the node `without`."""
+        """Whether every service has all tasks that it should have, none of them on the node `without`.
+
+        `docker service ls` still counts those of a machine that is gone.
+        """
+        tasks = self.swarm.tasks()
+        have = Counter(task["ServiceID"][:12] for task in tasks)  # as `ls` shows them
         for service in self.manager.json("service", "ls"):
-            have, want = service["Replicas"].split()[0].split("/")
-            if "completed" not in service["Replicas"] and have != want:
+            want = int(service["Replicas"].split()[0].partition("/")[2])
+            if "completed" not in service["Replicas"] and have[service["ID"]] != want:
                 return False
-        return all(task["Where"] != without for task in self.swarm.tasks())
+        return all(task["Where"] != without for task in tasks)
 
     def versions(self) -> dict[str, set[str]]:
         """The label of version of the images that each service's running tasks have."""

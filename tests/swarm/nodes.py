@@ -145,10 +145,15 @@ class Swarm:
         """Switch it off, if it is on, and remove it from the swarm and from here."""
         node.kill()
         self.nodes.pop(node.name, None)
+
+        def removed() -> bool:
+            with contextlib.suppress(SwarmError):
+                self.manager.docker("node", "demote", node.id)  # of a manager; of others it changes nothing
+            self.manager.docker("node", "rm", "--force", node.id)
+            return True
+
         if node.id:
-            eventually(
-                lambda: self.manager.docker("node", "rm", "--force", node.id) or True, f"{node.name} is removed", 30
-            )
+            eventually(removed, f"{node.name} is removed", 30)
         remove_cgroups(f"{self.directory.name}/{node.name}")
         remove_tree(node.directory)
 
