@@ -260,9 +260,9 @@ class Machines:
             return SILENT_S, f"its node is set to {node.availability}"
         if not node.up:
             return DOWN_S, "its node is down"
-        return LOST_S + (
-            self._orders.boot_s(record.kind) if node.worker else 0.0
-        ), ""  # it may fetch its next version's image
+        if not node.worker:
+            return SILENT_S, "its node is not told to carry a worker any more"
+        return LOST_S + self._orders.boot_s(record.kind), ""  # it may be fetching the image of its next version
 
     def _settled_in(self) -> bool:
         """Whether we have led for so long that whoever is there has been heard."""

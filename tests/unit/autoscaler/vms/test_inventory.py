@@ -199,6 +199,17 @@ def test_a_machine_that_the_operator_drains_loses_its_label_and_is_not_chosen() 
     assert fleet.workers == ["n1"]
 
 
+def test_a_worker_whose_label_the_operator_takes_off_is_given_up_soon() -> None:
+    fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind(minimum=2, maximum=2),))
+    fleet.stage.run(15.0)
+    assert fleet.workers == ["n0", "n1"]
+    fleet.change("n1", worker="")
+    fleet.stage.run(9.0)
+    assert any("not told to carry a worker any more" in event.reason for event in fleet.worker_events("Failed"))
+    fleet.stage.run(10.0)
+    assert fleet.workers == ["n0", "n1"] == labelled(fleet)  # it is of the pool, and the minimum wants it
+
+
 def test_a_machine_that_does_not_come_up_is_the_last_to_be_tried_again() -> None:
     fleet = PoolFleet(pool=("n0", "n1"), kinds=(kind(minimum=1, maximum=1),))
     fleet.dead_on_arrival = True
