@@ -191,7 +191,7 @@ why() { # SERVICE [WORDS]: what its last tasks died of, or the one that the word
   timeout 10 "${DOCKER:-docker}" service logs --raw --tail 3 "$task" 2>&1 | cut -c 1-400 | sed 's/^/         | /' || true
 }
 
-roll() { # WHAT: deploy the files with the variables as they are now, and wait until all of it runs
+roll() { # WHAT [pass]: deploy the files with the variables as they are now, and wait until all of it runs, or as a pass all updates have ended
   say "deploying $1"
   docker stack deploy --with-registry-auth --prune --resolve-image "$RESOLVE" "${files[@]}" "$STACK" 2>&1 >/dev/null |
     grep -v -e '--detach=false' -e '^In a future release' >&2 || [ "${PIPESTATUS[0]}" = 0 ] || fail "docker stack deploy has failed"
@@ -213,7 +213,7 @@ roll() { # WHAT: deploy the files with the variables as they are now, and wait u
         case "$replicas $rest" in # more than wanted: some are on a machine that is gone
         *"(1/1 completed)"*) ;;
         *completed*) missing+=("$name") line+="  ${name#"${STACK}"_}" ;;
-        *) [ "${replicas%/*}" -ge "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
+        *) [ -n "${2:-}" ] || [ "${replicas%/*}" -ge "${replicas#*/}" ] || { missing+=("$name") && line+="  ${name#"${STACK}"_} ${replicas}"; } ;;
         esac
         ;;
       esac
@@ -255,10 +255,10 @@ if [ -n "$before" ] && [ "$before $others $gpu" != "$WORKER_IMAGE $IMAGE $GPU_IM
   done
   if [ -n "$changed" ]; then
     IMAGE=$others
-    roll "$others as $STACK with the new credentials and settings"
+    roll "$others as $STACK with the new credentials and settings" pass
   fi
   IMAGE=${wanted[0]}
-  roll "$IMAGE as $STACK, all but the workers"
+  roll "$IMAGE as $STACK, all but the workers" pass
   WORKER_IMAGE=${wanted[0]} GPU_IMAGE=${wanted[1]}
 fi
 roll "$IMAGE as $STACK"

@@ -1,56 +1,125 @@
-"""What operators get for Prometheus and Grafana: Prometheus' own tool reads it, tries the rules, and parses every panel's query."""
+"""The stack of ops/ fits together: settings, secrets, names. What it does when it runs is tests/swarm's."""
 
-import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infaas.auth.book import FIRST
+from infaas.cli.run import known
+from services.shell.settings import load
+
+yaml = pytest.importorskip("yaml")
 OPS = Path(__file__).resolve().parents[2] / "ops"
-PROMETHEUS = OPS / "prometheus"
+STACK: dict[str, Any] = yaml.safe_load((OPS / "stack.yml").read_text())
+TEXT = (OPS / "stack.yml").read_text()
+DEPLOY = (OPS / "deploy.sh").read_text()
+OURS = {name: service for name, service in STACK["services"].items() if service.get("command", [""])[0] == "run"}
+ONE = re.compile(r"\$\{([A-Z_]+)(?::?-([^}]*)|:\?[^}]*)?\}")
 
 
-def promtool(*arguments: str | Path) -> None:
-    tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool is missing: install Debian's package prometheus")
-    done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    """As its process has it, variables left out and templates filled in."""
+    found = {}
+    for name, value in service["environment"].items():
+        found[name] = ONE.sub(lambda match: match[2] or "", str(value)).replace("{{.Node.Hostname}}", "n1")
+    return found
 
 
-def test_the_scrape_configuration_is_valid() -> None:
-    promtool("check", "config", PROMETHEUS / "prometheus.yml")
+@pytest.mark.parametrize("name", OURS)
+def test_the_services_are_known_and_their_variables_are_settings(name: str, tmp_path: Path) -> None:
+    service = OURS[name]
+    assert service["command"][1] in known()
+    variables = environment(service)
+    for key in [key for key in variables if key.endswith("_FILE")]:
+        secret = tmp_path / Path(variables[key]).name
+        secret.write_text("postgresql://x@db/infaas" if "dsn" in secret.name else "secret")
+        variables[key] = str(secret)
+    config = OPS / "infaas.toml" if "--config" in service["command"] else None
+    assert load(config, variables).metrics.port == 9100 or name == "dashboard"
 
 
-def test_the_rules_do_what_they_say() -> None:
-    promtool("check", "rules", PROMETHEUS / "infaas.rules.yml")
-    promtool("test", "rules", PROMETHEUS / "infaas.rules.test.yml")
+@pytest.mark.parametrize("name", STACK["services"])
+def test_every_container_gives_up_what_it_does_not_need(name: str) -> None:
+    service = STACK["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert re.fullmatch(r"[1-9]\d*:.+", service["user"])
+    assert {"limits", "reservations"} <= set(service["deploy"]["resources"])
+    assert service["logging"]["options"]["max-size"]
+    bound = [mount["source"] for mount in service.get("volumes", ()) if mount["type"] == "bind"]
+    assert bool(bound) == (name == "engine-proxy")
+    published = set(STACK["services"][name].get("ports", ()) and ["ports"])
+    assert not published or name == "gateway"
 
 
-def test_every_panels_query_is_promql(tmp_path: Path) -> None:
-    board = json.loads((OPS / "grafana" / "infaas.json").read_text())
-    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    assert len(queries) > 30
-    made = {"$__rate_interval": "5m", "$app": ".*"}
-    plain = [re.sub(r"\$\w+", lambda found: made[found[0]], query) for query in queries]
-    rules = [{"record": f"panel:{i}", "expr": query} for i, query in enumerate(plain)]
-    file = tmp_path / "panels.yml"
-    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
-    promtool("check", "rules", file)
+@pytest.mark.parametrize(
+    "name", [name for name in STACK["services"] if name not in ("nats", "timescaledb", "prometheus")]
+)
+def test_what_a_service_reads_is_mounted(name: str) -> None:
+    service = STACK["services"][name]
+    mounted = {f"/run/secrets/{secret['target']}" for secret in service.get("secrets", ())}
+    mounted |= {config["target"] for config in service.get("configs", ())}
+    words = [*map(str, service["environment"].values()), *service.get("command", ())]
+    named = {word for word in words if word.startswith(("/run/secrets/", "/etc/infaas/"))}
+    assert named <= mounted
+    assert {secret["source"] for secret in service.get("secrets", ())} <= set(STACK["secrets"])
 
 
-def test_panels_have_titles_units_and_room() -> None:
-    board = json.loads((OPS / "grafana" / "infaas.json").read_text())
-    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
-    assert all(panel["title"] for panel in panels)
-    assert all("unit" in panel["fieldConfig"]["defaults"] for panel in panels)
-    taken: set[tuple[int, int]] = set()
-    for panel in board["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, panel["title"]
-        assert at["x"] + at["w"] <= 24
-        taken |= cells
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+def test_each_role_has_only_its_own_key() -> None:
+    users = {"worker-cpu": {"executor", "monitor", "supervisor"}, "worker-gpu": {"executor", "monitor", "supervisor"}}
+    for name, service in OURS.items():
+        keys = {secret["source"] for secret in service.get("secrets", ())} & set(FIRST)
+        assert keys == users.get(name, {name} & set(FIRST)), name
+
+
+def test_secrets_and_configs_are_named_by_their_content() -> None:
+    for kind in ("secrets", "configs"):
+        for key, entry in STACK[kind].items():
+            variable = f"H_{key.upper().replace('-', '_')}"
+            assert f"${{{variable}:-0}}" in entry["name"], key
+    computed = subprocess.run(
+        ["bash", "-c", f"hash_of() {{ echo H_$1; }}; SECRETS=.; {_hashing()}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert set(re.findall(r"\$\{(H_[A-Z_]+)", TEXT)) == set(computed)
+
+
+def _hashing() -> str:
+    """The lines of the script that compute hashes."""
+    start = DEPLOY.index("hash_of SETTINGS")
+    return DEPLOY[start : DEPLOY.index("\n# ----", start)]
+
+
+def test_every_variable_of_the_stack_is_explained_or_set_by_the_script() -> None:
+    example = (OPS / "deploy.env.example").read_text()
+    files = [TEXT, *(file.read_text() for file in OPS.glob("stack.*.yml"))]
+    for name in {match[1] for text in files for match in ONE.finditer(text)}:
+        assert name.startswith("H_") or name in example or name in DEPLOY, name
+
+
+def test_prometheus_asks_services_that_there_are() -> None:
+    page = yaml.safe_load((OPS / "prometheus" / "swarm.yml").read_text())
+    names = page["scrape_configs"][0]["dns_sd_configs"][0]["names"]
+    with_pages = {name for name, service in OURS.items() if name != "dashboard"}
+    assert {name.removeprefix("tasks.") for name in names} == with_pages
+    assert all("metrics" in OURS[name]["networks"] for name in with_pages)
+
+
+def test_only_what_must_reach_out_is_on_a_network_that_does() -> None:
+    inner = {name for name, network in STACK["networks"].items() if (network or {}).get("internal")}
+    assert set(STACK["networks"]) - inner == {"edge"}
+    assert {name for name, service in STACK["services"].items() if "edge" in service["networks"]} == {"gateway", "jobs"}
+    assert {name for name, service in STACK["services"].items() if "db" in service["networks"]} == {
+        *("timescaledb", "prepare", "registrar", "recorder", "jobs", "dashboard")
+    }
+
+
+def test_the_scripts_are_bash() -> None:
+    for script in OPS.glob("*.sh"):
+        assert script.stat().st_mode & 0o111
+        subprocess.run(["bash", "-n", script], check=True)
