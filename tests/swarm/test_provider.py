@@ -74,6 +74,7 @@ def swarm(made: Swarm) -> Iterator[Swarm]:
             word for key in ours if f"infaas.{key}" in made.labels(node) for word in ("--label-rm", f"infaas.{key}")
         ]
         made.manager.docker("node", "update", "--availability", "active", *gone, node.id)
+    eventually(lambda: not made.tasks(), "no worker's task is left")
     eventually(lambda: not any(containers(made, name) for name in ("w0", "w1", "w2")), "no worker is left")
 
 
@@ -246,8 +247,9 @@ def test_several_controllers_that_start_the_same_at_once_start_it_once(swarm: Sw
             await one.close()
 
     provide(swarm.manager, work=work)
-    eventually(lambda: running(swarm) == {"w0": ["worker-cpu"]}, "the worker runs")
-    assert len(containers(swarm, "w0")) == 1
+    tasks = eventually(lambda: swarm.tasks("worker-cpu"), "the worker's task runs")
+    assert [task["Where"] for task in tasks] == ["w0"]
+    eventually(lambda: len(containers(swarm, "w0")) == 1, "an earlier test's has ended, too")
 
 
 def test_a_dry_run_changes_nothing_and_says_what_it_would(swarm: Swarm, caplog: pytest.LogCaptureFixture) -> None:
