@@ -89,7 +89,7 @@ def _task(found: Any) -> Any:
 
 def _task_spec(found: Any) -> Any:
     told = _pick(found, "Placement", "Resources", "ForceUpdate")
-    return told | _part(found, "ContainerSpec", lambda container: _pick(container, "Image"))
+    return told | _part(found, "ContainerSpec", lambda container: _pick(container, "Image", "StopGracePeriod"))
 
 
 def _task_status(found: Any) -> Any:

@@ -56,12 +56,17 @@ def test_a_node_is_told_with_the_whole_spec_that_goes_back() -> None:
 
 
 def test_a_task_is_told_with_where_and_how_it_is() -> None:
-    (told,) = view("/tasks")(RECORDED["/tasks"])
+    (recorded,) = json.loads(json.dumps(RECORDED["/tasks"]))
+    recorded["Spec"]["ContainerSpec"]["StopGracePeriod"] = 45 * 10**9
+    (told,) = view("/tasks")([recorded])
     assert told["Status"]["State"] == "rejected"
     assert told["DesiredState"] == "ready"
     assert told["NodeID"] == NODE
     assert told["ServiceID"] == RECORDED["/services"][0]["ID"]
-    assert told["Spec"]["ContainerSpec"] == {"Image": "nowhere.example/infaas:1"}
+    assert told["Spec"]["ContainerSpec"] == {
+        "Image": "nowhere.example/infaas:1",
+        "StopGracePeriod": 45 * 10**9,  # how long its container may go on after its label went
+    }
 
 
 def test_a_service_is_told_with_its_name_place_and_own_labels() -> None:
