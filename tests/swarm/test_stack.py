@@ -186,7 +186,7 @@ def test_load_brings_a_worker_and_low_load_gives_one_back(up: Deployed) -> None:
     with up.load(5.0) as light:
         begun = time.time()
         with up.load(5.0, "pictures") as heavy:
-            heavy.rate(80.0)
+            heavy.rate(300.0)  # more than two workers take: what is above is refused
             eventually(lambda: workers() == before | {"w3"}, "the label of a third worker", 120)
             ordered = time.time()
             up.since(begun, "load begins: the VM-autoscaler orders a worker")
