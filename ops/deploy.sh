@@ -58,7 +58,8 @@ export IMAGE STACK SECRETS SETTINGS GPU_IMAGE WORKER_IMAGE DOCKER_SOCKET DOCKER_
 docker() { command "${DOCKER:-docker}" "$@"; }
 in_image() { # PROGRAM ARGS: as we are, in the image, without a network
   docker run --rm --network none --user "$(id -u):$(id -g)" --read-only --tmpfs /tmp --cap-drop ALL --no-healthcheck \
-    --volume "$(realpath "$SECRETS"):/secrets" --workdir /secrets --entrypoint "$1" "$IMAGE" "${@:2}"
+    --volume "$(realpath "$SECRETS"):/secrets" --volume "$(realpath "$SETTINGS"):/etc/infaas/infaas.toml:ro" \
+    --workdir /secrets --entrypoint "$1" "$IMAGE" "${@:2}"
 }
 
 # ---- is this a manager, and do the nodes say what they are for?
@@ -124,6 +125,22 @@ done
 put db/superuser_dsn "$(dsn postgres superuser)"
 put db/writer_dsn "$(dsn infaas_writer writer)"
 put db/reader_dsn "$(dsn infaas_reader reader)"
+
+# ---- settings that make no sense would end every service at its start
+
+[ -s "$SETTINGS" ] || fail "$SETTINGS is missing or empty"
+code=0
+said=$(in_image python -c '
+import sys
+from pathlib import Path
+from services.shell.settings import SettingsError, load
+try:
+    load(Path("/etc/infaas/infaas.toml"), {})
+except SettingsError as error:
+    print(error)
+    sys.exit(3)
+' 2>&1) || code=$?
+[ $code != 3 ] || fail "$SETTINGS, which services see as /etc/infaas/infaas.toml: $said" # what else fails, the deployment shows
 
 # ---- secrets and configs bear their content's hash: a changed one is a new one, and who uses it is rolled over
 

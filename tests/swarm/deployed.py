@@ -137,7 +137,8 @@ class Deployed:
         self.ready = False
         self.loads: list[Load] = []
         self.lost_machines: list[float] = []  # Unix times
-        (directory / "infaas.toml").write_text(SETTINGS)
+        self.settings = directory / "infaas.toml"
+        self.settings.write_text(SETTINGS)
         self.ops = directory / "ops"  # as they are now: bash reads a script while it runs it
         shutil.copytree(ROOT / "ops", self.ops, ignore=shutil.ignore_patterns("secrets", "wheels", "deploy.env"))
 
@@ -152,7 +153,7 @@ class Deployed:
             "FILES": "ops/stack.ports.yml",
             "RESOLVE": "never",
             "SECRETS": str(self.secrets),
-            "SETTINGS": str(self.directory / "infaas.toml"),
+            "SETTINGS": str(self.settings),
             "BUS_HOSTS": " ".join(self.swarm.addresses),
             "DOCKER_GID": str(Path(self.manager.host.removeprefix("unix://")).stat().st_gid),
             "TIMEOUT": str(int(timeout)),

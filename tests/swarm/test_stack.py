@@ -103,6 +103,21 @@ def test_the_same_command_again_restarts_nothing(up: Deployed) -> None:
     assert {task["ID"] for task in up.swarm.tasks()} == before
 
 
+def test_settings_that_make_no_sense_change_nothing(up: Deployed) -> None:
+    before = {task["ID"] for task in up.swarm.tasks()}
+    good = up.settings.read_text()
+    up.settings.write_text(good.replace("cores = 2\n", ""))
+    try:
+        with (
+            up.timed("wrong settings: until deploy.sh says so"),
+            pytest.raises(SwarmError, match=r"machines\.kinds\.cpu\.cores"),
+        ):
+            up.deploy(image.IMAGE)
+    finally:
+        up.settings.write_text(good)
+    assert {task["ID"] for task in up.swarm.tasks()} == before
+
+
 def test_a_worker_node_dies(up: Deployed) -> None:
     victim = up.swarm.nodes["w1"]
     with up.load() as load:
