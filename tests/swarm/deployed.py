@@ -87,6 +87,11 @@ class Load:
         """How queries ended, and why."""
         return dict(Counter(query.get("why", query["how"]) for query in self.queries))
 
+    def more(self, answers: int) -> None:
+        """Return when so many more have been answered: the load goes on."""
+        enough = self.answers + answers
+        eventually(lambda: self.answers >= enough, f"{answers} more answers; {self.said}", 60)
+
     def answered(self) -> list[dict[str, Any]]:
         return [query for query in self.queries if query["how"] == "answered"]
 

@@ -80,7 +80,7 @@ def test_the_documented_commands_bring_it_up(system: Deployed, tmp_path: Path) -
         system.infaas("register", f"{model}.onnx", *where, cwd=tmp_path)
         system.timings.append((f"from then on: {model} registered", time.monotonic() - begun))
     with system.load(10.0) as load:
-        time.sleep(3)
+        load.more(30)
     load.ended()
     assert not load.failed(), load.said
     system.ready = True
@@ -121,13 +121,13 @@ def test_settings_that_make_no_sense_change_nothing(up: Deployed) -> None:
 def test_a_worker_node_dies(up: Deployed) -> None:
     victim = up.swarm.nodes["w1"]
     with up.load() as load:
-        time.sleep(3)
+        load.more(30)
         killed = up.lose(victim)
         eventually(lambda: up.swarm.status(victim) == "down", "the node is Down", 60)
         up.since(killed, "worker node lost: Down")
         eventually(lambda: up.whole(without="w1"), "all services whole without it", 180)
         up.since(killed, "worker node lost: all services whole")
-        time.sleep(3)
+        load.more(30)
     up.timings.append(("worker node lost: longest time without an answer", load.longest_gap(killed)))
     load.ended()
     assert not load.lost(), load.said
@@ -141,13 +141,13 @@ def test_a_worker_node_dies(up: Deployed) -> None:
 def test_the_leading_manager_dies_with_its_nats_server(up: Deployed) -> None:
     victim = up.swarm.leader
     with up.load() as load:
-        time.sleep(3)
+        load.more(30)
         killed = up.lose(victim)
         eventually(lambda: up.swarm.leader is not victim, "another manager leads", 90)
         up.since(killed, "leading manager lost: another leads")
         eventually(lambda: up.whole(without=victim.name), "all services whole without it", 240)
         up.since(killed, "leading manager lost: all services whole")
-        time.sleep(3)
+        load.more(30)
     up.timings.append(("leading manager lost: longest time without an answer", load.longest_gap(killed)))
     load.ended()
     assert not load.lost(), load.said
@@ -162,10 +162,10 @@ def test_the_leading_manager_dies_with_its_nats_server(up: Deployed) -> None:
 
 def test_an_upgrade_fails_no_query(up: Deployed) -> None:
     with up.load() as load:
-        time.sleep(2)
+        load.more(20)
         with up.timed("upgrade, under load"):
             up.deploy(image.NEXT)
-        time.sleep(2)
+        load.more(20)
     load.ended()
     assert not load.failed(), load.said
     kept = {"nats", "timescaledb"}  # as before: an upgrade of ours is no reason to restart them
@@ -215,7 +215,7 @@ def test_load_brings_a_worker_and_low_load_gives_one_back(up: Deployed) -> None:
         up.since(begun, "load ends: a worker is drained and given back")
         gone = next(iter((before | {"w3"}) - workers()))
         eventually(lambda: not up.swarm.containers(gone, "worker"), f"no worker on {gone} any more", 60)
-        time.sleep(2)
+        light.more(10)
     for load in (light, heavy):
         load.ended()
         assert not load.lost(), load.said
