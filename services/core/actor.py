@@ -6,7 +6,7 @@ Time comes in with the envelope; everything that must happen goes out as an effe
 `services.shell.runtime` (asyncio, real time) and the simulator's kernel (an event heap, virtual time).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -151,6 +151,9 @@ class Halt(Struct, frozen=True, gc=False):
 
 
 Effect = Publish | After | Cancel | Do | Record | Halt | Span
+# What an actor's table holds for a type of message: `self._on: dict[type, Handler]`, called with the envelope.
+Handler = Callable[[Envelope], Iterable[Effect]]
+NOTHING: tuple[Effect, ...] = ()  # what a handler returns when nothing must happen
 
 
 class Actor(Protocol):
