@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bus.natsbus import NatsBus
 from bus.port import Delivery
-from tests.servers import NatsServer
+from tests.support.servers.nats import NatsServer
 
 
 async def stock(url: str) -> None:

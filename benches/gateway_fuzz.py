@@ -1,6 +1,6 @@
 """A gateway under fire: `python benches/gateway_fuzz.py [--examples N] [--mutants N] [--json]`.
 
-Starts a system with the digits' app. Then every case of tests/abuse.py three times, the quickest reply counted; bodies just below the limit of size that
+Starts a system with the digits' app. Then every case of tests/support/gateways/abuse.py three times, the quickest reply counted; bodies just below the limit of size that
 would become gigabytes; N mutants of good requests, 60 at a time; and N generated requests of every operation in the OpenAPI document
 (schemathesis), right and wrong ones. Tells what was not refused rightly, what took longer than 100 ms, what the gateway's
 memory grew to meanwhile and by afterwards, and how long a good query takes while 60 mutants are at work.
@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import infaas
 from infaas.demo import data as digits
-from tests.abuse import INFER, MUTANTS_MAY, Abuse, everything, heavy, mutant, tensor
-from tests.gateways import Gate
 from tests.live import test_gateway_fuzz as fuzz
+from tests.support.gateways.abuse import INFER, MUTANTS_MAY, Abuse, everything, heavy, mutant, tensor
+from tests.support.gateways.gateway_process import Gate
 
 MOST_MS = 100.0
 MOST_MB = 64.0

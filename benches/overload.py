@@ -19,7 +19,7 @@ import numpy as np
 import rig
 
 from infaas.demo.system import command, environment
-from tests import models
+from tests.support.models import tiny_models
 
 TIMES = (0.9, 1.5, 3.0)
 SETTINGS = '[autoscaler]\npolicy = "off"\n[registrar]\nthreads = [1]\nmax_batches = [8]\n'
@@ -41,7 +41,7 @@ def register(data_dir: Path) -> None:
     import onnxruntime
 
     x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
-    model = models.convnet()
+    model = tiny_models.convnet()
     scores = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     (data_dir / "convnet.onnx").write_bytes(model)
     np.savez(data_dir / "validation.npz", x=x, y=scores.argmax(axis=1))

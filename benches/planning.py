@@ -21,7 +21,7 @@ from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem
 from services.core.planning.solvers import make_solver
 from services.core.planning.tableau import Unsolved
-from tests.planning import broken, random_problem, scarce
+from tests.support.data.planning_problems import broken, random_problem, scarce
 
 GREEDY = GreedySolver()
 TIGHTNESS = {"free": None, "scarce": (0.8, 1.5), "tight": (0.6, 1.2)}

@@ -8,9 +8,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from hypothesis import HealthCheck, settings
 
-from tests.database import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn
-from tests.servers import nats_server, nats_url, prefix
-from tests.system import system
+from tests.support.servers.nats import nats_server, nats_url, prefix
+from tests.support.servers.postgres import database_dsn, empty_database, empty_dsn, postgres, reader_dsn, superuser_dsn
+from tests.support.servers.system import system
 
 __all__ = [
     "database_dsn",

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from services.shell.process import free_port
-from tests.processes import ROOT, environ, infaas, read_line
-from tests.system import APP, Whole
+from tests.support.servers.processes import ROOT, environ, infaas, read_line
+from tests.support.servers.system import APP, Whole
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[browser]'")
 
@@ -162,7 +162,7 @@ def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded
 
 def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", system: Whole, tmp_path: Path) -> None:
     pytest.importorskip("authlib", reason="authlib is not installed: pip install '.[login]'")
-    from tests.oidc import CLIENT, provider
+    from tests.support.servers.oidc_provider import CLIENT, provider
 
     port = free_port()
     with provider("eve@example.net") as issuer:

@@ -1,5 +1,5 @@
 """Fixtures of the behaviour suites."""
 
-from tests.contract.buses import buses
+from tests.support.servers.buses import buses
 
 __all__ = ["buses"]

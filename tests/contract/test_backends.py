@@ -9,12 +9,12 @@ import pytest
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import NAMES, backend, names_for, pt2, survey
 from services.executor.backends.base import BadInput, Cancelled, Handle, LoadFailed, LoadSpec, RunFailed, Unavailable
-from tests import models
+from tests.support.models import tiny_models
 
 FORMAT = {"ort": "onnx", "torch": "pt2"}
 SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
 )
 
 
@@ -33,10 +33,10 @@ def artifact(name, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp(name)
     path = directory / f"model.{FORMAT[name]}"
     if name == "ort":
-        path.write_bytes(models.mlp())
+        path.write_bytes(tiny_models.mlp())
     else:
         torch = pytest.importorskip("torch")
-        models.exported(directory / "upload.pt2", torch)
+        tiny_models.exported(directory / "upload.pt2", torch)
         pt2.reduce(directory / "upload.pt2", path, 2**30)
     return path
 
@@ -49,10 +49,10 @@ def handle(name, artifact) -> Handle:
 
 
 def test_n_items_in_n_out_in_order(handle):
-    x, classes = models.digits(64)
+    x, classes = tiny_models.digits(64)
     for n in (1, 2, 3, 7, 64):
         scores = handle.run({"x": x[:n]})["scores"]
-        assert scores.shape == (n, models.CLASSES)
+        assert scores.shape == (n, tiny_models.CLASSES)
         assert scores.argmax(axis=1).tolist() == classes[:n].tolist()
         assert np.array_equal(handle.run_single(x[:n])[0], scores)
 
@@ -64,26 +64,26 @@ def test_it_says_where_it_runs(name, handle):
 
 
 def test_arrays_that_may_not_be_written_are_taken_and_not_changed(handle):
-    x = models.digits(4)[0]
+    x = tiny_models.digits(4)[0]
     frozen = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)
     assert np.array_equal(handle.run_single(frozen)[0], handle.run_single(x)[0])
     assert np.array_equal(frozen, x)
 
 
 def test_wrong_shapes_names_and_datatypes_are_the_callers_fault(handle):
-    x = models.digits(2)[0]
+    x = tiny_models.digits(2)[0]
     for wrong in ({"x": x[:, :3]}, {"z": x}, {}):
         with pytest.raises(BadInput) as refused:
             handle.run(wrong)
         assert "/" not in str(refused.value).replace("inputs/outputs", "")
     with pytest.raises((RunFailed, BadInput)):
         handle.run({"x": x.astype(np.float64)})
-    assert handle.run({"x": x})["scores"].shape == (2, models.CLASSES)
+    assert handle.run({"x": x})["scores"].shape == (2, tiny_models.CLASSES)
 
 
 def test_any_one_thread_may_call_it(name, handle):
     """A thread of its own gets the same answers: nothing is tied to the one that loaded."""
-    x, classes = models.digits(64)
+    x, classes = tiny_models.digits(64)
     answers: list[bool] = []
 
     def work():
@@ -96,7 +96,7 @@ def test_any_one_thread_may_call_it(name, handle):
 
 
 def test_threads_are_the_callers_choice(name, artifact):
-    x, classes = models.digits(64)
+    x, classes = tiny_models.digits(64)
     loaded = backend(name).load(artifact, LoadSpec(format=FORMAT[name], threads=2, signature=SIGNATURE))
     assert "2 threads" in loaded.proof
     assert loaded.run_single(x)[0].argmax(axis=1).tolist() == classes.tolist()
@@ -107,11 +107,11 @@ def test_a_closed_model_answers_no_more(name, artifact):
     loaded = backend(name).load(artifact, LoadSpec(format=FORMAT[name]))
     loaded.close()
     with pytest.raises(RunFailed, match="no longer loaded"):
-        loaded.run_single(models.digits(1)[0])
+        loaded.run_single(tiny_models.digits(1)[0])
 
 
 def test_shrinking_changes_no_answer(handle):
-    x = models.digits(64)[0]
+    x = tiny_models.digits(64)[0]
     before = handle.run_single(x)[0]
     handle.shrink()
     assert np.array_equal(handle.run_single(x)[0], before)
@@ -121,9 +121,9 @@ def test_shrinking_changes_no_answer(handle):
 def test_a_run_that_takes_too_long_can_be_ended(tmp_path):
     """With onnxruntime only: torch cannot end a run."""
     path = tmp_path / "endless.onnx"
-    path.write_bytes(models.endless())
+    path.write_bytes(tiny_models.endless())
     loaded = backend("ort").load(path, LoadSpec())
-    x = models.digits(1)[0]
+    x = tiny_models.digits(1)[0]
     ended: list[type] = []
 
     def work():

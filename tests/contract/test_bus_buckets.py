@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.port import BusError, Entry, NotFound, WrongRevision
-from tests.contract.buses import Buses, Connects, until
+from tests.support.servers.buses import Buses, Connects, until
 
 
 def test_a_key_has_the_value_put_last(buses: Buses) -> None:

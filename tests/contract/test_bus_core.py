@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from bus.port import BusClosed, BusError, Delivery, NoResponders, PayloadTooLarge, RequestTimeout
-from tests.contract.buses import Buses, Connects, until
+from tests.support.servers.buses import Buses, Connects, until
 
 
 def test_messages_of_one_publisher_arrive_once_and_in_order(buses: Buses) -> None:

@@ -15,8 +15,8 @@ from nats.aio.client import Client
 
 from bus.natsbus import NatsBus, connector
 from bus.port import BusError, Delivery, Entry, RequestTimeout, Status, StreamSpec
-from tests.contract.buses import until
-from tests.servers import NatsServer, run
+from tests.support.servers.buses import until
+from tests.support.servers.nats import NatsServer, run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from bus.natsbus import NatsBus
 from bus.port import BusError
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 async def connected(url: str) -> NatsBus:

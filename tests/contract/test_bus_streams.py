@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bus.port import Bus, BusError, Consumer, NotFound, Stored, StreamSpec
-from tests.contract.buses import Buses, Connects
+from tests.support.servers.buses import Buses, Connects
 
 
 def spec(buses: Buses, **changes: Any) -> StreamSpec:

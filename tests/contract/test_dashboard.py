@@ -35,8 +35,8 @@ from services.recorder.mirror import CatalogMirror
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.process import free_port
 from services.shell.store import READER, WRITER, Store, role_dsn
-from tests.database import READER_PASSWORD, WRITER_PASSWORD, clone, drop
-from tests.events import VARIANT, app_record, event, message, model_record, variant_record
+from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
+from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clone, drop
 
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 PAGES = ("overview", "variants", "workers", "cost", "slo", "applications", "explain", "jobs")

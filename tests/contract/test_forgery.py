@@ -12,9 +12,9 @@ from bus.subjects import Subjects
 from infaas.auth.book import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
 from services.shell.runtime import Runtime
-from tests.contract.buses import until
-from tests.secured import Secured, ignored, secured
-from tests.servers import run
+from tests.support.servers.buses import until
+from tests.support.servers.nats import run
+from tests.support.servers.secured_nats import Secured, ignored, secured
 
 SUBJECTS = Subjects()
 LOAD = SUBJECTS.worker("w1", "load")

@@ -17,8 +17,8 @@ from services.shell.embedded_nats import find_nats_server
 from services.shell.known import InDatabase, InFile, Known
 from services.shell.process import ServerError
 from services.shell.settings import BusSettings, Settings, StoreSettings
-from tests.processes import environ, eventually
-from tests.servers import NatsServer, run
+from tests.support.servers.nats import NatsServer, run
+from tests.support.servers.processes import environ, eventually
 
 NAMES = Subjects("t")
 CATALOG = f"KV_{NAMES.catalog_bucket}"

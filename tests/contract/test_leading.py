@@ -9,7 +9,7 @@ from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start
 from services.autoscaler.vms.edge import ControllerEdge
-from tests.contract.buses import Buses, Connects
+from tests.support.servers.buses import Buses, Connects
 
 
 def record(holder: str, epoch: int, until: float = 0.0) -> LeaderRecord:

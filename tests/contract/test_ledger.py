@@ -19,7 +19,7 @@ from bus.messages.events import EVENTS, Event, JobEvent, OutcomeEvent, Registrat
 from services.recorder.ledger import Ledger, Message
 from services.recorder.tables import TABLES
 from services.shell.store import Store
-from tests.events import FOLDED, event, message, outcome
+from tests.support.data.events import FOLDED, event, message, outcome
 
 
 @pytest.fixture

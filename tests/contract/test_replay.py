@@ -12,9 +12,19 @@ import pytest
 from bus.messages.events import CostEvent, OutcomeEvent, WorkerSample
 from infaas.cli import main
 from services.simulation.report import MEASURED
-from tests.events import event
-from tests.processes import ROOT
-from tests.recorded import BEGINS, OTHER, PRICES, bills, catalogue, minute, outcomes, record, samples
+from tests.support.data.events import event
+from tests.support.data.recorded_history import (
+    BEGINS,
+    OTHER,
+    PRICES,
+    bills,
+    catalogue,
+    minute,
+    outcomes,
+    record,
+    samples,
+)
+from tests.support.servers.processes import ROOT
 
 HOUR = ("--from", "2025-11-17T08:00Z", "--to", "2025-11-17T09:00Z")
 MACHINES = """

@@ -18,9 +18,9 @@ from infaas.client import Client
 from infaas.demo import data
 from infaas.errors import Refused
 from infaas.registering import register
-from tests.contract.buses import until
-from tests.secured import Secured, ignored, secured
-from tests.servers import run
+from tests.support.servers.buses import until
+from tests.support.servers.nats import run
+from tests.support.servers.secured_nats import Secured, ignored, secured
 
 SUBJECTS = Subjects()
 NOBODY = Identity("nobody", ())

@@ -16,9 +16,9 @@ from services.recorder.keeper import Keeper
 from services.recorder.ledger import Ledger
 from services.shell.history import KEEP_DAYS, Found, LevelError, level_of, shape
 from services.shell.store import SCHEMA, Store, prepare
-from tests.database import READER_PASSWORD, WRITER_PASSWORD
-from tests.events import event, message, outcome
-from tests.rollups import shown, some, truth
+from tests.support.data.events import event, message, outcome
+from tests.support.data.rollups import shown, some, truth
+from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -10,8 +10,8 @@ import pytest
 from services.recorder.ledger import Ledger
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.store import Store
-from tests.events import message, outcome
-from tests.processes import environ, infaas
+from tests.support.data.events import message, outcome
+from tests.support.servers.processes import environ, infaas
 
 
 def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str) -> None:

@@ -14,7 +14,7 @@ from bus.messages.events import EVENTS, Event, OutcomeEvent, ScalingEvent, State
 from services.recorder.ledger import Ledger, Message
 from services.recorder.mirror import CatalogMirror
 from services.shell.store import Store
-from tests.events import VARIANT, app_record, event, message, model_record, outcome, variant_record
+from tests.support.data.events import VARIANT, app_record, event, message, model_record, outcome, variant_record
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL)

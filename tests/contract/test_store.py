@@ -13,7 +13,7 @@ from psycopg import errors
 from services.recorder.tables import TABLES
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare, role_dsn
-from tests.database import READER_PASSWORD, WRITER_PASSWORD
+from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 
 RELATIONS = {
     "state_events": "time app model variant worker device from_state to_state reason",

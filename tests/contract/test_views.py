@@ -16,7 +16,16 @@ from services.core.cost import HANDLING_MS
 from services.recorder.ledger import Ledger
 from services.recorder.mirror import CatalogMirror
 from services.shell.store import Store
-from tests.events import SIGNATURE, VARIANT, app_record, event, message, model_record, outcome, variant_record
+from tests.support.data.events import (
+    SIGNATURE,
+    VARIANT,
+    app_record,
+    event,
+    message,
+    model_record,
+    outcome,
+    variant_record,
+)
 
 HOUR = 1_699_999_200.0  # 2023-11-14 22:00 UTC
 INT8 = "mlp-v1-ort-int8-t1-b64"

@@ -18,7 +18,7 @@ from services.executor.backends.base import BadInput, Handle, LoadFailed, LoadSp
 from services.executor.workshop import halves, measure, quantise
 from services.executor.workshop.validation import ValidationSet
 from services.shell.accelerators import accelerators, cuda_device, why_no_gpu
-from tests import models
+from tests.support.models import tiny_models
 
 if why_no_gpu():
     pytest.skip(why_no_gpu(), allow_module_level=True)
@@ -36,7 +36,7 @@ LEAST_AGREEMENT = {"fp32": 0.995, "fp16": 0.95, "bf16": 0.85, "int8": 0.7}
 MOST_ERROR = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.2, "int8": 0.6}  # mean, of the spread of the CPU's scores
 SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[1, 28, 28])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
+    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
 )
 IMAGES = np.random.default_rng(7).normal(size=(256, 1, 28, 28)).astype("f4")
 
@@ -52,7 +52,7 @@ def logging_as_before():
 def files(tmp_path_factory):
     """The same convolutional net in both formats, and the CPU's own fp32 handle."""
     directory = tmp_path_factory.mktemp("gpu")
-    (directory / "fp32.onnx").write_bytes(models.convnet())
+    (directory / "fp32.onnx").write_bytes(tiny_models.convnet())
     handle = backend("ort").load(directory / "fp32.onnx", LoadSpec(signature=SIGNATURE, max_batch=LARGEST))
     yield directory, handle
     handle.close()
@@ -185,7 +185,7 @@ def test_n_items_in_n_out_in_order_up_to_the_largest(files, framework):
     right = files[1].run({"x": IMAGES[:LARGEST]})["scores"]
     for n in (1, 2, 3, 5, 8, 31, 33, 64, 1):
         scores = handle.run({"x": IMAGES[:n]})["scores"]
-        assert scores.shape == (n, models.CLASSES)
+        assert scores.shape == (n, tiny_models.CLASSES)
         assert scores.dtype == np.float32
         assert error(scores, right[:n]) <= MOST_ERROR["fp32"]
         assert error(handle.run_single(IMAGES[:n])[0], right[:n]) <= MOST_ERROR["fp32"]
@@ -209,7 +209,7 @@ def test_what_it_does_not_take_is_the_callers_fault_and_harms_nobody(files, fram
     for wrong in ({"x": IMAGES[:2, :, :3]}, {"z": IMAGES[:2]}, {}, {"x": IMAGES[:2].astype("f8")}):
         with pytest.raises(BadInput):
             handle.run(wrong)
-    assert handle.run_single(IMAGES[:2])[0].shape == (2, models.CLASSES)
+    assert handle.run_single(IMAGES[:2])[0].shape == (2, tiny_models.CLASSES)
     handle.close()
     with pytest.raises(RunFailed, match="no longer loaded"):
         handle.run_single(IMAGES[:1])

@@ -14,8 +14,8 @@ from bus.tensors import to_array
 from services.executor.accelerated import AcceleratedEdge
 from services.executor.work import LoadModel, MeasureMemory, UnloadModel
 from services.shell.accelerators import why_no_gpu
-from tests import models
-from tests.servers import run
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
 from tests.unit.executor.test_simulated import CLASSES, SUBJECTS, batch
 from tests.unit.executor.workshop.test_helper import GOOD, Shop
 
@@ -36,9 +36,9 @@ def plan(framework: str, precision: str, format: str) -> VariantPlan:
 
 @pytest.mark.parametrize("format", ["onnx", "pt2"])
 def test_variants_are_built_measured_and_served_there(tmp_path: Path, format: str) -> None:
-    content = models.mlp()
+    content = tiny_models.mlp()
     if format == "pt2":
-        content = models.exported(tmp_path / "upload.pt2", pytest.importorskip("torch"))
+        content = tiny_models.exported(tmp_path / "upload.pt2", pytest.importorskip("torch"))
     (tmp_path / "shop").mkdir()
     shop = Shop(tmp_path / "shop", devices=DEVICES)
     shop.inspect(content, GOOD, format=format, hardware="gpu")

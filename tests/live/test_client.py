@@ -10,8 +10,8 @@ import pytest
 
 import infaas
 from bus.natsbus import NatsBus
-from tests.responders import Responder, answer, refusal, until
-from tests.servers import NatsServer, free_port, run
+from tests.support.clients.responders import Responder, answer, refusal, until
+from tests.support.servers.nats import NatsServer, free_port, run
 
 
 async def serve(url, prefix, behave, what="query.*"):

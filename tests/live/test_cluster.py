@@ -17,17 +17,17 @@ from services.recorder.__main__ import streams
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
 from services.shell.settings import BusSettings, MonitorSettings
-from tests import models
-from tests.cluster import Cluster, api, cluster, leader, whole
-from tests.responders import until
-from tests.servers import run
-from tests.worker import APP, Worker, measured, worker
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.nats_cluster import Cluster, api, cluster, leader, whole
+from tests.support.servers.worker import APP, Worker, measured, worker
 
 __all__ = ["cluster"]
 pytestmark = pytest.mark.timeout(180)
 
 PAUSE_S = 0.02
-X = models.digits(2)[0]
+X = tiny_models.digits(2)[0]
 
 
 class Traffic:
@@ -93,9 +93,9 @@ async def outcomes(here: Worker) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def busy(cluster: Cluster, prefix: str, directory: Path) -> AsyncIterator[tuple[Worker, Traffic]]:
     """A worker and a dispatcher on the cluster, with queries under way; at the end every one has its answer and its outcome."""
-    good = models.mlp()
+    good = tiny_models.mlp()
     async with worker(cluster.url, prefix, directory, MonitorSettings(heartbeat_s=0.1)) as here:
-        await here.catalogue(measured(good, X, [models.CLASSES]), good)
+        await here.catalogue(measured(good, X, [tiny_models.CLASSES]), good)
         bus = await NatsBus.connect(cluster.url, name="client")
         async with Client(bus, prefix=prefix, owns_bus=True) as client:
             await client.open()

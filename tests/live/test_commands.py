@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bus.natsbus import NatsBus
-from tests.responders import Responder, answer, refusal
-from tests.servers import free_port, run
+from tests.support.clients.responders import Responder, answer, refusal
+from tests.support.servers.nats import free_port, run
 
 CLOSEST = {"model": "m", "variant": "m-v1", "accuracy": 0.9, "latency_ms": 12.0, "cost": 0.25}
 APP = {

@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from services.shell.process import free_port
-from tests.processes import environ, eventually, infaas, living_of, read_line
-from tests.system import Whole
+from tests.support.servers.processes import environ, eventually, infaas, living_of, read_line
+from tests.support.servers.system import Whole
 
 
 def status(url: str) -> int:

@@ -9,8 +9,8 @@ from nats.aio.client import Client
 
 from services.shell.embedded_nats import EmbeddedNats
 from services.shell.process import ServerError
-from tests.processes import alive, eventually, read_line, script
-from tests.servers import run
+from tests.support.servers.nats import run
+from tests.support.servers.processes import alive, eventually, read_line, script
 
 OLD = """
 import os, sys

@@ -16,7 +16,7 @@ from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.postgres_binaries import find_postgres
 from services.shell.process import ServerError
 from services.shell.rootless import Identity
-from tests.processes import alive, eventually, read_line, script
+from tests.support.servers.processes import alive, eventually, read_line, script
 
 NO_POSTGRES = """
 import os, sys

@@ -19,12 +19,12 @@ import pytest
 import infaas
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests import models, poison
-from tests.processes import alive, environ, eventually, living_of, read_line
-from tests.processes import infaas as command
-from tests.responders import until
-from tests.servers import run
-from tests.steady import APP, LibraryLoad, StockLoad, is_right, outcomes, samples, wrong
+from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad, is_right, outcomes, samples, wrong
+from tests.support.clients.responders import until
+from tests.support.models import poison_models, tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.processes import alive, environ, eventually, living_of, read_line
+from tests.support.servers.processes import infaas as command
 
 pytestmark = pytest.mark.timeout(180)  # the first test of a system waits for its start and registrations
 
@@ -44,12 +44,12 @@ class System:
         assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
 
     def register(self, model: str, file: bytes) -> None:
-        """As app and model of this name, with the validation set of `tests.models.mlp`."""
+        """As app and model of this name, with the validation set of `tests.support.models.tiny_models.mlp`."""
         path = self.directory.parent / f"{model}.onnx"
         path.write_bytes(file)
         validation = self.directory.parent / "validation.npz"
-        x, y = models.digits()
-        validation.write_bytes(models.npz(x=x, y=y))
+        x, y = tiny_models.digits()
+        validation.write_bytes(tiny_models.npz(x=x, y=y))
         done = command(
             *("register", str(path), "--app", model, "--model", model),
             *("--validation", str(validation), "--data-dir", str(self.directory)),
@@ -116,7 +116,7 @@ def up(directory: Path, *options: str) -> Iterator[System]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Two dispatchers, two workers, the honest model."""
     with up(tmp_path_factory.mktemp("pair") / "data", "--workers", "2") as system:
-        system.register(APP, models.mlp())
+        system.register(APP, tiny_models.mlp())
         yield system
 
 
@@ -124,7 +124,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Two dispatchers and one worker that everybody has to share, with the honest model."""
     with up(tmp_path_factory.mktemp("single") / "data") as system:
-        system.register(APP, models.mlp())
+        system.register(APP, tiny_models.mlp())
         yield system
 
 
@@ -280,7 +280,7 @@ def test_a_registration_beside_the_load(pair: System) -> None:
     async def main() -> Suffered:
         beside = asyncio.create_task(suffer(pair, "registering", lambda worker: None, after=4.0))
         await asyncio.sleep(1.5)
-        await asyncio.to_thread(pair.register, "second", models.mlp(seed=5))
+        await asyncio.to_thread(pair.register, "second", tiny_models.mlp(seed=5))
         return await beside
 
     load = run(main())
@@ -298,7 +298,7 @@ async def spoil(system: System, app: str, tag: str) -> tuple[str, dict[str, Coun
     Returns the code that the poisonous query got, and what SQL says of it.
     """
     bad = samples()[0].x.copy()
-    bad[0, 0] = poison.POISON
+    bad[0, 0] = poison_models.POISON
     same, other = LibraryLoad(system.nats, f"same-{tag}", 60, app=app), LibraryLoad(system.nats, f"other-{tag}", 60)
     async with infaas.connect(system.nats) as client, same, other:
         await until(lambda: same.answers and other.answers, 60)
@@ -316,7 +316,7 @@ async def spoil(system: System, app: str, tag: str) -> tuple[str, dict[str, Coun
 
 @pytest.mark.parametrize("kind", ["not_a_number", "hanging", "crashing"])
 def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, kind: str) -> None:
-    single.register(kind, getattr(poison, kind)())
+    single.register(kind, getattr(poison_models, kind)())
     code, rows = run(spoil(single, kind, kind))
     assert code == "model_error"
     assert rows == {f"poison-{kind}-0": Counter({"error/model_error": 1})}

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.abuse import INFER, MUTANTS_MAY, everything, mutant, request, tensor
-from tests.gateways import Gate, gateway
-from tests.servers import run
-from tests.system import Whole
-from tests.web import Reply, read, shut
+from tests.support.gateways.abuse import INFER, MUTANTS_MAY, everything, mutant, request, tensor
+from tests.support.gateways.gateway_process import Gate, gateway
+from tests.support.gateways.web_application import Reply, read, shut
+from tests.support.servers.nats import run
+from tests.support.servers.system import Whole
 
 GROWTH_MB = 64
 

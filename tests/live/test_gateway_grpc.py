@@ -17,11 +17,11 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.frames import call, exchange
-from tests.gateways import gateway
-from tests.insisting import insist
-from tests.processes import eventually
-from tests.system import APP, MODELS, Whole
+from tests.support.clients.retrying import insist
+from tests.support.gateways.gateway_process import gateway
+from tests.support.gateways.http2_frames import call, exchange
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import APP, MODELS, Whole
 
 LATER = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
 SERVICE = "/inference.GRPCInferenceService/"

@@ -16,10 +16,10 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.gateways import gateway
-from tests.insisting import insist
-from tests.processes import eventually
-from tests.system import APP, MODELS, Whole
+from tests.support.clients.retrying import insist
+from tests.support.gateways.gateway_process import gateway
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import APP, MODELS, Whole
 
 KEPT: list[
     triton.InferenceServerClient

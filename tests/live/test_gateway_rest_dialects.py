@@ -18,10 +18,10 @@ import numpy as np
 import psycopg
 import pytest
 
-from tests import models, poison
-from tests.gateways import Gate, gateway
-from tests.processes import eventually, infaas
-from tests.system import Whole
+from tests.support.gateways.gateway_process import Gate, gateway
+from tests.support.models import poison_models, tiny_models
+from tests.support.servers.processes import eventually, infaas
+from tests.support.servers.system import Whole
 
 SLO_MS = 200
 ROUNDS = 1_000_000  # of the poisoned model: more than ten times the objective
@@ -62,9 +62,9 @@ def place(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     if shutil.which("curl") is None:
         pytest.skip("no curl on the path")
     directory = tmp_path_factory.mktemp("files")
-    x, y = models.digits()
-    (directory / "mlp.onnx").write_bytes(models.mlp())
-    (directory / "validation.npz").write_bytes(models.npz(x=x, y=y))
+    x, y = tiny_models.digits()
+    (directory / "mlp.onnx").write_bytes(tiny_models.mlp())
+    (directory / "validation.npz").write_bytes(tiny_models.npz(x=x, y=y))
     (directory / "labels.txt").write_text("\n".join(LABELS))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(directory)))
     thread = threading.Thread(target=server.serve_forever)
@@ -117,10 +117,10 @@ def answered(place: Place, app: str, item: list[float], **more: Any) -> Any:
 
 
 def test_a_session_in_clippers_words(place: Place) -> None:
-    x, y = models.digits(20)
+    x, y = tiny_models.digits(20)
     one, item = int(y[0]), x[0].tolist()
     bad = x[0].copy()
-    bad[0] = poison.POISON
+    bad[0] = poison_models.POISON
     assert fine(place, "/admin/ping") == "PONG"
 
     app = {"name": "compass", "input_type": "floats", "default_output": "-1", "latency_slo_micros": 1000 * SLO_MS}
@@ -137,10 +137,10 @@ def test_a_session_in_clippers_words(place: Place) -> None:
     assert isinstance(nothing["query_id"], int)
 
     # version 2 beside version 1: it is as accurate, and sleeps on one input
-    validation = blob(models.npz(x=models.digits()[0], y=models.digits()[1]))
+    validation = blob(tiny_models.npz(x=tiny_models.digits()[0], y=tiny_models.digits()[1]))
     new = {"model_name": "needle", "input_type": "floats", "labels": LABELS, "validation": validation, "batch_size": -1}
-    fine(place, "/admin/add_model", {**new, "model_version": 1, "model": blob(models.mlp())})
-    fine(place, "/admin/add_model", {**new, "model_version": 2, "model": blob(poison.hanging(0, ROUNDS))})
+    fine(place, "/admin/add_model", {**new, "model_version": 1, "model": blob(tiny_models.mlp())})
+    fine(place, "/admin/add_model", {**new, "model_version": 2, "model": blob(poison_models.hanging(0, ROUNDS))})
     assert {"needle:1", "needle:2"} <= set(fine(place, "/admin/get_all_models", {"verbose": False}))
     fine(place, "/admin/add_model_links", {"app_name": "compass", "model_names": ["needle"]})
     assert fine(place, "/admin/get_linked_models", {"app_name": "compass"}) == ["needle"]
@@ -217,12 +217,15 @@ def test_inputs_have_the_type_that_the_application_was_registered_with(place: Pl
 
 
 def test_a_session_in_rafiqis_words(place: Place) -> None:
-    x, y = models.digits(20)
+    x, y = tiny_models.digits(20)
     files = {"validation": {"URL": f"{place.files}/validation.npz"}, "labels": {"URL": f"{place.files}/labels.txt"}}
-    inline = {"validation": blob(models.npz(x=models.digits()[0], y=models.digits()[1])), "labels": list(LABELS)}
+    inline = {
+        "validation": blob(tiny_models.npz(x=tiny_models.digits()[0], y=tiny_models.digits()[1])),
+        "labels": list(LABELS),
+    }
     wish = {
         "by-url": {"model": {"URL": f"{place.files}/mlp.onnx"}, **files},
-        "by-blob": {"model": blob(models.mlp()), **inline},
+        "by-blob": {"model": blob(tiny_models.mlp()), **inline},
     }
     done = fine(place, "/register", {"models": wish})
     assert (done["success"], done["error"]) == (True, "")
@@ -282,7 +285,7 @@ def test_a_format_is_one_of_those_there_are(place: Place, kind: str) -> None:
 
 
 def test_a_model_without_validation_or_that_is_none_is_refused(place: Place) -> None:
-    said = curl(place, "/register", {"models": {"never": {"model": blob(models.mlp())}}})
+    said = curl(place, "/register", {"models": {"never": {"model": blob(tiny_models.mlp())}}})
     assert said.status == 400
     assert "validation is missing" in said.body["error"]
     said = curl(place, "/register", {"models": {"never": {"model": blob(b"no model"), "validation": blob(b"none")}}})

@@ -20,10 +20,11 @@ from bus.messages.jobs import JobStatus
 from bus.natsbus import NatsBus
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests import models, offline
-from tests.processes import environ, eventually, living_of, read_line
-from tests.processes import infaas as command
-from tests.servers import run
+from tests.support.data import offline_inputs
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.processes import environ, eventually, living_of, read_line
+from tests.support.servers.processes import infaas as command
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -50,15 +51,15 @@ class System:
         self.files = directory / "jobs"
         self.urls = json.loads(read_line(process))
         assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
-        self.x = models.digits(500)[0]
-        first, second = models.weights()
+        self.x = tiny_models.digits(500)[0]
+        first, second = tiny_models.weights()
         self.y = np.maximum(self.x @ first, 0) @ second
 
     def register(self) -> None:
         path, validation = self.directory.parent / "m.onnx", self.directory.parent / "v.npz"
-        path.write_bytes(models.mlp())
-        x, y = models.digits()
-        validation.write_bytes(models.npz(x=x, y=y))
+        path.write_bytes(tiny_models.mlp())
+        x, y = tiny_models.digits()
+        validation.write_bytes(tiny_models.npz(x=x, y=y))
         done = self.infaas("register", str(path), "--app", APP, "--model", APP, "--validation", str(validation))
         assert done.returncode == 0, done.stderr
 
@@ -75,7 +76,7 @@ class System:
 
     def is_right(self, name: str) -> bool:
         """Every output, in order, and none twice; int8 variants answer, too."""
-        found = offline.read(self.files / name)
+        found = offline_inputs.read(self.files / name)
         return found.shape == self.y.shape and bool(np.abs(found - self.y).max() < 0.1 * np.abs(self.y).max())
 
     def outcomes(self, job: str) -> tuple[int, int, float]:
@@ -122,7 +123,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 def test_500_come_out_in_order_and_once_although_every_process_is_killed(system: System) -> None:
-    source = offline.write(system.files / "in.npy", system.x)
+    source = offline_inputs.write(system.files / "in.npy", system.x)
     kills = {60: "executor", 160: "registrar", 300: "monitor"}
 
     async def main() -> JobStatus:
@@ -160,7 +161,7 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
 
 
 def test_commands_move_a_job_through_the_object_store(system: System) -> None:
-    source = offline.write(system.directory.parent / "in.jsonl", system.x)
+    source = offline_inputs.write(system.directory.parent / "in.jsonl", system.x)
     target = system.directory.parent / "out.msgpack"
 
     async def put() -> None:
@@ -186,13 +187,13 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     listed = json.loads(system.infaas("jobs", "--json").stdout)["items"]
     assert [item for item in listed if item["job"] == "mine"] == [document]
     run(get())
-    found = offline.read(target)
+    found = offline_inputs.read(target)
     assert np.abs(found - system.y).max() < 0.1 * np.abs(system.y).max()
     assert os.listdir(system.directory / "spool" / "jobs") == []
 
 
 def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
-    source = offline.write(system.files / "long.msgpack", np.tile(system.x, (20, 1)))
+    source = offline_inputs.write(system.files / "long.msgpack", np.tile(system.x, (20, 1)))
     target = system.files / "never.msgpack"
 
     async def main() -> str:
@@ -223,7 +224,7 @@ def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
 def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system: System) -> None:
     x = system.x.copy()
     x[217, 3] = np.nan
-    offline.write(system.files / "nan.npy", x)
+    offline_inputs.write(system.files / "nan.npy", x)
     target = system.files / "nan-out.npy"
     done = system.infaas(
         "submit", "--app", APP, "--input", str(system.files / "nan.npy"), "--output", str(target), "--wait"
@@ -238,8 +239,8 @@ def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system:
 
 def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
     files = system.files
-    good, out = offline.write(files / "good.npy", system.x[:4]).as_uri(), (files / "fresh.npy").as_uri()
-    offline.write(files / "narrow.npy", system.x[:, :15])
+    good, out = offline_inputs.write(files / "good.npy", system.x[:4]).as_uri(), (files / "fresh.npy").as_uri()
+    offline_inputs.write(files / "narrow.npy", system.x[:, :15])
     (files / "text.jsonl").write_text('["a"]\n')
     (files / "empty.msgpack").write_bytes(b"")
     (files / "taken.npy").write_bytes(b"")
@@ -278,7 +279,7 @@ def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
                     said[pattern] = f"accepted: {await client.submit(**asked)}"
                 except infaas.Refused as refused:
                     said[pattern] = str(refused)
-            late = offline.write(files / "late.jsonl", system.x[:300]).read_text().splitlines()
+            late = offline_inputs.write(files / "late.jsonl", system.x[:300]).read_text().splitlines()
             late[217] = "[1.0]"
             (files / "late.jsonl").write_text("\n".join(late))
             job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())

@@ -16,7 +16,7 @@ from infaas.demo import data
 from infaas.registering import last_status
 from services.registrar.__main__ import wire as wire_registrar
 from tests.live.test_registrar import System, cluster
-from tests.servers import run
+from tests.support.servers.nats import run
 
 FRAMEWORKS = {"ort": "", "ort-cuda": "", "trt": "TensorRT is not installed", "torch-cuda": ""}
 

@@ -25,11 +25,11 @@ from bus.subjects import Subjects
 from services.shell.clock import now
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests import models
-from tests.processes import alive, environ, eventually, living_of, read_line
-from tests.processes import infaas as command
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.processes import alive, environ, eventually, living_of, read_line
+from tests.support.servers.processes import infaas as command
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -88,7 +88,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
 def register(directory: Path, app: str, file: bytes, x: np.ndarray, y: np.ndarray) -> None:
     root = directory.parent
     (root / f"{app}.onnx").write_bytes(file)
-    (root / f"{app}.npz").write_bytes(models.npz(x=x, y=y))
+    (root / f"{app}.npz").write_bytes(tiny_models.npz(x=x, y=y))
     done = command(
         *("register", str(root / f"{app}.onnx"), "--app", app, "--model", app),
         *("--validation", str(root / f"{app}.npz"), "--data-dir", str(directory)),
@@ -113,8 +113,10 @@ def test_a_burst_brings_a_worker_and_low_load_gives_one_back_without_a_query_los
 ) -> None:
     directory, nats, sql = system
     x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    register(directory, "pictures", models.convnet(), x, scores.argmax(axis=1))
+    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )[0]
+    register(directory, "pictures", tiny_models.convnet(), x, scores.argmax(axis=1))
     ends: list[Any] = []
     sent = 0
 

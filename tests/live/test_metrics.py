@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import infaas
 from infaas.errors import Refused
-from tests.processes import eventually
-from tests.system import APP, Whole
+from tests.support.servers.processes import eventually
+from tests.support.servers.system import APP, Whole
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIX = re.compile(r"_(bucket|sum|count)$")

@@ -15,10 +15,10 @@ import pytest
 from bus.codec import encode
 from bus.messages.fleet import MoveInstance
 from services.shell.settings import MonitorSettings
-from tests import models
-from tests.responders import until
-from tests.servers import run
-from tests.worker import measured, worker
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.worker import measured, worker
 
 HOGS = 4  # on one core with our thread: it gets a fifth of the time
 WATCHFUL = MonitorSettings(
@@ -59,12 +59,12 @@ def test_an_interfered_instance_moves_to_another_core_and_recovers(nats_url: str
     first, *others = two_cores()
     # Long batches: the kernel's scheduler spares what computes for a millisecond at a time.
     x = np.random.default_rng(0).normal(size=(16, 1, 28, 28)).astype("f4")
-    record = measured(models.convnet(), x, [models.CLASSES])
+    record = measured(tiny_models.convnet(), x, [tiny_models.CLASSES])
     replies: list[dict] = []
 
     async def main() -> None:
         async with worker(nats_url, prefix, tmp_path, WATCHFUL) as here:
-            await here.catalogue(record, models.convnet())
+            await here.catalogue(record, tiny_models.convnet())
             await until(lambda: here.beats and here.beats[-1].devices[0].alive)
             assert "outputs" in await here.ask(x)
             [instance] = here.states()
@@ -118,12 +118,12 @@ def test_a_move_that_cannot_be_carried_out_is_told_and_harms_nothing(
     nats_url: str, prefix: str, tmp_path: Path
 ) -> None:
     two_cores()
-    x, _ = models.digits(1)
-    record = measured(models.mlp(), x, [models.CLASSES])
+    x, _ = tiny_models.digits(1)
+    record = measured(tiny_models.mlp(), x, [tiny_models.CLASSES])
 
     async def main() -> None:
         async with worker(nats_url, prefix, tmp_path, WATCHFUL) as here:
-            await here.catalogue(record, models.mlp())
+            await here.catalogue(record, tiny_models.mlp())
             await until(lambda: here.beats and here.beats[-1].devices[0].alive)
             assert "outputs" in await here.ask(x)
             [instance] = here.states()

@@ -30,9 +30,9 @@ from services.monitor.__main__ import wire
 from services.recorder.__main__ import streams
 from services.shell.clock import now
 from services.shell.settings import BusSettings, MonitorSettings, PriceSettings, Settings, SettingsError, WorkerSettings
-from tests.responders import until
-from tests.servers import run
-from tests.unit.monitor.world import variant
+from tests.support.clients.responders import until
+from tests.support.servers.nats import run
+from tests.support.simulated.monitored_worker import variant
 
 
 class Partner:

@@ -30,11 +30,11 @@ from infaas import jobs
 from services.core.catalog import key_of
 from services.recorder.__main__ import streams
 from services.shell.settings import BusSettings
-from tests import offline
-from tests.fleet import catalogue, variant
-from tests.processes import environ
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.data import offline_inputs
+from tests.support.servers.nats import run
+from tests.support.servers.processes import environ
+from tests.support.simulated.fleet import catalogue, variant
 
 VARIANT = variant()
 X = np.arange(40, dtype="f4").reshape(20, 2)
@@ -122,7 +122,7 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
         worker.utilisation = 0.9
         await worker.open()
         (tmp_path / "jobs").mkdir()
-        source = offline.write(tmp_path / "jobs" / "in.npy", X)
+        source = offline_inputs.write(tmp_path / "jobs" / "in.npy", X)
 
         async def step(text: str) -> None:
             async def told() -> bool:
@@ -143,7 +143,7 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
                 status: JobStatus = await jobs.wait(bus, subjects, job, timeout=60)
         assert (status.state, status.done, status.variants) == ("done", 20, [VARIANT.variant])
         assert {label for label in worker.computed if label} == {f"{job}/{n}" for n in range(10)}
-        found = offline.read(tmp_path / "jobs" / "out.jsonl", "y")
+        found = offline_inputs.read(tmp_path / "jobs" / "out.jsonl", "y")
         assert found.tolist() == (X[:, :1] * 2).tolist()
         worker.beating.cancel()
 

@@ -15,9 +15,9 @@ from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.metrics.http import fetch
 from services.shell.process import ServerError
 from services.shell.store import WRITER, prepare, role_dsn
-from tests.processes import environ
-from tests.responders import until
-from tests.servers import NatsServer, free_port, run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import NatsServer, free_port, run
+from tests.support.servers.processes import environ
 
 HOST = "127.0.0.1"
 SLOW = 20.0  # s; only ends a test that fails. What bounds an answer is the service's own patience, 1 s

@@ -22,10 +22,10 @@ from services.recorder.tables import TABLES
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.outbox import Outbox
 from services.shell.store import READER, WRITER, prepare, role_dsn
-from tests.events import FOLDED, VARIANT, app_record, event, model_record, outcome, variant_record
-from tests.processes import environ
-from tests.rollups import shown, truth
-from tests.servers import NatsServer, run
+from tests.support.data.events import FOLDED, VARIANT, app_record, event, model_record, outcome, variant_record
+from tests.support.data.rollups import shown, truth
+from tests.support.servers.nats import NatsServer, run
+from tests.support.servers.processes import environ
 
 LONG = 60.0  # s; only ends a test that fails
 

@@ -27,8 +27,8 @@ from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
 from services.shell.runtime import Runtime
 from services.shell.settings import BusSettings, RegistrarSettings, Settings, WorkerSettings
-from tests.processes import environ
-from tests.servers import run
+from tests.support.servers.nats import run
+from tests.support.servers.processes import environ
 
 Wire = Callable[[Settings, NatsBus], Awaitable[list[Runtime]]]
 

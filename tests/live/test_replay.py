@@ -4,9 +4,9 @@ import json
 
 import psycopg
 
-from tests.processes import eventually, infaas
-from tests.stock import answered, talk, tensor
-from tests.system import APP, MODELS, Whole
+from tests.support.clients.stock import answered, talk, tensor
+from tests.support.servers.processes import eventually, infaas
+from tests.support.servers.system import APP, MODELS, Whole
 
 ASKED = "SELECT count(*) FROM infaas.query_outcomes WHERE context = 'replay' AND app = %s AND outcome = 'ok'"
 PAID = "SELECT count(*) FROM infaas.cost_events WHERE app = %s AND cost > 0"

@@ -15,10 +15,10 @@ import pytest
 import infaas
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests import models
 from tests.live.test_up import up
-from tests.processes import eventually, read_line
-from tests.processes import infaas as command
+from tests.support.models import tiny_models
+from tests.support.servers.processes import eventually, read_line
+from tests.support.servers.processes import infaas as command
 
 CONFIG = """
 [registrar]
@@ -62,9 +62,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         pytest.skip(str(error))
     root: Path = tmp_path_factory.mktemp("scaling")
     (root / "infaas.toml").write_text(CONFIG)
-    (root / "convnet.onnx").write_bytes(models.convnet())
+    (root / "convnet.onnx").write_bytes(tiny_models.convnet())
     x = np.random.default_rng(0).normal(size=(ITEMS, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )[0]
     np.savez(root / "validation.npz", x=x, y=scores.argmax(axis=1))
     with up(root / "data", "--simulate", "gpu=1", "--config", str(root / "infaas.toml"), "--json") as process:
         urls = json.loads(read_line(process))

@@ -16,10 +16,10 @@ from bus.subjects import Subjects
 from infaas.client import Client
 from infaas.demo import data
 from infaas.errors import Refused
-from tests.processes import environ, eventually
-from tests.processes import infaas as command
-from tests.secured import CLIENTS, Secured, secured
-from tests.servers import free_port, run
+from tests.support.servers.nats import free_port, run
+from tests.support.servers.processes import environ, eventually
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.secured_nats import CLIENTS, Secured, secured
 
 pytestmark = pytest.mark.timeout(180)
 

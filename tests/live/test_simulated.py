@@ -12,9 +12,9 @@ import pytest
 
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests import models
 from tests.live.test_up import up
-from tests.processes import eventually, infaas, read_line
+from tests.support.models import tiny_models
+from tests.support.servers.processes import eventually, infaas, read_line
 
 CONFIG = "[registrar]\nthreads = [1]\nmax_batches = [64]\n"
 SOON_MS = 60  # for 64 items: several times what the GPU is said to take, a fraction of what any CPU variant takes
@@ -46,9 +46,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("simulated")
     (root / "infaas.toml").write_text(CONFIG)
-    (root / "convnet.onnx").write_bytes(models.convnet())
+    (root / "convnet.onnx").write_bytes(tiny_models.convnet())
     x = np.random.default_rng(0).normal(size=(64, 1, 28, 28)).astype("f4")
-    scores = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    scores = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )[0]
     np.savez(root / "validation.npz", x=x, y=scores.argmax(axis=1))
     np.save(root / "batch.npy", x)
     np.save(root / "one.npy", x[:1])

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.stock import GOOD, ask, talk, tensor
-from tests.system import APP, Whole
+from tests.support.clients.stock import GOOD, ask, talk, tensor
+from tests.support.servers.system import APP, Whole
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from nats.aio.client import Client
 
-from tests.responders import until
-from tests.stock import answered, array, ask, talk, tensor
-from tests.system import APP, MODELS
+from tests.support.clients.responders import until
+from tests.support.clients.stock import answered, array, ask, talk, tensor
+from tests.support.servers.system import APP, MODELS
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
 

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.processes import alive, eventually, read_line, script
+from tests.support.servers.processes import alive, eventually, read_line, script
 
 # Runs one shell command as a supervised child; each line of its stdin-less life is told as JSON; SIGTERM stops it.
 SUPERVISE = """

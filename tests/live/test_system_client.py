@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import infaas
-from tests.processes import infaas as command
-from tests.responders import until
-from tests.servers import run
-from tests.system import APP, MODELS
+from tests.support.clients.responders import until
+from tests.support.servers.nats import run
+from tests.support.servers.processes import infaas as command
+from tests.support.servers.system import APP, MODELS
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
 

@@ -20,13 +20,13 @@ from services.core.catalog import key_of
 from services.core.trace import read
 from services.shell.settings import MonitorSettings
 from services.shell.tracing import SpanExporter, span_exporter
-from tests import models
-from tests.collector import Collector, collector
-from tests.events import app_record, model_record, variant_record
-from tests.processes import environ
-from tests.responders import until
-from tests.servers import run
-from tests.worker import APP, measured, worker
+from tests.support.clients.responders import until
+from tests.support.data.events import app_record, model_record, variant_record
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.processes import environ
+from tests.support.servers.span_collector import Collector, collector
+from tests.support.servers.worker import APP, measured, worker
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
@@ -45,8 +45,8 @@ async def arrived(found: Collector, count: int) -> None:
 
 
 def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    model = models.mlp()
-    x, _ = models.digits(4)
+    model = tiny_models.mlp()
+    x, _ = tiny_models.digits(4)
 
     async def main(found: Collector) -> None:
         async with worker(nats_url, prefix, tmp_path, BRISK) as here:
@@ -54,7 +54,7 @@ def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: 
             for runtimes in here.runtimes.values():
                 for runtime in runtimes:
                     runtime.spans = spans
-            await here.catalogue(measured(model, x, [models.CLASSES]), model)
+            await here.catalogue(measured(model, x, [tiny_models.CLASSES]), model)
             body = encode({"inputs": from_array(x[:1]), "id": "mine"})
             first = await here.ask(x[:1])
             assert "outputs" in first

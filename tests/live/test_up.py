@@ -21,8 +21,8 @@ from bus.messages.public import Listing, ListRequest
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.shell.process import free_port
-from tests.processes import alive, environ, eventually, infaas, living_of, read_line
-from tests.servers import run
+from tests.support.servers.nats import run
+from tests.support.servers.processes import alive, environ, eventually, infaas, living_of, read_line
 
 SUBJECTS = Subjects()
 

@@ -13,13 +13,13 @@ from bus.messages.scaling import Drain
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
 from services.shell.settings import MonitorSettings
-from tests import models
-from tests.responders import until
-from tests.servers import run
-from tests.worker import APP, Worker, measured, worker
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.worker import APP, Worker, measured, worker
 
 BRISK = MonitorSettings(heartbeat_s=0.1, idle_s=0.0)
-GOOD = models.mlp()
+GOOD = tiny_models.mlp()
 DAMAGED = GOOD[:200] + bytes(len(GOOD) - 200)
 
 
@@ -28,8 +28,8 @@ async def ready(here: Worker) -> None:
 
 
 def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    x, _ = models.digits(4)
-    record = replace(measured(GOOD, x, [models.CLASSES]), artifact=hashlib.sha256(DAMAGED).hexdigest())
+    x, _ = tiny_models.digits(4)
+    record = replace(measured(GOOD, x, [tiny_models.CLASSES]), artifact=hashlib.sha256(DAMAGED).hexdigest())
 
     async def main() -> None:
         async with worker(nats_url, prefix, tmp_path, BRISK) as here:
@@ -79,8 +79,8 @@ def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str
 
 
 def test_a_damaged_copy_on_the_workers_disk_is_fetched_anew(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    x, _ = models.digits(4)
-    record = measured(GOOD, x, [models.CLASSES])
+    x, _ = tiny_models.digits(4)
+    record = measured(GOOD, x, [tiny_models.CLASSES])
     cache = tmp_path / "workers" / "w1" / "artifacts"
     cache.mkdir(parents=True)
     (cache / f"{record.artifact}.onnx").write_bytes(DAMAGED)
@@ -104,8 +104,8 @@ def test_a_damaged_copy_on_the_workers_disk_is_fetched_anew(nats_url: str, prefi
 
 
 def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    x, _ = models.digits(4)
-    made = measured(GOOD, x, [models.CLASSES])
+    x, _ = tiny_models.digits(4)
+    made = measured(GOOD, x, [tiny_models.CLASSES])
     profile = replace(made.profile, memory_mb=30.0)
     records = [replace(made, variant=f"v{n}", threads=1 + n % 2, profile=profile) for n in range(12)]
     monitor = replace(BRISK, cores_overcommit=4.0, memory_share=0.5)
@@ -142,8 +142,8 @@ def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_pat
 def test_a_draining_worker_answers_what_it_has_and_loads_nothing(
     nats_url: str, prefix: str, tmp_path: Path, *, resume: bool
 ) -> None:
-    x, _ = models.digits(4)
-    record = measured(GOOD, x, [models.CLASSES])
+    x, _ = tiny_models.digits(4)
+    record = measured(GOOD, x, [tiny_models.CLASSES])
 
     async def main() -> None:
         async with worker(nats_url, prefix, tmp_path, BRISK) as here:

@@ -14,11 +14,11 @@ import pytest
 from bus.codec import decode
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
 from bus.subjects import Subjects
-from tests.processes import alive, environ, eventually
-from tests.responders import until
-from tests.secured import Secured
-from tests.secured import secured as a_secured_server
-from tests.servers import free_port, run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import free_port, run
+from tests.support.servers.processes import alive, environ, eventually
+from tests.support.servers.secured_nats import Secured
+from tests.support.servers.secured_nats import secured as a_secured_server
 
 pytestmark = pytest.mark.timeout(120)
 SUBJECTS = Subjects()

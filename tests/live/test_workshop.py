@@ -16,11 +16,11 @@ from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.runtime import Runtime
 from services.shell.settings import BusSettings, RegistrarSettings, Settings
-from tests import models
-from tests.processes import alive
-from tests.servers import run
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+from tests.support.servers.processes import alive
 
-X, Y = models.digits(100)
+X, Y = tiny_models.digits(100)
 
 
 class Workshop:
@@ -64,7 +64,7 @@ class Workshop:
 
     async def order(self, registration: str, model: bytes) -> None:
         await self.uploads.put(f"{registration}.model", model)
-        await self.uploads.put(f"{registration}.validation", models.npz(x=X, y=Y))
+        await self.uploads.put(f"{registration}.validation", tiny_models.npz(x=X, y=Y))
         order = InspectModel(
             registration=registration,
             format="onnx",
@@ -124,7 +124,7 @@ def environment(pid: int) -> bytes:
 def test_orders_are_carried_out_one_after_the_other(nats_url, prefix, tmp_path):
     async def main():
         async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("good", models.mlp())
+            await workshop.order("good", tiny_models.mlp())
             await workshop.order("bad", b"a text file")
             await until(lambda: len(workshop.finished) == 2)
             assert [(one.registration, one.order) for one in workshop.finished] == [
@@ -136,7 +136,7 @@ def test_orders_are_carried_out_one_after_the_other(nats_url, prefix, tmp_path):
             (found,) = workshop.inspected
             assert (found.baseline_accuracy, found.worker) == (1.0, "w")
             artifacts = await workshop.bus.object_store(workshop.subjects.artifacts_bucket)
-            assert await artifacts.get(found.source) == models.mlp()
+            assert await artifacts.get(found.source) == tiny_models.mlp()
 
     run(main())
 
@@ -144,7 +144,7 @@ def test_orders_are_carried_out_one_after_the_other(nats_url, prefix, tmp_path):
 def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix, tmp_path):
     async def main():
         async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("endless", models.endless())
+            await workshop.order("endless", tiny_models.endless())
             await until(sandbox)
             pid, parent = sandbox(), helper()
             for one in (pid, parent):
@@ -159,10 +159,10 @@ def test_a_sandbox_knows_neither_bus_nor_credentials(nats_url, prefix, tmp_path)
 def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, tmp_path, who):
     async def main():
         async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("killed", models.endless())
+            await workshop.order("killed", tiny_models.endless())
             await until(who)
             os.kill(who(), signal.SIGKILL)
-            await workshop.order("next", models.mlp())
+            await workshop.order("next", tiny_models.mlp())
             await until(lambda: len(workshop.finished) == 2)
             assert [one.registration for one in workshop.finished] == ["killed", "next"]
             assert workshop.finished[0].reason
@@ -174,7 +174,7 @@ def test_a_killed_process_fails_its_order_and_no_other(nats_url, prefix, tmp_pat
 def test_nothing_runs_on_when_the_worker_stops(nats_url, prefix, tmp_path):
     async def main():
         async with Workshop(nats_url, prefix, tmp_path) as workshop:
-            await workshop.order("endless", models.endless())
+            await workshop.order("endless", tiny_models.endless())
             await until(sandbox)
             pids = [helper(), sandbox()]
             await workshop.runtime.stop(0.1)

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from services.simulation.scenario.model import Scenario
-from tests.simulation.varied import chosen
-from tests.simulation.worlds import SMALL, Told
+from tests.support.data.random_scenarios import chosen
+from tests.support.data.small_scenarios import SMALL, Told
 
 ROOT = Path(__file__).parents[2]
 ALL = {

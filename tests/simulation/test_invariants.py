@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from bus.messages.events import Event, OutcomeEvent
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import Scenario
-from tests.simulation.varied import scenarios
-from tests.simulation.worlds import Told
+from tests.support.data.random_scenarios import scenarios
+from tests.support.data.small_scenarios import Told
 
 
 class Guarded(Told):

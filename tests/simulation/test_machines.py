@@ -1,7 +1,7 @@
 """Machines that nobody has at first: what outgrows the others gets one of another kind, and it goes again."""
 
 from services.simulation.run import simulate_all
-from tests.scenarios import changed, read
+from tests.support.data.scenario_files import changed, read
 
 
 def test_a_load_that_outgrows_one_kind_of_machine_gets_another_kind(tmp_path):

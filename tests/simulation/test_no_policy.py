@@ -28,7 +28,7 @@ from services.jobs.actor import Coordinator
 from services.jobs.runner.actor import Runner
 from services.monitor.actor import MonitorActor
 from services.simulation.system import MEASURED_EVERY, Timed
-from tests.simulation.worlds import SMALL, Told, load, scenario, settings
+from tests.support.data.small_scenarios import SMALL, Told, load, scenario, settings
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "services" / "simulation"

@@ -8,9 +8,9 @@ import pytest
 
 from bus.messages.events import JobEvent, OutcomeEvent, ScalingEvent, StateEvent, WorkerEvent
 from services.simulation.scenario.model import Scenario
-from tests.simulation.bed import Bed
-from tests.simulation.varied import chosen
-from tests.simulation.worlds import SMALL, Told
+from tests.support.data.random_scenarios import chosen
+from tests.support.data.small_scenarios import SMALL, Told
+from tests.support.simulated.runtime_driver import Bed
 
 EXPECTED = {  # no more than any sensible policy does there
     "scaling": {"replicate", "unload", "ok", "late", "refused", "batched", "alone"},

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.processes import ROOT
+from tests.support.servers.processes import ROOT
 from tests.swarm import image
 from tests.swarm.node import Node, SwarmError, eventually
 from tests.swarm.nodes import Swarm

@@ -10,7 +10,7 @@ import pytest
 
 from infaas.cli.run import known
 from services.shell.settings import load
-from tests.processes import ROOT
+from tests.support.servers.processes import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is missing: the extra dev")
 

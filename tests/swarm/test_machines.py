@@ -23,9 +23,9 @@ from services.autoscaler.vms.__main__ import wire
 from services.autoscaler.vms.providers.swarm import Swarm as Provider
 from services.shell.machinesections import MachineKind, MachineSettings, SwarmSettings
 from services.shell.settings import Settings
-from tests.processes import environ, eventually
-from tests.responders import until
-from tests.servers import free_port, run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import free_port, run
+from tests.support.servers.processes import environ, eventually
 from tests.swarm.node import SwarmError
 from tests.swarm.nodes import Swarm, missing
 from tests.swarm.test_provider import BUSYBOX, insist, prepare, running, start, stop

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes import environ, eventually
-from tests.servers import free_port
+from tests.support.servers.nats import free_port
+from tests.support.servers.processes import environ, eventually
 from tests.swarm.node import Node
 from tests.swarm.nodes import Swarm, missing
 

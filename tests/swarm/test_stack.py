@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from infaas.demo import data
-from tests import models
+from tests.support.models import tiny_models
 from tests.swarm import image
 from tests.swarm.deployed import APPS, Deployed
 from tests.swarm.node import SwarmError, eventually
@@ -70,9 +70,9 @@ def test_the_documented_commands_bring_it_up(system: Deployed, tmp_path: Path) -
 
     (tmp_path / "logreg.onnx").write_bytes(data.models()["logreg"].read_bytes())
     data.save_validation(tmp_path / "digits.npz")
-    (tmp_path / "convnet.onnx").write_bytes(models.convnet())
+    (tmp_path / "convnet.onnx").write_bytes(tiny_models.convnet())
     x = np.random.default_rng(0).normal(size=(32, 1, 28, 28)).astype("f4")
-    session = onnxruntime.InferenceSession(models.convnet(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"])
     np.savez(tmp_path / "pictures.npz", x=x, y=session.run(None, {"x": x})[0].argmax(axis=1))
     begun = time.monotonic()
     for app, model in (("digits", "logreg"), ("pictures", "convnet")):

@@ -20,8 +20,8 @@ from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.history import KEEP_DAYS, Level, level_of
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
 from tests.contract.test_sql_docs import QUERIES
-from tests.events import event, message, outcome
-from tests.rollups import Shown, shown, some, truth
+from tests.support.data.events import event, message, outcome
+from tests.support.data.rollups import Shown, shown, some, truth
 from tests.timescale.wasm import WasmTimescale, missing
 
 pytestmark = [pytest.mark.timescale, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.processes import ROOT, environ
+from tests.support.servers.processes import ROOT, environ
 from tests.timescale.wasm import WasmTimescale, missing
 
 pytestmark = [pytest.mark.timescale, pytest.mark.timeout(300)]

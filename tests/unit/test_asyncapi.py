@@ -20,7 +20,7 @@ import bus.messages.work
 from infaas.asyncapi.document import document
 from infaas.asyncapi.schema import schemas
 from infaas.asyncapi.yaml import dump
-from tests.documents import references
+from tests.support.data.documents import references
 
 ROOT = Path(__file__).parents[2]
 MODULES = (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bus.codec import encode
 from services.core.catalog import Catalog, app_key, key_of, model_key, variant_key
-from tests.unit.registrar.given import app_record, model_record, variant_record
+from tests.support.simulated.registrations import app_record, model_record, variant_record
 
 
 def catalog_of(*records: object) -> Catalog:

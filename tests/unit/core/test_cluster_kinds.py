@@ -6,7 +6,7 @@ from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from services.core.cluster import ClusterView
 from services.core.cost import instance_price_per_s
-from tests.fleet import PRICES, variant
+from tests.support.simulated.fleet import PRICES, variant
 
 REAL = variant("real", hardware="gpu")
 SIMULATED = variant("simulated", hardware="gpu", simulated=True)

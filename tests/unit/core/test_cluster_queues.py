@@ -5,7 +5,7 @@ import pytest
 from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cluster import STALE, ClusterView, Instance
-from tests.fleet import PRICES, variant
+from tests.support.simulated.fleet import PRICES, variant
 
 NOW = 1000.0
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from services.core.cost import HANDLING_MS, cost_per_1000, instance_price_per_s, query_cost
 from services.core.selection import InfaasPolicy
-from tests.fleet import PRICES, Fleet, variant
+from tests.support.simulated.fleet import PRICES, Fleet, variant
 from tests.unit.core.test_selection import NOW, ask, view_of
 
 

@@ -9,7 +9,7 @@ from services.core.ask import Ask
 from services.core.cluster import ClusterView, Instance
 from services.core.crowd import MANY, MOMENT, Crowd, usual
 from services.core.selection import InfaasPolicy
-from tests.fleet import PRICES, SIGNATURE, variant
+from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
 RECORD = variant("m-v1-ort-fp32-t1-b1", max_batch=1, base_ms=100.0, per_item_ms=0.0)  # 100 ms, one at a time
 NOW = 1000.0

@@ -7,7 +7,7 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, State, WorkerHeartb
 from services.autoscaler.models.others import Others
 from services.core.digest import digest_of
 from services.core.lifecycle import COUNTED, SERVING
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
 RECORDS = {name: variant(name, hardware=kind) for name, kind in (("a", "cpu"), ("b", "gpu"))}

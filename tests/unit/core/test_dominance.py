@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import ProfileRow, VariantRecord
 from services.core.dominance import dominates, mark
-from tests.unit.registrar.given import PROFILE, variant_record
+from tests.support.simulated.registrations import PROFILE, variant_record
 
 
 def variant(name: str, accuracy: float | None = 0.9, ms: float = 1.0, **changes: object) -> VariantRecord:

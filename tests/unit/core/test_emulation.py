@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import Profile, ProfileRow, VariantRecord
 from services.core.cost import device_share, latency_ms, price_per_hour
 from services.core.emulation import KINDS, MOST, computable, emulated, originals, simulated_devices
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 

@@ -10,7 +10,7 @@ from services.core.selection import InfaasPolicy
 from services.dispatcher.edge import load_policy
 from services.shell.machinesections import MachineKind, MachineSettings
 from services.shell.settings import DispatcherSettings, SettingsError
-from tests.fleet import PRICES, SIGNATURE, variant
+from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
 NAME = "m-v1-ort-fp32-t1-b8"
 

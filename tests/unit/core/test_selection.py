@@ -14,7 +14,7 @@ from services.core.baselines import BruteForce, RoundRobin
 from services.core.cluster import ClusterView
 from services.core.goal import Goal, merit
 from services.core.selection import OVERHEAD, InfaasPolicy
-from tests.fleet import PRICES, variant
+from tests.support.simulated.fleet import PRICES, variant
 
 NOW = 1000.0
 STATES = ("Active", "Loading", "Overloaded", "Interfered", None)  # None: no instance

@@ -2,7 +2,7 @@
 
 from bus.codec import decode
 from bus.messages.scaling import DemandReport
-from tests.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, variant
 
 
 def reports(fleet: Fleet, subject: str) -> list[DemandReport]:

@@ -15,7 +15,7 @@ from services.core.catalog import key_of
 from services.dispatcher.fallback import FEW, Fallbacks
 from services.dispatcher.flights import Flights
 from services.dispatcher.query import Query
-from tests.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, variant
 
 SLO_MS = 100.0
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.messages.fleet import ExecutorExited
-from tests.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, variant
 
 
 def ended_once(fleet: Fleet, label: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from bus.messages.public import Listing, ListRequest
 from services.core.catalog import Catalog
 from services.core.cluster import ClusterView
 from services.dispatcher.listing import listing
-from tests.fleet import PRICES
+from tests.support.simulated.fleet import PRICES
 
 
 def beat(*, alive: bool, **more: Any) -> WorkerHeartbeat:

@@ -10,7 +10,7 @@ from bus.messages.catalog import AppRecord
 from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
 from services.core.actor import Changed
 from services.core.catalog import key_of
-from tests.fleet import SIGNATURE, Fleet, variant
+from tests.support.simulated.fleet import SIGNATURE, Fleet, variant
 
 SLOW = variant(base_ms=20.0, per_item_ms=5.0)  # 133 items/s in batches of 8
 SATURATION = SLOW.profile.saturation_qps

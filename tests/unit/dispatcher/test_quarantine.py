@@ -5,7 +5,7 @@ import msgspec
 from bus.messages.public import ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.quarantine import quarantine_key
-from tests.fleet import Fleet, variant
+from tests.support.simulated.fleet import Fleet, variant
 
 NAME = "m-v1-ort-fp32-t1-b8"
 

@@ -8,7 +8,7 @@ from services.core.cluster import ClusterView
 from services.dispatcher.apps import Apps
 from services.dispatcher.query import Query
 from services.dispatcher.taking import Intake
-from tests.fleet import PRICES, catalogue, variant
+from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 
 def intake() -> Intake:

@@ -4,8 +4,8 @@ import asyncio
 
 from services.core.ask import Decision
 from services.dispatcher.timing import SampledPolicy
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import run
 
 
 class Counting:

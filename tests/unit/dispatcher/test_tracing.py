@@ -15,7 +15,7 @@ from services.core.catalog import key_of
 from services.core.selection import InfaasPolicy
 from services.core.trace import Span, read, span_id
 from services.dispatcher.actor import Dispatcher
-from tests.fleet import PRICES, catalogue, variant
+from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services.engine.http import Bounds
-from tests.engines import NODE, Front, Said, fronted, stand_in
-from tests.servers import run
+from tests.support.servers.docker_engine import NODE, Front, Said, fronted, stand_in
+from tests.support.servers.nats import run
 
 GET = b"GET /nodes HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST /nodes/%s/update?version=14 HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" % NODE.encode()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines import NODE, STALE, Front, Said, StandIn, fronted, stand_in
-from tests.servers import run
+from tests.support.servers.docker_engine import NODE, STALE, Front, Said, StandIn, fronted, stand_in
+from tests.support.servers.nats import run
 
 LABELS = {"infaas.worker": "cpu", "rack": "7"}
 SPEC = {"Labels": LABELS, "Role": "manager", "Availability": "active"}

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.engines import NODE, stand_in
-from tests.processes import environ, eventually
-from tests.servers import free_port
+from tests.support.servers.docker_engine import NODE, stand_in
+from tests.support.servers.nats import free_port
+from tests.support.servers.processes import environ, eventually
 
 
 @contextmanager

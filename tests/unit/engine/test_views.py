@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.engine.views import VIEWS, Unexpected, node, view
-from tests.engines import ANSWERS, NODE
+from tests.support.servers.docker_engine import ANSWERS, NODE
 
 RECORDED: dict[str, Any] = json.loads(ANSWERS.read_text())
 SECRET = (

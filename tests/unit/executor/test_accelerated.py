@@ -9,7 +9,7 @@ from services.executor.work import BatchResult, LoadModel, MeasureMemory, Unload
 from services.shell.accelerators import Accelerator
 from services.shell.runtime import Runtime
 from services.shell.settings import Settings, WorkerSettings
-from tests.servers import run
+from tests.support.servers.nats import run
 from tests.unit.executor.test_simulated import ARTIFACT, SUBJECTS, batch, record
 
 

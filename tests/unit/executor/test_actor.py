@@ -12,7 +12,7 @@ from bus.subjects import Subjects
 from services.core.actor import Do, Done, Effect, Envelope, Failed, Publish
 from services.executor.actor import Executor, Pump
 from services.executor.work import BatchResult, FetchInputs, LoadedModel, RunBatch, UnloadModel
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
 INPUTS = encode(Tensor("FP32", [1, 2], bytes(8)))

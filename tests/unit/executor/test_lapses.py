@@ -14,7 +14,7 @@ from services.core.actor import After, Do, Done, Effect, Envelope, Publish
 from services.executor.actor import Executor, Pump
 from services.executor.lapses import FEW, Lapse
 from services.executor.work import BatchResult, LoadedModel, RunBatch
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
 SLO = 0.5

@@ -22,9 +22,9 @@ from services.executor.backends.base import BackendError
 from services.executor.edge import ExecutorEdge
 from services.executor.taking import work_of
 from services.executor.work import BatchResult, LoadModel, MoveModel, RunBatch, UnloadModel
-from tests import models
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")
 if not hasattr(os, "sched_getaffinity"):
@@ -32,7 +32,7 @@ if not hasattr(os, "sched_getaffinity"):
 
 SUBJECTS = Subjects("t")
 CORE = max(os.sched_getaffinity(0))
-X, CLASSES = models.digits(8)
+X, CLASSES = tiny_models.digits(8)
 
 
 def record(artifact: bytes, threads: int = 1, framework: str = "ort", format: str = "onnx") -> VariantRecord:
@@ -52,8 +52,8 @@ def record(artifact: bytes, threads: int = 1, framework: str = "ort", format: st
         agreement=1.0,
         profile=Profile(rows=rows, load_ms=1.0, memory_mb=10.0, saturation_qps=100.0),
         signature=Signature(
-            inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
-            outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
+            inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+            outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
         ),
     )
 
@@ -111,12 +111,12 @@ def test_all_threads_of_a_model_run_on_its_cores(tmp_path: Path, threads: int) -
         assert f"{threads} thread{'s' * (threads > 1)} kept to core {CORE} by the system" in proof
         assert await hands.right()
 
-    on_hands(tmp_path, models.mlp(), test, threads=threads)
+    on_hands(tmp_path, tiny_models.mlp(), test, threads=threads)
 
 
 def test_torch_too(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    models.exported(tmp_path / "made.pt2", torch)
+    tiny_models.exported(tmp_path / "made.pt2", torch)
     pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)
 
     async def test(hands: Hands) -> None:
@@ -134,7 +134,7 @@ def test_what_is_kept_to_cores_never_runs_on_the_loop_and_may_be_let_free_again(
         assert "kept" not in await hands.move()
         assert isinstance(hands.edge.inline(hands.batch()), BatchResult)
 
-    on_hands(tmp_path, models.mlp(), test)
+    on_hands(tmp_path, tiny_models.mlp(), test)
 
 
 def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
         moving = False
         await serving
 
-    on_hands(tmp_path, models.mlp(), test)
+    on_hands(tmp_path, tiny_models.mlp(), test)
 
 
 def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
         with pytest.raises(BackendError, match="not loaded any more"):
             await hands.move(CORE)
 
-    on_hands(tmp_path, models.mlp(), test)
+    on_hands(tmp_path, tiny_models.mlp(), test)
 
 
 def test_cores_that_do_not_exist_are_refused_and_it_serves_on(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_cores_that_do_not_exist_are_refused_and_it_serves_on(tmp_path: Path) ->
             await hands.move(4000)
         assert await hands.right()
 
-    on_hands(tmp_path, models.mlp(), test)
+    on_hands(tmp_path, tiny_models.mlp(), test)
 
 
 def test_an_instance_may_be_loaded_on_its_cores_at_once(tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_an_instance_may_be_loaded_on_its_cores_at_once(tmp_path: Path) -> None:
         assert hands.edge.inline(replace(hands.batch(), instance="j")) is NotImplemented
         await hands.do(UnloadModel("j"))
 
-    on_hands(tmp_path, models.mlp(), test)
+    on_hands(tmp_path, tiny_models.mlp(), test)

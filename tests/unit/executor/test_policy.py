@@ -9,7 +9,7 @@ from bus.messages.flow import Route
 from services.core.cost import LatencyTable
 from services.executor.policy import EdfQueue
 from services.executor.work import Work
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
 

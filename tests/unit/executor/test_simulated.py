@@ -24,14 +24,14 @@ from services.executor.instances import Loaded
 from services.executor.simulated import ZEROS, SimulatedEdge
 from services.executor.taking import work_of
 from services.executor.work import BatchResult, LoadModel, MeasureMemory, RunBatch, UnloadModel
-from tests import models
-from tests.servers import run
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
 
 pytest.importorskip("onnxruntime")
 
 SUBJECTS = Subjects("t")
-ARTIFACT = models.mlp()
-X, CLASSES = models.digits(8)
+ARTIFACT = tiny_models.mlp()
+X, CLASSES = tiny_models.digits(8)
 
 
 def record(item_ms: float, outputs: list[int] | None = None) -> VariantRecord:
@@ -52,8 +52,8 @@ def record(item_ms: float, outputs: list[int] | None = None) -> VariantRecord:
         agreement=1.0,
         profile=Profile(rows=rows, load_ms=1.0, memory_mb=10.0, saturation_qps=100.0),
         signature=Signature(
-            inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
-            outputs=[TensorSpec(name="scores", datatype="FP32", shape=outputs or [models.CLASSES])],
+            inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+            outputs=[TensorSpec(name="scores", datatype="FP32", shape=outputs or [tiny_models.CLASSES])],
         ),
     )
     made = emulated(measured, "gpu", "tiny-v1-simgpu-fp32-t1-b8")
@@ -115,9 +115,9 @@ def test_else_they_are_zeros_and_every_answer_says_so(tmp_path: Path) -> None:
     variant, command = record(100.0), batch(1, 5)
     result = on_device(variant, tmp_path, lambda edge: edge.perform(command))
     assert result.finished - result.started >= 0.0025
-    assert [one["scores"].shape for one in result.outputs] == [[1, models.CLASSES], [5, models.CLASSES]]
+    assert [one["scores"].shape for one in result.outputs] == [[1, tiny_models.CLASSES], [5, tiny_models.CLASSES]]
     assert not any(to_array(one["scores"], "scores").any() for one in result.outputs)
-    assert result.bytes == 6 * models.CLASSES * 4
+    assert result.bytes == 6 * tiny_models.CLASSES * 4
     assert [answer.reason for answer in answers(variant, command, result)] == [ZEROS, ZEROS]
 
 

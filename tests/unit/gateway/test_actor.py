@@ -8,7 +8,7 @@ from services.core.catalog import key_of
 from services.gateway.actor import SILENT, Close, Gateway, Serve
 from services.gateway.oip.metadata import find, index, metadata
 from services.gateway.oip.names import Target, parse
-from tests.fleet import catalogue, variant
+from tests.support.simulated.fleet import catalogue, variant
 
 
 def beat(at: float, *, leaving: bool = False) -> Envelope:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from services.gateway.http.server import listen
-from tests.echoing import echoing
-from tests.processes import eventually
+from tests.support.gateways.echo_gateway import echoing
+from tests.support.servers.processes import eventually
 
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]})
 

@@ -15,7 +15,7 @@ from services.gateway.openapi import oip
 from services.gateway.openapi.document import document, operations, text
 from services.gateway.openapi.operation import ALWAYS, BODY
 from services.shell.sections import GatewaySettings
-from tests.documents import references
+from tests.support.data.documents import references
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.echoing import Echoing, echoing
+from tests.support.gateways.echo_gateway import Echoing, echoing
 
 
 class Said(NamedTuple):

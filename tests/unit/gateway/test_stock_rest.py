@@ -9,8 +9,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.echoing import DATATYPES, Echoing, echoing
-from tests.tensors import sample
+from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
+from tests.support.gateways.tensors import sample
 
 
 @pytest.fixture(scope="module")

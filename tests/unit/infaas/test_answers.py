@@ -6,7 +6,7 @@ import pytest
 
 from infaas.answers import Answer, read_answer, read_map
 from infaas.errors import InfaasError, Refused
-from tests.responders import answer, refusal
+from tests.support.clients.responders import answer, refusal
 
 
 def read(reply):

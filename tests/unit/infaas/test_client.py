@@ -13,8 +13,8 @@ from infaas.blocking import Infaas
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from infaas.queries import Needs
-from tests.responders import Responder, answer, item_sums, refusal, until
-from tests.servers import run
+from tests.support.clients.responders import Responder, answer, item_sums, refusal, until
+from tests.support.servers.nats import run
 
 
 async def nothing_left(store):

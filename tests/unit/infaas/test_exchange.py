@@ -7,8 +7,8 @@ import pytest
 from bus.memory import Broker
 from infaas.errors import BadInput, NotConnected, Timeout
 from infaas.exchange import Exchange
-from tests.responders import Responder, until
-from tests.servers import run
+from tests.support.clients.responders import Responder, until
+from tests.support.servers.nats import run
 
 QUICK = 0.03  # s of silence before sending again
 

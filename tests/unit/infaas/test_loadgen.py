@@ -8,8 +8,8 @@ import pytest
 from bus.memory import Broker
 from infaas.client import Client
 from infaas.loadgen import Generator, in_shares
-from tests.responders import Responder, answer, refusal
-from tests.servers import run
+from tests.support.clients.responders import Responder, answer, refusal
+from tests.support.servers.nats import run
 
 
 def due(times, apps=1):

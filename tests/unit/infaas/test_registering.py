@@ -16,7 +16,7 @@ from bus.port import Bus, Delivery
 from bus.subjects import Subjects
 from infaas.errors import BadInput, NotConnected, Refused, Timeout
 from infaas.registering import Follower, last_status, register
-from tests.servers import run
+from tests.support.servers.nats import run
 
 SUBJECTS = Subjects("t")
 

@@ -29,10 +29,10 @@ from services.jobs.edge import JobsEdge, part_key
 from services.jobs.files import Files
 from services.jobs.requests import Limits
 from services.shell.runtime import Runtime
-from tests import offline
-from tests.fleet import PRICES, catalogue, variant
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.data import offline_inputs
+from tests.support.servers.nats import run
+from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 S = Subjects()
 SIGNATURE = Signature(
@@ -132,7 +132,7 @@ def play(tmp_path: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
     async def main() -> None:
         scene = Scene(tmp_path)
         await scene.open()
-        offline.write(scene.files / "in.npy", X)
+        offline_inputs.write(scene.files / "in.npy", X)
         try:
             async with asyncio.timeout(30):
                 await body(scene)
@@ -165,7 +165,7 @@ def test_outputs_are_in_order_whatever_order_they_come_in(
         assert (status.state, status.total, status.done, status.failed) == ("done", 100, 100, 0)
         assert status.cost == pytest.approx(34 * 0.5)
         assert status.variants == ["v"]
-        assert offline.read(scene.files / f"out.{form}", "y").reshape(-1).tolist() == X.sum(axis=1).tolist()
+        assert offline_inputs.read(scene.files / f"out.{form}", "y").reshape(-1).tolist() == X.sum(axis=1).tolist()
         assert sorted(os.listdir(scene.files)) == ["in.npy", f"out.{form}"]
         store = await scene.bus.object_store(S.parts_bucket)
         assert twice or await store.keys() == []
@@ -270,7 +270,7 @@ def test_an_input_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
         await scene.start("c1", window=4)
         job = await scene.submit()
         await asyncio.wait_for(scene.work(most=1), 10)
-        offline.write(scene.files / "in.npy", X + 1)
+        offline_inputs.write(scene.files / "in.npy", X + 1)
         async with working(scene):
             status = await scene.end(job)
         assert (status.state, status.reason) == ("failed", status.reason)

@@ -8,15 +8,15 @@ import msgspec
 from bus.codec import encode
 from bus.port import Delivery
 from infaas import jobs
-from tests import offline
-from tests.responders import until
+from tests.support.clients.responders import until
+from tests.support.data import offline_inputs
 from tests.unit.jobs.test_coordinator import S, Scene, X, play
 
 
 def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1")
-        offline.write(scene.files / "in.npy", X)
+        offline_inputs.write(scene.files / "in.npy", X)
         heard: dict[str, Any] = {}
 
         def hear(delivery: Delivery) -> None:

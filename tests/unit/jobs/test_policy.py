@@ -6,7 +6,7 @@ from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
 from services.jobs.policy import batch_within, chunk_items, cost_per_item, eligible, obstacle
 from services.jobs.requests import Limits, check
-from tests.fleet import PRICES, catalogue, variant
+from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)
 LARGE = variant("large", accuracy=0.9, base_ms=4.0, per_item_ms=4.0)

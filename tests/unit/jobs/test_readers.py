@@ -16,7 +16,7 @@ from bus.messages.jobs import Position
 from bus.messages.public import Tensor
 from bus.tensors import to_array
 from services.jobs.readers import Bad, Cut, Reader, open_reader
-from tests.offline import tensor, write
+from tests.support.data.offline_inputs import tensor, write
 
 VECTOR = Signature(inputs=[TensorSpec(name="x", datatype="FP32", shape=[3])], outputs=[])
 TOKENS = Signature(inputs=[TensorSpec(name="ids", datatype="INT64", shape=[-1])], outputs=[])

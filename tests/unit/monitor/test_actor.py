@@ -8,7 +8,7 @@ from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadR
 from services.core.placement import Device
 from services.monitor.machine import MachineSample
 from services.monitor.policy import Knobs
-from tests.unit.monitor.world import CPU, S, World, variant
+from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
 def moves(world: World, instance: str) -> list[tuple[str | None, str, str]]:

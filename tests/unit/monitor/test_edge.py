@@ -10,7 +10,7 @@ from bus.memory import MemoryBus
 from services.core.quarantine import quarantine_key
 from services.monitor.edge import MachineEdge
 from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 def test_a_sample_is_taken_without_waiting() -> None:

@@ -15,7 +15,7 @@ from bus.messages.fleet import (
     UnloadInstance,
 )
 from services.core.cost import LOADING_S, instance_price_per_s
-from tests.unit.monitor.world import CPU, PRICES, S, World, variant
+from tests.support.simulated.monitored_worker import CPU, PRICES, S, World, variant
 
 
 def test_a_load_is_ordered_followed_and_told() -> None:

@@ -20,7 +20,7 @@ from bus.messages.scaling import AskForCapacity, Drain
 from services.core.placement import Device
 from services.monitor.machine import MachineSample
 from services.monitor.policy import Knobs
-from tests.unit.monitor.world import CPU, S, World, variant
+from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 KNOBS = Knobs(mitigate_after_s=2.0, mitigate_again_s=20.0)
 HOGGED = MachineSample(utilisation=0.6, memory_used_mb=500.0, cores={0: 1.0, 1: 0.1})

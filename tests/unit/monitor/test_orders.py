@@ -10,7 +10,7 @@ from services.core.actor import Changed, Do, Envelope, Failed, TimedOut
 from services.core.quarantine import quarantine_key
 from services.monitor.machine import KeepQuarantine
 from services.monitor.policy import Knobs
-from tests.unit.monitor.world import S, World, variant
+from tests.support.simulated.monitored_worker import S, World, variant
 
 
 def ask(world: World, order: Drain | Release | EnsureLoaded) -> LoadAccepted | LoadRefused:

@@ -9,7 +9,7 @@ from services.core.placement import Amount
 from services.monitor.failures import Failures
 from services.monitor.instances import Instance
 from services.monitor.policy import make_room, scaler, to_release
-from tests.unit.monitor.world import variant
+from tests.support.simulated.monitored_worker import variant
 
 
 def instance(

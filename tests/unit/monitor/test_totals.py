@@ -24,7 +24,7 @@ from bus.messages.fleet import (
 from bus.messages.scaling import Drain
 from services.core.placement import NOTHING, Amount, Device, cores_needed, short_of, total
 from services.monitor.policy import Knobs
-from tests.unit.monitor.world import World, variant
+from tests.support.simulated.monitored_worker import World, variant
 
 KNOBS = Knobs(memory_share=0.8, cores_overcommit=2.0, quarantine_after=0)
 DEVICES = {

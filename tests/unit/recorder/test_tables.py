@@ -6,7 +6,7 @@ import pytest
 from bus.codec import encode
 from bus.messages.events import EVENTS, OutcomeEvent
 from services.recorder.tables import TABLES
-from tests.events import event, outcome
+from tests.support.data.events import event, outcome
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.kind)

@@ -12,7 +12,7 @@ from bus.messages.work import InspectModel, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
 from services.registrar.commands import Finish, Taken
 from services.registrar.policy import Rules
-from tests.unit.registrar.given import (
+from tests.support.simulated.registrations import (
     REQUEST,
     SIGNATURE,
     SUBJECTS,

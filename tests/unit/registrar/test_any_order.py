@@ -13,7 +13,16 @@ from bus.messages.fleet import ExecutorExited
 from bus.messages.work import BuildVariants, WorkProgress
 from services.core.actor import Done, Failed, TimedOut, Undelivered
 from services.registrar.policy import Rules
-from tests.unit.registrar.given import REQUEST, SUBJECTS, Stage, built, failed, finished, heartbeat, inspected
+from tests.support.simulated.registrations import (
+    REQUEST,
+    SUBJECTS,
+    Stage,
+    built,
+    failed,
+    finished,
+    heartbeat,
+    inspected,
+)
 
 WORKERS = ("w1", "w2")
 IDS = ("r1", "r2", "r3")

@@ -22,7 +22,7 @@ from services.registrar.commands import (
     SetApp,
     UnlinkModel,
 )
-from tests.unit.registrar.given import SIGNATURE, app_record, model_record
+from tests.support.simulated.registrations import SIGNATURE, app_record, model_record
 
 LINK = LinkModel(app="digits", model="cnn", version="1", signature=SIGNATURE, at=7.0)
 OTHER = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)

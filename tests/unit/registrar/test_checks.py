@@ -10,7 +10,7 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.subjects import WITHOUT_APP
 from services.registrar.checks import registration_error, signature_difference
 from services.registrar.policy import Rules
-from tests.unit.registrar.given import REQUEST, SIGNATURE
+from tests.support.simulated.registrations import REQUEST, SIGNATURE
 
 BAD_NAMES = ["", "../x", "a b", "a>", "*", "a\0b", "a.b", "-a", "_", "a" * 65, "ü", "a\n"]
 

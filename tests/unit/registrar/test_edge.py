@@ -32,8 +32,8 @@ from services.registrar.commands import (
     Work,
 )
 from services.registrar.edge import RegistrarEdge
-from tests.servers import run
-from tests.unit.registrar.given import REQUEST, SIGNATURE, model_record, variant_record
+from tests.support.servers.nats import run
+from tests.support.simulated.registrations import REQUEST, SIGNATURE, model_record, variant_record
 
 SUBJECTS = Subjects("t")
 LINK = LinkModel(app="digits", model="mlp", version="1", signature=SIGNATURE, at=1.0, create=True)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from bus.codec import decode, encode
 from services.core.catalog import key_of
 from services.registrar.commands import AddVariants, Claim, Claimed, Finish, Refused, Taken, TakeOver, Work
-from tests.unit.registrar.given import REQUEST, model_record, variant_record
+from tests.support.simulated.registrations import REQUEST, model_record, variant_record
 from tests.unit.registrar.test_edge import Place, on_a_bus
 
 WORK = Work(

@@ -7,7 +7,7 @@ from bus.messages.work import BuildVariants, InspectModel
 from services.core.actor import Done
 from services.registrar.commands import Taken
 from services.registrar.policy import Rules, plans
-from tests.unit.registrar.given import (
+from tests.support.simulated.registrations import (
     REQUEST,
     Stage,
     app_record,

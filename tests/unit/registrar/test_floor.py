@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from bus.messages.fleet import ExecutorExited
 from bus.messages.work import BuildVariants, InspectModel, WorkProgress
 from services.core.actor import Publish, Undelivered
-from tests.unit.registrar.given import (
+from tests.support.simulated.registrations import (
     REQUEST,
     SUBJECTS,
     Stage,

@@ -9,7 +9,7 @@ from bus.messages.public import Refusal, RegistrationStatus
 from bus.messages.work import InspectModel, RegistrarHeartbeat, WorkProgress
 from services.core.actor import Done, Failed, Publish, Stopping, TimedOut
 from services.registrar.commands import PutRecords, PutStatus, Refused, Work
-from tests.unit.registrar.given import (
+from tests.support.simulated.registrations import (
     REQUEST,
     SUBJECTS,
     Stage,

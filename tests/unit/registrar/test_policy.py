@@ -12,7 +12,7 @@ from bus.messages.catalog import Profile
 from bus.messages.work import VariantPlan
 from bus.subjects import valid_name
 from services.registrar.policy import Rules, next_version, plans, variant_name, why_not
-from tests.unit.registrar.given import PROFILE, built, inspected
+from tests.support.simulated.registrations import PROFILE, built, inspected
 
 RULES = Rules(threads=(1, 2), max_batches=(8, 64))
 

@@ -6,7 +6,7 @@ from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from services.core.actor import Failed
 from services.registrar.commands import ChangeSimulated
 from services.registrar.policy import Rules
-from tests.unit.registrar.given import (
+from tests.support.simulated.registrations import (
     Stage,
     app_record,
     build_order,

@@ -12,7 +12,7 @@ from services.shell.checks import RULES, Number, faults, leaves
 from services.shell.prices import load_prices
 from services.shell.sections import listed
 from services.shell.settings import PriceSettings, Settings, SettingsError, load
-from tests.processes import infaas
+from tests.support.servers.processes import infaas
 
 
 def patterns(kind: Any, key: str = "") -> list[tuple[str, bool]]:

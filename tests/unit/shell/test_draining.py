@@ -10,7 +10,7 @@ from bus.port import Delivery
 from bus.subjects import Subjects
 from services.shell import draining
 from services.shell.draining import drain
-from tests.servers import run
+from tests.support.servers.nats import run
 
 SUBJECTS = Subjects()
 

@@ -13,8 +13,8 @@ from services.autoscaler.vms.providers.base import ProviderError
 from services.shell.hosting import Hosting
 from services.shell.machinesections import MachineSettings
 from services.shell.process import ServerError
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import run
 
 SUBJECTS = Subjects()
 

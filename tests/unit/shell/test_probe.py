@@ -10,7 +10,7 @@ import pytest
 
 from services.shell import probe
 from services.shell.metrics.http import Page, listen
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 def probed(*arguments: str, **environ: str) -> int:

@@ -11,7 +11,7 @@ from bus.port import Delivery
 from bus.subjects import Subjects
 from services.core.actor import After, Effect, Envelope, Inlet, Publish, Started, Watch
 from services.shell.runtime import Runtime
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 class Word(Struct, frozen=True):

@@ -14,7 +14,7 @@ from bus.messages.public import QueryHead
 from services.core.actor import Done
 from services.executor.work import RunBatch, Work
 from services.shell.telemetry import JsonLines, Sentences, about
-from tests.processes import environ
+from tests.support.servers.processes import environ
 
 UID = bytes(range(16))
 ROUTE = Route(UID, 0, 0, "reply", 1.0, 1.0, "d", "i", "app", 1, "mine")

@@ -10,7 +10,7 @@ from services.simulation.kernel import NETWORK
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import FaultSpec, MachineSpec
 from services.simulation.system import System
-from tests.simulation.worlds import CPU, Told, load, machine, scenario, settings
+from tests.support.data.small_scenarios import CPU, Told, load, machine, scenario, settings
 
 SPARE = machine("spare", devices=(CPU,), start=1, minimum=0, maximum=3, boot_s=2.0)
 EXTRA = StartMachine(worker="spare-x", kind="spare", epoch=1)

@@ -10,7 +10,7 @@ from services.core.cost import LatencyTable
 from services.core.placement import Device
 from services.simulation.hardware import FREE, MEMORY, Bill, Machine, SimDevice
 from services.simulation.scenario.model import CostSpec, MachineSpec
-from tests.simulation.worlds import CPU, GPU, machine, variant
+from tests.support.data.small_scenarios import CPU, GPU, machine, variant
 
 MS = st.floats(0.1, 500.0)
 GAPS = st.lists(st.floats(0.0, 0.4), min_size=1, max_size=30)

@@ -26,8 +26,8 @@ from services.core.actor import (
 )
 from services.shell.outbox import LATEST, ROWS
 from services.simulation.kernel import ActorHalted, Kernel
-from tests.simulation.bed import Bed
-from tests.simulation.puppets import DELAY, Play, Puppet, Ring, Word, played
+from tests.support.simulated.runtime_driver import Bed
+from tests.support.simulated.scripted_actors import DELAY, Play, Puppet, Ring, Word, played
 
 
 @pytest.fixture(params=[Kernel, Bed], ids=["kernel", "runtime"])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runs import document
+from tests.support.data.simulation_reports import document
 
 pytest.importorskip("matplotlib", reason="needs the extra plot (matplotlib)")
 from services.simulation import plot

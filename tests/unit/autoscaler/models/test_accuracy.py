@@ -11,8 +11,8 @@ from bus.codec import decode
 from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import AskForCapacity
 from services.core.goal import Goal
-from tests.fleet import variant
-from tests.scaling import ScalingFleet
+from tests.support.simulated.autoscaled_fleet import ScalingFleet
+from tests.support.simulated.fleet import variant
 
 LATENCY_MS = 1800.0
 ACCURACY = {"good": 0.78, "quick": 0.69}

@@ -3,7 +3,7 @@
 from bus.codec import encode
 from services.autoscaler.models.baselines import Choices, Chosen
 from services.core.catalog import Catalog, key_of
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 
 def test_what_settings_chose_for_several_apps_is_dealt_out_app_after_app_by_kind_of_device() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bus.messages.catalog import VariantRecord
 from services.autoscaler.models.supply import throughput
 from services.core.cost import LatencyTable
-from tests.fleet import variant
-from tests.scaling import CPU, GPU, ScalingFleet
+from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
+from tests.support.simulated.fleet import variant
 
 LATENCY_MS = 300.0
 SETTLED = 1.5  # s after a change of load in which it may not be known yet

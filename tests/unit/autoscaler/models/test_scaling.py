@@ -9,8 +9,8 @@ from bus.codec import decode
 from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import AskForCapacity
 from services.autoscaler.models.baselines import Chosen
-from tests.fleet import variant
-from tests.scaling import CPU, GPU, ScalingFleet
+from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
+from tests.support.simulated.fleet import variant
 
 NAME = "m-v1-ort-fp32-t1-b8"  # 89 items/s in batches of 8, which take 90 ms
 

@@ -5,8 +5,8 @@ before a drain, no name twice, and all queries answered.
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cloud import CloudFleet, kind
-from tests.fleet import variant
+from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.fleet import variant
 
 events = st.lists(
     st.tuples(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.autoscaler.vms.commands import Node
-from tests.cloud import PoolFleet, kind
+from tests.support.simulated.controllers import PoolFleet, kind
 
 NAMES = ("n0", "n1", "n2", "n3")
 events = st.lists(

@@ -1,8 +1,8 @@
 """The controller on stage with a provider that has machines of its own: nodes of a Swarm, as they come, go, and are shut."""
 
 from bus.messages.scaling import AskForCapacity
-from tests.cloud import PoolFleet, kind
-from tests.fleet import variant
+from tests.support.simulated.controllers import PoolFleet, kind
+from tests.support.simulated.fleet import variant
 
 NAME = "m-v1-ort-fp32-t1-b8"
 THREE = ("n0", "n1", "n2")

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from tests.cloud import CloudFleet, kind
-from tests.fleet import variant
+from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.fleet import variant
 
 
 def test_one_of_three_leads() -> None:

@@ -5,8 +5,8 @@ import itertools
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import AskForCapacity
 from bus.messages.work import WorkFinished
-from tests.cloud import CloudFleet, kind
-from tests.fleet import catalogue, variant
+from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.fleet import catalogue, variant
 
 NAME = "m-v1-ort-fp32-t1-b8"
 

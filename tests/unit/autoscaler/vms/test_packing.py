@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from services.autoscaler.vms.fleet import Worker
 from services.autoscaler.vms.packing import FULL, pack
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
 ON_GPU = replace(variant(), hardware="gpu")

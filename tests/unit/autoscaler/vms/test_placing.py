@@ -5,8 +5,8 @@ from typing import Any
 from bus.codec import decode
 from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity
-from tests.cloud import CloudFleet, kind
-from tests.fleet import variant
+from tests.support.simulated.controllers import CloudFleet, kind
+from tests.support.simulated.fleet import variant
 
 NAME = "m-v1-ort-fp32-t1-b8"
 WIDE = "wide-v1"

@@ -21,7 +21,7 @@ from services.autoscaler.vms.policy import (
     wants,
 )
 from services.core.placement import Device
-from tests.fleet import variant
+from tests.support.simulated.fleet import variant
 
 CPU, GPU, SIMGPU = ("cpu", False), ("gpu", False), ("gpu", True)
 

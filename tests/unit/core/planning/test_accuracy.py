@@ -16,7 +16,14 @@ from services.core.planning.plan import Plan
 from services.core.planning.problem import Candidate, Demand, Problem
 from services.core.planning.program import compile_program
 from services.core.planning.solvers import make_solver
-from tests.planning import accuracy_problem, broken, carried, entangled_problem, random_problem, running_problem
+from tests.support.data.planning_problems import (
+    accuracy_problem,
+    broken,
+    carried,
+    entangled_problem,
+    random_problem,
+    running_problem,
+)
 
 ILP = make_solver("ilp", time_limit_s=None, node_limit=300)
 GREEDY = make_solver("greedy")

@@ -8,7 +8,7 @@ from services.core.planning.deadline import Deadline
 from services.core.planning.greedy import GreedySolver
 from services.core.planning.problem import Problem
 from services.core.planning.solvers import make_solver
-from tests.planning import broken, random_problem, scarce
+from tests.support.data.planning_problems import broken, random_problem, scarce
 
 
 class Hands:

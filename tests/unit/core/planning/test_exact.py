@@ -10,7 +10,15 @@ from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
 from services.core.planning.problem import Demand, Problem
 from services.core.planning.tableau import Unsolved
-from tests.planning import TABLE_2, broken, carried, entangled_problem, random_problem, scarce, table_3
+from tests.support.data.planning_problems import (
+    TABLE_2,
+    broken,
+    carried,
+    entangled_problem,
+    random_problem,
+    scarce,
+    table_3,
+)
 
 SOLVER = ExactSolver(time_limit_s=None, gap=0.0)
 

@@ -9,7 +9,7 @@ from services.core.planning.fallback import ExactOrGreedy
 from services.core.planning.greedy import GreedySolver
 from services.core.planning.problem import Problem
 from services.core.planning.solvers import SOLVERS, make_solver
-from tests.planning import broken, entangled_problem, random_problem, scarce, table_3
+from tests.support.data.planning_problems import broken, entangled_problem, random_problem, scarce, table_3
 
 
 def tight(seed: int) -> Problem:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
 from services.core.planning.plan import Plan
-from tests.planning import TABLE_2, broken, entangled_problem, random_problem, scarce, table_3
+from tests.support.data.planning_problems import TABLE_2, broken, entangled_problem, random_problem, scarce, table_3
 
 GREEDY = GreedySolver()
 EXACT = ExactSolver(time_limit_s=2.0, gap=1e-3)

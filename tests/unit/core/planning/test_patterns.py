@@ -15,7 +15,7 @@ from services.core.planning.problem import Problem
 from services.core.planning.program import compile_program, cost
 from services.core.planning.solvers import make_solver
 from services.core.planning.tableau import Unsolved
-from tests.planning import broken, random_problem, running_problem, scarce
+from tests.support.data.planning_problems import broken, random_problem, running_problem, scarce
 
 GREEDY, WHOLE = GreedySolver(), ExactSolver(time_limit_s=None, gap=1e-6)
 OPTIONS = {"mip_rel_gap": 1e-6}

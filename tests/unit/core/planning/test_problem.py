@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.core.planning.problem import Candidate, Demand, InvalidProblem, Problem, check
-from tests.planning import TABLE_2, entangled_problem, table_3
+from tests.support.data.planning_problems import TABLE_2, entangled_problem, table_3
 
 NAN, INF = float("nan"), float("inf")
 DEMAND = Demand(app="classify", load=10, latency_ms=300)

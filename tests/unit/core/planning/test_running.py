@@ -11,7 +11,7 @@ from services.core.planning.plan import Plan
 from services.core.planning.problem import Problem, check
 from services.core.planning.program import compile_program
 from services.core.planning.solvers import SOLVERS, make_solver
-from tests.planning import applied, broken, carried, running_problem
+from tests.support.data.planning_problems import applied, broken, carried, running_problem
 
 SEEDS, NAMES = st.integers(0, 10**9), st.sampled_from(SOLVERS)
 ROUNDS = 5  # of plans, until nothing changes any more: room that is freed may be worth using

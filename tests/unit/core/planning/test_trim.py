@@ -7,7 +7,7 @@ from services.core.planning.greedy import GreedySolver
 from services.core.planning.program import compile_program, cost
 from services.core.planning.solvers import make_solver
 from services.core.planning.trim import trimmed
-from tests.planning import entangled_problem, random_problem, scarce
+from tests.support.data.planning_problems import entangled_problem, random_problem, scarce
 
 GREEDY, EXACT = GreedySolver(), ExactSolver(time_limit_s=None, gap=1e-6)
 

@@ -11,12 +11,12 @@ from services.executor.backends.base import BadInput, LoadFailed, LoadSpec, RunF
 from services.executor.backends.cuda import bucket_for, buckets, gpu
 from services.executor.backends.staging import Slot, Staging, staging_mb
 from services.shell.accelerators import accelerators
-from tests import models
-from tests.lanes import PlainLane
+from tests.support.models import tiny_models
+from tests.support.models.torch_lane import PlainLane
 
 SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
 )
 
 
@@ -83,7 +83,7 @@ def torch():
 @pytest.fixture(scope="module")
 def artifact(torch, tmp_path_factory):
     directory = tmp_path_factory.mktemp("cuda")
-    models.exported(directory / "upload.pt2", torch)
+    tiny_models.exported(directory / "upload.pt2", torch)
     pt2.reduce(directory / "upload.pt2", directory / "model.pt2", 2**30)
     return directory / "model.pt2"
 
@@ -99,7 +99,7 @@ def loaded(torch, artifact, *, max_batch=8, refuse=False, signature=SIGNATURE):
 @pytest.mark.parametrize("refuse", [False, True])
 def test_every_batch_up_to_the_largest_gets_its_own_answers(torch, artifact, refuse):
     handle, lane = loaded(torch, artifact, max_batch=12, refuse=refuse)
-    x, classes = models.digits(40)
+    x, classes = tiny_models.digits(40)
     kept = []
     for n in [*range(1, 13), 3, 1]:
         at = n
@@ -116,7 +116,7 @@ def test_every_batch_up_to_the_largest_gets_its_own_answers(torch, artifact, ref
 
 def test_what_the_model_does_not_take_is_the_callers_fault(torch, artifact):
     handle, _ = loaded(torch, artifact)
-    x = models.digits(9)[0]
+    x = tiny_models.digits(9)[0]
     for wrong in ({"x": x[:2, :3]}, {"z": x[:2]}, {}, {"x": x[:2].astype("f8")}, {"x": x}):
         with pytest.raises(BadInput):
             handle.run(wrong)
@@ -126,7 +126,7 @@ def test_what_the_model_does_not_take_is_the_callers_fault(torch, artifact):
 
 def test_without_a_signature_the_program_says_what_it_takes(torch, artifact):
     handle, _ = loaded(torch, artifact, signature=None)
-    x, classes = models.digits(5)
+    x, classes = tiny_models.digits(5)
     assert handle.run_single(x)[0].argmax(axis=1).tolist() == classes.tolist()
 
 
@@ -134,7 +134,7 @@ def test_a_closed_model_answers_no_more(torch, artifact):
     handle, _ = loaded(torch, artifact)
     handle.close()
     with pytest.raises(RunFailed, match="no longer loaded"):
-        handle.run_single(models.digits(1)[0])
+        handle.run_single(tiny_models.digits(1)[0])
 
 
 def test_parameters_left_behind_are_no_silent_matter(torch, artifact):

@@ -22,7 +22,7 @@ from services.executor.backends.ort_device import (
     strict_options,
 )
 from services.executor.backends.ort_tensorrt import engine_key, profile_shapes, tensorrt_options, version_text
-from tests import models
+from tests.support.models import tiny_models
 
 CUDA = "CUDAExecutionProvider"
 IMAGES = Signature(
@@ -72,7 +72,7 @@ def test_a_provider_that_took_nothing_is_no_proof():
 def test_a_real_profile_is_understood(tmp_path):
     """On the CPU, which must not be there: the model's operators are named."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(models.mlp())
+    path.write_bytes(tiny_models.mlp())
     with pytest.raises(LoadFailed, match="MatMul"):
         opened(ort, path, LoadSpec(), [("CPUExecutionProvider", {})], must_profile=True)
 
@@ -81,7 +81,7 @@ def test_a_provider_that_does_not_start_is_no_silent_matter(tmp_path):
     if CUDA in ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     path = tmp_path / "model.onnx"
-    path.write_bytes(models.mlp())
+    path.write_bytes(tiny_models.mlp())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LoadFailed, match=CUDA):
@@ -180,7 +180,7 @@ def test_a_precision_without_a_recipe_is_refused_before_anything_else(tmp_path):
 @pytest.fixture
 def bound(tmp_path):
     path = tmp_path / "model.onnx"
-    path.write_bytes(models.mlp())
+    path.write_bytes(tiny_models.mlp())
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     handle = BoundHandle(ort, session, LoadSpec(max_batch=64), ("cpu", 0), "proof", 12.0)
     yield handle
@@ -188,7 +188,7 @@ def bound(tmp_path):
 
 
 def test_bound_batches_of_any_size_get_their_own_answers(bound):
-    x, classes = models.digits(64)
+    x, classes = tiny_models.digits(64)
     kept = []
     for n in (1, 64, 3, 1, 17, 64):
         kept.append((bound.run_single(x[:n])[0], n))
@@ -198,26 +198,26 @@ def test_bound_batches_of_any_size_get_their_own_answers(bound):
 
 
 def test_only_so_many_shapes_keep_their_buffers(bound):
-    x = models.digits(60)[0]
+    x = tiny_models.digits(60)[0]
     for n in range(1, 60):
-        assert bound.run_single(x[:n])[0].shape == (n, models.CLASSES)
+        assert bound.run_single(x[:n])[0].shape == (n, tiny_models.CLASSES)
         assert len(bound._placed) <= 16
     bound.shrink()
-    assert bound.run_single(x[::2])[0].shape == (30, models.CLASSES)
+    assert bound.run_single(x[::2])[0].shape == (30, tiny_models.CLASSES)
 
 
 def test_bound_inputs_are_checked(bound):
-    x = models.digits(2)[0]
+    x = tiny_models.digits(2)[0]
     for wrong in ({"x": x[:, :3]}, {"z": x}, {}, {"x": x, "y": x}):
         with pytest.raises(BadInput):
             bound.run(wrong)
     for wrong in (x.astype("f8"), x[0]):
         with pytest.raises(BadInput):
             bound.run({"x": wrong})
-    assert bound.run({"x": x})["scores"].shape == (2, models.CLASSES)
+    assert bound.run({"x": x})["scores"].shape == (2, tiny_models.CLASSES)
 
 
 def test_a_closed_bound_model_answers_no_more(bound):
     bound.close()
     with pytest.raises(RunFailed, match="no longer loaded"):
-        bound.run_single(models.digits(1)[0])
+        bound.run_single(tiny_models.digits(1)[0])

@@ -10,7 +10,7 @@ from bus.messages.work import InspectModel, ModelInspected, VariantBuilt, Varian
 from services.executor.workshop.errand import Errand
 from services.executor.workshop.lockdown import device_files
 from services.shell.accelerators import accelerators
-from tests import models
+from tests.support.models import tiny_models
 from tests.unit.executor.workshop.test_helper import Shop, plan
 
 
@@ -23,7 +23,7 @@ def claiming(tmp_path) -> Shop:
 
 
 def test_frameworks_are_looked_at_on_the_device_and_variants_never_measured_elsewhere(claiming):
-    claiming.inspect(models.mlp(), hardware="gpu")
+    claiming.inspect(tiny_models.mlp(), hardware="gpu")
     assert claiming.reason is None
     (found,) = claiming.of(ModelInspected)
     assert found.hardware == "gpu"
@@ -42,7 +42,7 @@ def test_frameworks_are_looked_at_on_the_device_and_variants_never_measured_else
 
 def test_a_stored_model_is_inspected_again_without_its_upload(tmp_path):
     shop = Shop(tmp_path)
-    shop.inspect(models.mlp())
+    shop.inspect(tiny_models.mlp())
     (first,) = shop.of(ModelInspected)
     order = InspectModel(
         registration="r", format="onnx", object=first.source, validation=first.validation, inputs_key="x", labels_key="y",
@@ -56,7 +56,7 @@ def test_a_stored_model_is_inspected_again_without_its_upload(tmp_path):
 
 def test_a_worker_without_such_a_device_says_so(tmp_path):
     shop = Shop(tmp_path)
-    assert shop.inspect(models.mlp(), hardware="gpu").reason == "worker w has no device of kind gpu"
+    assert shop.inspect(tiny_models.mlp(), hardware="gpu").reason == "worker w has no device of kind gpu"
 
 
 def test_a_sandbox_sees_the_files_of_its_own_kind_of_device_only(tmp_path: Path):

@@ -12,13 +12,13 @@ from services.executor.backends.base import LoadSpec
 from services.executor.workshop import halves, quantise
 from services.executor.workshop.jobs import Artifact, Refusal
 from services.executor.workshop.validation import ValidationSet
-from tests import models
+from tests.support.models import tiny_models
 
-X, CLASSES = models.digits(300)
+X, CLASSES = tiny_models.digits(300)
 DATA = ValidationSet(inputs={"x": X}, labels=CLASSES)
 SIGNATURE = Signature(
-    inputs=[TensorSpec(name="x", datatype="FP32", shape=[models.FEATURES])],
-    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[models.CLASSES])],
+    inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+    outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
 )
 
 
@@ -39,29 +39,31 @@ def agreement(path, signature=SIGNATURE, x=X, right=CLASSES):
 
 def test_an_fp16_file_is_half_as_large_and_answers_the_same(tmp_path):
     source, target = tmp_path / "a.onnx", tmp_path / "b.onnx"
-    source.write_bytes(models.convnet())
+    source.write_bytes(tiny_models.convnet())
     halves.onnx_file(source, target)
     assert target.stat().st_size < 0.6 * source.stat().st_size
     kinds = {tensor.data_type for tensor in onnx.load_model_from_string(target.read_bytes()).graph.initializer}
     assert kinds == {onnx.TensorProto.FLOAT16}
     small = tmp_path / "c.onnx"
-    source.write_bytes(models.mlp())
+    source.write_bytes(tiny_models.mlp())
     halves.onnx_file(source, small)
     assert agreement(small) >= 0.98
 
 
 def test_what_has_no_floats_is_not_halved(tmp_path):
     source = tmp_path / "a.onnx"
-    node = models.h.make_node("Neg", ["x"], ["y"])
+    node = tiny_models.h.make_node("Neg", ["x"], ["y"])
     kind = onnx.TensorProto.INT64
-    source.write_bytes(models.made([node], [models.tensor("x", ["n", 2], kind)], [models.tensor("y", ["n", 2], kind)]))
+    source.write_bytes(
+        tiny_models.made([node], [tiny_models.tensor("x", ["n", 2], kind)], [tiny_models.tensor("y", ["n", 2], kind)])
+    )
     with pytest.raises(Refusal, match="fp16"):
         halves.onnx_file(source, tmp_path / "b.onnx")
 
 
 def test_tensorrt_gets_signed_symmetric_pairs(tmp_path):
     source, target = tmp_path / "a.onnx", tmp_path / "b.onnx"
-    source.write_bytes(models.mlp())
+    source.write_bytes(tiny_models.mlp())
     quantise.static(source, target, DATA, 8, lambda share: None, symmetric=True)
     model = onnx.load_model_from_string(target.read_bytes())
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -77,7 +79,7 @@ def test_tensorrt_gets_signed_symmetric_pairs(tmp_path):
 def program(tmp_path_factory):
     torch = pytest.importorskip("torch")
     directory = tmp_path_factory.mktemp("halved")
-    models.exported(directory / "upload.pt2", torch)
+    tiny_models.exported(directory / "upload.pt2", torch)
     pt2.reduce(directory / "upload.pt2", directory / "model.pt2", 2**30)
     return directory / "model.pt2"
 
@@ -88,7 +90,7 @@ def test_a_halved_program_holds_its_precision_and_takes_the_same_queries(program
 
     from services.executor.backends.torch_cuda import GraphHandle, moved
     from services.executor.workshop.halved_programs import program_file
-    from tests.lanes import PlainLane
+    from tests.support.models.torch_lane import PlainLane
 
     target = tmp_path / "half.pt2"
     program_file(program, target, precision, DATA)
@@ -102,7 +104,7 @@ def test_a_halved_program_holds_its_precision_and_takes_the_same_queries(program
     handle = GraphHandle(torch, loaded, spec, PlainLane(torch), "no GPU")
     for n in (1, 3, 64):
         found = handle.run_single(X[:n])[0]
-        assert (found.dtype, found.shape) == (np.float32, (n, models.CLASSES))
+        assert (found.dtype, found.shape) == (np.float32, (n, tiny_models.CLASSES))
     right = [handle.run_single(X[i : i + 64])[0].argmax(axis=1) for i in range(0, 256, 64)]
     assert (np.concatenate(right) == CLASSES[:256]).mean() >= 0.95
 
@@ -112,7 +114,7 @@ def test_each_framework_gets_the_file_it_runs(program, tmp_path):
     from services.executor.workshop.uploads import Candidate
 
     base = tmp_path / "base.onnx"
-    base.write_bytes(models.mlp())
+    base.write_bytes(tiny_models.mlp())
     candidate = Candidate(framework="torch", path=program, format="pt2", signature=SIGNATURE)
 
     def made(framework, precision, format):

@@ -23,8 +23,8 @@ from bus.subjects import Subjects
 from services.executor.workshop.errand import Errand
 from services.executor.workshop.helper import Helper
 from services.shell.settings import RegistrarSettings
-from tests import models
-from tests.models import npz
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import npz
 
 SUBJECTS = Subjects("t")
 KINDS = {
@@ -34,7 +34,7 @@ KINDS = {
     "progress": WorkProgress,
     "finished": WorkFinished,
 }
-X, Y = models.digits(200)
+X, Y = tiny_models.digits(200)
 GOOD = npz(x=X, y=Y)
 LIMITS = RegistrarSettings(seconds=240.0, memory_mb=2048, max_model_mb=16)
 
@@ -130,7 +130,7 @@ def plan(precision: str = "fp32", *, framework: str = "ort", threads: int = 1, m
 
 
 def test_a_model_is_inspected_and_kept_under_its_digest(shop):
-    shop.inspect(models.mlp())
+    shop.inspect(tiny_models.mlp())
     assert shop.reason is None
     (found,) = shop.of(ModelInspected)
     assert found.baseline_accuracy == 1.0
@@ -138,7 +138,7 @@ def test_a_model_is_inspected_and_kept_under_its_digest(shop):
     assert (found.signature.inputs[0].shape, found.signature.outputs[0].shape) == ([16], [4])
     assert found.frameworks["ort"] == ""
     assert "pt2" in found.frameworks["torch"]
-    assert shop.kept[found.source] == models.mlp()
+    assert shop.kept[found.source] == tiny_models.mlp()
     assert {hashlib.sha256(content).hexdigest() for content in shop.kept.values()} == set(shop.kept)
     assert next(one.step for one in shop.of(WorkProgress)) == "fetching the files"
 
@@ -146,11 +146,11 @@ def test_a_model_is_inspected_and_kept_under_its_digest(shop):
 @pytest.mark.parametrize(
     ("content", "fixed"),
     [
-        (models.mlp(1), False),
-        (models.mlp(8), False),
-        (models.reshaping(1), False),
-        (models.mixing(1), True),
-        (models.mixing(), True),
+        (tiny_models.mlp(1), False),
+        (tiny_models.mlp(8), False),
+        (tiny_models.reshaping(1), False),
+        (tiny_models.mixing(1), True),
+        (tiny_models.mixing(), True),
     ],
 )
 def test_batches_are_proved_not_believed(shop, content, fixed):
@@ -159,24 +159,24 @@ def test_batches_are_proved_not_believed(shop, content, fixed):
 
 
 def test_a_batch_that_is_fixed_at_more_than_one_item_is_refused(shop):
-    assert "open (dynamic) first axis" in shop.inspect(models.mixing(4)).reason
+    assert "open (dynamic) first axis" in shop.inspect(tiny_models.mixing(4)).reason
     assert not shop.of(ModelInspected)
 
 
 def test_several_inputs_and_open_lengths(shop):
-    (found,) = shop.inspect(models.two_inputs(), npz(a=X, b=X, y=Y)).of(ModelInspected)
+    (found,) = shop.inspect(tiny_models.two_inputs(), npz(a=X, b=X, y=Y)).of(ModelInspected)
     assert [one.name for one in found.signature.inputs] == ["a", "b"]
     tokens = np.random.default_rng(0).integers(0, 50, (200, 32))
-    (found,) = shop.inspect(models.sequence(), npz(x=tokens, y=Y)).of(ModelInspected)
+    (found,) = shop.inspect(tiny_models.sequence(), npz(x=tokens, y=Y)).of(ModelInspected)
     assert found.signature.inputs[0].shape == [-1]
     (built,) = shop.build(plan(most=2)).of(VariantBuilt)
     assert sorted({row.length for row in built.profile.rows}) == [4, 8, 16, 32]
 
 
 def test_regression_models(shop):
-    first, second = models.weights()
+    first, second = tiny_models.weights()
     scores = np.maximum(X @ first, 0) @ second
-    (found,) = shop.inspect(models.mlp(), npz(x=X, y=scores), metric="rmse").of(ModelInspected)
+    (found,) = shop.inspect(tiny_models.mlp(), npz(x=X, y=scores), metric="rmse").of(ModelInspected)
     assert found.baseline_accuracy > 0.99
 
 
@@ -184,13 +184,13 @@ def test_regression_models(shop):
     ("model", "validation", "why"),
     [
         (b"a text file", GOOD, "not an ONNX model"),
-        (models.external_data("/etc/passwd"), GOOD, "other files"),
-        (models.not_a_number(), GOOD, "NaN"),
-        (models.greedy(), GOOD, "memory"),
-        (models.mlp(), npz(x=X, y=Y + 4), "outside the model's 4 classes"),
-        (models.mlp(), npz(x=X[:, :3], y=Y), "`x` has shape"),
-        (models.mlp(), b"no zip", "not an .npz"),
-        (models.two_inputs(), npz(a=X, y=Y), "no array `b`"),
+        (tiny_models.external_data("/etc/passwd"), GOOD, "other files"),
+        (tiny_models.not_a_number(), GOOD, "NaN"),
+        (tiny_models.greedy(), GOOD, "memory"),
+        (tiny_models.mlp(), npz(x=X, y=Y + 4), "outside the model's 4 classes"),
+        (tiny_models.mlp(), npz(x=X[:, :3], y=Y), "`x` has shape"),
+        (tiny_models.mlp(), b"no zip", "not an .npz"),
+        (tiny_models.two_inputs(), npz(a=X, y=Y), "no array `b`"),
     ],
 )
 def test_what_cannot_be_accepted_gets_its_reason(shop, model, validation, why):
@@ -202,12 +202,12 @@ def test_what_cannot_be_accepted_gets_its_reason(shop, model, validation, why):
 
 def test_a_model_that_never_ends_costs_its_own_time_only(tmp_path):
     shop = Shop(tmp_path, RegistrarSettings(seconds=3.0))
-    assert "longer than" in shop.inspect(models.endless()).reason
+    assert "longer than" in shop.inspect(tiny_models.endless()).reason
 
 
 def test_a_model_that_is_too_large_for_the_sandbox_is_refused(tmp_path):
     shop = Shop(tmp_path, RegistrarSettings(memory_mb=400, seconds=60.0))
-    assert "memory" in shop.inspect(models.greedy(2**28)).reason
+    assert "memory" in shop.inspect(tiny_models.greedy(2**28)).reason
 
 
 def test_files_larger_than_allowed_or_missing_are_refused(tmp_path):
@@ -222,11 +222,11 @@ def test_files_larger_than_allowed_or_missing_are_refused(tmp_path):
 
 @pytest.mark.parametrize("format", ["torchscript", "savedmodel", "pt2"])
 def test_other_formats_are_refused_when_content_or_settings_say_so(shop, format):
-    assert shop.inspect(models.mlp(), format=format).reason
+    assert shop.inspect(tiny_models.mlp(), format=format).reason
 
 
 def test_variants_share_artifacts_and_profiles(shop):
-    shop.inspect(models.mlp()).build(
+    shop.inspect(tiny_models.mlp()).build(
         plan(most=2), plan(most=8), plan(threads=2, most=8), plan("int8-dynamic", most=2), plan("fp7")
     )
     assert shop.reason is None
@@ -234,7 +234,7 @@ def test_variants_share_artifacts_and_profiles(shop):
     assert set(built) == {"m-ort-fp32-t1-b2", "m-ort-fp32-t1-b8", "m-ort-fp32-t2-b8", "m-ort-int8-dynamic-t1-b2"}
     small, large = built["m-ort-fp32-t1-b2"], built["m-ort-fp32-t1-b8"]
     assert small.artifact == large.artifact == built["m-ort-fp32-t2-b8"].artifact
-    assert shop.kept[small.artifact] == models.mlp()
+    assert shop.kept[small.artifact] == tiny_models.mlp()
     assert [row.batch for row in small.profile.rows] == [1, 2]
     assert [row.batch for row in large.profile.rows] == [1, 2, 4, 8]
     assert large.accuracy == large.agreement == 1.0
@@ -251,7 +251,7 @@ def test_variants_share_artifacts_and_profiles(shop):
 
 def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
     images = np.random.default_rng(0).normal(size=(200, 1, 8, 8)).astype("f4")
-    shop.inspect(models.conv(), npz(x=images, y=Y)).build(plan("int8"), plan("int8-dynamic"))
+    shop.inspect(tiny_models.conv(), npz(x=images, y=Y)).build(plan("int8"), plan("int8-dynamic"))
     (built,) = shop.of(VariantBuilt)
     assert built.plan.precision == "int8"
     assert built.agreement >= 0.9
@@ -266,7 +266,7 @@ def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     (tmp_path / "files").mkdir()
-    content = models.exported(tmp_path / "files" / "m.pt2", torch)
+    content = tiny_models.exported(tmp_path / "files" / "m.pt2", torch)
     shop.inspect(content, format="pt2")
     (found,) = shop.of(ModelInspected)
     assert (found.frameworks, found.operators) == ({"ort": "", "torch": ""}, ["linear", "relu"])
@@ -283,8 +283,8 @@ def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
 def test_a_program_exported_for_single_items_stays_with_them(shop, tmp_path):
     torch = pytest.importorskip("torch")
     (tmp_path / "files").mkdir()
-    content = models.exported(tmp_path / "files" / "m.pt2", torch, batch=1)
+    content = tiny_models.exported(tmp_path / "files" / "m.pt2", torch, batch=1)
     (found,) = shop.inspect(content, format="pt2").of(ModelInspected)
     assert found.fixed_batch
-    content = models.exported(tmp_path / "files" / "m.pt2", torch, batch=5)
+    content = tiny_models.exported(tmp_path / "files" / "m.pt2", torch, batch=5)
     assert "exactly 5" in shop.inspect(content, format="pt2").reason

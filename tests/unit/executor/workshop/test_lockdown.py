@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.servers.processes import ROOT
 
 SCRIPT = """
 import sys, os

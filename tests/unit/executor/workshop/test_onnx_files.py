@@ -10,7 +10,7 @@ from onnx import helper
 
 from services.executor.workshop import onnx_files
 from services.executor.workshop.jobs import Refusal
-from tests import models
+from tests.support.models import tiny_models
 
 
 def read(tmp_path, content: bytes):
@@ -20,17 +20,17 @@ def read(tmp_path, content: bytes):
 
 
 def test_a_signature_leaves_the_batch_out_and_marks_open_lengths(tmp_path):
-    plain = onnx_files.signature(read(tmp_path, models.mlp()))
+    plain = onnx_files.signature(read(tmp_path, tiny_models.mlp()))
     assert [(one.name, one.datatype, one.shape) for one in plain.inputs] == [("x", "FP32", [16])]
     assert [(one.name, one.datatype, one.shape) for one in plain.outputs] == [("scores", "FP32", [4])]
-    assert onnx_files.signature(read(tmp_path, models.sequence())).inputs[0].shape == [-1]
+    assert onnx_files.signature(read(tmp_path, tiny_models.sequence())).inputs[0].shape == [-1]
 
 
 def test_operators_of_subgraphs_count(tmp_path):
-    assert onnx_files.operators(read(tmp_path, models.endless())) == ["Add", "Identity", "Loop"]
+    assert onnx_files.operators(read(tmp_path, tiny_models.endless())) == ["Add", "Identity", "Loop"]
 
 
-@pytest.mark.parametrize("content", [models.mlp(1), models.reshaping(1), models.conv(1)])
+@pytest.mark.parametrize("content", [tiny_models.mlp(1), tiny_models.reshaping(1), tiny_models.conv(1)])
 def test_a_fixed_batch_can_be_opened(tmp_path, content):
     model = read(tmp_path, content)
     assert onnx_files.batch_sizes(model) == {1}
@@ -48,11 +48,11 @@ def test_a_fixed_batch_can_be_opened(tmp_path, content):
     [
         (b"", "no operators"),
         (b"just a text file, renamed to model.onnx", "cannot be parsed"),
-        (models.mlp()[:-100], "cannot be parsed"),
-        (models.external_data("../../etc/passwd"), "other files"),
-        (models.external_data("/etc/passwd"), "other files"),
-        (models.external_data_in_a_subgraph("weights.bin"), "other files"),
-        (models.custom_operator(), "custom operator evil.example::RunShell"),
+        (tiny_models.mlp()[:-100], "cannot be parsed"),
+        (tiny_models.external_data("../../etc/passwd"), "other files"),
+        (tiny_models.external_data("/etc/passwd"), "other files"),
+        (tiny_models.external_data_in_a_subgraph("weights.bin"), "other files"),
+        (tiny_models.custom_operator(), "custom operator evil.example::RunShell"),
     ],
 )
 def test_hostile_files_are_refused(tmp_path, content, why):
@@ -62,8 +62,8 @@ def test_hostile_files_are_refused(tmp_path, content, why):
 
 def test_operators_that_call_python_are_refused(tmp_path):
     node = helper.make_node("PythonOp", ["x"], ["scores"], domain="com.microsoft")
-    inside = models.made(
-        [node], [models.tensor("x", ["n", 1])], [models.tensor("scores", ["n", 1])], domains=["com.microsoft"]
+    inside = tiny_models.made(
+        [node], [tiny_models.tensor("x", ["n", 1])], [tiny_models.tensor("scores", ["n", 1])], domains=["com.microsoft"]
     )
     with pytest.raises(Refusal, match="PythonOp"):
         read(tmp_path, inside)
@@ -73,10 +73,10 @@ def test_functions_of_the_model_itself_are_no_custom_operators_but_their_content
     def with_function(node):
         function = helper.make_function("mine", "Twice", ["a"], ["b"], [node], [helper.make_opsetid("", 17)])
         call = helper.make_node("Twice", ["x"], ["scores"], domain="mine")
-        return models.made(
+        return tiny_models.made(
             [call],
-            [models.tensor("x", ["n", 1])],
-            [models.tensor("scores", ["n", 1])],
+            [tiny_models.tensor("x", ["n", 1])],
+            [tiny_models.tensor("scores", ["n", 1])],
             domains=["mine"],
             functions=[function],
         )
@@ -88,16 +88,18 @@ def test_functions_of_the_model_itself_are_no_custom_operators_but_their_content
 
 def test_a_model_larger_than_allowed_is_not_even_read(tmp_path):
     path = tmp_path / "model"
-    path.write_bytes(models.mlp())
+    path.write_bytes(tiny_models.mlp())
     with pytest.raises(Refusal, match="larger"):
         onnx_files.read(path, 100)
 
 
 def test_models_without_items_or_tensors_are_refused(tmp_path):
-    scalar = models.made([helper.make_node("Neg", ["x"], ["y"])], [models.tensor("x", [])], [models.tensor("y", [])])
+    scalar = tiny_models.made(
+        [helper.make_node("Neg", ["x"], ["y"])], [tiny_models.tensor("x", [])], [tiny_models.tensor("y", [])]
+    )
     with pytest.raises(Refusal, match="no batch axis"):
         onnx_files.signature(read(tmp_path, scalar))
-    model = onnx.load_model_from_string(models.mlp())
+    model = onnx.load_model_from_string(tiny_models.mlp())
     del model.graph.output[:]
     model.graph.output.append(
         helper.make_value_info("scores", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [4])))
@@ -114,7 +116,7 @@ def test_any_other_bytes_are_refused(tmp_path_factory, content):
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_one_flipped_byte_never_brings_anything_but_a_model_or_a_refusal(tmp_path_factory, at, flip):
-    content = bytearray(models.mlp())
+    content = bytearray(tiny_models.mlp())
     content[at % len(content)] ^= flip
     try:
         onnx_files.signature(read(tmp_path_factory.mktemp("flip"), bytes(content)))

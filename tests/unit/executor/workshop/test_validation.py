@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.workshop import validation
 from services.executor.workshop.jobs import Data, Refusal
-from tests.models import npz
+from tests.support.models.tiny_models import npz
 
 X, Y = np.zeros((30, 16), "f4"), np.arange(30) % 4
 ONE = Signature(inputs=[TensorSpec(name="pixels", datatype="FP32", shape=[16])], outputs=[])

@@ -5,7 +5,7 @@ from bus.messages.catalog import AppRecord
 from services.core.catalog import Catalog, key_of
 from services.gateway.clipper import views
 from services.gateway.clipper.counts import Counts
-from tests.events import model_record, variant_record
+from tests.support.data.events import model_record, variant_record
 
 
 def catalog(**links: str) -> Catalog:

@@ -16,8 +16,8 @@ from services.gateway.http.app import assemble
 from services.gateway.http.entry import right_of
 from services.gateway.http.limits import Allowance, Limits
 from services.shell.sections import GatewaySettings
-from tests.servers import run
-from tests.web import Reply, Served, echo, read, served, shut, until
+from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut, until
+from tests.support.servers.nats import run
 
 
 async def size(request: Request) -> Response:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from services.gateway.http.parts import Bounds
-from tests.servers import run
-from tests.web import Reply, echo, read, served, shut, until
+from tests.support.gateways.web_application import Reply, echo, read, served, shut, until
+from tests.support.servers.nats import run
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 

@@ -10,8 +10,8 @@ import pytest
 
 from services.gateway.http.parts import Bounds
 from services.gateway.http.tls import BadTls, context
-from tests.servers import run
-from tests.web import read, served, shut
+from tests.support.gateways.web_application import read, served, shut
+from tests.support.servers.nats import run
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of these tests")
 

@@ -10,7 +10,7 @@ from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.wire import HeadTooLarge
 from services.gateway.traffic import Traffic
 from services.shell.sections import GatewaySettings
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 @pytest.mark.parametrize(

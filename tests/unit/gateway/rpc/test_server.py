@@ -20,10 +20,10 @@ from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS
 from services.gateway.rpc.reflection import FILES
 from services.gateway.rpc.server import GrpcServer
 from services.shell.sections import GatewaySettings
-from tests.echoing import Echoing, echoing
-from tests.frames import call, exchange
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.gateways.echo_gateway import Echoing, echoing
+from tests.support.gateways.http2_frames import call, exchange
+from tests.support.servers.nats import run
 from tests.unit.gateway.rpc.test_stock_grpc import calls_of, request
 
 

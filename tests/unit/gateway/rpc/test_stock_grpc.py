@@ -16,8 +16,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from services.gateway.rpc.contents import FIELDS
-from tests.echoing import DATATYPES, Echoing, echoing
-from tests.tensors import sample
+from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
+from tests.support.gateways.tensors import sample
 
 
 @pytest.fixture(scope="module")

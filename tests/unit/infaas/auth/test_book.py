@@ -17,7 +17,7 @@ from infaas.auth.certificates import CertificateError, certify
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
 from services.shell.settings import load
-from tests.processes import infaas
+from tests.support.servers.processes import infaas
 
 PHONE = User(name="phone", roles=("client",), app="faces")
 

@@ -5,7 +5,7 @@ import pytest
 
 from infaas.cli import COMMANDS, build, main
 from infaas.cli.output import Failure, fail, print_json, usage
-from tests.processes import infaas
+from tests.support.servers.processes import infaas
 
 
 def test_help_names_every_command_that_is_there() -> None:

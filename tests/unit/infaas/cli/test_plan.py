@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infaas.cli import main
-from tests.processes import ROOT, infaas
+from tests.support.servers.processes import ROOT, infaas
 
 EXAMPLE = ROOT / "docs" / "examples" / "plan.toml"
 FEW, TIGHT = ("qps = 1000", "qps = 10"), ("latency_ms = 300", "latency_ms = 50")

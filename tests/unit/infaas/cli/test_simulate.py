@@ -15,7 +15,7 @@ import pytest
 
 from infaas.cli import main
 from services.simulation.report import MEASURED
-from tests.processes import environ, infaas
+from tests.support.servers.processes import environ, infaas
 
 SCENARIO = """
 [scenario]

@@ -7,7 +7,7 @@ import pytest
 
 from infaas.cli.simulated import print_runs
 from infaas.cli.watching import by_line, watched
-from tests.runs import document
+from tests.support.data.simulation_reports import document
 
 
 def rows(text: str) -> list[dict[str, str]]:

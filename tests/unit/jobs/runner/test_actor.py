@@ -18,7 +18,7 @@ from services.jobs.runner.held import uid_of
 from services.jobs.runner.policy import Knobs
 from services.jobs.runner.work import Drop, Extend, GiveBack, Store, Take
 from services.monitor.machine import MachineSample
-from tests.fleet import PRICES, Fleet, variant
+from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 
 class Queue:

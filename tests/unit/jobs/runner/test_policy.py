@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.jobs.runner.policy import Knobs, obstacle, ranked
-from tests.fleet import PRICES, variant
+from tests.support.simulated.fleet import PRICES, variant
 
 RECORD = variant("v")  # a batch of n takes 2 + 0.5 n ms
 KNOBS = Knobs()

@@ -18,7 +18,7 @@ from services.shell.metrics.exporter import Exporter
 from services.shell.metrics.http import fetch
 from services.shell.runtime import Runtime
 from services.shell.settings import MetricsSettings
-from tests.servers import free_port, run
+from tests.support.servers.nats import free_port, run
 
 HOST = "127.0.0.1"
 

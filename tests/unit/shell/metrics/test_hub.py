@@ -9,7 +9,7 @@ from services.shell.metrics.http import fetch
 from services.shell.metrics.hub import Hub
 from services.shell.settings import MetricsSettings
 from services.shell.supervise import Child, Supervisor
-from tests.servers import free_port, run
+from tests.support.servers.nats import free_port, run
 
 HOST = "127.0.0.1"
 

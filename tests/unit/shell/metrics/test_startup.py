@@ -9,7 +9,7 @@ from services.shell.metrics import exporter as exporting
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import Runtime
 from services.shell.settings import MetricsSettings
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 class Idle:

@@ -8,8 +8,8 @@ from bus.codec import encode
 from services.core.catalog import Catalog, key_of
 from services.core.cost import LatencyTable, instance_price_per_s, price_per_hour
 from services.simulation.scenario.linking import Entry, link
-from tests.fleet import variant
-from tests.scenarios import SOUND, changed, read
+from tests.support.data.scenario_files import SOUND, changed, read
+from tests.support.simulated.fleet import variant
 
 
 def only(tmp_path, *changes, name="A"):

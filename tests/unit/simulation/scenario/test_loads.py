@@ -3,7 +3,7 @@
 import pytest
 
 from services.simulation.scenario.model import FaultSpec, JobSpec, LoadSpec, Needs
-from tests.scenarios import changed, read
+from tests.support.data.scenario_files import changed, read
 
 
 def load(tmp_path, **says):

@@ -4,7 +4,7 @@ import pytest
 
 from services.simulation.scenario import ScenarioError
 from services.simulation.scenario.model import Choice
-from tests.scenarios import changed, read
+from tests.support.data.scenario_files import changed, read
 
 
 def policy(tmp_path, *changes, **says):

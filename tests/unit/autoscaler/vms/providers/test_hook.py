@@ -13,8 +13,8 @@ from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.command import Command
 from services.autoscaler.vms.providers.hook import Hook
 from services.shell.machinesections import CommandSettings
-from tests.responders import until
-from tests.servers import run
+from tests.support.clients.responders import until
+from tests.support.servers.nats import run
 
 
 def script(path: Path, text: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.managers import Away, Managers, OutOfSequence
-from tests.servers import free_port, run
+from tests.support.servers.nats import free_port, run
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
 NODES = "/v1.41/nodes"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.core.placement import Device
 from services.simulation.scenario.model import CostSpec, FaultSpec, LoadSpec, MachineSpec, Needs, Scenario
-from tests.simulation.worlds import CPU, GPU, PRICES, load, machine, scenario, settings, variant
+from tests.support.data.small_scenarios import CPU, GPU, PRICES, load, machine, scenario, settings, variant
 
 CHIP = Device(name="inferentia", kind="inferentia", cores=4, memory_mb=2500.0, simulated=True, address="inferentia")
 KINDS: dict[str, tuple[Device, ...]] = {"cpu": (CPU,), "gpu": (GPU, CPU), "chip": (CHIP, CPU)}

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.processes import alive, environ
-from tests.servers import free_port
-from tests.system import Whole
-from tests.web import Reply, read, shut
+from tests.support.gateways.web_application import Reply, read, shut
+from tests.support.servers.nats import free_port
+from tests.support.servers.processes import alive, environ
+from tests.support.servers.system import Whole
 
 
 class Gate(NamedTuple):

@@ -21,7 +21,7 @@ from services.core.actor import Actor, Envelope, Publish, Record
 from services.shell.runtime import Runtime
 from services.simulation.kernel import GRACE, NETWORK, Receive
 from services.simulation.stage import Hands
-from tests.simulation.jumping import JumpingLoop
+from tests.support.simulated.jumping_loop import JumpingLoop
 
 STREAM = "EVENTS"
 

@@ -13,7 +13,7 @@ import pytest
 from infaas.demo import data
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests.processes import environ, infaas, read_line
+from tests.support.servers.processes import environ, infaas, read_line
 
 APP = "digits"
 MODELS = ("logreg", "mlp-s")

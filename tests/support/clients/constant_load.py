@@ -12,8 +12,8 @@ import numpy as np
 import psycopg
 
 import infaas
-from tests.models import FEATURES, digits, weights
-from tests.responders import until
+from tests.support.clients.responders import until
+from tests.support.models.tiny_models import FEATURES, digits, weights
 
 APP = "honest"
 LONGEST = 4.0  # s that the last reply may need after the last query; a query without one is lost
@@ -21,7 +21,7 @@ TOLERANCE = 0.1  # of the largest score: int8 variants answer, too
 
 
 class Sample(NamedTuple):
-    """x: FP32 [1, 16]; scores: what `tests.models.mlp()` answers, FP32 [4]."""
+    """x: FP32 [1, 16]; scores: what `tests.support.models.tiny_models.mlp()` answers, FP32 [4]."""
 
     x: np.ndarray
     scores: np.ndarray

@@ -16,7 +16,7 @@ from infaas.auth.book import Book, User
 from infaas.auth.certificates import certify
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests.servers import NatsServer
+from tests.support.servers.nats import NatsServer
 
 CLIENTS = (
     User(name="phone", roles=("client",), app="faces"),

@@ -7,7 +7,7 @@ import psycopg
 
 from bus.messages.events import CostEvent, Event
 from services.recorder.ledger import Message
-from tests.events import event, message, outcome
+from tests.support.data.events import event, message, outcome
 
 TRUTH = {
     "cost_by_variant_hourly": """

@@ -9,7 +9,7 @@ import pytest
 from bus.memory import Broker
 from bus.natsbus import NatsBus
 from bus.port import Bus
-from tests.servers import run
+from tests.support.servers.nats import run
 
 
 class Connects(Protocol):

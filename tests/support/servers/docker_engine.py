@@ -15,7 +15,7 @@ from services.engine.http import Bounds, Listener
 from services.engine.proxy import Proxy
 
 ANSWERS = (
-    Path(__file__).parent / "unit" / "engine" / "answers.json"
+    Path(__file__).parents[2] / "unit" / "engine" / "answers.json"
 )  # of engine 20.10, a one-node swarm with one service
 NODE = "qbi4c8284dgwj4dr3r7e2mbr0"
 STALE = "rpc error: code = Unknown desc = update out of sequence"

@@ -10,8 +10,8 @@ import nats
 import numpy as np
 from nats.aio.client import Client
 
-from tests.servers import run
-from tests.system import APP, Whole
+from tests.support.servers.nats import run
+from tests.support.servers.system import APP, Whole
 
 
 def tensor(array: np.ndarray) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from services.gateway.__main__ import wire
 from services.shell.runtime import Runtime
 from services.shell.sections import GatewaySettings
 from services.shell.settings import Settings
-from tests.fleet import catalogue, variant
-from tests.responders import until
-from tests.servers import free_port
+from tests.support.clients.responders import until
+from tests.support.servers.nats import free_port
+from tests.support.simulated.fleet import catalogue, variant
 
 DATATYPES = (
     "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BF16", "BYTES",

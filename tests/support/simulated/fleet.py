@@ -20,7 +20,7 @@ from services.executor.actor import Executor
 from services.executor.work import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.monitor.actor import MonitorActor
 from services.monitor.machine import MachineSample
-from tests.stage import Stage
+from tests.support.simulated.virtual_time import Stage
 
 SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])],

@@ -18,7 +18,7 @@ from services.core.placement import Device
 from services.core.selection import InfaasPolicy, SelectionPolicy
 from services.monitor.actor import MonitorActor
 from services.monitor.machine import MachineSample
-from tests.fleet import PRICES, Fleet, variant
+from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
 BUCKET = "infaas-control"

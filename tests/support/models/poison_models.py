@@ -1,6 +1,6 @@
 """Models that serve well until one input comes: then they end the process, compute for ever, or give NaN.
 
-All take x FP32 [n, 16] and give scores FP32 [n, 4], those of `tests.models.mlp(seed)`; an item whose first feature is POISON
+All take x FP32 [n, 16] and give scores FP32 [n, 4], those of `tests.support.models.tiny_models.mlp(seed)`; an item whose first feature is POISON
 spoils the run.
 """
 
@@ -10,7 +10,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-from tests.models import CLASSES, FEATURES, made, tensor, weights
+from tests.support.models.tiny_models import CLASSES, FEATURES, made, tensor, weights
 
 POISON = 77
 LEAST = -(2**63)

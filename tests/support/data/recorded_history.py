@@ -9,7 +9,7 @@ from bus.messages.events import CostEvent, Event, JobEvent, OutcomeEvent, Scalin
 from services.recorder.ledger import Ledger
 from services.recorder.mirror import CatalogMirror
 from services.shell.store import Store
-from tests.events import VARIANT, app_record, event, message, model_record, variant_record
+from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
 
 BEGINS = 1_763_366_400.0  # 2025-11-17 08:00 UTC
 MINUTE = 60.0

@@ -13,7 +13,7 @@ import pytest
 from bus.natsbus import NatsBus
 from services.shell.embedded_nats import find_nats_server
 from services.shell.process import ServerError
-from tests.servers import NatsServer, free_port
+from tests.support.servers.nats import NatsServer, free_port
 
 NAMES = ("n1", "n2", "n3")
 USER = "tester:secret"

@@ -21,8 +21,8 @@ from services.core.selection import InfaasPolicy
 from services.executor.actor import Executor
 from services.monitor.actor import MonitorActor
 from services.monitor.machine import MachineSample
-from tests.fleet import PRICES, Fleet
-from tests.fleet import Device as Scripted
+from tests.support.simulated.fleet import PRICES, Fleet
+from tests.support.simulated.fleet import Device as Scripted
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
 GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0)
