@@ -1,6 +1,7 @@
 # Everything a clone needs, with nothing but Python 3.11 or newer:
 #   make demo    set up .venv and run the demonstration
 #   make test    set up .venv and run the tests (ARGS="-k name" for some of them)
+#   make test-all         the rest of them: whole systems under load, killed, cut off or fuzzed (ten minutes)
 #   make test-timescale   the tests that need TimescaleDB: fetches one for node, once; TEST_TIMESCALE_DSN=... for a server of yours
 #   make test-swarm   the tests on a Docker Swarm of several engines on this machine (Linux, root, docker.io, debootstrap; ten minutes)
 #   make check   style, types, import rules, documents, tests
@@ -12,20 +13,20 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Two processes; the tests of a file stay together, since what it has prepared another one's tests may change.
 PARALLEL ?= -n 2 --dist loadfile
-# Many tests watch real servers, processes and a browser, which a busy machine may stall for seconds: what fails is run once more,
-# and the summary names it. What fails twice has failed. RERUNS= to see every first failure.
-RERUNS ?= --reruns 1 --reruns-delay 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test test-timescale test-swarm check format documents bench constraints clean
+.PHONY: demo test test-all test-timescale test-swarm check format documents bench constraints clean
 
 demo: $(VENV)/.ready
 	$(BIN)/infaas demo $(ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest $(PARALLEL) $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-all: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 
 # Without node and npm these tests skip and say so. The package is for tests only and never shipped: parts of it are under the
 # Timescale License.
@@ -44,7 +45,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m infaas.asyncapi --check
 	$(BIN)/python -m services.gateway.openapi --check
-	$(BIN)/python -m pytest $(PARALLEL) $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .

@@ -127,6 +127,7 @@ def test_every_page_shows_the_system_on_every_screen(page: "playwright.Page", na
         assert wide <= size["width"], f"{name} is {wide} px wide on a screen of {size['width']}"
 
 
+@pytest.mark.slow
 def test_live_parts_follow_the_system_without_being_drawn_anew(page: "playwright.Page") -> None:
     open_page(page, "Overview")
     page.get_by_test_id("stVegaLiteChart").locator("svg.marks").nth(3).wait_for()
@@ -160,6 +161,7 @@ def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded
     assert "latency_ms=0.001" in page.url
 
 
+@pytest.mark.slow
 def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", system: Whole, tmp_path: Path) -> None:
     pytest.importorskip("authlib", reason="authlib is not installed: pip install '.[login]'")
     from tests.support.servers.oidc_provider import CLIENT, provider

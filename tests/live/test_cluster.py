@@ -24,7 +24,7 @@ from tests.support.servers.nats_cluster import Cluster, api, cluster, leader, wh
 from tests.support.servers.worker import APP, Worker, measured, worker
 
 __all__ = ["cluster"]
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.slow
 
 PAUSE_S = 0.02
 X = tiny_models.digits(2)[0]
@@ -151,7 +151,6 @@ def server_of(cluster: Cluster, bus: NatsBus) -> str:
     return next(name for name, server in cluster.servers.items() if server.port == url.port)
 
 
-@pytest.mark.large
 def test_a_partition_heals(cluster: Cluster, prefix: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with busy(cluster, prefix, tmp_path / "w") as (here, traffic):
@@ -189,7 +188,6 @@ async def led_by_somebody_but(bus: NatsBus, stream: str, name: str) -> bool:
     return await leader(bus, stream) not in ("", name)
 
 
-@pytest.mark.large
 def test_streams_and_buckets_are_copied_to_servers_that_join(tmp_path: Path) -> None:
     made = Cluster(tmp_path)
 

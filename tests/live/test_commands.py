@@ -246,7 +246,7 @@ def test_bench_closed_open_and_trace(tmp_path, nats_url, prefix):
     (tmp_path / "trace.txt").write_text("5\n5\n")
 
     async def work(infaas):
-        common = ("--app", "digits", "--seconds", 0.5, "--warmup", 0.1, "--latency-ms", 5000, "--json")
+        common = ("--app", "digits", "--seconds", 2, "--warmup", 0.1, "--latency-ms", 5000, "--json")
         code, out, _ = await infaas("bench", *common, "--closed", 4)
         closed = json.loads(out)
         assert (code, closed["mode"]) == (0, "closed loop of 4")

@@ -26,8 +26,6 @@ from tests.support.servers.nats import run
 from tests.support.servers.processes import alive, environ, eventually, living_of, read_line
 from tests.support.servers.processes import infaas as command
 
-pytestmark = pytest.mark.timeout(180)  # the first test of a system waits for its start and registrations
-
 TIGHT = 500.0  # ms, what every third stock query allows; the others allow the default 30 s
 BACK = 15.0  # s within which a killed part serves again: generous, it takes about 1
 QUICK = "[registrar]\nthreads = [1]\nmax_batches = [8]\n"
@@ -212,6 +210,7 @@ def seconds_until_active(system: System, load: Suffered) -> float:
     return (found[0] - struck).total_seconds()
 
 
+@pytest.mark.slow
 def test_a_dispatcher_is_killed(pair: System) -> None:
     load = run(suffer(pair, "dispatcher", lambda worker: pair.kill("dispatcher") and None))
     all_answered_once(load)
@@ -230,6 +229,7 @@ def test_an_executor_is_killed(pair: System, record_property: Callable[[str, obj
     assert seconds < BACK
 
 
+@pytest.mark.slow
 def test_both_executors_are_killed(pair: System) -> None:
     def fault(worker: str) -> None:
         for pid in pair.pids("executor"):
@@ -242,6 +242,7 @@ def test_both_executors_are_killed(pair: System) -> None:
     assert seconds_until_active(pair, load) < BACK
 
 
+@pytest.mark.slow
 def test_a_monitor_is_killed(pair: System) -> None:
     load = run(suffer(pair, "monitor", lambda worker: pair.kill("monitor", worker) and None))
     all_answered_once(load)
@@ -250,6 +251,7 @@ def test_a_monitor_is_killed(pair: System) -> None:
     all_recorded_once(pair, load)
 
 
+@pytest.mark.slow
 def test_the_recorder_is_killed(pair: System) -> None:
     load = run(suffer(pair, "recorder", lambda worker: pair.kill("registrar") and None))
     all_answered_once(load)
@@ -258,6 +260,7 @@ def test_the_recorder_is_killed(pair: System) -> None:
     all_recorded_once(pair, load)
 
 
+@pytest.mark.slow
 def test_dispatcher_executor_and_monitor_are_killed_at_once(pair: System) -> None:
     def fault(worker: str) -> None:
         pair.kill("dispatcher")
@@ -276,6 +279,7 @@ def test_dispatcher_executor_and_monitor_are_killed_at_once(pair: System) -> Non
     assert eventually(lambda: len(pair.pids("dispatcher")) == len(pair.pids("monitor")) == 2)
 
 
+@pytest.mark.slow
 def test_a_registration_beside_the_load(pair: System) -> None:
     async def main() -> Suffered:
         beside = asyncio.create_task(suffer(pair, "registering", lambda worker: None, after=4.0))
@@ -314,6 +318,7 @@ async def spoil(system: System, app: str, tag: str) -> tuple[str, dict[str, Coun
     return end.code, outcomes(system.sql, f"poison-{tag}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["not_a_number", "hanging", "crashing"])
 def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, kind: str) -> None:
     single.register(kind, getattr(poison_models, kind)())
@@ -322,6 +327,7 @@ def test_a_model_that_fails_on_one_input_costs_only_that_query(single: System, k
     assert rows == {f"poison-{kind}-0": Counter({"error/model_error": 1})}
 
 
+@pytest.mark.slow
 def test_a_killed_system_starts_again_with_all_it_knew(single: System) -> None:
     async def answers(url: str) -> tuple[dict[str, list[str]], list[dict[str, object]]]:
         sample = samples()[1]

@@ -17,6 +17,8 @@ from tests.support.gateways.gateway_process import Gate, gateway  # noqa: E402
 from tests.support.servers.processes import infaas  # noqa: E402
 from tests.support.servers.system import Whole  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 6  # of each operation, in each mode; benches/gateway_fuzz.py takes more
 GROWTH_MB = 64
 SETTINGS = settings(

@@ -116,6 +116,7 @@ def answered(place: Place, app: str, item: list[float], **more: Any) -> Any:
     return found[-1]
 
 
+@pytest.mark.slow
 def test_a_session_in_clippers_words(place: Place) -> None:
     x, y = tiny_models.digits(20)
     one, item = int(y[0]), x[0].tolist()
@@ -216,6 +217,7 @@ def test_inputs_have_the_type_that_the_application_was_registered_with(place: Pl
         fine(place, "/admin/delete_app", {"name": app})
 
 
+@pytest.mark.slow
 def test_a_session_in_rafiqis_words(place: Place) -> None:
     x, y = tiny_models.digits(20)
     files = {"validation": {"URL": f"{place.files}/validation.npz"}, "labels": {"URL": f"{place.files}/labels.txt"}}

@@ -26,8 +26,6 @@ from tests.support.servers.nats import run
 from tests.support.servers.processes import environ, eventually, living_of, read_line
 from tests.support.servers.processes import infaas as command
 
-pytestmark = pytest.mark.timeout(180)
-
 APP = "honest"
 # Small chunks, so that a job lasts; and a busy machine under the tests is no reason to wait.
 CONFIG = """
@@ -122,6 +120,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
                 process.kill()
 
 
+@pytest.mark.slow
 def test_500_come_out_in_order_and_once_although_every_process_is_killed(system: System) -> None:
     source = offline_inputs.write(system.files / "in.npy", system.x)
     kills = {60: "executor", 160: "registrar", 300: "monitor"}

@@ -20,6 +20,8 @@ from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.worker import measured, worker
 
+pytestmark = pytest.mark.slow
+
 HOGS = 4  # on one core with our thread: it gets a fifth of the time
 WATCHFUL = MonitorSettings(
     heartbeat_s=0.2, interfered_ratio=1.8, least_items=4, mitigate_after_s=0.4, mitigate_again_s=2.0

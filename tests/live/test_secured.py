@@ -21,7 +21,7 @@ from tests.support.servers.processes import environ, eventually
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.secured_nats import CLIENTS, Secured, secured
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.slow
 
 # service: the user that it logs in as
 SERVICES = {

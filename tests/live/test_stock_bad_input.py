@@ -12,8 +12,6 @@ import pytest
 from tests.support.clients.stock import GOOD, ask, talk, tensor
 from tests.support.servers.system import APP, Whole
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
-
 # What is sent, the code of the refusal, and what its message must name.
 BAD: dict[str, tuple[Any, str, str]] = {
     "no inputs": ({}, "bad_request", "inputs"),

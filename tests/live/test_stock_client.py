@@ -12,8 +12,6 @@ from tests.support.clients.responders import until
 from tests.support.clients.stock import answered, array, ask, talk, tensor
 from tests.support.servers.system import APP, MODELS
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
-
 ANSWER = {
     "id": (str, type(None)), "outputs": dict, "model": str, "version": str, "variant": str, "hardware": str, "worker": str,
     "accuracy": float, "latency_ms": float, "queue_ms": float, "compute_ms": float, "batch": int, "cached": bool,

@@ -13,8 +13,6 @@ from tests.support.servers.nats import run
 from tests.support.servers.processes import infaas as command
 from tests.support.servers.system import APP, MODELS
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for the system and its registrations
-
 
 async def awake(client: infaas.Client, x: np.ndarray) -> None:
     """Until a first answer came: what serves may have to be loaded."""
@@ -38,7 +36,7 @@ def test_right_answers_to_many_at_once(system):
     run(main())
 
 
-@pytest.mark.large
+@pytest.mark.slow
 @pytest.mark.parametrize("repeat", [1, 40])  # 2.2 MB in; 94 MB in and more than 1 MB out
 def test_large_inputs_and_outputs(system, repeat):
     x, y = np.tile(system.x[:700], (repeat, 1)), np.tile(system.y[:700], repeat)

@@ -101,6 +101,7 @@ def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: 
         run(main(found))
 
 
+@pytest.mark.slow
 def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str, tmp_path: Path) -> None:
     """Of a refused query, too: nobody is there to compute it."""
 

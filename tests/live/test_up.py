@@ -213,6 +213,7 @@ def test_sigterm_stops_all_of_it_and_a_second_start_finds_it_as_it_was(tmp_path:
     assert living_of(directory) == []
 
 
+@pytest.mark.slow
 def test_when_it_is_killed_its_children_die_and_the_next_start_works(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with up(directory, "--json") as process:
@@ -249,6 +250,7 @@ def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     assert living_of(tmp_path / "data") == []
 
 
+@pytest.mark.slow
 def test_servers_of_somebody_else_are_used(tmp_path: Path, nats_url: str, superuser_dsn: str, prefix: str) -> None:
     """By --config; the prefix keeps this system apart from others on the same NATS."""
     config = tmp_path / "infaas.toml"

@@ -20,7 +20,7 @@ from tests.support.servers.processes import alive, environ, eventually
 from tests.support.servers.secured_nats import Secured
 from tests.support.servers.secured_nats import secured as a_secured_server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.slow
 SUBJECTS = Subjects()
 
 

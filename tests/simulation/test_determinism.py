@@ -43,6 +43,7 @@ def test_again_in_this_process(here: dict[str, str]) -> None:
     assert digest(ALL["varied-84"]()) == here["varied-84"]
 
 
+@pytest.mark.slow
 def test_in_a_process_with_other_hashes(here: dict[str, str]) -> None:
     """Sets of texts are walked in another order there."""
     code = "from tests.simulation.test_determinism import digests; import json; print(json.dumps(digests()))"

@@ -86,6 +86,7 @@ def test_an_array_is_classified(stage: Echoing) -> None:
     assert stage.heard["model"] == "m-fixed"
 
 
+@pytest.mark.slow
 def test_a_classification_that_takes_too_long_fails_after_ten_seconds(stage: Echoing) -> None:
     stage.delay = 12.0
     try:

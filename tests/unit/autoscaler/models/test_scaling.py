@@ -75,6 +75,7 @@ def test_nothing_is_unloaded_under_a_square_wave_shorter_than_the_hold() -> None
     assert fleet.running(NAME) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["greedy", "ilp"])
 def test_an_upgrade_is_made_before_the_small_ones_are_broken(solver: str) -> None:
     fleet = ScalingFleet(small(), large(), solver=solver, devices={"w0": (CPU, GPU)})

@@ -2,6 +2,7 @@
 before a drain, no name twice, and all queries answered.
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(events, st.integers(2, 4), st.sampled_from([0.2, 0.3, 0.4, float("inf")]))
 def test_limits_and_order_hold_on_any_course(script: list[tuple[str, float]], maximum: int, budget: float) -> None:

@@ -2,6 +2,7 @@
 chosen, and in the end what is labelled is what serves.
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ events = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(events, st.integers(0, 2), st.integers(2, 3), st.sampled_from([0.2, 0.3, float("inf")]), st.booleans())
 def test_limits_hold_with_machines_that_come_and_go(

@@ -22,6 +22,7 @@ def claiming(tmp_path) -> Shop:
     return Shop(tmp_path, devices={"gpu": "cuda:7"})
 
 
+@pytest.mark.slow
 def test_frameworks_are_looked_at_on_the_device_and_variants_never_measured_elsewhere(claiming):
     claiming.inspect(tiny_models.mlp(), hardware="gpu")
     assert claiming.reason is None

@@ -260,6 +260,7 @@ def test_static_quantisation_is_calibrated_on_the_validation_set(shop):
     assert "could be quantised" in failed.reason
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
@@ -278,6 +279,7 @@ def test_an_exported_program_runs_on_torch_and_converted(shop, tmp_path):
     assert built["torch"].artifact != found.source  # never the upload itself
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_program_exported_for_single_items_stays_with_them(shop, tmp_path):
