@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psycopg
 
-from services.recorder.keeper import Keeper
+from services.recorder.events import Maintenance
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.store import READER, Store, prepare, role_dsn
 
@@ -106,7 +106,7 @@ def ask(dsn: str, query: str, times: int) -> tuple[list[float], int]:
 def maintain(dsn: str) -> tuple[float, float]:
     """Seconds until there is nothing more to do, and of the longest piece: for so long the recorder writes nothing."""
     store = Store(dsn, "bench")
-    keeper = Keeper(store)
+    keeper = Maintenance(store)
     began, longest, more = time.perf_counter(), 0.0, True
     while more:
         piece = time.perf_counter()

@@ -21,7 +21,7 @@ from path import APP, prepare
 from recorder_ingest import BATCH, messages, outcomes
 
 from bus.natsbus import NatsBus
-from services.recorder.ledger import Message
+from services.recorder.events import EventMessage
 
 COUNT = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'digits'"  # what `outcomes` makes
 
@@ -29,7 +29,7 @@ COUNT = "SELECT count(*) FROM infaas.query_outcomes WHERE app = 'digits'"  # wha
 class Injector(threading.Thread):
     """Publishes the messages evenly over so many seconds. took: seconds until all were stored."""
 
-    def __init__(self, url: str, sent: list[Message], seconds: float, name: str) -> None:
+    def __init__(self, url: str, sent: list[EventMessage], seconds: float, name: str) -> None:
         super().__init__()
         self.took = 0.0
         self._url, self._sent, self._seconds, self._name = url, sent, seconds, name

@@ -29,7 +29,7 @@ from bus.messages.events import OutcomeEvent
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.recorder.__main__ import streams
-from services.recorder.ledger import Ledger, Message
+from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.embedded_nats import EmbeddedNats
 from services.shell.embedded_postgres import EmbeddedPostgres
@@ -56,9 +56,9 @@ def outcomes(count: int, seed: int) -> list[OutcomeEvent]:
     ]  # fmt: skip
 
 
-def messages(rows: list[OutcomeEvent], name: str) -> list[Message]:
+def messages(rows: list[OutcomeEvent], name: str) -> list[EventMessage]:
     return [
-        Message("infaas.event.outcome", encode({"id": f"{name}-{at}", "rows": rows[at : at + BATCH]}))
+        EventMessage("infaas.event.outcome", encode({"id": f"{name}-{at}", "rows": rows[at : at + BATCH]}))
         for at in range(0, len(rows), BATCH)
     ]
 
@@ -76,20 +76,20 @@ def family(pid: int) -> list[int]:
     return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
-def decoded(group: list[Message]) -> list[tuple[Any, ...]]:
+def decoded(group: list[EventMessage]) -> list[tuple[Any, ...]]:
     return TABLE.values([row for message in group for row in TABLE.decode(message.data).rows])
 
 
-def write_copy(store: Store) -> Callable[[list[Message]], None]:
-    def write(group: list[Message]) -> None:
+def write_copy(store: Store) -> Callable[[list[EventMessage]], None]:
+    def write(group: list[EventMessage]) -> None:
         with store.transaction() as connection:
             copy(connection, "infaas.query_outcomes", TABLE.columns, TABLE.sent, decoded(group))
 
     return write
 
 
-def write_staging(store: Store) -> Callable[[list[Message]], None]:
-    def write(group: list[Message]) -> None:
+def write_staging(store: Store) -> Callable[[list[EventMessage]], None]:
+    def write(group: list[EventMessage]) -> None:
         with store.transaction() as connection:
             connection.execute(
                 "CREATE TEMP TABLE IF NOT EXISTS staged (LIKE infaas.query_outcomes) ON COMMIT DELETE ROWS"
@@ -100,8 +100,8 @@ def write_staging(store: Store) -> Callable[[list[Message]], None]:
     return write
 
 
-def write_recorder(store: Store) -> Callable[[list[Message]], None]:
-    return Ledger(store).write
+def write_recorder(store: Store) -> Callable[[list[EventMessage]], None]:
+    return EventWriter(store).write
 
 
 def compare(server: EmbeddedPostgres, count: int) -> float:
@@ -139,7 +139,7 @@ def compare(server: EmbeddedPostgres, count: int) -> float:
     return ours
 
 
-async def fill(nats: EmbeddedNats, sent: list[Message]) -> None:
+async def fill(nats: EmbeddedNats, sent: list[EventMessage]) -> None:
     bus = await NatsBus.connect(nats.url, name="bench")
     await bus.ensure_stream(streams(Subjects(), BusSettings())["outcomes"])
     for at, message in enumerate(sent):

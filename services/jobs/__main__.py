@@ -6,12 +6,11 @@ from pathlib import Path
 
 from bus.port import Bus
 from bus.subjects import Subjects
-from services.jobs import metrics
+from services.jobs import actor
 from services.jobs.actor import Coordinator
-from services.jobs.desk import Desk
 from services.jobs.edge import JobsEdge, spool_of
-from services.jobs.files import Files
-from services.jobs.requests import Limits
+from services.jobs.files import Files, JobFiles
+from services.jobs.policy import Limits
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
 from services.shell.settings import JobsSettings, Settings, load
@@ -41,13 +40,13 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     limits, prices = limits_of(settings.jobs), load_prices(settings.prices)
     name = f"jobs-{secrets.token_hex(4)}"  # one for the life of the process: a restarted actor goes on with its jobs
-    desk = Desk(Files(roots_of(settings)), spool_of(settings.data_dir))
+    desk = JobFiles(Files(roots_of(settings)), spool_of(settings.data_dir))
 
     def make() -> Coordinator:
         return Coordinator(name, subjects, limits, prices, lambda: f"j-{secrets.token_hex(8)}")
 
     edge = await JobsEdge.open(bus, subjects, desk, settings.jobs.chunk_kb * 1024)
-    return [Runtime("jobs", make, bus, subjects, edge, insight=metrics)]
+    return [Runtime("jobs", make, bus, subjects, edge, insight=actor)]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ One of the queue group takes a job and keeps it in the jobs bucket before it ans
 coordinator that died. Inputs are cut into chunks that workers take when they are calm (runner/); outputs are written in order.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -42,10 +43,11 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.jobs.commands import Abandon, Accept, Cancel, CancelResult, Forget, Keep, TakeOver
-from services.jobs.course import Course
-from services.jobs.news import QUIET_S, News
-from services.jobs.requests import Limits, check, listed, record_of, route_of
+from services.core.metric import Family
+from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkCancelled, TakeOverJob
+from services.jobs.job import ActiveJob
+from services.jobs.policy import Limits, check, listed, record_of, route_of
+from services.jobs.status import QUIET_S, JobStatuses
 
 AGAIN_S = 2.0
 NOTHING: tuple[Effect, ...] = ()
@@ -79,12 +81,12 @@ class Coordinator:
         self._synced_at = 0.0
         self._held: list[Envelope] = []
         self._records: dict[str, JobRecord] = {}
-        self._courses: dict[str, Course] = {}
-        self._asked: dict[str, tuple[str, Course]] = {}  # being accepted: reply subject and course
+        self._courses: dict[str, ActiveJob] = {}
+        self._asked: dict[str, tuple[str, ActiveJob]] = {}  # being accepted: reply subject and course
         self._cancelling: dict[str, list[str]] = {}
         self._taking: set[str] = set()
         self._others: dict[str, float] = {}
-        self._news = News(subjects)
+        self._news = JobStatuses(subjects)
         self._doing: dict[Any, Do] = {}
         self._takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             SubmitJob: self._on_submit,
@@ -165,7 +167,7 @@ class Coordinator:
                 text = f"app: {app} has no signature yet: nothing is known of its inputs"
                 yield from self._refuse(envelope.reply, "unsatisfiable", text)
                 return
-            self._asked[job] = (envelope.reply, Course(record, route, self._limits.window))
+            self._asked[job] = (envelope.reply, ActiveJob(record, route, self._limits.window))
             yield self._do(Do(("accept", job), Accept(route, record), 30.0))
 
     def _running(self) -> list[JobRecord]:
@@ -190,7 +192,7 @@ class Coordinator:
         foreign = record is not None and app_of(envelope.reply) not in ("", record.status.app)
         if envelope.subject == self._subjects.job_cancel(job) and not foreign:
             self._cancelling.setdefault(job, []).append(envelope.reply)
-            yield self._do(Do(("cancel", job), Cancel(job, envelope.now), 10.0))
+            yield self._do(Do(("cancel", job), MarkCancelled(job, envelope.now), 10.0))
         elif record is None or foreign:
             yield from self._refuse(envelope.reply, "bad_request", f"job: there is none with the id {job}")
         else:
@@ -366,7 +368,7 @@ class Coordinator:
             silent = now - self._others.get(record.owner, self._synced_at)
             if record.owner == self._name or silent > self._limits.silence_s:
                 self._taking.add(job)
-                yield self._do(Do(("takeover", job), TakeOver(job, self._name, record.owner), 10.0))
+                yield self._do(Do(("takeover", job), TakeOverJob(job, self._name, record.owner), 10.0))
 
     def _adopt(self, record: JobRecord, now: float) -> Iterator[Effect]:
         job = record.status.job
@@ -378,7 +380,7 @@ class Coordinator:
             yield self._do(Do(("close", job), Keep(self._records[job]), 10.0))
             yield from self._news.tell(status, now)
             return
-        course = self._courses[job] = Course(record, route, self._limits.window)
+        course = self._courses[job] = ActiveJob(record, route, self._limits.window)
         self._records[job] = record
         course.moved = now
         yield from self._news.tell(course.status, now)
@@ -391,10 +393,25 @@ class Coordinator:
             ended.sort(key=lambda status: status.finished or status.created)
             for status in ended[: len(ended) - self._limits.keep]:
                 self._records.pop(status.job, None)
-                yield self._do(Do(("forget", status.job), Forget(status.job), 10.0))
+                yield self._do(Do(("forget", status.job), ForgetJob(status.job), 10.0))
 
 
 def _same(status: JobStatus, app: str, ask: SubmitJob) -> bool:
     """Whether a job is the very one that is asked for."""
     fields = ("input", "output", "accuracy", "model", "variant")
     return status.app == app and all(getattr(status, field) == getattr(ask, field) for field in fields)
+
+
+# -- metrics
+
+
+def families(actor: Coordinator) -> Iterable[Family]:
+    jobs = Family("infaas_jobs", "gauge", "Offline jobs that are remembered, by their state.")
+    for state, count in Counter(record.status.state for record in actor._records.values()).items():
+        jobs.add(count, state=state)
+    return (jobs,)
+
+
+def missing(actor: Coordinator, now: float) -> str:
+    del now
+    return "the catalogue and the jobs" if actor._unsynced else ""

@@ -5,29 +5,29 @@ from msgspec import Struct
 from bus.messages.catalog import Signature
 from bus.messages.jobs import Checkpoint, JobRecord, Position
 from bus.messages.public import Error
-from services.jobs.urls import Place
+from services.jobs.urls import Location
 
 
-class Route(Struct, frozen=True):
+class JobRoute(Struct, frozen=True):
     """Where a job's items come from and go to, and what they look like."""
 
     job: str
-    source: Place
-    target: Place
+    source: Location
+    target: Location
     signature: Signature
 
 
 class Accept(Struct, frozen=True):
     """Look whether input and output can be used at all, then keep the job. Result: None, or the Error it is refused with."""
 
-    route: Route
+    route: JobRoute
     record: JobRecord
 
 
 class Read(Struct, frozen=True):
     """Fetch the input where it is elsewhere, and look at every item once. Result: WasRead or Broken."""
 
-    route: Route
+    route: JobRoute
 
 
 class WasRead(Struct, frozen=True):
@@ -56,7 +56,7 @@ class Spot(Struct, frozen=True):
 class Feed(Struct, frozen=True):
     """Cut up to `count` chunks from there on and queue them, those in `skip` apart. Result: list of Spot, or Broken."""
 
-    route: Route
+    route: JobRoute
     stamp: str
     chunk_items: int
     number: int
@@ -71,7 +71,7 @@ class Feed(Struct, frozen=True):
 class Resume(Struct, frozen=True):
     """Look what there is of a job that goes on. Result: Resumed."""
 
-    route: Route
+    route: JobRoute
     checkpoint: Checkpoint
 
 
@@ -85,7 +85,7 @@ class Resumed(Struct, frozen=True):
 class Assemble(Struct, frozen=True):
     """Append these chunks' parts, which follow the checkpoint, to the output. Result: Assembled or Broken."""
 
-    route: Route
+    route: JobRoute
     total: int
     checkpoint: Checkpoint
     spots: list[Spot]
@@ -117,7 +117,7 @@ class Keep(Struct, frozen=True):
 class Conclude(Struct, frozen=True):
     """Give the finished output its name, or put it where it belongs. Result: None or Broken."""
 
-    route: Route
+    route: JobRoute
     checkpoint: Checkpoint
 
 
@@ -127,12 +127,12 @@ class Abandon(Struct, frozen=True):
     Result: where that is, empty when nothing was kept.
     """
 
-    route: Route
+    route: JobRoute
     checkpoint: Checkpoint
     keep: bool
 
 
-class Cancel(Struct, frozen=True):
+class MarkCancelled(Struct, frozen=True):
     """Mark the job as cancelled, whoever carries it on. Result: the record as it is now, or an Error."""
 
     job: str
@@ -146,7 +146,7 @@ class CancelResult(Struct, frozen=True):
     error: Error | None = None
 
 
-class TakeOver(Struct, frozen=True):
+class TakeOverJob(Struct, frozen=True):
     """Become the owner of a job whose coordinator is gone. Result: the record as it is now; None when another was faster."""
 
     job: str
@@ -154,7 +154,7 @@ class TakeOver(Struct, frozen=True):
     previous: str
 
 
-class Forget(Struct, frozen=True):
+class ForgetJob(Struct, frozen=True):
     """Delete the record of a job that ended long ago."""
 
     job: str

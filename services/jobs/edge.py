@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,31 +14,29 @@ from bus.messages.jobs import OVER, Chunk, JobRecord, Part
 from bus.messages.public import Error, ObjectRef
 from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, StreamSpec, WrongRevision
 from bus.subjects import Subjects
-from services.jobs import s3
 from services.jobs.commands import (
     Abandon,
     Accept,
     Assemble,
     Assembled,
     Broken,
-    Cancel,
     CancelResult,
     Conclude,
     Feed,
-    Forget,
+    ForgetJob,
+    JobRoute,
     Keep,
+    MarkCancelled,
     Read,
     Resume,
     Resumed,
-    Route,
     Spot,
-    TakeOver,
+    TakeOverJob,
     WasRead,
 )
-from services.jobs.desk import Desk, named
-from services.jobs.files import BadFile
-from services.jobs.readers import Bad
-from services.jobs.urls import Place
+from services.jobs.files import BadFile, JobFiles, named
+from services.jobs.formats import BadJobInput
+from services.jobs.urls import Location
 
 PARTS_KEPT_S = 24 * 3600.0  # parts of jobs that nobody carries on
 INLINE = 2**20  # bytes of a chunk above which it goes through the object store
@@ -58,7 +58,7 @@ def part_key(job: str, number: int) -> str:
 class JobsEdge:
     """Carries out the commands of services/jobs/commands.py. `await JobsEdge.open(...)` makes one."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, records: KeyValue, desk: Desk, chunk_bytes: int) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, records: KeyValue, desk: JobFiles, chunk_bytes: int) -> None:
         self._bus = bus
         self._subjects = subjects
         self._records = records
@@ -75,13 +75,13 @@ class JobsEdge:
             Keep: self._keep,
             Conclude: self._conclude,
             Abandon: self._abandon,
-            Cancel: self._cancel,
-            TakeOver: self._take_over,
-            Forget: self._forget,
+            MarkCancelled: self._cancel,
+            TakeOverJob: self._take_over,
+            ForgetJob: self._forget,
         }
 
     @classmethod
-    async def open(cls, bus: Bus, subjects: Subjects, desk: Desk, chunk_bytes: int) -> "JobsEdge":
+    async def open(cls, bus: Bus, subjects: Subjects, desk: JobFiles, chunk_bytes: int) -> "JobsEdge":
         """Raises BusError."""
         return cls(bus, subjects, await bus.key_value(subjects.jobs_bucket), desk, chunk_bytes)
 
@@ -104,7 +104,7 @@ class JobsEdge:
             await self._look(route)
         except BadFile as error:
             return Error(code="forbidden" if error.forbidden else "bad_request", message=str(error))
-        except (Bad, OSError) as error:
+        except (BadJobInput, OSError) as error:
             return Error(code="bad_request", message=named(error, "input"))
         try:
             self._revisions[route.job] = await self._records.create(route.job, encode(command.record))
@@ -115,10 +115,10 @@ class JobsEdge:
             self._revisions[route.job] = kept.revision
         return None
 
-    async def _look(self, route: Route) -> None:
+    async def _look(self, route: JobRoute) -> None:
         for place, field in ((route.source, "input"), (route.target, "output")):
-            if place.scheme == "s3" and s3.missing():
-                raise BadFile(f"{field}: {s3.missing()}")
+            if place.scheme == "s3" and s3_missing():
+                raise BadFile(f"{field}: {s3_missing()}")
         if route.source.scheme == "file":
             await asyncio.to_thread(self._desk.look, route)
         elif not await self._exists(route.source):
@@ -130,15 +130,15 @@ class JobsEdge:
                 f"output: the object {route.target.key} is in {route.target.bucket} already: choose another key"
             )
 
-    async def _exists(self, place: Place) -> bool:
+    async def _exists(self, place: Location) -> bool:
         if place.scheme == "s3":
-            return await asyncio.to_thread(s3.exists, place.bucket, place.key)
+            return await asyncio.to_thread(s3_exists, place.bucket, place.key)
         try:
             return await (await self._bus.object_store(place.bucket, create=False)).exists(place.key)
         except NotFound:
             return False
 
-    async def _fetch(self, route: Route) -> None:
+    async def _fetch(self, route: JobRoute) -> None:
         """Bring a remote input here, in pieces, unless it is here."""
         place, path = route.source, self._desk.spooled(route, "in")
         if path.exists():
@@ -147,7 +147,7 @@ class JobsEdge:
             await (await self._bus.object_store(place.bucket, create=False)).get_to(place.key, path)
         else:
             part = path.with_suffix(".fetching")
-            await asyncio.to_thread(s3.download, place.bucket, place.key, part)
+            await asyncio.to_thread(s3_download, place.bucket, place.key, part)
             part.replace(path)
 
     async def _read(self, command: Read) -> WasRead | Broken:
@@ -228,7 +228,7 @@ class JobsEdge:
                 if place.scheme == "nats":
                     await (await self._bus.object_store(place.bucket)).put(place.key, path)
                 else:
-                    await asyncio.to_thread(s3.upload, place.bucket, place.key, path)
+                    await asyncio.to_thread(s3_upload, place.bucket, place.key, path)
             await asyncio.to_thread(self._desk.discard, route)
         except (BadFile, OSError) as error:
             return Broken(named(error, "output"))
@@ -257,7 +257,7 @@ class JobsEdge:
             await self._drop(job, command.drop)
         return True
 
-    async def _cancel(self, command: Cancel) -> CancelResult:
+    async def _cancel(self, command: MarkCancelled) -> CancelResult:
         while True:
             entry = await self._entry(command.job)
             if entry is None:
@@ -279,7 +279,7 @@ class JobsEdge:
                 continue
             return CancelResult(record)
 
-    async def _take_over(self, command: TakeOver) -> JobRecord | None:
+    async def _take_over(self, command: TakeOverJob) -> JobRecord | None:
         entry = await self._entry(command.job)
         if entry is None:
             return None
@@ -294,7 +294,7 @@ class JobsEdge:
         self._revisions[command.job] = revision
         return record
 
-    async def _forget(self, command: Forget) -> None:
+    async def _forget(self, command: ForgetJob) -> None:
         await self._records.delete(command.job)
         self._revisions.pop(command.job, None)
 
@@ -316,3 +316,47 @@ async def _side_by_side(work: Callable[[T], Awaitable[R]], arguments: list[T]) -
 def spool_of(data_dir: str) -> Path:
     """Where remote inputs and outputs are kept meanwhile."""
     return Path(data_dir).absolute() / "spool" / "jobs"
+
+
+# -- s3:// by boto3, with credentials as boto3 finds them. Written against its documentation and never run here: no S3 was at hand.
+
+
+def s3_missing() -> str:
+    """Why s3:// cannot be used here; empty when it can."""
+    return "" if find_spec("boto3") is not None else "s3:// needs the package boto3, which is not installed here"
+
+
+def _s3_client() -> Any:
+    return import_module("boto3").client("s3")
+
+
+def s3_exists(bucket: str, key: str) -> bool:
+    """Whether the object is there; raises OSError when that cannot be told."""
+    errors = import_module("botocore.exceptions")
+    try:
+        _s3_client().head_object(Bucket=bucket, Key=key)
+    except errors.ClientError as error:
+        if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey", "NotFound"):
+            return False
+        raise OSError(f"S3 says: {error}") from error
+    except errors.BotoCoreError as error:
+        raise OSError(f"S3 cannot be reached: {error}") from error
+    return True
+
+
+def s3_download(bucket: str, key: str, path: Path) -> None:
+    """Write the object to a file, in pieces; raises OSError."""
+    _s3_transfer("download_file", bucket, key, str(path))
+
+
+def s3_upload(bucket: str, key: str, path: Path) -> None:
+    """Store a file, in pieces; raises OSError."""
+    _s3_transfer("upload_file", str(path), bucket, key)
+
+
+def _s3_transfer(what: str, *arguments: str) -> None:
+    errors = import_module("botocore.exceptions")
+    try:
+        getattr(_s3_client(), what)(*arguments)
+    except (errors.ClientError, errors.BotoCoreError) as error:
+        raise OSError(f"S3 says: {error}") from error

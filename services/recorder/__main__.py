@@ -6,10 +6,9 @@ from contextlib import suppress
 from bus.messages.events import EVENTS, OutcomeEvent
 from bus.port import Bus, StreamSpec
 from bus.subjects import Subjects
-from services.recorder import metrics
+from services.recorder import actor
 from services.recorder.actor import Recorder
-from services.recorder.edge import RecorderEdge
-from services.recorder.reach import Reach
+from services.recorder.edge import DatabaseProbe, RecorderEdge
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
 from services.shell.settings import BusSettings, Settings, SettingsError, load
@@ -45,8 +44,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     store = Store(settings.store.dsn, "infaas recorder")
     edge = RecorderEdge(bus, store, streams(subjects, settings.bus), load_prices(settings.prices))
-    reach = Reach(settings.store.dsn)
-    return [Runtime("recorder", lambda: Recorder(subjects), bus, subjects, edge, insight=metrics, reachable=reach.look)]
+    reach = DatabaseProbe(settings.store.dsn)
+    return [Runtime("recorder", lambda: Recorder(subjects), bus, subjects, edge, insight=actor, reachable=reach.look)]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.recorder.policy import pause_after_failure, pause_after_fetch
+from services.core.metric import Family
 
 TIDY_EVERY = 3600.0  # s
 MAINTAIN_EVERY = 30.0  # s
@@ -37,7 +37,7 @@ class Ingest(Struct, frozen=True):
     stream: str
 
 
-class Mirror(Struct, frozen=True):
+class WriteCatalog(Struct, frozen=True):
     """Write these catalogue entries (None: deleted). present: all keys there are, when known: what else is there must go."""
 
     changes: dict[str, bytes | None]
@@ -75,7 +75,7 @@ class Recorder:
         self._keys: set[str] = set()
         self._synced = False
         self._reconcile = False
-        self._under_way: Mirror | None = None
+        self._under_way: WriteCatalog | None = None
         self._mirror_due = False
         self._stopping = False
 
@@ -125,7 +125,7 @@ class Recorder:
             return ()
         if not self._changes and not self._reconcile:
             return ()
-        self._under_way = Mirror(self._changes, frozenset(self._keys) if self._reconcile else None)
+        self._under_way = WriteCatalog(self._changes, frozenset(self._keys) if self._reconcile else None)
         self._changes, self._reconcile = {}, False
         return (Do(MIRROR, self._under_way),)
 
@@ -163,3 +163,42 @@ class Recorder:
         if what == TIDY:
             return (Do(TIDY, Tidy()),)
         return (Do(MAINTAIN, Maintain()) if what == MAINTAIN else self._ingest(what),)
+
+
+# -- pauses
+
+MOST = 32  # messages a fetch; at the outbox's 512 rows each, about 16,000 rows a transaction
+GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: fewer, larger transactions
+FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
+LONGEST_PAUSE = 2.0  # s; well within the 5 s in which what happened is to be in SQL once the database is back
+
+
+def pause_after_fetch(messages: int) -> float:
+    """Seconds until the next fetch: none while there is more, or nothing (the fetch itself waits for the first)."""
+    return GATHER if 0 < messages < MOST else 0.0
+
+
+def pause_after_failure(failures: int) -> float:
+    """Seconds before the next try, after so many failures in a row."""
+    return float(min(FIRST_PAUSE * 2.0 ** (failures - 1), LONGEST_PAUSE))
+
+
+# -- metrics
+
+
+def families(actor: Recorder) -> Iterable[Family]:
+    failing = Family("infaas_recorder_failures_in_a_row", "gauge", "Tries since the last success, by what is tried.")
+    for what in {*STREAMS, *actor._failures}:
+        failing.add(actor._failures.get(what, 0), what=what)
+    written = Family(
+        "infaas_recorder_batches_total", "counter", "Batches of events that are in the database, by stream."
+    )
+    for stream, count in actor.written.items():
+        written.add(count, stream=stream)
+    return failing, written
+
+
+def missing(actor: Recorder, now: float) -> str:
+    del now
+    failing = [stream for stream in STREAMS if actor._failures.get(stream)]
+    return f"success in writing {', '.join(failing)}" if failing else ""

@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 import psycopg
 
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
-from services.recorder.actor import Ingest, Maintain, Mirror, Tidy
-from services.recorder.keeper import Keeper
-from services.recorder.ledger import Ledger, Message
-from services.recorder.mirror import CatalogMirror
-from services.recorder.policy import MOST
+from services.recorder.actor import MOST, Ingest, Maintain, Tidy, WriteCatalog
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventMessage, EventWriter, Maintenance
 from services.shell.store import Store, StoreError, one_line
 
 log = logging.getLogger(__name__)
@@ -25,7 +23,7 @@ CHECK = 5.0  # s without a message after which the stream is made sure of again
 
 
 class RecorderEdge:
-    """Carries out `Ingest`, `Mirror`, `Tidy` and `Maintain`.
+    """Carries out `Ingest`, `WriteCatalog`, `Tidy` and `Maintain`.
 
     streams: by the names that `Ingest` uses. What was fetched and could not be written is held and written first next time;
     it is not acknowledged before, so the stream keeps it too. One thing at a time is done in the database.
@@ -33,9 +31,9 @@ class RecorderEdge:
 
     def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], prices: Mapping[str, float]) -> None:
         self._bus = bus
-        self._ledger = Ledger(store)
-        self._keeper = Keeper(store)
-        self._mirror = CatalogMirror(store, prices)
+        self._ledger = EventWriter(store)
+        self._keeper = Maintenance(store)
+        self._mirror = CatalogWriter(store, prices)
         self._streams = streams
         self._consumers: dict[str, Consumer] = {}
         self._check_at: dict[str, float] = {}
@@ -43,7 +41,7 @@ class RecorderEdge:
         self._writing = asyncio.Lock()
         self._commands: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Ingest: self._ingest,
-            Mirror: self._write_mirror,
+            WriteCatalog: self._write_mirror,
             Tidy: self._tidy,
             Maintain: self._maintain,
         }
@@ -59,7 +57,7 @@ class RecorderEdge:
         if not messages:
             return 0
         self._held[stream] = messages
-        bodies = [Message(message.subject, message.data) for message in messages]
+        bodies = [EventMessage(message.subject, message.data) for message in messages]
         await self._in_database(self._ledger.write, bodies)
         self._held[stream] = []
         for message in messages:
@@ -82,7 +80,7 @@ class RecorderEdge:
             self._check_at[stream] = now + CHECK
         return messages
 
-    async def _write_mirror(self, command: Mirror) -> None:
+    async def _write_mirror(self, command: WriteCatalog) -> None:
         await self._in_database(self._mirror.write, command.changes, command.present)
 
     async def _tidy(self, _: Tidy) -> None:
@@ -98,3 +96,41 @@ class RecorderEdge:
                 return await asyncio.to_thread(work, *arguments)
             except psycopg.Error as error:
                 raise StoreError(f"the database is away or not ready: {one_line(error)}") from None
+
+
+# -- readiness
+
+CONNECT = 2  # s; the least that libpq takes
+PATIENCE = 0.9  # s; less than a page of readiness waits for anybody
+
+
+class DatabaseProbe:
+    """Asks by `SELECT 1`; while one question waits for its answer, further ones wait for the same."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: psycopg.Connection[Any] | None = None
+        self._asking: asyncio.Task[str] | None = None
+
+    async def look(self) -> str:
+        """What is missing, in words; "" when the database answers."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(asyncio.to_thread(self._ask))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE)
+        except TimeoutError:
+            return f"the database (no answer within {PATIENCE:g} s)"
+
+    def _ask(self) -> str:
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(
+                    self._dsn, autocommit=True, connect_timeout=CONNECT, application_name="infaas readyz"
+                )
+            self._connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            return f"the database ({one_line(error)})"
+        return ""

@@ -46,7 +46,7 @@ class Batch(Struct, Generic[E], frozen=True):
     rows: list[E]
 
 
-class Table(Struct, frozen=True):
+class EventTable(Struct, frozen=True):
     """One kind of event.
 
     types: PostgreSQL's, by column. sent: the types that `values` has them in, for binary COPY. decode: of a message's body;
@@ -93,7 +93,7 @@ def _values(columns: tuple[str, ...], types: tuple[str, ...]) -> Callable[[Seque
     return values
 
 
-def _table(event: type[Event]) -> Table:
+def _table(event: type[Event]) -> EventTable:
     columns = event.__struct_fields__
     assert columns[0] == "time"
     types, sent = ["timestamptz"], ["int8"]
@@ -104,7 +104,7 @@ def _table(event: type[Event]) -> Table:
         sent.append(binary)
     decode = msgspec.msgpack.Decoder(Batch[event]).decode  # type: ignore[valid-type]
     values = _values(columns, tuple(types))
-    return Table(event.kind, NAMES[event.kind], columns, tuple(types), tuple(sent), decode, values)
+    return EventTable(event.kind, NAMES[event.kind], columns, tuple(types), tuple(sent), decode, values)
 
 
-TABLES: dict[str, Table] = {event.kind: _table(event) for event in EVENTS}
+TABLES: dict[str, EventTable] = {event.kind: _table(event) for event in EVENTS}

@@ -4,7 +4,7 @@ import secrets
 
 from bus.port import Bus
 from bus.subjects import Subjects
-from services.registrar import metrics
+from services.registrar import actor
 from services.registrar.actor import Registrar
 from services.registrar.edge import RegistrarEdge
 from services.registrar.policy import Rules
@@ -34,7 +34,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return Registrar(name, subjects, rules, lambda: f"r-{secrets.token_hex(8)}")
 
     edge = await RegistrarEdge.open(bus, subjects)
-    return [Runtime("registrar", make, bus, subjects, edge, insight=metrics)]
+    return [Runtime("registrar", make, bus, subjects, edge, insight=actor)]
 
 
 if __name__ == "__main__":

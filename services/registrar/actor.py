@@ -42,23 +42,31 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.registrar.admin import change_for
+from services.core.metric import Family
+from services.registrar.changes import change_for
 from services.registrar.checks import MOST_TEXT, registration_error
-from services.registrar.commands import Change, ChangeApp, Claim, Claimed, Refused, Taken, TakeOver, Work
-from services.registrar.fitting import Fitting
-from services.registrar.floor import COMMAND_S, Floor
+from services.registrar.commands import (
+    AlreadyTaken,
+    Change,
+    ChangeApp,
+    ChangeRefused,
+    ClaimRegistration,
+    RegistrationClaimed,
+    RegistrationRecord,
+    TakeOverRegistration,
+)
+from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
 from services.registrar.policy import Rules, next_version
-from services.registrar.simulating import ID as SIMULATED
-from services.registrar.simulating import Simulating
-from services.registrar.statuses import PREFIX as STATUS
-from services.registrar.statuses import Statuses
+from services.registrar.registrations import COMMAND_S, Registrations
+from services.registrar.status import PREFIX as STATUS
+from services.registrar.status import RegistrationStatuses
 
 SWEEP_S = 1.0
 AGAIN_S = 2.0
 WORK = "work."
 NOTHING: tuple[Effect, ...] = ()
 
-_decode_work = msgspec.msgpack.Decoder(Work).decode
+_decode_work = msgspec.msgpack.Decoder(RegistrationRecord).decode
 
 
 class Sweep(Struct, frozen=True):
@@ -81,18 +89,18 @@ class Registrar:
         self._rules = rules
         self._new_id = new_id
         self._catalog = Catalog()
-        self._statuses = Statuses(subjects)
-        self._floor = Floor(subjects, rules, self._catalog, self._statuses, self._undelivered)
-        self._simulating = Simulating(self._catalog, rules, self._floor.simulated_kinds)
-        self._fitting = Fitting(self._catalog, self._statuses, rules, self._floor.accelerators)
+        self._statuses = RegistrationStatuses(subjects)
+        self._floor = Registrations(subjects, rules, self._catalog, self._statuses, self._undelivered)
+        self._simulating = SimulatedVariants(self._catalog, rules, self._floor.simulated_kinds)
+        self._fitting = Extensions(self._catalog, self._statuses, rules, self._floor.accelerators)
         self._unsynced = {subjects.catalog_bucket, subjects.status_bucket}
         self._synced_at = 0.0
         self._held: list[Envelope] = []  # requests that came before the catalogue was known
-        self._works: dict[str, Work] = {}  # all unfinished registrations, ours and others'
+        self._works: dict[str, RegistrationRecord] = {}  # all unfinished registrations, ours and others'
         self._closed: set[str] = (
             set()
         )  # not ours to adopt: ended, refused or unreadable; the bucket's news may come late
-        self._claims: dict[str, tuple[Work, str]] = {}  # being claimed, with the reply subject
+        self._claims: dict[str, tuple[RegistrationRecord, str]] = {}  # being claimed, with the reply subject
         self._taking: set[str] = set()
         self._registrars: dict[str, float] = {}
         self._asked: dict[int, str] = {}  # operator's change -> reply subject
@@ -196,7 +204,9 @@ class Registrar:
         elif request.version is not None and self._catalog.model(request.model, request.version) is not None:
             yield from self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
         else:
-            work = Work(registration=registration, request=request, registrar=self._name, created=envelope.now)
+            work = RegistrationRecord(
+                registration=registration, request=request, registrar=self._name, created=envelope.now
+            )
             yield self._claim(work, envelope.reply)
 
     def _on_malformed(self, envelope: Envelope) -> Iterator[Effect]:
@@ -219,14 +229,16 @@ class Registrar:
             )
         )
 
-    def _claim(self, work: Work, reply: str) -> Effect:
+    def _claim(self, work: RegistrationRecord, reply: str) -> Effect:
         self._claims[work.registration] = (work, reply)
         first = next_version(self._catalog.versions(work.request.model))
-        return Do(("claim", work.registration), Claim(work=work, next_version=first), COMMAND_S)
+        return Do(("claim", work.registration), ClaimRegistration(work=work, next_version=first), COMMAND_S)
 
-    def _on_claimed(self, registration: str, result: Claimed | Taken, now: float) -> Iterator[Effect]:
+    def _on_claimed(
+        self, registration: str, result: RegistrationClaimed | AlreadyTaken, now: float
+    ) -> Iterator[Effect]:
         work, reply = self._claims.pop(registration)
-        if isinstance(result, Claimed):
+        if isinstance(result, RegistrationClaimed):
             yield from self._answer(reply, RegistrationAccepted(registration=registration))
             yield from self._adopt(result.work, now)
             return
@@ -237,7 +249,7 @@ class Registrar:
             self._works.pop(registration, None)
         yield from self._turn_away(reply, _taken(result.field, work.request), now, work.request)
 
-    def _adopt(self, work: Work, now: float) -> Iterator[Effect]:
+    def _adopt(self, work: RegistrationRecord, now: float) -> Iterator[Effect]:
         """Go on with a registration that is kept as ours."""
         if work.version is None:
             yield self._claim(work, "")
@@ -282,7 +294,7 @@ class Registrar:
             if done.result is not None:
                 yield from self._adopt(done.result, envelope.now)
         elif kind == "admin":
-            refused: Refused | None = done.result
+            refused: ChangeRefused | None = done.result
             reply = self._asked.pop(which)
             if refused is None:
                 yield from self._answer(reply, AdminDone())
@@ -355,7 +367,7 @@ class Registrar:
                 yield from self._adopt(work, now)
             elif now - self._registrars.get(work.registrar, self._synced_at) > self._rules.registrar_timeout_s:
                 self._taking.add(registration)
-                command = TakeOver(registration=registration, registrar=self._name, previous=work.registrar)
+                command = TakeOverRegistration(registration=registration, registrar=self._name, previous=work.registrar)
                 yield Do(("takeover", registration), command, COMMAND_S)
 
 
@@ -371,3 +383,17 @@ def _taken(field: str, request: Register) -> Error:
     else:
         text = "registration: this id is in use already; give another one, or none"
     return Error(code="bad_request", message=text)
+
+
+# -- metrics
+
+
+def families(actor: Registrar) -> Iterable[Family]:
+    works = Family("infaas_registrations_under_way", "gauge", "Registrations that have not ended, all registrars'.")
+    works.add(len(actor._works))
+    return (works,)
+
+
+def missing(actor: Registrar, now: float) -> str:
+    del now
+    return "the catalogue" if actor._unsynced else ""

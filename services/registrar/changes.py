@@ -3,12 +3,24 @@
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
-from services.registrar.checks import signature_difference
-from services.registrar.commands import AddApp, Change, DeleteApp, LinkModel, Refused, SetApp
+from bus.messages.public import AdminRequest, Error
+from services.core.catalog import Catalog
+from services.registrar.checks import app_fields, names, signature_difference
+from services.registrar.commands import (
+    AddApp,
+    Change,
+    ChangeRefused,
+    DeleteApp,
+    DeleteVersion,
+    LinkModel,
+    ReleaseVariant,
+    SetApp,
+    UnlinkModel,
+)
 
 
-def amend(record: AppRecord | None, change: Change) -> AppRecord | Refused | None:
-    """The app's record after this change; None when the app is to go; Refused when the change is not allowed."""
+def amend(record: AppRecord | None, change: Change) -> AppRecord | ChangeRefused | None:
+    """The app's record after this change; None when the app is to go; ChangeRefused when the change is not allowed."""
     if isinstance(change, AddApp):
         return _add(record, change)
     if isinstance(change, LinkModel):
@@ -20,13 +32,13 @@ def amend(record: AppRecord | None, change: Change) -> AppRecord | Refused | Non
     if isinstance(change, SetApp):
         return _set(record, change)
     if change.model not in record.links:
-        return Refused("unknown_model", f"model: app {change.app} does not link {change.model}")
+        return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
     return replace(record, links={model: at for model, at in record.links.items() if model != change.model})
 
 
-def _add(record: AppRecord | None, change: AddApp) -> AppRecord | Refused:
+def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
     if record is not None:
-        return Refused("bad_request", f"app: {change.app} exists already")
+        return ChangeRefused("bad_request", f"app: {change.app} exists already")
     return AppRecord(
         app=change.app,
         links={},
@@ -43,17 +55,19 @@ def _set(record: AppRecord, change: SetApp) -> AppRecord:
     return replace(record, **{field: value for field in fields if (value := getattr(change, field)) is not None})
 
 
-def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | Refused:
+def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefused:
     if record is None:
         if not change.create:
             return _unknown(change.app)
         record = AppRecord(app=change.app, links={}, created=change.at)
     if change.linked and change.model not in record.links:
-        return Refused("unknown_model", f"model: app {change.app} does not link {change.model}; use link-model first")
+        return ChangeRefused(
+            "unknown_model", f"model: app {change.app} does not link {change.model}; use link-model first"
+        )
     if record.signature is not None:
         difference = signature_difference(record.signature, change.signature)
         if difference is not None:
-            return Refused(
+            return ChangeRefused(
                 "bad_request",
                 f"the model does not fit app {change.app}, whose first registration fixed its signature: {difference};"
                 " export the model with the app's names and shapes, or register it under another app",
@@ -67,5 +81,86 @@ def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | Refused:
     )
 
 
-def _unknown(app: str) -> Refused:
-    return Refused("unknown_app", f"app: there is no app {app}")
+def _unknown(app: str) -> ChangeRefused:
+    return ChangeRefused("unknown_app", f"app: there is no app {app}")
+
+
+# -- operators' verbs
+
+NEEDS = {
+    "add-app": ("app",),
+    "set-app": ("app",),
+    "delete-app": ("app",),
+    "link-model": ("app", "model"),
+    "unlink-model": ("app", "model"),
+    "set-version": ("app", "model", "version"),
+    "set-replicas": ("app",),
+    "delete-version": ("model", "version"),
+    "release-variant": ("variant",),
+}
+SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type")
+
+
+def change_for(
+    verb: str, request: AdminRequest, catalog: Catalog, now: float
+) -> Change | ReleaseVariant | DeleteVersion | Error:
+    """What an operator asks for, or what is wrong with the request."""
+    needs = NEEDS.get(verb)
+    if needs is None:
+        return Error(code="bad_request", message=f"verb: {verb!r} is not known here; known are {', '.join(NEEDS)}")
+    given = {field: getattr(request, field) for field in ("app", "model", "version", "variant", "worker")}
+    wrong = names(**{field: value for field, value in given.items() if field in needs or value is not None})
+    wrong += app_fields(request.latency_ms, request.default_output, request.input_type)
+    wrong += [
+        f"{field}: must be 0 or more"
+        for field in ("min_instances", "count")
+        if (value := getattr(request, field)) is not None and value < 0
+    ]
+    if verb == "set-replicas" and request.count is None:
+        wrong.append("count: must be the least number of instances that the app keeps")
+    if verb == "set-app" and all(getattr(request, field) is None for field in SETTINGS):
+        wrong.append(f"set-app: give at least one of {', '.join(SETTINGS)}")
+    if wrong:
+        return Error(code="bad_request", message="; ".join(wrong))
+    if verb == "release-variant":
+        return ReleaseVariant(variant=request.variant or "", worker=request.worker)
+    app, model = request.app or "", request.model or ""
+    if verb == "add-app":
+        return AddApp(
+            app=app,
+            at=now,
+            latency_ms=request.latency_ms,
+            default_output=request.default_output,
+            min_instances=1 if request.min_instances is None else request.min_instances,
+            input_type=request.input_type,
+        )
+    if verb == "set-app":
+        return SetApp(app=app, **{field: getattr(request, field) for field in SETTINGS})
+    if verb == "set-replicas":
+        return SetApp(app=app, min_instances=request.count)
+    if verb == "delete-app":
+        return DeleteApp(app=app)
+    if verb == "unlink-model":
+        return UnlinkModel(app=app, model=model)
+    record = catalog.model(model, request.version)
+    if record is None:
+        return Error(code="unknown_model", message=_unknown_admin(model, request.version, catalog))
+    if verb == "delete-version":
+        return DeleteVersion(model=model, version=record.version)
+    return LinkModel(
+        app=app,
+        model=model,
+        version=record.version,
+        signature=record.signature,
+        at=now,
+        linked=verb == "set-version",
+        latency_ms=request.latency_ms,
+        default_output=request.default_output,
+    )
+
+
+def _unknown_admin(model: str, version: str | None, catalog: Catalog) -> str:
+    known = sorted(catalog.versions(model))
+    if not known:
+        return f"model: there is no model {model}"
+    return f"version: model {model} has no version {version}, only {', '.join(known)}"

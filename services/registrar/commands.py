@@ -8,7 +8,7 @@ from bus.messages.catalog import ModelRecord, Signature, VariantRecord
 from bus.messages.public import Code, Register, RegistrationStatus
 
 
-class Work(Struct, frozen=True, kw_only=True):
+class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
 
     hardware: what its variants are for; another kind than the CPU means that the model is registered already (fitting.py).
@@ -22,30 +22,30 @@ class Work(Struct, frozen=True, kw_only=True):
     hardware: str = "cpu"
 
 
-class Claim(Struct, frozen=True, kw_only=True):
-    """Keep this registration and reserve its version; comes back as Claimed or Taken.
+class ClaimRegistration(Struct, frozen=True, kw_only=True):
+    """Keep this registration and reserve its version; comes back as RegistrationClaimed or AlreadyTaken.
 
     next_version: where to look for a free number when the request names no version.
     """
 
-    work: Work
+    work: RegistrationRecord
     next_version: int
 
 
-class Claimed(Struct, frozen=True):
+class RegistrationClaimed(Struct, frozen=True):
     """The registration is kept, with this version."""
 
-    work: Work
+    work: RegistrationRecord
 
 
-class Taken(Struct, frozen=True):
+class AlreadyTaken(Struct, frozen=True):
     """Another registration holds this id or version. field: "registration" or "version"."""
 
     field: str
 
 
-class TakeOver(Struct, frozen=True, kw_only=True):
-    """Make an unfinished registration of a registrar that is gone ours; comes back as Work, or None when somebody was faster."""
+class TakeOverRegistration(Struct, frozen=True, kw_only=True):
+    """Make an unfinished registration of a registrar that is gone ours; comes back as RegistrationRecord, or None when somebody was faster."""
 
     registration: str
     registrar: str
@@ -113,13 +113,13 @@ Change = LinkModel | AddApp | SetApp | DeleteApp | UnlinkModel
 
 
 class ChangeApp(Struct, frozen=True):
-    """Carry out one change of an app's record; comes back as None or Refused."""
+    """Carry out one change of an app's record; comes back as None or ChangeRefused."""
 
     change: Change
 
 
 class ReleaseVariant(Struct, frozen=True, kw_only=True):
-    """Let this variant be loaded again where it is quarantined, or on one worker only; comes back as None or Refused."""
+    """Let this variant be loaded again where it is quarantined, or on one worker only; comes back as None or ChangeRefused."""
 
     variant: str
     worker: str | None = None
@@ -128,7 +128,7 @@ class ReleaseVariant(Struct, frozen=True, kw_only=True):
 class DeleteVersion(Struct, frozen=True, kw_only=True):
     """Forget a version of a model that no app serves, and its variants; its number is not given out again.
 
-    Comes back as None or Refused.
+    Comes back as None or ChangeRefused.
     """
 
     model: str
@@ -136,7 +136,7 @@ class DeleteVersion(Struct, frozen=True, kw_only=True):
 
 
 class PutRecords(Struct, frozen=True, kw_only=True):
-    """Write a registration's result: variants, then the model, then the app's link; comes back as None or Refused.
+    """Write a registration's result: variants, then the model, then the app's link; comes back as None or ChangeRefused.
 
     link None: a newer version has been linked meanwhile, the app stays as it is.
     """
@@ -147,7 +147,7 @@ class PutRecords(Struct, frozen=True, kw_only=True):
 
 
 class AddVariants(Struct, frozen=True, kw_only=True):
-    """Write more variants of a version that is registered; comes back as None, or Refused when it is no longer."""
+    """Write more variants of a version that is registered; comes back as None, or ChangeRefused when it is no longer."""
 
     model: str
     version: str
@@ -161,7 +161,7 @@ class ChangeSimulated(Struct, frozen=True, kw_only=True):
     drop: tuple[str, ...]
 
 
-class Refused(Struct, frozen=True):
+class ChangeRefused(Struct, frozen=True):
     """The catalogue does not allow it."""
 
     code: Code
@@ -177,4 +177,14 @@ class Finish(Struct, frozen=True, kw_only=True):
     uploads: tuple[str, ...]
 
 
-Command = Claim | TakeOver | PutStatus | ChangeApp | ReleaseVariant | DeleteVersion | PutRecords | AddVariants | Finish
+Command = (
+    ClaimRegistration
+    | TakeOverRegistration
+    | PutStatus
+    | ChangeApp
+    | ReleaseVariant
+    | DeleteVersion
+    | PutRecords
+    | AddVariants
+    | Finish
+)

@@ -16,20 +16,20 @@ from services.core.quarantine import quarantined_at
 from services.registrar.changes import amend
 from services.registrar.commands import (
     AddVariants,
+    AlreadyTaken,
     Change,
     ChangeApp,
+    ChangeRefused,
     ChangeSimulated,
-    Claim,
-    Claimed,
+    ClaimRegistration,
     DeleteVersion,
     Finish,
     PutRecords,
     PutStatus,
-    Refused,
+    RegistrationClaimed,
+    RegistrationRecord,
     ReleaseVariant,
-    Taken,
-    TakeOver,
-    Work,
+    TakeOverRegistration,
 )
 
 CPU = "cpu"
@@ -49,8 +49,8 @@ class RegistrarEdge:
         self._control = control
         self._uploads = uploads
         self._does: dict[type, Callable[[Any], Any]] = {
-            Claim: self._claim,
-            TakeOver: self._take_over,
+            ClaimRegistration: self._claim,
+            TakeOverRegistration: self._take_over,
             PutStatus: self._put_status,
             ChangeApp: self._change_app,
             ReleaseVariant: self._release_variant,
@@ -84,26 +84,26 @@ class RegistrarEdge:
 
     # -- unfinished registrations
 
-    async def _claim(self, command: Claim) -> Claimed | Taken:
+    async def _claim(self, command: ClaimRegistration) -> RegistrationClaimed | AlreadyTaken:
         work = command.work
         key = f"work.{work.registration}"
         try:
             await self._status.create(key, encode(work))
         except WrongRevision:
-            kept = await _get(self._status, key, Work)
+            kept = await _get(self._status, key, RegistrationRecord)
             if kept is not None and (kept.registrar, kept.created) != (work.registrar, work.created):
-                return Taken("registration")
+                return AlreadyTaken("registration")
         if work.hardware != CPU:
-            return Claimed(work)  # of a version that is registered
+            return RegistrationClaimed(work)  # of a version that is registered
         version = await self._reserve(work, command.next_version)
         if version is None:
             await self._status.delete(key)
-            return Taken("version")
+            return AlreadyTaken("version")
         claimed = replace(work, version=version)
         await self._status.put(key, encode(claimed))
-        return Claimed(claimed)
+        return RegistrationClaimed(claimed)
 
-    async def _reserve(self, work: Work, first: int) -> str | None:
+    async def _reserve(self, work: RegistrationRecord, first: int) -> str | None:
         """Hold the version asked for, or the next free number; None when it is held or registered already."""
         model, wanted = work.request.model, work.request.version
         number = first
@@ -129,11 +129,11 @@ class RegistrarEdge:
                 return await self._hold(model, version, registration)
         return True
 
-    async def _take_over(self, command: TakeOver) -> Work | None:
+    async def _take_over(self, command: TakeOverRegistration) -> RegistrationRecord | None:
         key = f"work.{command.registration}"
         try:
             entry = await self._status.get(key)
-            work = decode(Work, entry.value or b"")
+            work = decode(RegistrationRecord, entry.value or b"")
             if work.registrar != command.previous:
                 return None
             ours = replace(work, registrar=command.registrar)
@@ -159,7 +159,7 @@ class RegistrarEdge:
 
     # -- quarantine
 
-    async def _release_variant(self, command: ReleaseVariant) -> Refused | None:
+    async def _release_variant(self, command: ReleaseVariant) -> ChangeRefused | None:
         """The workers' monitors see their keys go."""
         found = []
         for key in await self._control.keys():
@@ -171,14 +171,14 @@ class RegistrarEdge:
         if found:
             return None
         where_not = f"on worker {command.worker}" if command.worker else "on any worker"
-        return Refused("bad_request", f"variant: {command.variant} is not quarantined {where_not}")
+        return ChangeRefused("bad_request", f"variant: {command.variant} is not quarantined {where_not}")
 
     # -- catalogue
 
-    async def _change_app(self, command: ChangeApp) -> Refused | None:
+    async def _change_app(self, command: ChangeApp) -> ChangeRefused | None:
         return await self._amend(command.change)
 
-    async def _amend(self, change: Change) -> Refused | None:
+    async def _amend(self, change: Change) -> ChangeRefused | None:
         """Read, change, write back if nobody else wrote meanwhile; else once more."""
         key = app_key(change.app)
         while True:
@@ -190,7 +190,7 @@ class RegistrarEdge:
             except NotFound:
                 pass
             after = amend(before, change)
-            if isinstance(after, Refused):
+            if isinstance(after, ChangeRefused):
                 return after
             try:
                 if after is None:
@@ -203,7 +203,7 @@ class RegistrarEdge:
                 continue
             return None
 
-    async def _delete_version(self, command: DeleteVersion) -> Refused | None:
+    async def _delete_version(self, command: DeleteVersion) -> ChangeRefused | None:
         """The model's record first: without it nobody sees its variants. A version number that served is never another model's."""
         model, version = command.model, command.version
         named = f"version {version} of model {model}"
@@ -211,7 +211,7 @@ class RegistrarEdge:
         for key in keys:
             app = await _get(self._catalog, key, AppRecord) if key.startswith(app_key("")) else None
             if app is not None and app.links.get(model) == version:
-                return Refused(
+                return ChangeRefused(
                     "bad_request",
                     f"version: app {app.app} serves {named}; set another version there, or unlink the model, first",
                 )
@@ -225,16 +225,16 @@ class RegistrarEdge:
                     await self._catalog.delete(key)
         return None
 
-    async def _put_records(self, command: PutRecords) -> Refused | None:
+    async def _put_records(self, command: PutRecords) -> ChangeRefused | None:
         model = command.model
         kept = await _get(self._catalog, key_of(model), ModelRecord)
         if kept is not None and kept.registration != model.registration:
-            return Refused(
+            return ChangeRefused(
                 "bad_request", f"version: version {model.version} of model {model.model} is registered already"
             )
         if command.link is not None:
             refused = amend(await _get(self._catalog, app_key(command.link.app), AppRecord), command.link)
-            if isinstance(refused, Refused):
+            if isinstance(refused, ChangeRefused):
                 return refused
         records: list[VariantRecord | ModelRecord] = [*command.variants, model]
         for record in records:
@@ -245,10 +245,10 @@ class RegistrarEdge:
                 await self._catalog.delete(key_of(record))
         return refusal
 
-    async def _add_variants(self, command: AddVariants) -> Refused | None:
+    async def _add_variants(self, command: AddVariants) -> ChangeRefused | None:
         if await _get(self._catalog, model_key(command.model, command.version), ModelRecord) is None:
             named = f"version {command.version} of model {command.model}"
-            return Refused("unknown_model", f"model: {named} is not registered any more")
+            return ChangeRefused("unknown_model", f"model: {named} is not registered any more")
         for record in command.variants:
             await self._catalog.put(key_of(record), encode(record))
         return None

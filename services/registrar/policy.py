@@ -12,8 +12,10 @@ from math import isfinite
 
 from msgspec import Struct
 
-from bus.messages.catalog import Profile
+from bus.messages.catalog import Profile, VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantPlan
+from services.core.dominance import mark
+from services.core.emulation import KINDS, emulated, originals
 
 LONGEST_NAME = 64
 
@@ -147,3 +149,21 @@ def _incomplete(profile: Profile) -> str | None:
     if not all(isfinite(figure) and figure >= 0.0 for figure in figures) or profile.saturation_qps == 0.0:
         return "its profile holds figures that cannot be (negative, infinite, or no throughput)"
     return None
+
+
+def simulated_variants(measured: Iterable[VariantRecord], kinds: Iterable[str]) -> tuple[VariantRecord, ...]:
+    """What these variants of one version of a model become on simulated devices of these kinds."""
+    pool = list(measured)
+    return tuple(
+        record
+        for kind in sorted(set(kinds) & KINDS.keys())
+        for record in mark(
+            emulated(original, kind, _simulated_name(original, kind)) for original in originals(pool, kind)
+        )
+    )
+
+
+def _simulated_name(original: VariantRecord, kind: str) -> str:
+    """The name says it, too: events and costs have no other mark."""
+    of = original
+    return variant_name(of.model, of.version, f"sim{kind}", of.precision, of.threads, of.max_batch)

@@ -25,7 +25,7 @@ from services.jobs.commands import (
     Broken,
     Conclude,
     Feed,
-    Forget,
+    ForgetJob,
     Keep,
     Read,
     Resume,
@@ -33,8 +33,8 @@ from services.jobs.commands import (
     Spot,
     WasRead,
 )
+from services.jobs.runner.chunks import ChunkKey, DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk
 from services.jobs.runner.edge import ACK_WAIT_S, WAIT_S
-from services.jobs.runner.work import Drop, Extend, GiveBack, Key, Store, Take
 from services.simulation.hands import STORE
 from services.simulation.scenario.model import JobSpec
 from services.simulation.stage import Stage
@@ -100,7 +100,7 @@ class Offline:
     def __init__(self, stage: Stage, subjects: Subjects, jobs: Sequence[JobSpec]) -> None:
         self.written: Callable[[str, int], None] | None = None
         self.queue = WorkQueue()
-        self.parts: dict[Key, Part] = {}
+        self.parts: dict[ChunkKey, Part] = {}
         self.jobs = {f"job-{number}": spec for number, spec in enumerate(jobs)}
         self._stage = stage
         self._subjects = subjects
@@ -149,7 +149,7 @@ class Offline:
                 for key in [key for key in self.parts if key[0] == command.route.job]:
                     del self.parts[key]
                 return STORE, ""
-            case Forget():
+            case ForgetJob():
                 self._keep(command.job, None)
             case _:
                 return 0.0, ValueError(f"simulated jobs cannot {type(command).__name__}")
@@ -206,28 +206,28 @@ class RunnerHands:
         self._offline = offline
         self._queue = offline.queue
         self._subject = subjects.offline("part")
-        self._taken: dict[Key, int] = {}
+        self._taken: dict[ChunkKey, int] = {}
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         queue, taken, now = self._queue, self._taken, self._stage.now
         match command:
-            case Take():
+            case TakeChunk():
                 found = queue.take(now)
                 if found is None:
                     return WAIT_S, None
                 number, chunk = found
                 taken[chunk.job, chunk.number] = number
                 return STORE, chunk
-            case Extend():
+            case ExtendChunks():
                 for key in command.keys:
                     if key in taken:
                         queue.hold(taken[key], now + ACK_WAIT_S)
-            case GiveBack():
+            case ReturnChunk():
                 if command.key in taken:
                     queue.hold(taken.pop(command.key), now + command.delay)
-            case Drop():
+            case DropChunk():
                 self._done(command.key)
-            case Store():
+            case StorePart():
                 part = command.part
                 self._offline.parts[part.job, part.number] = part
                 self._stage.publish(self._subject, PartStored(job=part.job, number=part.number))
@@ -236,7 +236,7 @@ class RunnerHands:
                 return 0.0, ValueError(f"simulated runners cannot {type(command).__name__}")
         return STORE, None
 
-    def _done(self, key: Key) -> None:
+    def _done(self, key: ChunkKey) -> None:
         number = self._taken.pop(key, None)
         if number is not None:
             self._queue.done(number)

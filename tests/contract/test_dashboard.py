@@ -30,8 +30,8 @@ from dashboard import store
 from dashboard.place import tell
 from dashboard.window import between
 from infaas.locate import Endpoints
-from services.recorder.ledger import Ledger
-from services.recorder.mirror import CatalogMirror
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventWriter
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.process import free_port
 from services.shell.store import READER, WRITER, Store, role_dsn
@@ -91,7 +91,7 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
         f"variant.{VARIANT}": encode(variant_record()),
         f"variant.{GPU}": encode(variant_record(variant=GPU, hardware="gpu", simulated=True, accuracy=0.98)),
     }
-    CatalogMirror(store_, {"cpu": 0.048, "gpu": 3.0}).write(catalogue, frozenset(catalogue))
+    CatalogWriter(store_, {"cpu": 0.048, "gpu": 3.0}).write(catalogue, frozenset(catalogue))
     outcomes = []
     for i in range(240):
         fields: dict[str, Any] = {"time": now - 140 + i / 2}
@@ -160,7 +160,7 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
         ],
         [event(RegistrationEvent, state="done", progress=1.0, version="1")],
     ]
-    ledger = Ledger(store_)
+    ledger = EventWriter(store_)
     for rows in kinds:
         ledger.write([message(*rows)])
     store_.close()
@@ -227,7 +227,7 @@ def test_cost_is_compared_with_an_earlier_time(past: str) -> None:
 def test_the_time_before_is_as_long_as_the_time_it_is_compared_with(database_dsn: str, reader_dsn: str) -> None:
     bills = [event(CostEvent, time=time.time() - 10 * i, cost=0.25) for i in range(80)]
     store_ = Store(database_dsn, "test")
-    Ledger(store_).write([message(*bills)])
+    EventWriter(store_).write([message(*bills)])
     store_.close()
     test = page("cost", reader_dsn, range="5m", compare="the time before")
     spent, change = metric(test, "Spent, US$")

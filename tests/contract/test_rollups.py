@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from bus.messages.events import CostEvent, WorkerSample
-from services.recorder.keeper import Keeper
-from services.recorder.ledger import Ledger
+from services.recorder.events import EventWriter, Maintenance
 from services.shell.history import KEEP_DAYS, Found, LevelError, level_of, shape
 from services.shell.store import SCHEMA, Store, prepare
 from tests.support.data.events import event, message, outcome
@@ -29,8 +28,8 @@ class Recorder:
 
     def __init__(self, writer: str, owner: str) -> None:
         self.store = Store(writer, "test")
-        self.ledger = Ledger(self.store)
-        self.keeper = Keeper(self.store)
+        self.ledger = EventWriter(self.store)
+        self.keeper = Maintenance(self.store)
         self.owner = psycopg.connect(owner, autocommit=True)
 
     def maintain(self) -> None:
@@ -105,7 +104,7 @@ def test_writers_and_the_watermark_do_not_miss_each_other(db: Recorder, database
     def write(seed: int) -> None:
         rng = random.Random(seed)
         store = Store(database_dsn, "writer")
-        ledger = Ledger(store)
+        ledger = EventWriter(store)
         try:
             writing.wait(30)
             for step in range(25):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.recorder.ledger import Ledger
+from services.recorder.events import EventWriter
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.store import Store
 from tests.support.data.events import message, outcome
@@ -17,7 +17,7 @@ from tests.support.servers.processes import environ, infaas
 def test_a_query_as_json_is_one_document(database_dsn: str, reader_dsn: str) -> None:
     store = Store(database_dsn, "test")
     uid = bytes(range(16))
-    Ledger(store).write([message(outcome(time=1.7e9, uid=uid, id="q1", batch=None, cost=0.5))])
+    EventWriter(store).write([message(outcome(time=1.7e9, uid=uid, id="q1", batch=None, cost=0.5))])
     store.close()
     query = "SELECT time, uid, id, batch, cost, cached, 'nan'::float8, 1.5::numeric, 2::numeric, ARRAY[1], '{\"a\": 1}'::jsonb FROM query_outcomes"
     done = infaas("sql", query, "--json", INFAAS_SQL_DSN=reader_dsn)

@@ -11,8 +11,8 @@ import pytest
 
 from bus.codec import encode
 from bus.messages.events import EVENTS, Event, OutcomeEvent, ScalingEvent, StateEvent
-from services.recorder.ledger import Ledger, Message
-from services.recorder.mirror import CatalogMirror
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventMessage, EventWriter
 from services.shell.store import Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, outcome, variant_record
 
@@ -37,14 +37,14 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
         "model.mlp.1": encode(model_record()),
         "app.digits": encode(app_record()),
     }
-    CatalogMirror(store, {"cpu": 0.048}).write(catalogue, frozenset(catalogue))
+    CatalogWriter(store, {"cpu": 0.048}).write(catalogue, frozenset(catalogue))
     others: list[Event] = [event(kind, time=now - 5) for kind in EVENTS if kind not in (OutcomeEvent, StateEvent)]
     states = [event(StateEvent, time=now - 9), event(StateEvent, time=now - 8, to_state="Overloaded")]
     others.append(event(ScalingEvent, time=now - 6, scaler="model", action="upgrade", reason="accuracy"))
     outcomes = [outcome(id=f"q{i}", batch=i + 1) for i in range(8)] + [outcome(outcome="refused", code="deadline")]
-    ledger = Ledger(store)
+    ledger = EventWriter(store)
     ledger.write([message(*outcomes), message(*states), *(message(row) for row in others)])
-    ledger.write([Message("infaas.event.outcome", b"\xc1")])
+    ledger.write([EventMessage("infaas.event.outcome", b"\xc1")])
     store.close()
     yield reader_dsn
 

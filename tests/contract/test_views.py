@@ -13,8 +13,8 @@ from bus.codec import encode
 from bus.messages.catalog import Profile
 from bus.messages.events import CostEvent, StateEvent, WorkerEvent, WorkerSample
 from services.core.cost import HANDLING_MS
-from services.recorder.ledger import Ledger
-from services.recorder.mirror import CatalogMirror
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventWriter
 from services.shell.store import Store
 from tests.support.data.events import (
     SIGNATURE,
@@ -42,8 +42,8 @@ class Recorder:
 
     def __init__(self, writer: str, reader: str) -> None:
         self.store = Store(writer, "test")
-        self.ledger = Ledger(self.store)
-        self.mirror = CatalogMirror(self.store, {"cpu": 0.048, "gpu": 3.0})
+        self.ledger = EventWriter(self.store)
+        self.mirror = CatalogWriter(self.store, {"cpu": 0.048, "gpu": 3.0})
         self._reader = psycopg.connect(reader, autocommit=True)
 
     def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:

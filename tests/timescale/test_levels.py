@@ -14,8 +14,7 @@ import pytest
 from psycopg import errors
 
 from bus.messages.events import CostEvent, StateEvent, WorkerSample
-from services.recorder.keeper import Keeper
-from services.recorder.ledger import Ledger
+from services.recorder.events import EventWriter, Maintenance
 from services.shell.embedded_postgres import EmbeddedPostgres
 from services.shell.history import KEEP_DAYS, Level, level_of
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
@@ -37,8 +36,8 @@ class System:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.store = Store(dsn, "test")
-        self.ledger = Ledger(self.store)
-        self.keeper = Keeper(self.store)
+        self.ledger = EventWriter(self.store)
+        self.keeper = Maintenance(self.store)
 
     def prepare(self, most: Level = "tsl", **keep_days: float) -> None:
         self.store.close()

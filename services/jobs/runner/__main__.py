@@ -4,7 +4,7 @@ import secrets
 
 from bus.port import Bus
 from bus.subjects import Subjects
-from services.jobs.runner import metrics
+from services.jobs.runner import actor
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.edge import RunnerEdge
 from services.jobs.runner.policy import Knobs
@@ -32,7 +32,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     def make() -> Runner:
         return Runner(f"offline-{worker}-{secrets.token_hex(4)}", worker, subjects, prices, knobs)
 
-    return [Runtime(f"offline-{worker}", make, bus, subjects, RunnerEdge(bus, subjects), insight=metrics)]
+    return [Runtime(f"offline-{worker}", make, bus, subjects, RunnerEdge(bus, subjects), insight=actor)]
 
 
 if __name__ == "__main__":

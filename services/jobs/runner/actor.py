@@ -4,7 +4,7 @@ Each chunk is one query with a far deadline in its own worker's executor queue, 
 dies meanwhile, a chunk stays in the jobs' queue until its part is in the bucket; its uid is always the same, so it is charged once.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -34,13 +34,20 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
+from services.core.metric import Family
 from services.core.outcome import answered
-from services.jobs.runner.held import Held
-from services.jobs.runner.loads import Loads
-from services.jobs.runner.policy import LOOK_S, Knobs
-from services.jobs.runner.told import Told
-from services.jobs.runner.view import View
-from services.jobs.runner.work import NO_OUTPUTS, Drop, Extend, GiveBack, Heard, Store, Take
+from services.jobs.runner.chunks import (
+    NO_OUTPUTS,
+    ChunkAnswer,
+    DropChunk,
+    ExtendChunks,
+    ReturnChunk,
+    StorePart,
+    TakeChunk,
+    TakenChunk,
+)
+from services.jobs.runner.control import LoadRequests, RunnerReports
+from services.jobs.runner.policy import LOOK_S, Knobs, RunnerView
 
 TRIES = 3  # of a chunk, before it counts as failed
 EXTEND_S = 1.5
@@ -69,10 +76,10 @@ class Runner:
         self.worker = worker
         self._subjects = subjects
         self._in_flight = knobs.in_flight
-        self._view = View(prices, knobs)
-        self._told = Told(name, worker, subjects)
-        self._loads = Loads(name, worker, subjects)
-        self._held: dict[tuple[str, int], Held] = {}
+        self._view = RunnerView(prices, knobs)
+        self._told = RunnerReports(name, worker, subjects)
+        self._loads = LoadRequests(name, worker, subjects)
+        self._held: dict[tuple[str, int], TakenChunk] = {}
         self._taking = False
         self._stopping = False
         self._extended = 0.0
@@ -86,7 +93,7 @@ class Runner:
             Trying: self._on_trying,
             LoadReply: self._on_load_reply,
             HandBack: self._on_hand_back,
-            Heard: self._on_heard,
+            ChunkAnswer: self._on_heard,
             Changed: self._on_changed,
             Synced: lambda _: NOTHING,
             Done: self._on_done,
@@ -110,7 +117,7 @@ class Runner:
             Inlet(subject=s.trying(name), message=Trying),
             Inlet(subject=s.loads(name), message=LoadReply),
             Inlet(subject=s.resubmit(name), message=HandBack),
-            Inlet(subject=s.offline_answer(self.worker), message=Heard),
+            Inlet(subject=s.offline_answer(self.worker), message=ChunkAnswer),
         )
 
     @property
@@ -118,7 +125,7 @@ class Runner:
         return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.jobs_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        """Take one message; see services.core.actor."""
+        """TakeChunk one message; see services.core.actor."""
         return list(self._takes[type(envelope.message)](envelope))
 
     # -- what there is
@@ -142,21 +149,21 @@ class Runner:
         yield from self._told.note(why, now)
         if not why:
             self._taking = True
-            yield Do("take", Take(), 10.0)
+            yield Do("take", TakeChunk(), 10.0)
 
     def _took(self, chunk: Chunk, now: float) -> Iterator[Effect]:
         key = (chunk.job, chunk.number)
         fate = self._view.fate(chunk)
         if fate == "drop":
-            yield Do(("drop", key), Drop(key), 10.0)
+            yield Do(("drop", key), DropChunk(key), 10.0)
         elif not isinstance(fate, JobRecord):
-            yield Do(("give", key), GiveBack(key, LOOK_S), 10.0)
+            yield Do(("give", key), ReturnChunk(key, LOOK_S), 10.0)
         elif key not in self._held:
-            held = self._held[key] = Held(chunk, fate.status, now)
+            held = self._held[key] = TakenChunk(chunk, fate.status, now)
             yield from self._place(held, now)
         yield from self._take(now)
 
-    def _place(self, held: Held, now: float) -> Iterator[Effect]:
+    def _place(self, held: TakenChunk, now: float) -> Iterator[Effect]:
         """Send a waiting chunk to an instance, or see to it that there is one."""
         record = self._view.job(held.chunk.job)
         if record is None or self._view.is_over(held.chunk.job):
@@ -181,28 +188,28 @@ class Runner:
             return
         yield from self._let_go(held, AGAIN_S)
 
-    def _send(self, held: Held, instance: str, now: float) -> Iterator[Effect]:
+    def _send(self, held: TakenChunk, instance: str, now: float) -> Iterator[Effect]:
         yield from self._told.beat(now, least=LOOK_S)  # the executor must know us before we ask it for something
         uid = held.uid.hex()
         route = held.depart(self.name, instance, self._subjects.offline_answer(self.worker, uid), now)
         reply = self._subjects.undelivered(self.name, f"{uid}-0")
         yield Publish(self._subjects.execute(self.worker, held.device), Execute(route, held.chunk.body), reply)
 
-    def _let_go(self, held: Held, delay: float | None) -> Iterator[Effect]:
+    def _let_go(self, held: TakenChunk, delay: float | None) -> Iterator[Effect]:
         """Somebody else may have it after so many seconds; None: nobody needs it any more."""
         self._held.pop(held.key, None)
         if delay is None:
-            yield Do(("drop", held.key), Drop(held.key), 10.0)
+            yield Do(("drop", held.key), DropChunk(held.key), 10.0)
         else:
-            yield Do(("give", held.key), GiveBack(held.key, delay), 10.0)
+            yield Do(("give", held.key), ReturnChunk(held.key, delay), 10.0)
 
     # -- what becomes of a chunk
 
-    def _by_uid(self, uid: bytes) -> Held | None:
+    def _by_uid(self, uid: bytes) -> TakenChunk | None:
         return next((held for held in self._held.values() if held.uid == uid and held.state != "storing"), None)
 
     def _on_heard(self, envelope: Envelope) -> Iterator[Effect]:
-        heard: Heard = envelope.message
+        heard: ChunkAnswer = envelope.message
         now = envelope.now
         try:
             held = self._by_uid(bytes.fromhex(envelope.subject.rpartition(".")[2]))
@@ -230,7 +237,7 @@ class Runner:
         yield from self._store(held, heard.outputs, heard.outputs_ref, heard.variant, heard.cost)
         yield from self._take(now)
 
-    def _refused(self, held: Held, error: Error, now: float) -> Iterator[Effect]:
+    def _refused(self, held: TakenChunk, error: Error, now: float) -> Iterator[Effect]:
         if error.code in ("deadline", "overloaded"):
             held.wait(now + AGAIN_S)
         elif held.refused() >= TRIES:
@@ -239,7 +246,7 @@ class Runner:
             held.wait(now + LOOK_S)
 
     def _store(
-        self, held: Held, outputs: Raw, ref: ObjectRef | None, variant: str, cost: float, error: str = ""
+        self, held: TakenChunk, outputs: Raw, ref: ObjectRef | None, variant: str, cost: float, error: str = ""
     ) -> Iterator[Effect]:
         held.state = "storing"
         part = Part(
@@ -253,11 +260,11 @@ class Runner:
             error=error,
         )
         # Its outcome first: a job that is done has all its rows, whoever is killed meanwhile.
-        self._settling.append((self._told.history.recorded, Do(("store", held.key), Store(part, ref), 60.0)))
+        self._settling.append((self._told.history.recorded, Do(("store", held.key), StorePart(part, ref), 60.0)))
         yield from self._settled()
 
     def _settled(self) -> Iterator[Effect]:
-        """Store the parts whose outcomes are on disk."""
+        """StorePart the parts whose outcomes are on disk."""
         while self._settling and self._told.history.on_disk(self._settling[0][0]):
             _, effect = self._settling.popleft()
             self._doing[effect.id[1]] = effect
@@ -300,7 +307,7 @@ class Runner:
             if held.state == "flying" and held.device == gone.device:
                 yield from self._lost(held, envelope.now)
 
-    def _lost(self, held: Held, now: float) -> Iterator[Effect]:
+    def _lost(self, held: TakenChunk, now: float) -> Iterator[Effect]:
         """The executor died with it; whether it was the cause only repetition can tell."""
         held.crashes += held.begun
         if held.crashes >= TRIES:
@@ -340,7 +347,7 @@ class Runner:
             self._told.active(now)
             if now - self._extended >= EXTEND_S:
                 self._extended = now
-                yield Do("extend", Extend(list(self._held)), 10.0)
+                yield Do("extend", ExtendChunks(list(self._held)), 10.0)
         yield from self._told.beat(now)
         yield from self._go_on(now)
         yield from self._take(now)
@@ -388,3 +395,20 @@ class Runner:
                 held.wait(envelope.now + AGAIN_S)  # the outputs may have expired: compute them once more
             else:
                 yield After(message.id, AGAIN_S, Again(effect))
+
+
+# -- metrics
+
+
+def families(actor: Runner) -> Iterable[Family]:
+    chunks = Family(
+        "infaas_offline_chunks_held", "gauge", "Chunks of offline jobs that a worker has taken, by their state."
+    )
+    for state, count in Counter(held.state for held in actor._held.values()).items():
+        chunks.add(count, worker=actor.worker, state=state)
+    return (chunks,)
+
+
+def missing(actor: Runner, now: float) -> str:
+    del actor, now
+    return ""

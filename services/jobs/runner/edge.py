@@ -9,7 +9,7 @@ from bus.codec import BadMessage, decode, encode
 from bus.messages.jobs import Chunk, PartStored
 from bus.port import Bus, Consumer, NotFound, ObjectStore, Stored
 from bus.subjects import Subjects
-from services.jobs.runner.work import Drop, Extend, GiveBack, Key, Store, Take
+from services.jobs.runner.chunks import ChunkKey, DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk
 
 CONSUMER = "runners"
 ACK_WAIT_S = 5.0  # after which what a dead runner had taken comes back
@@ -24,20 +24,20 @@ class RunnerEdge:
         self._subjects = subjects
         self._consumer: Consumer | None = None
         self._parts: ObjectStore | None = None
-        self._taken: dict[Key, Stored] = {}
+        self._taken: dict[ChunkKey, Stored] = {}
         self._does: dict[type, Callable[[Any], Awaitable[Any]]] = {
-            Take: self._take,
-            Extend: self._extend,
-            GiveBack: self._give_back,
-            Drop: self._drop,
-            Store: self._store,
+            TakeChunk: self._take,
+            ExtendChunks: self._extend,
+            ReturnChunk: self._give_back,
+            DropChunk: self._drop,
+            StorePart: self._store,
         }
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
         return await self._does[type(command)](command)
 
-    async def _take(self, _: Take) -> Chunk | None:
+    async def _take(self, _: TakeChunk) -> Chunk | None:
         try:
             if self._consumer is None:
                 self._consumer = await self._bus.consumer(self._subjects.job_stream, CONSUMER, ack_wait_s=ACK_WAIT_S)
@@ -55,22 +55,22 @@ class RunnerEdge:
             return chunk
         return None
 
-    async def _extend(self, command: Extend) -> None:
+    async def _extend(self, command: ExtendChunks) -> None:
         for key in command.keys:
             if key in self._taken:
                 await self._taken[key].extend()
 
-    async def _give_back(self, command: GiveBack) -> None:
+    async def _give_back(self, command: ReturnChunk) -> None:
         stored = self._taken.pop(command.key, None)
         if stored is not None:
             await stored.nak(command.delay)
 
-    async def _drop(self, command: Drop) -> None:
+    async def _drop(self, command: DropChunk) -> None:
         stored = self._taken.pop(command.key, None)
         if stored is not None:
             await stored.ack()
 
-    async def _store(self, command: Store) -> None:
+    async def _store(self, command: StorePart) -> None:
         part = command.part
         if command.ref is not None:
             answers = await self._bus.object_store(command.ref.bucket, create=False)
@@ -81,4 +81,4 @@ class RunnerEdge:
             self._parts = await self._bus.object_store(self._subjects.parts_bucket, create=False)
         await self._parts.put(f"{part.job}/{part.number}", encode(part))
         self._bus.publish(self._subjects.offline("part"), encode(PartStored(job=part.job, number=part.number)))
-        await self._drop(Drop((part.job, part.number)))
+        await self._drop(DropChunk((part.job, part.number)))

@@ -20,7 +20,7 @@ from bus.messages.events import (
     WorkerEvent,
     WorkerSample,
 )
-from services.recorder.ledger import Message
+from services.recorder.events import EventMessage
 
 VARIANT = "mlp-v1-ort-fp32-t1-b64"
 _DEFAULTS: dict[type[Event], dict[str, Any]] = {
@@ -75,9 +75,9 @@ def outcome(**fields: Any) -> OutcomeEvent:
     return made
 
 
-def message(*rows: Event, id: str = "", prefix: str = "infaas") -> Message:
+def message(*rows: Event, id: str = "", prefix: str = "infaas") -> EventMessage:
     """A message with these rows, all of one kind, under an id of its own unless one is given."""
-    return Message(f"{prefix}.event.{rows[0].kind}", encode({"id": id or f"batch-{next(_numbers)}", "rows": rows}))
+    return EventMessage(f"{prefix}.event.{rows[0].kind}", encode({"id": id or f"batch-{next(_numbers)}", "rows": rows}))
 
 
 SIGNATURE = Signature(

@@ -6,8 +6,8 @@ import numpy as np
 
 from bus.codec import encode
 from bus.messages.events import CostEvent, Event, JobEvent, OutcomeEvent, ScalingEvent, WorkerSample
-from services.recorder.ledger import Ledger
-from services.recorder.mirror import CatalogMirror
+from services.recorder.catalog import CatalogWriter
+from services.recorder.events import EventWriter
 from services.shell.store import Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
 
@@ -29,7 +29,7 @@ def catalogue(dsn: str, *, apps: tuple[str, ...] = ("digits", "faces"), **varian
     links = {"digits": {"mlp": "1"}, "faces": {"big": "1"}}
     records |= {f"app.{app}": app_record(app=app, links=links[app], default_output={"secret": 1}) for app in apps}
     store = Store(dsn, "test")
-    CatalogMirror(store, PRICES).write({key: encode(one) for key, one in records.items()}, frozenset(records))
+    CatalogWriter(store, PRICES).write({key: encode(one) for key, one in records.items()}, frozenset(records))
     store.close()
 
 
@@ -80,7 +80,7 @@ def samples(workers: int = 1, **fields: Any) -> list[WorkerSample]:
 def record(dsn: str, *kinds: list[Any]) -> None:
     """Through the recorder's own ledger; a list for each kind of event."""
     store = Store(dsn, "test")
-    ledger = Ledger(store)
+    ledger = EventWriter(store)
     for rows in kinds:
         for at in range(0, len(rows), 200):
             ledger.write([message(*rows[at : at + 200])])

@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from bus.messages.events import CostEvent, Event
-from services.recorder.ledger import Message
+from services.recorder.events import EventMessage
 from tests.support.data.events import event, message, outcome
 
 TRUTH = {
@@ -56,7 +56,7 @@ def shown(connection: psycopg.Connection[Any]) -> Shown:
     return {view: _rounded(connection.execute(f"SELECT * FROM infaas.{view}".encode()).fetchall()) for view in TRUTH}
 
 
-def some(rng: random.Random, count: int, begin: float, end: float) -> list[Message]:
+def some(rng: random.Random, count: int, begin: float, end: float) -> list[EventMessage]:
     """Messages with so many outcomes and as many costs, at times between these, of every sort there is."""
     outcomes: list[Event] = []
     costs: list[Event] = []

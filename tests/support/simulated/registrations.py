@@ -18,14 +18,14 @@ from services.registrar.changes import amend
 from services.registrar.commands import (
     AddVariants,
     ChangeApp,
+    ChangeRefused,
     ChangeSimulated,
-    Claim,
-    Claimed,
+    ClaimRegistration,
     Finish,
     PutRecords,
     PutStatus,
-    Refused,
-    TakeOver,
+    RegistrationClaimed,
+    TakeOverRegistration,
 )
 from services.registrar.policy import Rules
 
@@ -196,12 +196,12 @@ class Stage:
     def carry_out(self, command: Any) -> Any:
         """What the edge would do, in one step and without failing."""
         match command:
-            case Claim(work=work):
+            case ClaimRegistration(work=work):
                 version = work.request.version or str(command.next_version)
                 claimed = replace(work, version=version)
                 self.put(SUBJECTS.status_bucket, f"work.{work.registration}", encode(claimed))
-                return Claimed(claimed)
-            case TakeOver():
+                return RegistrationClaimed(claimed)
+            case TakeOverRegistration():
                 work = self.registrar._works[command.registration]
                 if work.registrar != command.previous:
                     return None
@@ -231,9 +231,9 @@ class Stage:
                 raise AssertionError(f"unexpected command {command}")
         return None
 
-    def change(self, change: Any) -> Refused | None:
+    def change(self, change: Any) -> ChangeRefused | None:
         after = amend(self.registrar._catalog.app(change.app), change)
-        if isinstance(after, Refused):
+        if isinstance(after, ChangeRefused):
             return after
         self.put(SUBJECTS.catalog_bucket, f"app.{change.app}", None if after is None else encode(after))
         return None

@@ -24,10 +24,9 @@ from infaas import jobs
 from infaas.errors import Refused
 from services.core.catalog import key_of
 from services.jobs.actor import Coordinator
-from services.jobs.desk import Desk
 from services.jobs.edge import JobsEdge, part_key
-from services.jobs.files import Files
-from services.jobs.requests import Limits
+from services.jobs.files import Files, JobFiles
+from services.jobs.policy import Limits
 from services.shell.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
@@ -64,7 +63,7 @@ class Scene:
 
     async def start(self, name: str, **limits: Any) -> None:
         bus = self.broker.connect(name)
-        desk = Desk(Files([self.files]), self.directory / "spool")
+        desk = JobFiles(Files([self.files]), self.directory / "spool")
         edge = await JobsEdge.open(bus, S, desk, 2**20)
         given = Limits(**({"chunk_items": 3, "window": 8, "sweep_s": 0.1, "silence_s": 0.3} | limits))
         runtime = Runtime("jobs", lambda: Coordinator(name, S, given, PRICES, lambda: "made"), bus, S, edge)

@@ -4,8 +4,7 @@ from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
-from services.jobs.policy import batch_within, chunk_items, cost_per_item, eligible, obstacle
-from services.jobs.requests import Limits, check
+from services.jobs.policy import Limits, batch_within, check, chunk_items, cost_per_item, eligible, obstacle
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)

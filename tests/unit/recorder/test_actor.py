@@ -2,27 +2,34 @@
 
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from bus.messages.events import Event
 from bus.subjects import Subjects
 from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, TimedOut
 from services.recorder.actor import (
     CATCH_UP,
+    FIRST_PAUSE,
+    GATHER,
+    LONGEST_PAUSE,
     MAINTAIN,
     MAINTAIN_EVERY,
     MIRROR,
+    MOST,
     STREAMS,
     TIDY,
     Again,
     Ingest,
     Maintain,
-    Mirror,
     Recorder,
     Tidy,
+    WriteCatalog,
+    pause_after_failure,
+    pause_after_fetch,
 )
-from services.recorder.policy import GATHER, MOST
+from services.recorder.events import latest
 
 BUCKET = Subjects().catalog_bucket
 
@@ -70,15 +77,15 @@ def test_the_mirror_waits_for_the_whole_catalogue_and_then_says_what_is_there() 
     assert _tell(actor, Changed(BUCKET, "app.a", b"1")) == []
     assert _tell(actor, Changed(BUCKET, "app.b", b"2")) == []
     assert _tell(actor, Changed(BUCKET, "app.b", None)) == []
-    order = Mirror({"app.a": b"1", "app.b": None}, frozenset({"app.a"}))
+    order = WriteCatalog({"app.a": b"1", "app.b": None}, frozenset({"app.a"}))
     assert _tell(actor, Synced(BUCKET)) == [Do(MIRROR, order)]
     assert _tell(actor, Changed(BUCKET, "app.a", b"3")) == []  # one order at a time
-    assert _tell(actor, Done(MIRROR, None)) == [Do(MIRROR, Mirror({"app.a": b"3"}, None))]
+    assert _tell(actor, Done(MIRROR, None)) == [Do(MIRROR, WriteCatalog({"app.a": b"3"}, None))]
     assert _tell(actor, Done(MIRROR, None)) == []
 
 
 def test_an_empty_catalogue_empties_the_mirror() -> None:
-    assert _tell(_started(), Synced(BUCKET)) == [Do(MIRROR, Mirror({}, frozenset()))]
+    assert _tell(_started(), Synced(BUCKET)) == [Do(MIRROR, WriteCatalog({}, frozenset()))]
 
 
 def test_tidying_comes_back() -> None:
@@ -120,7 +127,7 @@ class Mirroring(RuleBasedStateMachine):
         self.actor = _started()
         self.catalogue: dict[str, bytes | None] = {}
         self.mirrored: dict[str, bytes | None] = {}
-        self.order: Mirror | None = None
+        self.order: WriteCatalog | None = None
         self.timer = False
         self.synced = False
         self.number = 0
@@ -177,3 +184,31 @@ class Mirroring(RuleBasedStateMachine):
 
 TestMirroring = Mirroring.TestCase
 TestMirroring.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_messages_gather_only_while_some_but_not_all_came() -> None:
+    assert pause_after_fetch(0) == 0  # the next fetch itself waits for the first
+    assert pause_after_fetch(MOST) == 0  # there is more
+    assert all(0 < pause_after_fetch(n) < 1 for n in range(1, MOST))
+
+
+@given(st.integers(1, 1000))
+def test_pauses_grow_to_a_bound(failures: int) -> None:
+    pause = pause_after_failure(failures)
+    assert FIRST_PAUSE <= pause <= LONGEST_PAUSE
+    assert pause <= pause_after_failure(failures + 1)
+    assert failures == 1 or pause == LONGEST_PAUSE or pause == 2 * pause_after_failure(failures - 1)
+
+
+class _Fact(Event, frozen=True, kw_only=True):
+    key: int
+    number: int
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))))
+def test_latest_is_the_maximum_of_each_key(pairs: list[tuple[int, int]]) -> None:
+    facts = [_Fact(time=float(time), key=key, number=i) for i, (key, time) in enumerate(pairs)]
+    found = {fact.key: fact for fact in latest(facts, lambda fact: fact.key)}
+    for key in {fact.key for fact in facts}:
+        assert found[key] == max((f for f in facts if f.key == key), key=lambda f: (f.time, f.number))
+    assert len(found) == len({fact.key for fact in facts})

@@ -10,7 +10,7 @@ from bus.messages.catalog import AppRecord, ModelRecord, Signature, VariantRecor
 from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationAccepted
 from bus.messages.work import InspectModel, WorkProgress
 from services.core.actor import Done, Failed, Malformed, Synced, TimedOut
-from services.registrar.commands import Finish, Taken
+from services.registrar.commands import AlreadyTaken, Finish
 from services.registrar.policy import Rules
 from tests.support.simulated.registrations import (
     REQUEST,
@@ -128,7 +128,7 @@ def test_an_id_and_a_version_are_taken_once() -> None:
 def test_what_another_registrar_has_claimed_is_refused(field: str) -> None:
     stage = Stage()
     stage.tell(replace(REQUEST, version="1"), SUBJECTS.register(), "_INBOX.1")
-    stage.tell(Done(stage.commands.pop().id, Taken(field)))
+    stage.tell(Done(stage.commands.pop().id, AlreadyTaken(field)))
     subject, reply = stage.sent[-1]
     assert subject == "_INBOX.1"
     assert isinstance(reply, Refusal)

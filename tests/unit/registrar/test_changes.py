@@ -9,15 +9,14 @@ from bus.codec import encode
 from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
-from services.registrar.admin import NEEDS, change_for
-from services.registrar.changes import amend
+from services.registrar.changes import NEEDS, amend, change_for
 from services.registrar.commands import (
     AddApp,
     Change,
+    ChangeRefused,
     DeleteApp,
     DeleteVersion,
     LinkModel,
-    Refused,
     ReleaseVariant,
     SetApp,
     UnlinkModel,
@@ -34,9 +33,9 @@ def changed(record: AppRecord | None, change: Change) -> AppRecord:
     return after
 
 
-def refused(record: AppRecord | None, change: Change) -> Refused:
+def refused(record: AppRecord | None, change: Change) -> ChangeRefused:
     after = amend(record, change)
-    assert isinstance(after, Refused)
+    assert isinstance(after, ChangeRefused)
     return after
 
 

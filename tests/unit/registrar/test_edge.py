@@ -16,20 +16,20 @@ from bus.subjects import Subjects
 from services.core.quarantine import quarantine_key, quarantined_at
 from services.registrar.commands import (
     AddApp,
+    AlreadyTaken,
     ChangeApp,
-    Claim,
-    Claimed,
+    ChangeRefused,
+    ClaimRegistration,
     DeleteApp,
     DeleteVersion,
     Finish,
     LinkModel,
     PutRecords,
     PutStatus,
-    Refused,
+    RegistrationClaimed,
+    RegistrationRecord,
     ReleaseVariant,
-    Taken,
-    TakeOver,
-    Work,
+    TakeOverRegistration,
 )
 from services.registrar.edge import RegistrarEdge
 from tests.support.servers.nats import run
@@ -72,30 +72,38 @@ def on_a_bus(test: Callable[[Place], Awaitable[None]]) -> None:
     run(main())
 
 
-def work(registration: str = "r1", registrar: str = "a", **request: Any) -> Work:
+def work(registration: str = "r1", registrar: str = "a", **request: Any) -> RegistrationRecord:
     asked = replace(REQUEST, registration=registration, **request)
-    return Work(registration=registration, request=asked, registrar=registrar, created=5.0)
+    return RegistrationRecord(registration=registration, request=asked, registrar=registrar, created=5.0)
 
 
 def test_a_claim_gets_the_next_free_version_and_may_be_repeated() -> None:
     async def test(place: Place) -> None:
-        first = await place.do(Claim(work=work(), next_version=3))
-        assert first == Claimed(replace(work(), version="3"))
-        assert await place.do(Claim(work=work(), next_version=3)) == first
-        assert await place.do(Claim(work=work("r2"), next_version=3)) == Claimed(replace(work("r2"), version="4"))
-        assert decode(Work, (await place.status.get("work.r1")).value or b"").version == "3"
+        first = await place.do(ClaimRegistration(work=work(), next_version=3))
+        assert first == RegistrationClaimed(replace(work(), version="3"))
+        assert await place.do(ClaimRegistration(work=work(), next_version=3)) == first
+        assert await place.do(ClaimRegistration(work=work("r2"), next_version=3)) == RegistrationClaimed(
+            replace(work("r2"), version="4")
+        )
+        assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"").version == "3"
 
     on_a_bus(test)
 
 
 def test_ids_and_versions_are_claimed_once() -> None:
     async def test(place: Place) -> None:
-        await place.do(Claim(work=work(version="1"), next_version=1))
-        assert await place.do(Claim(work=work(registrar="b"), next_version=1)) == Taken("registration")
-        assert await place.do(Claim(work=work("r2", version="1"), next_version=1)) == Taken("version")
+        await place.do(ClaimRegistration(work=work(version="1"), next_version=1))
+        assert await place.do(ClaimRegistration(work=work(registrar="b"), next_version=1)) == AlreadyTaken(
+            "registration"
+        )
+        assert await place.do(ClaimRegistration(work=work("r2", version="1"), next_version=1)) == AlreadyTaken(
+            "version"
+        )
         await place.catalog.put("model.mlp.2", encode(model_record(version="2")))
-        assert await place.do(Claim(work=work("r3", version="2"), next_version=1)) == Taken("version")
-        assert (await place.do(Claim(work=work("r4"), next_version=1))).work.version == "3"
+        assert await place.do(ClaimRegistration(work=work("r3", version="2"), next_version=1)) == AlreadyTaken(
+            "version"
+        )
+        assert (await place.do(ClaimRegistration(work=work("r4"), next_version=1))).work.version == "3"
         assert await place.keys() == {"work.r1", "version.mlp.1", "model.mlp.2", "work.r4", "version.mlp.3"}
 
     on_a_bus(test)
@@ -103,7 +111,7 @@ def test_ids_and_versions_are_claimed_once() -> None:
 
 def test_many_claims_at_once_get_different_versions() -> None:
     async def test(place: Place) -> None:
-        claims = [place.do(Claim(work=work(f"r{n}"), next_version=1)) for n in range(20)]
+        claims = [place.do(ClaimRegistration(work=work(f"r{n}"), next_version=1)) for n in range(20)]
         versions = [claimed.work.version for claimed in await asyncio.gather(*claims)]
         assert sorted(versions, key=int) == [str(n) for n in range(1, 21)]
 
@@ -112,13 +120,13 @@ def test_many_claims_at_once_get_different_versions() -> None:
 
 def test_only_one_takes_over() -> None:
     async def test(place: Place) -> None:
-        await place.do(Claim(work=work(), next_version=1))
-        commands = [TakeOver(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
+        await place.do(ClaimRegistration(work=work(), next_version=1))
+        commands = [TakeOverRegistration(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
         taken = [found for found in await asyncio.gather(*map(place.do, commands)) if found is not None]
         assert len(taken) == 1
         assert taken[0].version == "1"
-        assert decode(Work, (await place.status.get("work.r1")).value or b"") == taken[0]
-        assert await place.do(TakeOver(registration="nobody", registrar="b", previous="a")) is None
+        assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"") == taken[0]
+        assert await place.do(TakeOverRegistration(registration="nobody", registrar="b", previous="a")) is None
 
     on_a_bus(test)
 
@@ -147,12 +155,12 @@ def test_records_that_are_not_allowed_leave_nothing_behind() -> None:
         other = Signature(inputs=SIGNATURE.outputs, outputs=SIGNATURE.inputs)
         await place.do(ChangeApp(replace(LINK, model="first", signature=other)))
         refused = await place.do(PutRecords(variants=(variant_record("v1"),), model=model_record(), link=LINK))
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, ChangeRefused)
         assert "signature" in refused.message
         assert await place.keys() == {"app.digits"}
         await place.catalog.put("model.mlp.1", encode(model_record(registration="somebody else's")))
         taken = await place.do(PutRecords(variants=(), model=model_record(), link=None))
-        assert isinstance(taken, Refused)
+        assert isinstance(taken, ChangeRefused)
         assert taken.message.startswith("version: ")
 
     on_a_bus(test)
@@ -171,9 +179,9 @@ def test_no_link_is_lost_when_many_write_at_once() -> None:
 def test_operators_changes() -> None:
     async def test(place: Place) -> None:
         assert await place.do(ChangeApp(AddApp(app="a", at=1.0))) is None
-        assert isinstance(await place.do(ChangeApp(AddApp(app="a", at=1.0))), Refused)
+        assert isinstance(await place.do(ChangeApp(AddApp(app="a", at=1.0))), ChangeRefused)
         assert await place.do(ChangeApp(DeleteApp(app="a"))) is None
-        assert isinstance(await place.do(ChangeApp(DeleteApp(app="a"))), Refused)
+        assert isinstance(await place.do(ChangeApp(DeleteApp(app="a"))), ChangeRefused)
         assert await place.do(ChangeApp(AddApp(app="a", at=2.0))) is None, "a deleted app can be made again"
 
     on_a_bus(test)
@@ -183,7 +191,7 @@ def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
     async def test(place: Place) -> None:
         for key in ("r1.model", "r1.validation", "other.model"):
             await place.uploads.put(key, b"x")
-        await place.do(Claim(work=work(), next_version=1))
+        await place.do(ClaimRegistration(work=work(), next_version=1))
         status = RegistrationStatus(registration="r1", state="done", app="digits", model="mlp")
         await place.do(PutStatus(status))
         end = Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
@@ -197,7 +205,7 @@ def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
 
 def test_a_version_that_somebody_else_holds_by_now_stays_held() -> None:
     async def test(place: Place) -> None:
-        await place.do(Claim(work=work("r2"), next_version=1))
+        await place.do(ClaimRegistration(work=work("r2"), next_version=1))
         await place.do(Finish(registration="r1", model="mlp", version="1", uploads=()))
         with suppress(NotFound):
             assert (await place.status.get("version.mlp.1")).value == b"r2"
@@ -223,7 +231,7 @@ def test_a_release_ends_a_variants_quarantine_everywhere_or_on_one_worker() -> N
         assert await place.do(ReleaseVariant(variant="v")) is None
         assert set(await place.control.keys()) == {quarantine_key("w1", "other"), "controller"}
         again = await place.do(ReleaseVariant(variant="v"))
-        assert again == Refused("bad_request", "variant: v is not quarantined on any worker")
+        assert again == ChangeRefused("bad_request", "variant: v is not quarantined on any worker")
 
     on_a_bus(test)
 
@@ -242,7 +250,7 @@ def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_i
         for records in (first, second):
             assert await place.do(records) is None
         kept = await place.do(DeleteVersion(model="mlp", version="1"))
-        assert isinstance(kept, Refused)
+        assert isinstance(kept, ChangeRefused)
         assert "app digits serves version 1 of model mlp" in kept.message
         assert await place.do(DeleteVersion(model="mlp", version="2")) is None
         assert await place.keys() == {
@@ -252,8 +260,10 @@ def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_i
             "version.mlp.2",
         }
         assert await place.do(DeleteVersion(model="mlp", version="2")) is None
-        assert await place.do(Claim(work=work("r2", version="2"), next_version=2)) == Taken("version")
-        claimed = await place.do(Claim(work=work("r3"), next_version=2))
+        assert await place.do(ClaimRegistration(work=work("r2", version="2"), next_version=2)) == AlreadyTaken(
+            "version"
+        )
+        claimed = await place.do(ClaimRegistration(work=work("r3"), next_version=2))
         assert claimed.work.version == "3"
 
     on_a_bus(test)

@@ -8,7 +8,7 @@ from bus.codec import decode, encode
 from bus.messages.public import Refusal, RegistrationStatus
 from bus.messages.work import InspectModel, RegistrarHeartbeat, WorkProgress
 from services.core.actor import Done, Failed, Publish, Stopping, TimedOut
-from services.registrar.commands import PutRecords, PutStatus, Refused, Work
+from services.registrar.commands import ChangeRefused, PutRecords, PutStatus, RegistrationRecord
 from tests.support.simulated.registrations import (
     REQUEST,
     SUBJECTS,
@@ -32,7 +32,7 @@ def test_the_catalogue_may_still_refuse() -> None:
     stage.tell(finished("build"))
     put = next(do for do in stage.commands if isinstance(do.command, PutRecords))
     stage.commands.remove(put)
-    stage.tell(Done(put.id, Refused("bad_request", "somebody was faster")))
+    stage.tell(Done(put.id, ChangeRefused("bad_request", "somebody was faster")))
     stage.perform()
     assert stage.ends() == ["failed"]
     assert stage.last().reason == "somebody was faster"
@@ -103,7 +103,7 @@ def test_work_of_a_dead_registrar_is_taken_over_and_that_of_a_live_one_is_not() 
         second.sweep()
     assert second.commands == []
     second.pass_time(10, ["w1"])
-    assert decode(Work, second.status["work.r1"]).registrar == "b"
+    assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
     assert isinstance(second.orders()[0], InspectModel)
 
 
@@ -117,7 +117,7 @@ def test_a_registrar_that_leaves_hands_over_at_once() -> None:
     second.tell(goodbye.message)
     second.sweep()
     second.perform()
-    assert decode(Work, second.status["work.r1"]).registrar == "b"
+    assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
 
 
 def _stopping(stage: Stage) -> Any:

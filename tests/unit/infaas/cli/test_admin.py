@@ -4,7 +4,7 @@ import pytest
 
 from infaas.cli import main
 from infaas.cli.admin import VERBS
-from services.registrar.admin import NEEDS
+from services.registrar.changes import NEEDS
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.executor.work import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
-from services.jobs.runner.held import uid_of
+from services.jobs.runner.chunks import DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk, uid_of
 from services.jobs.runner.policy import Knobs
-from services.jobs.runner.work import Drop, Extend, GiveBack, Store, Take
 from services.monitor.machine import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
@@ -34,19 +33,19 @@ class Queue:
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
-            case Take():
+            case TakeChunk():
                 self.takes += 1
                 return 0.01, self.chunks.pop(0) if self.chunks else None
-            case Store():
+            case StorePart():
                 if self.fail_stores:
                     self.fail_stores -= 1
                     return 0.01, RuntimeError("the bus is away")
                 self.parts.append(command.part)
-            case Drop():
+            case DropChunk():
                 self.dropped.append(command.key)
-            case GiveBack():
+            case ReturnChunk():
                 self.given_back.append(command.key)
-            case Extend():
+            case ExtendChunks():
                 pass
             case _:
                 raise AssertionError(command)

@@ -4,10 +4,10 @@ from bus.messages.events import JobEvent
 from bus.messages.jobs import JobStatus, RunnerNote
 from bus.subjects import Subjects
 from services.core.actor import Publish, Record
-from services.jobs.news import RECORD_S, News
+from services.jobs.status import RECORD_S, JobStatuses
 
 
-def told(news: News, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent]:
+def told(news: JobStatuses, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent]:
     publish, record = news.tell(status, now)
     assert isinstance(publish, Publish)
     assert isinstance(record, Record)
@@ -17,7 +17,7 @@ def told(news: News, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent
 
 
 def test_what_keeps_a_job_waiting_is_in_history_while_it_does() -> None:
-    news = News(Subjects("t"))
+    news = JobStatuses(Subjects("t"))
     status = JobStatus(job="j", app="a", input="i", output="o", state="running", total=8, created=1.0)
     news.note(RunnerNote(worker="w0", why="cpu is used 90 % by other work"), 10.0)
     published, event = told(news, status, 10.0)

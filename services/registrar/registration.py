@@ -18,9 +18,8 @@ from bus.messages.work import (
 )
 from bus.subjects import WITHOUT_APP
 from services.core.dominance import mark
-from services.registrar.commands import AddVariants, LinkModel, PutRecords, Work
-from services.registrar.policy import Rules, why_not
-from services.registrar.simulating import simulated_variants
+from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
+from services.registrar.policy import Rules, simulated_variants, why_not
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
@@ -28,14 +27,14 @@ BUILT_AT = 0.98
 Phase = Literal["waiting", "inspect", "build", "write", "over"]
 
 
-class Job:
+class Registration:
     """phase: what is under way; "waiting" for a worker to give the next order to.
 
     worker, heard: who has the order, and when it last said something (waiting: when a worker was last alive).
     attempts: orders given for this step.
     """
 
-    def __init__(self, work: Work, now: float) -> None:
+    def __init__(self, work: RegistrationRecord, now: float) -> None:
         request = work.request
         self.work = work
         self.phase: Phase = "waiting"

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Connection = psycopg.Connection[Any]
 
 
-class CatalogMirror:
+class CatalogWriter:
     """Writes catalogue entries. prices: US$ an hour by device kind. Not for several threads at once."""
 
     def __init__(self, store: Store, prices: Mapping[str, float]) -> None:

@@ -1,15 +1,65 @@
-"""A chunk that this worker has taken, until its part is in the bucket. Pure."""
+"""What the runner's actor has its edge do, what comes back, and what it reads of an answer."""
 
 from hashlib import blake2b
 
+from msgspec import Raw, Struct
+
 from bus.messages.flow import Route
-from bus.messages.jobs import OFFLINE, Chunk, JobStatus
+from bus.messages.jobs import OFFLINE, Chunk, JobStatus, Part
+from bus.messages.public import Error, ObjectRef
+
+ChunkKey = tuple[str, int]  # job and chunk
+NO_OUTPUTS = Raw(b"\x80")
+
+
+class ChunkAnswer(Struct, frozen=True):
+    """An Answer or a Refusal, as far as it concerns us."""
+
+    outputs: Raw = NO_OUTPUTS
+    outputs_ref: ObjectRef | None = None
+    variant: str = ""
+    batch: int = 1
+    cost: float = 0.0
+    error: Error | None = None
+
+
+class TakeChunk(Struct, frozen=True):
+    """Fetch one chunk from the queue. Result: the Chunk, or None when there is none."""
+
+
+class ExtendChunks(Struct, frozen=True):
+    """These are still being worked on."""
+
+    keys: list[ChunkKey]
+
+
+class ReturnChunk(Struct, frozen=True):
+    """Somebody else may have it, after `delay` seconds."""
+
+    key: ChunkKey
+    delay: float
+
+
+class DropChunk(Struct, frozen=True):
+    """Nobody needs it any more."""
+
+    key: ChunkKey
+
+
+class StorePart(Struct, frozen=True):
+    """Put the part into the bucket and take its chunk off the queue. ref: where the outputs are when the answer has none."""
+
+    part: Part
+    ref: ObjectRef | None = None
+
+
+# -- a chunk that this worker has taken
 
 DEADLINE_S = 3600.0  # far behind every online query's: these go first
 ALONE = True  # a batch of its own, so that no online query waits for, or dies with, offline work
 
 
-class Held:
+class TakenChunk:
     """state: "waiting" (for an instance, or a retry), "flying" (with the executor), "storing".
 
     tries: refused by the model so often; crashes: executors that died while they computed it. begun: one computes it now.

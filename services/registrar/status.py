@@ -17,7 +17,7 @@ OVER = ("done", "failed")
 _decode = msgspec.msgpack.Decoder(RegistrationStatus).decode
 
 
-class Statuses:
+class RegistrationStatuses:
     """What each registration's last status is, and the saving of our own: one at a time for each, newest last."""
 
     def __init__(self, subjects: Subjects) -> None:

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from bus.messages.events import JobEvent
 from bus.messages.jobs import OVER, JobStatus, RunnerNote
 from bus.subjects import Subjects
 from services.core.actor import Effect, Publish, Record
-from services.jobs.course import event_of
 
 QUIET_S = 5.0  # without progress, after which the bucket of parts is looked through; notes older than this say nothing
 TELL_S = 0.3  # at least between two statuses of one state
 RECORD_S = 2.0  # the same for history
 
 
-class News:
+class JobStatuses:
     """What was told of each job last, and what its workers say."""
 
     def __init__(self, subjects: Subjects) -> None:
@@ -53,3 +53,26 @@ def _is_due(last: tuple[float, JobStatus] | None, status: JobStatus, now: float,
         return True
     at, told = last
     return told.state != status.state or (told != status and now - at >= pause)
+
+
+def event_of(status: JobStatus, now: float) -> JobEvent:
+    """The status as a row of history."""
+    return JobEvent(
+        time=now,
+        job=status.job,
+        app=status.app,
+        model=status.model,
+        variant=status.variant,
+        accuracy=status.accuracy,
+        input=status.input,
+        output=status.output,
+        state=status.state,
+        total=status.total,
+        done=status.done,
+        failed=status.failed,
+        reason=status.reason,
+        cost=status.cost,
+        created=status.created,
+        started=status.started,
+        finished=status.finished,
+    )

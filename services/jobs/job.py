@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from bus.messages.events import JobEvent
 from bus.messages.jobs import OVER, Checkpoint, JobRecord, JobState, JobStatus, Position
 from services.core.actor import Do, Effect
 from services.jobs.commands import (
@@ -18,11 +17,11 @@ from services.jobs.commands import (
     Broken,
     Conclude,
     Feed,
+    JobRoute,
     Keep,
     Read,
     Resume,
     Resumed,
-    Route,
     Spot,
     WasRead,
 )
@@ -30,10 +29,10 @@ from services.jobs.commands import (
 AT_ONCE = 16  # parts appended in one go
 
 
-class Course:
+class ActiveJob:
     """One job. record: as it was last kept, or is being kept. window: chunks that are queued or computed at a time."""
 
-    def __init__(self, record: JobRecord, route: Route, window: int) -> None:
+    def __init__(self, record: JobRecord, route: JobRoute, window: int) -> None:
         self.record = record
         self.route = route
         self.job = record.status.job
@@ -221,26 +220,3 @@ class Course:
 
     def _do(self, what: str, command: object) -> Do:
         return Do((what, self.job), command)
-
-
-def event_of(status: JobStatus, now: float) -> JobEvent:
-    """The status as a row of history."""
-    return JobEvent(
-        time=now,
-        job=status.job,
-        app=status.app,
-        model=status.model,
-        variant=status.variant,
-        accuracy=status.accuracy,
-        input=status.input,
-        output=status.output,
-        state=status.state,
-        total=status.total,
-        done=status.done,
-        failed=status.failed,
-        reason=status.reason,
-        cost=status.cost,
-        created=status.created,
-        started=status.started,
-        finished=status.finished,
-    )

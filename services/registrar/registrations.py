@@ -1,6 +1,7 @@
 """The registrations under way: which worker has which order, what comes back, and how each of them ends, exactly once."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from math import inf
 from typing import Any
 
 from bus.messages.events import RegistrationEvent
@@ -10,17 +11,16 @@ from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Envelope, Publish, Record, Undelivered
 from services.core.catalog import Catalog
 from services.registrar.changes import amend
-from services.registrar.commands import Command, Finish, Refused, Work
-from services.registrar.job import Job
+from services.registrar.commands import ChangeRefused, Command, Finish, RegistrationRecord
 from services.registrar.policy import Rules, plans
-from services.registrar.statuses import OVER, Statuses
-from services.registrar.workers import Workers
+from services.registrar.registration import Registration
+from services.registrar.status import OVER, RegistrationStatuses
 
 COMMAND_S = 30.0
 HOLD_S = 1.0  # no order for so long to a worker whose workshop does not listen yet
 
 
-class Floor:
+class Registrations:
     """Jobs by registration id, from their claim until the edge has forgotten them.
 
     undelivered: reply subject of an order, given the registration; what comes back there says that nobody took it.
@@ -31,10 +31,10 @@ class Floor:
         subjects: Subjects,
         rules: Rules,
         catalog: Catalog,
-        statuses: Statuses,
+        statuses: RegistrationStatuses,
         undelivered: Callable[[str], str],
     ) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, Registration] = {}
         self._subjects = subjects
         self._rules = rules
         self._catalog = catalog
@@ -56,9 +56,9 @@ class Floor:
             WorkFinished: self._on_finished,
         }
 
-    def add(self, work: Work, now: float) -> Iterator[Effect]:
+    def add(self, work: RegistrationRecord, now: float) -> Iterator[Effect]:
         """Go on with a claimed registration from its start, unless it has ended already."""
-        job = self.jobs[work.registration] = Job(work, now)
+        job = self.jobs[work.registration] = Registration(work, now)
         status = self._statuses.last(job.id)
         if status is not None and status.state in OVER:
             job.phase = "over"
@@ -86,7 +86,7 @@ class Floor:
             busy.add(worker)
             yield from self._order(job, worker, now)
 
-    def _order(self, job: Job, worker: str, now: float) -> Iterator[Effect]:
+    def _order(self, job: Registration, worker: str, now: float) -> Iterator[Effect]:
         order = job.order(worker, now, self._rules)
         yield from self._tell(job, now)
         kind = "inspect" if job.phase == "inspect" else "build"
@@ -107,7 +107,7 @@ class Floor:
         self._workers.hold(job.worker, now + HOLD_S)
         yield from self._wait(job, "waiting for a worker", now)
 
-    def _wait(self, job: Job, step: str, now: float) -> Iterator[Effect]:
+    def _wait(self, job: Registration, step: str, now: float) -> Iterator[Effect]:
         job.wait(step, now)
         self._queue.insert(0, job.id)
         yield from self._tell(job, now)
@@ -120,7 +120,7 @@ class Floor:
         for job in [job for job in self.jobs.values() if job.worker == exited.worker]:
             yield from self._lost(job, f"the executor of worker {exited.worker} stopped: {exited.reason}", envelope.now)
 
-    def _lost(self, job: Job, reason: str, now: float) -> Iterator[Effect]:
+    def _lost(self, job: Registration, reason: str, now: float) -> Iterator[Effect]:
         """The order was lost: it is given once more, then what is there must do."""
         if job.phase == "build" and not job.remaining:
             yield from self._complete(job, now)
@@ -139,7 +139,7 @@ class Floor:
         if self._queue:
             yield from self._assign(now)
 
-    def _check(self, job: Job, now: float) -> Iterator[Effect]:
+    def _check(self, job: Registration, now: float) -> Iterator[Effect]:
         quiet = now - job.heard
         if job.phase == "waiting":
             if self._workers.any_alive(now, job.hardware):
@@ -154,7 +154,7 @@ class Floor:
 
     # -- facts from the workshop
 
-    def _ordered(self, registration: str, worker: str, now: float, *phases: str) -> Job | None:
+    def _ordered(self, registration: str, worker: str, now: float, *phases: str) -> Registration | None:
         """The job that this fact belongs to; None when it is not ours, over, or somebody else's by now."""
         job = self.jobs.get(registration)
         if job is None or job.worker != worker or job.phase not in phases:
@@ -171,7 +171,7 @@ class Floor:
         request = job.work.request
         link = None if job.fitting else job.link(fact.signature, now)
         unfit = None if link is None else amend(self._catalog.app(request.app), link)
-        if isinstance(unfit, Refused):
+        if isinstance(unfit, ChangeRefused):
             yield from self._end(job, now, unfit.message)
             return
         cores = self._workers.cores(fact.worker, fact.hardware)
@@ -211,7 +211,7 @@ class Floor:
 
     # -- ends
 
-    def _complete(self, job: Job, now: float) -> Iterator[Effect]:
+    def _complete(self, job: Registration, now: float) -> Iterator[Effect]:
         """All variants have their result: write what works."""
         if not job.built:
             yield from self._end(job, now, job.no_variant())
@@ -224,7 +224,7 @@ class Floor:
             yield self._persistently(("records", job.id), job.records(now, newest=self._newest(job)))
         yield from self._assign(now)
 
-    def _newest(self, job: Job) -> bool:
+    def _newest(self, job: Registration) -> bool:
         """Whether no version of the model that was asked for later serves the app already."""
         request = job.work.request
         app = self._catalog.app(request.app)
@@ -232,12 +232,12 @@ class Floor:
         serving = self._catalog.model(request.model, linked) if linked is not None else None
         return serving is None or serving.created <= job.work.created
 
-    def written(self, registration: str, refused: Refused | None, now: float) -> Iterator[Effect]:
+    def written(self, registration: str, refused: ChangeRefused | None, now: float) -> Iterator[Effect]:
         """The records are in the catalogue, or not allowed there."""
         del self._commands["records", registration]
         yield from self._end(self.jobs[registration], now, refused.message if refused else None)
 
-    def _end(self, job: Job, now: float, reason: str | None = None) -> Iterator[Effect]:
+    def _end(self, job: Registration, now: float, reason: str | None = None) -> Iterator[Effect]:
         job.end(reason)
         if job.id in self._queue:
             self._queue.remove(job.id)
@@ -250,7 +250,7 @@ class Floor:
         job = self.jobs[registration]
         return self._finish(job) if effect is None and job.phase == "over" else effect
 
-    def _finish(self, job: Job) -> Effect:
+    def _finish(self, job: Registration) -> Effect:
         """Uploads under the registration's own name are ours to remove; others may serve their owner once more."""
         request = job.work.request
         uploads = tuple(key for key in (request.object, request.validation) if key.startswith(f"{job.id}."))
@@ -272,7 +272,7 @@ class Floor:
         self._commands[id] = command
         return Do(id, command, COMMAND_S)
 
-    def _tell(self, job: Job, now: float) -> Iterator[Effect]:
+    def _tell(self, job: Registration, now: float) -> Iterator[Effect]:
         status = job.status
         yield from self._statuses.tell(status, now)
         if job.recorded == status.state:
@@ -290,3 +290,91 @@ class Floor:
                 progress=status.progress,
             )
         )
+
+
+# -- the workers that could do registration work, as their heartbeats tell
+
+CPU = "cpu"
+
+
+class Workers:
+    """Who is alive, and who takes the next order. timeout: seconds without a heartbeat after which a worker gets no orders."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._beats: dict[str, WorkerHeartbeat] = {}
+        self._heard: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}
+
+    def heard(self, beat: WorkerHeartbeat, now: float) -> None:
+        """Take a heartbeat."""
+        self._beats[beat.worker] = beat
+        self._heard[beat.worker] = now
+
+    def hold(self, worker: str, until: float) -> None:
+        """Give this worker no order before `until`."""
+        self._not_before[worker] = until
+
+    def silent_for(self, worker: str, now: float) -> float:
+        """Seconds since its last heartbeat; infinite when it has said goodbye."""
+        beat = self._beats.get(worker)
+        return inf if beat is None or beat.leaving else now - self._heard[worker]
+
+    def any_alive(self, now: float, hardware: str = CPU) -> bool:
+        """Whether there is a worker at all that could take orders for such a device, now or when it is free."""
+        return any(self._takes_orders(worker, now) and self._has(worker, hardware) for worker in self._beats)
+
+    def choose(self, now: float, busy: Container[str], avoid: str | None = None, hardware: str = CPU) -> str | None:
+        """The idlest worker with such a device that takes orders and is not busy with one.
+
+        `avoid` only where there is no other.
+        """
+        free = [
+            worker
+            for worker in self._beats
+            if worker not in busy
+            and self._takes_orders(worker, now)
+            and now >= self._not_before.get(worker, 0.0)
+            and self._has(worker, hardware)
+        ]
+        return min(free, key=lambda worker: (worker == avoid, self._utilisation(worker), worker), default=None)
+
+    def cores(self, worker: str, hardware: str) -> int:
+        """Cores of the worker's devices of this kind; 1 when unknown."""
+        beat = self._beats.get(worker)
+        return max((device.cores for device in beat.devices if device.kind == hardware), default=1) if beat else 1
+
+    def simulated_kinds(self, now: float, within: float) -> set[str]:
+        """Device kinds that workers heard in the last so many seconds simulate."""
+        heard = [beat for worker, beat in self._beats.items() if now - self._heard[worker] <= within]
+        return {device.kind for beat in heard for device in beat.devices if device.simulated}
+
+    def accelerators(self, now: float, within: float) -> dict[str, str]:
+        """Kinds of real device besides the CPU, of workers heard in the last so many seconds that take orders.
+
+        With each a text that is another one as soon as its first worker has started anew.
+        """
+        found: dict[str, str] = {}
+        for worker in sorted(self._beats):
+            beat = self._beats[worker]
+            if now - self._heard[worker] <= within and self._takes_orders(worker, now):
+                for device in beat.devices:
+                    if device.kind != CPU and not device.simulated and device.alive:
+                        found.setdefault(device.kind, f"{worker} {beat.incarnation}")
+        return found
+
+    def beside(self, worker: str, device: str) -> bool:
+        """Whether this is a device beside the worker's CPU; one that is not known counts as the CPU."""
+        beat = self._beats.get(worker)
+        return any(one.kind != CPU for one in beat.devices if one.device == device) if beat else False
+
+    def _has(self, worker: str, hardware: str) -> bool:
+        """Every worker has a CPU."""
+        devices = self._beats[worker].devices
+        return hardware == CPU or any(one.kind == hardware and not one.simulated and one.alive for one in devices)
+
+    def _takes_orders(self, worker: str, now: float) -> bool:
+        return self.silent_for(worker, now) <= self._timeout and not self._beats[worker].draining
+
+    def _utilisation(self, worker: str) -> float:
+        return max((device.utilisation for device in self._beats[worker].devices if not device.simulated), default=0.0)

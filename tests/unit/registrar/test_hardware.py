@@ -1,11 +1,24 @@
 """Registered models get variants for a kind of device when a worker that really has one joins."""
 
+from msgspec.structs import replace
+
 from bus.codec import decode, encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from bus.messages.work import BuildVariants, InspectModel
-from services.core.actor import Done
-from services.registrar.commands import Taken
+from services.core.actor import Done, Failed
+from services.core.catalog import key_of
+from services.registrar.commands import (
+    AddVariants,
+    AlreadyTaken,
+    ChangeRefused,
+    ChangeSimulated,
+    ClaimRegistration,
+    Finish,
+    RegistrationClaimed,
+    RegistrationRecord,
+    TakeOverRegistration,
+)
 from services.registrar.policy import Rules, plans
 from tests.support.simulated.registrations import (
     REQUEST,
@@ -19,10 +32,10 @@ from tests.support.simulated.registrations import (
     heartbeat,
     inspected,
     model_record,
-    replace,
     to_building,
     variant_record,
 )
+from tests.unit.registrar.test_edge import Place, on_a_bus
 
 RULES = Rules()
 WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "trt": "", "torch-cuda": "torch is not installed"}
@@ -211,7 +224,7 @@ def test_another_registrar_was_faster_and_nobody_hears_of_it() -> None:
     stage.sweep()
     (claim,) = [do for do in stage.commands if do.id[0] == "claim"]
     stage.commands.remove(claim)
-    stage.tell(Done(claim.id, Taken("registration")))
+    stage.tell(Done(claim.id, AlreadyTaken("registration")))
     assert stage.records == []
     assert inspections(stage) == []
 
@@ -259,3 +272,165 @@ def test_the_registration_keeps_what_is_needed_later() -> None:
     (record,) = [value for key, value in stage.catalog.items() if key.startswith("model.")]
     assert b"images" in record
     assert b"classes" in record
+
+
+# -- simulated variants come with a registration or with the device, and go with the last device of their kind
+
+
+def simulating(*kinds: str, worker: str = "w1", real: tuple[str, ...] = ()) -> WorkerHeartbeat:
+    """A worker with its CPU and a device of each kind."""
+    beat = heartbeat(worker)
+    cpu = beat.devices[0]
+    more = [
+        DeviceStatus(
+            device=f"{kind}-0", kind=kind, cores=1, memory_mb=16384, memory_used_mb=0, cores_used=0, utilisation=0,
+            price_per_hour=3.06, simulated=kind not in real,
+        )
+        for kind in (*kinds, *real)
+    ]  # fmt: skip
+    return heartbeat(worker, devices=[cpu, *more])
+
+
+def simulated(stage: Stage) -> list[str]:
+    """The names of the catalogue's simulated variants."""
+    found = [decode(VariantRecord, value) for key, value in stage.catalog.items() if key.startswith("variant.")]
+    return sorted(record.variant for record in found if record.simulated)
+
+
+def with_catalogue() -> Stage:
+    """A registrar that starts with one model registered."""
+    earlier = Stage()
+    for key, record in (("variant.mlp-v1-ort-fp32-t1-b8", variant_record()), ("model.mlp.1", model_record()), ("app.digits", app_record())):  # fmt: skip
+        earlier.put("t-catalog", key, encode(record))
+    return Stage(buckets=earlier)
+
+
+def simulated_heartbeats(stage: Stage, seconds: int, *worker: WorkerHeartbeat) -> None:
+    for _ in range(seconds):
+        for beat in worker:
+            stage.tell(beat)
+        stage.pass_time(1)
+
+
+def test_a_registration_brings_those_of_the_devices_that_are_there() -> None:
+    stage = Stage()
+    stage.tell(simulating("gpu", "inferentia"))
+    stage.register()
+    stage.tell(inspected())
+    stage.perform()
+    order = build_order(stage)
+    complete(stage, order)
+    names = ["mlp-v1-simgpu-fp32-t1-b64", "mlp-v1-simgpu-fp32-t1-b8", "mlp-v1-siminferentia-fp32-t1-b8"]
+    assert simulated(stage) == names
+    assert stage.ends() == ["done"]
+    assert set(stage.last().variants) == {*names, *(plan.variant for plan in order.plans)}
+
+
+def test_without_such_a_device_there_is_none() -> None:
+    stage = Stage()
+    complete(stage, to_building(stage))
+    simulated_heartbeats(stage, 3, simulating(real=("gpu",)))
+    assert simulated(stage) == []
+
+
+def test_a_kind_that_joins_later_gets_its_variants_once() -> None:
+    stage = with_catalogue()
+    simulated_heartbeats(stage, 2, heartbeat())
+    assert simulated(stage) == []
+    simulated_heartbeats(stage, 2, heartbeat(), simulating("inferentia", worker="w2"))
+    assert simulated(stage) == ["mlp-v1-siminferentia-fp32-t1-b8"]
+    simulated_heartbeats(stage, 2, simulating("inferentia", worker="w2"), simulating("gpu", worker="w3"))
+    assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8", "mlp-v1-siminferentia-fp32-t1-b8"]
+    stage.commands.clear()
+    stage.tell(simulating("gpu", "inferentia"))
+    stage.sweep()
+    assert not [do for do in stage.commands if isinstance(do.command, ChangeSimulated)]
+
+
+def test_an_order_that_fails_is_given_again() -> None:
+    stage = with_catalogue()
+    stage.tell(simulating("gpu"))
+    stage.sweep()
+    order = stage.commands.pop()
+    stage.sweep()
+    assert stage.commands == [], "one at a time"
+    stage.tell(Failed(order.id, "no bus"))
+    stage.sweep()
+    assert stage.commands.pop().command == order.command
+
+
+def test_they_go_when_nobody_simulates_the_kind_any_more() -> None:
+    stage = with_catalogue()
+    simulated_heartbeats(stage, 20, simulating("gpu"), simulating("inferentia", worker="w2"))
+    simulated_heartbeats(stage, int(RULES.worker_lost_s) - 1, simulating("gpu"))
+    assert len(simulated(stage)) == 2, "a worker may be back in a moment"
+    simulated_heartbeats(stage, 3, simulating("gpu"))
+    assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
+    later = Stage(buckets=stage)
+    simulated_heartbeats(later, int(RULES.worker_lost_s) + 2, heartbeat())
+    assert simulated(later) == []
+
+
+def test_a_registrar_that_slept_listens_before_it_deletes() -> None:
+    stage = with_catalogue()
+    simulated_heartbeats(stage, 20, simulating("gpu"))
+    stage.now += 100.0
+    stage.sweep()
+    assert stage.commands == []
+    simulated_heartbeats(stage, 5, simulating("gpu"))
+    assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
+
+
+def test_the_exit_of_one_process_with_several_devices_costs_one_attempt() -> None:
+    stage = Stage()
+    stage.tell(simulating("gpu"))
+    stage.register()
+    for device in ("cpu", "gpu-0"):
+        stage.tell(ExecutorExited(worker="w1", device=device, at=stage.now, reason="x"))
+    assert len(stage.orders()) == 2
+    assert stage.ends() == []
+
+
+# -- the edge, for models that are registered already: it reserves no version, and keeps the kind
+
+WORK = RegistrationRecord(
+    registration="fit-1",
+    request=replace(REQUEST, registration="fit-1"),
+    registrar="a",
+    created=1.0,
+    version="1",
+    hardware="gpu",
+)
+
+
+def test_a_registered_version_is_worked_on_by_one_registrar() -> None:
+    async def main(place: Place) -> None:
+        await place.catalog.put("model.mlp.1", encode(model_record()))
+        assert await place.do(ClaimRegistration(work=WORK, next_version=2)) == RegistrationClaimed(WORK)
+        assert await place.do(ClaimRegistration(work=WORK, next_version=2)) == RegistrationClaimed(WORK)
+        other = replace(WORK, registrar="b", created=2.0)
+        assert await place.do(ClaimRegistration(work=other, next_version=2)) == AlreadyTaken("registration")
+        assert await place.keys() == {"model.mlp.1", "work.fit-1"}
+        ours = await place.do(TakeOverRegistration(registration="fit-1", registrar="b", previous="a"))
+        assert ours == replace(WORK, registrar="b")
+        assert decode(RegistrationRecord, (await place.status.get("work.fit-1")).value or b"") == ours
+        await place.do(Finish(registration="fit-1", model="mlp", version="1", uploads=()))
+        assert await place.keys() == {"model.mlp.1"}
+
+    on_a_bus(main)
+
+
+def test_variants_are_added_to_what_is_registered_and_to_nothing_else() -> None:
+    async def main(place: Place) -> None:
+        record = variant_record("mlp-v1-trt-fp16-t1-b64", hardware="gpu", framework="trt", precision="fp16")
+        command = AddVariants(model="mlp", version="1", variants=(record,))
+        refused = await place.do(command)
+        assert isinstance(refused, ChangeRefused)
+        assert "mlp" in refused.message
+        assert await place.keys() == set()
+        await place.catalog.put("model.mlp.1", encode(model_record()))
+        for _ in range(2):
+            assert await place.do(command) is None
+        assert await place.keys() == {"model.mlp.1", key_of(record)}
+
+    on_a_bus(main)

@@ -11,22 +11,33 @@ import msgspec
 
 from bus.codec import encode
 from bus.messages.catalog import Signature, TensorSpec
-from bus.messages.jobs import Position
+from bus.messages.jobs import Checkpoint, Position
 from bus.messages.public import Tensor
 from bus.tensors import DATATYPES
-from services.jobs.items import BadItem, converts, fits, pack, packed_as, shown, split
-from services.jobs.npy import NpyHeader, read_header
+from services.jobs.items import (
+    BadItem,
+    NpyHeader,
+    converts,
+    fits,
+    nested,
+    pack,
+    packed_as,
+    read_header,
+    shown,
+    split,
+    write_header,
+)
 
 LINE = 64 * 2**20  # bytes of one line, or of one object of a MessagePack stream
 
 
-class Bad(ValueError):
+class BadJobInput(ValueError):
     """An input that cannot be computed; the text names the item, counted from 0."""
 
 
 Shape = tuple[str, str, tuple[int, ...]]  # input, datatype, shape of one item
 Shapes = tuple[Shape, ...]
-Cell = tuple[Shape, bytes | memoryview]
+ItemTensor = tuple[Shape, bytes | memoryview]
 
 
 class Item(NamedTuple):
@@ -49,14 +60,14 @@ class Reader(Protocol):
     """One input file, open for reading."""
 
     def count(self) -> int:
-        """The number of items, each of them looked at; raises Bad."""
+        """The number of items, each of them looked at; raises BadJobInput."""
 
     def cut(self, position: Position, first: int, most: int, most_bytes: int) -> Cut:
-        """Up to so many items from there on, at least one. first: its number, for errors. Raises Bad."""
+        """Up to so many items from there on, at least one. first: its number, for errors. Raises BadJobInput."""
 
 
 def open_reader(form: str, file: BinaryIO, size: int, signature: Signature) -> Reader:
-    """The reader of a format. Raises Bad when the file's beginning shows already that it will not do."""
+    """The reader of a format. Raises BadJobInput when the file's beginning shows already that it will not do."""
     if form == "npy":
         return NpyReader(file, size, signature)
     return ItemReader(json_lines if form == "jsonl" else message_pack, file, signature)
@@ -70,15 +81,15 @@ class NpyReader:
         spec = signature.inputs[0]
         if len(signature.inputs) > 1:
             names = ", ".join(spec.name for spec in signature.inputs)
-            raise Bad(f"the model takes {names}: a .npy file holds one array, use .jsonl or .msgpack")
+            raise BadJobInput(f"the model takes {names}: a .npy file holds one array, use .jsonl or .msgpack")
         try:
             self.header: NpyHeader = read_header(file, size)
         except BadItem as error:
-            raise Bad(f"the file {error}") from error
+            raise BadJobInput(f"the file {error}") from error
         if not converts(self.header.datatype, spec):
-            raise Bad(f"the file holds {self.header.datatype}, the model takes {spec.datatype}")
+            raise BadJobInput(f"the file holds {self.header.datatype}, the model takes {spec.datatype}")
         if not fits(self.header.shape, spec):
-            raise Bad(f"its items have shape {shown(self.header.shape)}, the model takes {shown(spec.shape)}")
+            raise BadJobInput(f"its items have shape {shown(self.header.shape)}, the model takes {shown(spec.shape)}")
 
     def count(self) -> int:
         return self.header.items
@@ -90,7 +101,7 @@ class NpyReader:
         self._file.seek(start)
         data = self._file.read(items * header.row)
         if len(data) != items * header.row:
-            raise Bad(f"item {first + len(data) // max(1, header.row)}: the file ends before it")
+            raise BadJobInput(f"item {first + len(data) // max(1, header.row)}: the file ends before it")
         tensor = Tensor(header.datatype, [items, *header.shape], data)
         return Cut(items, encode(tensor), Position(start + len(data)))
 
@@ -122,7 +133,7 @@ class ItemReader:
             if len(taken) == most:
                 break
         if not taken:
-            raise Bad(f"item {first}: the file ends before it")
+            raise BadJobInput(f"item {first}: the file ends before it")
         tensors = {
             name: Tensor(datatype, [len(taken), *shape], b"".join([item.data[i] for item in taken]))
             for i, (name, datatype, shape) in enumerate(taken[0].shapes)
@@ -138,13 +149,13 @@ def json_lines(file: BinaryIO, position: Position, first: int, signature: Signat
     while line := file.readline(LINE):
         offset += len(line)
         if len(line) == LINE and not line.endswith(b"\n"):
-            raise Bad(f"item {number}: its line is longer than {LINE // 2**20} MB")
+            raise BadJobInput(f"item {number}: its line is longer than {LINE // 2**20} MB")
         if not line.strip():
             continue
         try:
             value = decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise Bad(f"item {number}: the line is no JSON: {error}") from error
+            raise BadJobInput(f"item {number}: the line is no JSON: {error}") from error
         cells = [
             _packed(one, spec, f"item {number}: {_named(spec.name, signature)}")
             for spec, one in _by_input(value, signature, number)
@@ -164,10 +175,10 @@ def message_pack(file: BinaryIO, position: Position, first: int, signature: Sign
             value = unpacker.unpack()
         except msgpack.OutOfData:
             if file.tell() > start:
-                raise Bad(f"item {number}: the file ends within a MessagePack object") from None
+                raise BadJobInput(f"item {number}: the file ends within a MessagePack object") from None
             return
         except Exception as error:  # of many kinds
-            raise Bad(f"item {number}: no MessagePack object of at most {LINE // 2**20} MB: {error}") from error
+            raise BadJobInput(f"item {number}: no MessagePack object of at most {LINE // 2**20} MB: {error}") from error
         end = position.offset + unpacker.tell()
         items = _of_object(value, signature, number)
         for i, (shapes, data) in enumerate(items):
@@ -180,7 +191,7 @@ def message_pack(file: BinaryIO, position: Position, first: int, signature: Sign
 
 
 def _of_object(value: Any, signature: Signature, number: int) -> list[tuple[Shapes, tuple[bytes | memoryview, ...]]]:
-    columns: list[list[Cell]] = []
+    columns: list[list[ItemTensor]] = []
     for spec, one in _by_input(value, signature, number):
         where = _named(spec.name, signature)
         if isinstance(one, list):
@@ -189,23 +200,23 @@ def _of_object(value: Any, signature: Signature, number: int) -> list[tuple[Shap
         try:
             columns.append(_tensor_cells(one, spec))
         except BadItem as error:
-            raise Bad(f"item {number}: {where}{error}") from error
+            raise BadJobInput(f"item {number}: {where}{error}") from error
     if len({len(column) for column in columns}) != 1 or not columns[0]:
-        raise Bad(f"item {number}: the first axis counts items: at least one, and the same for all inputs")
+        raise BadJobInput(f"item {number}: the first axis counts items: at least one, and the same for all inputs")
     return [
         (tuple(cell[0] for cell in cells), tuple(cell[1] for cell in cells)) for cells in zip(*columns, strict=True)
     ]
 
 
-def _packed(value: Any, spec: TensorSpec, where: str) -> Cell:
+def _packed(value: Any, spec: TensorSpec, where: str) -> ItemTensor:
     try:
         shape, data = pack(value, spec)
     except BadItem as error:
-        raise Bad(f"{where}{error}") from error
+        raise BadJobInput(f"{where}{error}") from error
     return (spec.name, packed_as(spec.datatype), tuple(shape)), data
 
 
-def _tensor_cells(tensor: Any, spec: TensorSpec) -> list[Cell]:
+def _tensor_cells(tensor: Any, spec: TensorSpec) -> list[ItemTensor]:
     if not _is_tensor(tensor):
         raise BadItem("is neither a tensor nor a nested list")
     datatype, shape, rows = _tensor_rows(tensor)
@@ -236,15 +247,66 @@ def _by_input(value: Any, signature: Signature, number: int) -> list[tuple[Any, 
     if not isinstance(value, dict) or _is_tensor(value):
         if len(signature.inputs) > 1:
             names = ", ".join(spec.name for spec in signature.inputs)
-            raise Bad(f"item {number}: the model takes {names}: give a map of these names")
+            raise BadJobInput(f"item {number}: the model takes {names}: give a map of these names")
         return [(signature.inputs[0], value)]
     missing = [spec.name for spec in signature.inputs if spec.name not in value]
     unknown = value.keys() - {spec.name for spec in signature.inputs}
     if missing or unknown:
         what = f"lacks the input {missing[0]!r}" if missing else f"has an input {next(iter(unknown))!r} too much"
-        raise Bad(f"item {number}: {what}")
+        raise BadJobInput(f"item {number}: {what}")
     return [(spec, value[spec.name]) for spec in signature.inputs]
 
 
 def _named(name: str, signature: Signature) -> str:
     return f"input {name} " if len(signature.inputs) > 1 else ""
+
+
+# -- outputs
+
+_pack = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.Encoder().encode
+
+
+def rendered(
+    form: str, outputs: Mapping[str, Tensor], items: int, before: Checkpoint, total: int
+) -> tuple[bytes, Checkpoint]:
+    """The bytes to append for one chunk's outputs, and what is known of the file then (bytes and position not counted).
+
+    total: items of the whole job. Raises BadItem when this format cannot hold them.
+    """
+    for name, tensor in outputs.items():
+        if not tensor.shape or tensor.shape[0] != items:
+            raise BadItem(f"output {name} has shape {tensor.shape} for {items} items")
+    if form == "npy":
+        return _npy(outputs, before, total)
+    rows = {
+        name: (tensor.datatype, tensor.shape[1:], split(tensor.datatype, items, tensor.shape[1:], tensor.data))
+        for name, tensor in outputs.items()
+    }
+    if form == "jsonl":
+        lines = [
+            _json({name: nested(datatype, shape, data[i]) for name, (datatype, shape, data) in rows.items()}) + b"\n"
+            for i in range(items)
+        ]
+    else:
+        lines = [
+            _pack(
+                {name: Tensor(datatype, [1, *shape], bytes(data[i])) for name, (datatype, shape, data) in rows.items()}
+            )
+            for i in range(items)
+        ]
+    return b"".join(lines), before
+
+
+def _npy(outputs: Mapping[str, Tensor], before: Checkpoint, total: int) -> tuple[bytes, Checkpoint]:
+    if len(outputs) != 1:
+        raise BadItem(f"the model returns {', '.join(outputs)}: .npy holds one array, use .jsonl or .msgpack")
+    (tensor,) = outputs.values()
+    shape = tensor.shape[1:]
+    if before.items == 0:
+        after = msgspec.structs.replace(before, datatype=tensor.datatype, shape=shape)
+        return write_header(tensor.datatype, total, shape) + bytes(tensor.data), after
+    if (tensor.datatype, shape) != (before.datatype, before.shape):
+        was, now = f"{before.datatype} {before.shape}", f"{tensor.datatype} {shape}"
+        raise BadItem(f"outputs changed from {was} to {now}: .npy holds one array, use .jsonl or .msgpack")
+    return bytes(tensor.data), before

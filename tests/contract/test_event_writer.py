@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from bus.codec import encode
 from bus.messages.events import EVENTS, Event, JobEvent, OutcomeEvent, RegistrationEvent
-from services.recorder.ledger import Ledger, Message
+from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.store import Store
 from tests.support.data.events import FOLDED, event, message, outcome
 
 
 @pytest.fixture
-def ledger(database_dsn: str) -> Iterator[Ledger]:
+def ledger(database_dsn: str) -> Iterator[EventWriter]:
     store = Store(database_dsn, "test")
-    yield Ledger(store)
+    yield EventWriter(store)
     store.close()
 
 
@@ -36,7 +36,7 @@ def ask(superuser_dsn: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.kind)
-def test_a_batch_that_is_delivered_again_is_written_once(ledger: Ledger, ask: Any, kind: type[Event]) -> None:
+def test_a_batch_that_is_delivered_again_is_written_once(ledger: EventWriter, ask: Any, kind: type[Event]) -> None:
     table = TABLES[kind.kind].name or FOLDED[kind.kind]
     once = message(event(kind), id="b1")
     ledger.write([once, once])
@@ -47,7 +47,7 @@ def test_a_batch_that_is_delivered_again_is_written_once(ledger: Ledger, ask: An
         assert ask(f"SELECT count(*) FROM {table}") == [(2,)]
 
 
-def test_every_field_arrives_as_it_was_sent(ledger: Ledger, ask: Any) -> None:
+def test_every_field_arrives_as_it_was_sent(ledger: EventWriter, ask: Any) -> None:
     sent = OutcomeEvent(
         time=1_700_000_000.25, uid=bytes(range(16)), id="ä", app="digits", outcome="late", model="mlp", variant="v", worker="w",
         hardware="cpu", code="deadline", latency_ms=1.5, slo_ms=1.0, accuracy=0.5, accuracy_required=0.25, cost_limit=0.125,
@@ -66,7 +66,7 @@ def test_every_field_arrives_as_it_was_sent(ledger: Ledger, ask: Any) -> None:
 # ---- one outcome a uid
 
 
-def test_the_same_uid_has_one_outcome_whoever_records_it_and_when(ledger: Ledger, ask: Any) -> None:
+def test_the_same_uid_has_one_outcome_whoever_records_it_and_when(ledger: EventWriter, ask: Any) -> None:
     first = outcome(outcome="ok", cost=1.0)
     again = msgspec.structs.replace(first, outcome="late", cost=2.0)
     later = msgspec.structs.replace(first, time=first.time + 29.5, cost=4.0)
@@ -78,7 +78,7 @@ def test_the_same_uid_has_one_outcome_whoever_records_it_and_when(ledger: Ledger
     assert ask("SELECT count(*) FROM infaas.query_outcomes") == [(3,)]
 
 
-def test_the_same_uid_twice_in_one_fetch_has_one_outcome(ledger: Ledger, ask: Any) -> None:
+def test_the_same_uid_twice_in_one_fetch_has_one_outcome(ledger: EventWriter, ask: Any) -> None:
     one = outcome(worker="first")
     other = msgspec.structs.replace(one, time=one.time + 1.0, worker="second")
     ledger.write([message(one, other), message(other)])
@@ -93,7 +93,7 @@ def test_two_recorders_at_once_leave_one_outcome_a_uid(database_dsn: str, ask: A
 
     def recorder(shift: float) -> None:
         store = Store(database_dsn, "test")
-        ledger = Ledger(store)
+        ledger = EventWriter(store)
         for batch in rows:
             mine = message(*(msgspec.structs.replace(row, time=row.time + shift) for row in batch))
             gate.wait(30)
@@ -108,9 +108,9 @@ def test_two_recorders_at_once_leave_one_outcome_a_uid(database_dsn: str, ask: A
 def test_two_recorders_with_the_same_batches_in_another_order_write_each_once(database_dsn: str, ask: Any) -> None:
     batches = [message(outcome(), outcome()) for _ in range(30)]
 
-    def recorder(mine: list[Message]) -> None:
+    def recorder(mine: list[EventMessage]) -> None:
         store = Store(database_dsn, "test")
-        Ledger(store).write(mine)
+        EventWriter(store).write(mine)
         store.close()
 
     with ThreadPoolExecutor(2) as threads:
@@ -136,11 +136,11 @@ def test_two_recorders_with_the_same_batches_in_another_order_write_each_once(da
     ],
 )
 def test_what_cannot_be_read_is_set_aside_with_the_reason(
-    ledger: Ledger, ask: Any, subject: str, body: bytes, reason: str
+    ledger: EventWriter, ask: Any, subject: str, body: bytes, reason: str
 ) -> None:
     good = message(outcome())
-    ledger.write([Message(subject, body), good, Message(subject, body)])
-    ledger.write([Message(subject, body)])
+    ledger.write([EventMessage(subject, body), good, EventMessage(subject, body)])
+    ledger.write([EventMessage(subject, body)])
     ((found_subject, found_reason, found_body),) = ask("SELECT subject, reason, body FROM infaas_internal.rejected")
     assert (found_subject, bytes(found_body)) == (subject, body)
     assert reason in found_reason
@@ -161,7 +161,9 @@ def test_what_cannot_be_read_is_set_aside_with_the_reason(
     ],
     ids=str,
 )
-def test_a_row_that_the_database_cannot_take_costs_only_itself(ledger: Ledger, ask: Any, bad: dict[str, Any]) -> None:
+def test_a_row_that_the_database_cannot_take_costs_only_itself(
+    ledger: EventWriter, ask: Any, bad: dict[str, Any]
+) -> None:
     rows = [outcome(id=str(i), **(bad if i == 5 else {})) for i in range(12)]
     messages = [message(*rows, id="b1"), message(outcome(id="12"), id="b2")]
     ledger.write(messages)
@@ -174,7 +176,7 @@ def test_a_row_that_the_database_cannot_take_costs_only_itself(ledger: Ledger, a
     assert [row["id"] for row in kept["rows"]] == ["5"]
 
 
-def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: Ledger, ask: Any) -> None:
+def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: EventWriter, ask: Any) -> None:
     ledger.write([message(outcome(id="a\0b", context="\0", input_digest="\0"))])
     assert ask("SELECT id, context FROM infaas.query_outcomes") == [("a\ufffdb", "\ufffd")]
     assert ask("SELECT count(*) FROM infaas_internal.rejected") == [(0,)]
@@ -186,11 +188,13 @@ def test_a_clients_strange_id_does_not_cost_the_record_of_its_query(ledger: Ledg
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(
         st.one_of(st.text(max_size=3), st.sampled_from(["id", "rows", "time"])), inner, max_size=3)),
 ).map(encode)))  # fmt: skip
-def test_no_message_whatever_stops_the_ledger(ledger: Ledger, body: bytes) -> None:
-    ledger.write([Message(f"infaas.event.{kind}", body) for kind in TABLES])
+def test_no_message_whatever_stops_the_ledger(ledger: EventWriter, body: bytes) -> None:
+    ledger.write([EventMessage(f"infaas.event.{kind}", body) for kind in TABLES])
 
 
-def test_a_missing_table_is_the_databases_fault_and_costs_no_row(superuser_dsn: str, ledger: Ledger, ask: Any) -> None:
+def test_a_missing_table_is_the_databases_fault_and_costs_no_row(
+    superuser_dsn: str, ledger: EventWriter, ask: Any
+) -> None:
     with closing(psycopg.connect(superuser_dsn, autocommit=True)) as administrator:
         administrator.execute("ALTER TABLE infaas.query_outcomes RENAME TO away")
         batch = message(outcome())
@@ -205,7 +209,7 @@ def test_a_missing_table_is_the_databases_fault_and_costs_no_row(superuser_dsn: 
 # ---- folded facts and housekeeping
 
 
-def test_a_registration_shows_its_latest_status(ledger: Ledger, ask: Any) -> None:
+def test_a_registration_shows_its_latest_status(ledger: EventWriter, ask: Any) -> None:
     now = time.time()
     ledger.write([message(event(RegistrationEvent, time=now + 2, state="done", version="1", progress=1.0))])
     ledger.write(
@@ -221,7 +225,7 @@ def test_a_registration_shows_its_latest_status(ledger: Ledger, ask: Any) -> Non
     ]
 
 
-def test_a_job_shows_its_latest_status(ledger: Ledger, ask: Any) -> None:
+def test_a_job_shows_its_latest_status(ledger: EventWriter, ask: Any) -> None:
     now = time.time()
     ledger.write(
         [message(event(JobEvent, time=now + 2, state="failed", done=217, failed=1, reason="item\0 217", finished=now))]
@@ -235,8 +239,10 @@ def test_a_job_shows_its_latest_status(ledger: Ledger, ask: Any) -> None:
     ]
 
 
-def test_tidying_forgets_only_what_is_old(ledger: Ledger, ask: Any, superuser_dsn: str) -> None:
-    ledger.write([message(outcome(), id="young"), message(outcome(), id="old"), Message("infaas.event.party", b"")])
+def test_tidying_forgets_only_what_is_old(ledger: EventWriter, ask: Any, superuser_dsn: str) -> None:
+    ledger.write(
+        [message(outcome(), id="young"), message(outcome(), id="old"), EventMessage("infaas.event.party", b"")]
+    )
     with closing(psycopg.connect(superuser_dsn, autocommit=True)) as administrator:
         administrator.execute(
             "UPDATE infaas_internal.batches SET recorded = now() - interval '8 days' WHERE id = 'old'"

@@ -7,16 +7,15 @@ set aside in infaas_internal.rejected with the reason; the rows around them are 
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import psycopg
 
 from bus.codec import DECODE_ERRORS, explain
 from bus.messages.events import Event, JobEvent, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
-from services.recorder.policy import latest
-from services.recorder.tables import TABLES, Batch, Table, moment
+from services.recorder.tables import TABLES, Batch, EventTable, moment
 from services.shell.store import Store, copy, uuid_array
 
 log = logging.getLogger(__name__)
@@ -25,19 +24,19 @@ log = logging.getLogger(__name__)
 BAD_ROWS = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError, TypeError)
 
 
-class Message(NamedTuple):
+class EventMessage(NamedTuple):
     """One event message as it came."""
 
     subject: str
     data: bytes
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Rows of one batch that stand or fall together. id: the batch's, or of a piece of it."""
 
     id: str
     subject: str
-    table: Table
+    table: EventTable
     rows: Sequence[Event]
 
 
@@ -49,15 +48,15 @@ class Rejected(NamedTuple):
     body: bytes
 
 
-class Ledger:
+class EventWriter:
     """Writes events. Not for several threads at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def write(self, messages: Iterable[Message]) -> None:
+    def write(self, messages: Iterable[EventMessage]) -> None:
         """Returns once everything is committed or set aside; raises psycopg.Error when the database cannot do it now."""
-        parts: list[Part] = []
+        parts: list[BatchPart] = []
         rejected: list[Rejected] = []
         for message in messages:
             part = _read(message)
@@ -70,7 +69,7 @@ class Ledger:
         if parts:
             self._write(parts)
 
-    def _write(self, parts: list[Part]) -> None:
+    def _write(self, parts: list[BatchPart]) -> None:
         try:
             with self._store.transaction() as connection:
                 _insert(connection, parts)
@@ -117,7 +116,7 @@ class Ledger:
             )
 
 
-def _read(message: Message) -> Part | Rejected:
+def _read(message: EventMessage) -> BatchPart | Rejected:
     table = TABLES.get(message.subject.rpartition(".")[2])
     if table is None:
         return Rejected(message.subject, "no such kind of event", message.data)
@@ -125,14 +124,14 @@ def _read(message: Message) -> Part | Rejected:
         batch: Batch[Any] = table.decode(message.data)
     except DECODE_ERRORS as error:
         return Rejected(message.subject, explain(error), message.data)
-    return Part(batch.id, message.subject, table, batch.rows)
+    return BatchPart(batch.id, message.subject, table, batch.rows)
 
 
 def _printable(item: Rejected) -> tuple[str, str]:
     return item.subject.replace("\0", "\ufffd"), item.reason.replace("\0", "\ufffd")
 
 
-def _insert(connection: psycopg.Connection[Any], parts: list[Part]) -> None:
+def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart]) -> None:
     """Write the parts that are new, in one transaction."""
     found = connection.execute(
         "INSERT INTO infaas_internal.batches (id) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING RETURNING id",
@@ -269,3 +268,52 @@ _FOLDS: dict[str, Any] = {
     "registration": _fold_registrations,
     "job": _fold_jobs,
 }
+
+
+E = TypeVar("E", bound=Event)
+
+
+def latest(events: Iterable[E], key: Callable[[E], Hashable]) -> list[E]:
+    """For each key the event with the greatest time; of equal times the last one."""
+    found: dict[Hashable, E] = {}
+    for event in events:
+        before = found.get(key(event))
+        if before is None or event.time >= before.time:
+            found[key(event)] = event
+    return list(found.values())
+
+
+# -- maintenance: rollups are brought up to date, rows that are old enough go (schema/rollups.sql says how)
+
+_REFRESH = (b"SELECT infaas_internal.refresh_cost_events()", b"SELECT infaas_internal.refresh_query_outcomes()")
+
+
+class Maintenance:
+    """Carries out the database's own maintenance, piece by piece. Not for several threads at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def maintain(self) -> bool:
+        """A bounded piece of each kind of work; True when there is more. Raises psycopg.Error.
+
+        Each in a transaction of its own: none holds two watermarks, so that nobody waits for another in a circle.
+        """
+        more = False
+        for refresh in _REFRESH:
+            with self._store.transaction() as connection:
+                row = connection.execute(refresh).fetchone()
+                more |= bool(row and row[0])
+        with self._store.transaction() as connection:
+            kept = connection.execute(
+                "SELECT relation FROM infaas_internal.retention WHERE keep IS NOT NULL ORDER BY 1"
+            ).fetchall()
+        for (relation,) in kept:
+            more |= self.expire(relation)
+        return more
+
+    def expire(self, relation: str) -> bool:
+        """Let some of the oldest rows of a relation go, as far as they are in the rollups; True when there are more."""
+        with self._store.transaction() as connection:
+            row = connection.execute("SELECT infaas_internal.expire(%s)", (relation,)).fetchone()
+        return bool(row and row[0])
