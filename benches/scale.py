@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, VariantRecord
 from services.core.placement import Device
 from services.shell.settings import AutoscalerSettings, Settings
-from services.simulation.scenario.model import Choice, LoadSpec, MachineSpec, Needs, PolicySpec, Scenario
+from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, Scenario, StaticChoice, WorkloadSpec
 
 SIGNATURE = Signature(inputs=[], outputs=[])
 APPS = 10
@@ -73,7 +73,7 @@ def fleet(
         for i, (threads, item_ms, accuracy) in enumerate(kinds)
     )
     each = max(1, round(APPS * workers / apps))  # ten instances a worker, whatever the number of apps
-    choice = {f"a{n}": Choice(variants[n * len(kinds)].variant, each) for n in range(apps)}
+    choice = {f"a{n}": StaticChoice(variants[n * len(kinds)].variant, each) for n in range(apps)}
     machines = MachineSpec(
         kind="cpu",
         devices=(Device(name="cpu", kind="cpu", cores=CORES, memory_mb=MEMORY_MB),),
@@ -106,7 +106,7 @@ def fleet(
         ),
         variants=variants,
         prices={"cpu": 0.05},
-        needs={f"a{n}": Needs(latency_ms=1500.0, accuracy=0.74) for n in range(apps)},
+        needs={f"a{n}": QueryNeeds(latency_ms=1500.0, accuracy=0.74) for n in range(apps)},
         policies=(
             PolicySpec(
                 name=policy,
@@ -117,7 +117,7 @@ def fleet(
                 settings=settings,
             ),
         ),
-        loads=(LoadSpec(apps=tuple(choice), shares=(1.0 / apps,) * apps, rate=rate),),
+        loads=(WorkloadSpec(apps=tuple(choice), shares=(1.0 / apps,) * apps, rate=rate),),
     )  # fmt: skip
 
 
@@ -126,5 +126,5 @@ def loop(rate: float, seconds: float) -> Scenario:
     found = fleet(1, seconds, policy="static", apps=1, kinds=((1, 2.0, 0.75),), per_worker=rate)
     quick = record("m0", 0, 1, 2.0, 0.75, most=16)
     spec = found.policies[0]
-    choice = {"a0": Choice(quick.variant, APPS)}
+    choice = {"a0": StaticChoice(quick.variant, APPS)}
     return replace(found, variants=(quick,), policies=(replace(spec, choice=choice),))

@@ -34,14 +34,14 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
     """One run, in this process."""
     from scale import fleet, loop
 
-    from services.simulation.report import Report
+    from services.simulation.report import RunReport
     from services.simulation.run import Run
 
     what: dict[str, Any] = json.loads(options.one)
     kind = what.pop("kind", "fleet")
     scenario = loop(**what) if kind == "loop" else fleet(**what)
     policy = scenario.policies[0]
-    report = Report.of(scenario, policy)
+    report = RunReport.of(scenario, policy)
     run = Run(scenario, policy, report)
     expected = sum(share * _queries(scenario) for share in scenario.loads[0].shares)
     marks: list[tuple[float, float]] = []

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from bus.messages.events import Event, StateEvent
-from services.simulation.report import Report
+from services.simulation.report import RunReport
 
 EVERY = 30.0  # s, as in figure 7
 
 
-class AppReport(Report):
+class AppReport(RunReport):
     """Adds "windows": {app: {"time", "mean_ms", "p99_ms", "qps"}} (by the time of the answer) and "interfered": {variant: seconds}."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from msgspec.structs import replace
 
-from services.simulation.report import MEASURED, Report
+from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import simulate
-from services.simulation.scenario import read_scenario
+from services.simulation.scenario.read import read_scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -103,7 +103,7 @@ def runs(
     *,
     duration_s: float | None = None,
     policies: Sequence[str] = (),
-    report: type[Report] = Report,
+    report: type[RunReport] = RunReport,
 ) -> list[Document]:
     """A scenario file of this folder (or by path) with each seed, told on stderr.
 

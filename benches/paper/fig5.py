@@ -17,9 +17,9 @@ import zoo
 from msgspec.structs import replace
 
 from services.simulation.run import simulate_all
-from services.simulation.scenario import read_scenario
 from services.simulation.scenario.model import JobSpec, Scenario, Times
-from services.simulation.traces import read_counts
+from services.simulation.scenario.read import read_scenario
+from services.simulation.workload import read_counts
 
 FILE = "fig5.toml"
 OURS, RIVALS = "infaas", ("clipper+", "sm+")

@@ -13,8 +13,8 @@ import compare
 from msgspec.structs import replace
 
 from services.simulation.run import simulate_all
-from services.simulation.scenario import read_scenario
 from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.read import read_scenario
 
 LIMIT = 0.4  # of the worker, above which offline work waits
 SETTLED_S = 3  # s for which it must have been so: until its use is told, and two images that had begun are done

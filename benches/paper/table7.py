@@ -23,8 +23,8 @@ from services.core.ask import Ask, Decision
 from services.core.baselines import BruteForce
 from services.core.cluster import ClusterView
 from services.core.selection import InfaasPolicy, SelectionPolicy
-from services.simulation.scenario import read_scenario
 from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.read import read_scenario
 
 APP = "classify"
 PINNED = "resnet50-trt-gpu-b8"

@@ -11,7 +11,7 @@ from infaas.cli.options import Whole
 from infaas.cli.output import usage
 
 if TYPE_CHECKING:
-    from services.simulation.scenario.model import LoadSpec
+    from services.simulation.scenario.model import WorkloadSpec
 
 CLOSED = 16  # queries under way, when nothing else is asked
 MOST_QPS = 200_000.0
@@ -64,7 +64,7 @@ class LoadOptions:
         Parameter(help='Of the apps: "0.8,0.2", "zipf" or "zipf:1.1" (first app most popular); equal if left out.'),
     ] = None
 
-    def spec(self, apps: tuple[str, ...], seconds: float) -> "tuple[str, LoadSpec | None, tuple[float, ...]]":
+    def spec(self, apps: tuple[str, ...], seconds: float) -> "tuple[str, WorkloadSpec | None, tuple[float, ...]]":
         """What to call it, the load of so many seconds (None: a closed loop), and each app's share.
 
         Ends the command with exit code 2 and the option's name where options do not go together or make no sense.
@@ -121,16 +121,18 @@ class LoadOptions:
                 return f"--{name.replace('_', '-')}"
         return "--rate"
 
-    def _open(self, apps: tuple[str, ...], shares: tuple[float, ...], seconds: float) -> "tuple[str, LoadSpec | None]":
-        from services.simulation.scenario.model import LoadSpec  # noqa: PLC0415
+    def _open(
+        self, apps: tuple[str, ...], shares: tuple[float, ...], seconds: float
+    ) -> "tuple[str, WorkloadSpec | None]":
+        from services.simulation.scenario.model import WorkloadSpec  # noqa: PLC0415
 
         if self.trace is not None:
             return self._traced(self.trace, apps, shares, seconds)
         if self.times is not None:
-            from services.simulation.traces import WorkloadError, read_times  # noqa: PLC0415
+            from services.simulation.workload import WorkloadError, read_times  # noqa: PLC0415
 
             try:
-                return self.times.name, LoadSpec(
+                return self.times.name, WorkloadSpec(
                     apps=apps, shares=shares, arrivals="times", times=read_times(self.times)
                 )
             except WorkloadError as error:
@@ -141,7 +143,7 @@ class LoadOptions:
                 usage(f"--dwell: {len(dwell)} stays for {len(rates)} rates: one for each")
             if min(dwell) <= 0:
                 usage("--dwell: a stay must last more than 0 s")
-            load = LoadSpec(apps=apps, shares=shares, arrivals="mmpp", rates=rates, dwell_s=dwell)
+            load = WorkloadSpec(apps=apps, shares=shares, arrivals="mmpp", rates=rates, dwell_s=dwell)
             return f"mmpp with {self.rates} queries/s for {self.dwell} s", load
         if self.rate_points is not None:
             points = tuple(_pair("--rate-points", text, "0:4,60:80") for text in self.rate_points.split(","))
@@ -153,14 +155,16 @@ class LoadOptions:
             return f"closed loop of {self.closed or CLOSED}", None
         kind = self.arrivals or "poisson"
         if self.cv is None:
-            return kind, LoadSpec(apps=apps, shares=shares, arrivals=kind, rate=points)
-        return f"gamma with CV {self.cv:g}", LoadSpec(apps=apps, shares=shares, arrivals=kind, rate=points, cv=self.cv)
+            return kind, WorkloadSpec(apps=apps, shares=shares, arrivals=kind, rate=points)
+        return f"gamma with CV {self.cv:g}", WorkloadSpec(
+            apps=apps, shares=shares, arrivals=kind, rate=points, cv=self.cv
+        )
 
     def _traced(
         self, path: Path, apps: tuple[str, ...], shares: tuple[float, ...], seconds: float
-    ) -> "tuple[str, LoadSpec]":
-        from services.simulation.scenario.model import LoadSpec  # noqa: PLC0415
-        from services.simulation.traces import WorkloadError, read_counts  # noqa: PLC0415
+    ) -> "tuple[str, WorkloadSpec]":
+        from services.simulation.scenario.model import WorkloadSpec  # noqa: PLC0415
+        from services.simulation.workload import WorkloadError, read_counts  # noqa: PLC0415
 
         try:
             counts = read_counts(path)
@@ -174,7 +178,7 @@ class LoadOptions:
         span = None if self.range_qps is None else _pair("--range-qps", self.range_qps, "10:1000")
         if span is not None and span[0] > span[1]:
             usage(f"--range-qps: {self.range_qps!r}: the lower rate comes first, such as 10:1000")
-        return path.name, LoadSpec(
+        return path.name, WorkloadSpec(
             apps=apps, shares=shares, arrivals="trace", counts=counts, seconds_per_line=width, range_qps=span
         )
 

@@ -16,7 +16,7 @@ from infaas.cli.output import fail, for_the_result, one_line, progress, show, us
 from infaas.cli.simulate import keep, watch, writable
 
 if TYPE_CHECKING:
-    from services.simulation.replay import Head, Source
+    from services.simulation.replay import Recording, RecordingHead
 
 _DAY = "-24h"
 _PATIENCE = 3.0  # s between words on how far the reading is
@@ -88,10 +88,10 @@ def replay(
     writable(None, export, "--export")
     from services.simulation.replay import ReplayError, build  # noqa: PLC0415  (commands that are not used cost nothing)
     from services.simulation.replay import export as write  # noqa: PLC0415
-    from services.simulation.replay.build import BOOT_S, Options  # noqa: PLC0415
-    from services.simulation.scenario import ScenarioError  # noqa: PLC0415
+    from services.simulation.replay.build import BOOT_S, ReplayOptions  # noqa: PLC0415
+    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415
 
-    options = Options(
+    options = ReplayOptions(
         policies=policies,
         machines=machines,
         counts=counts,
@@ -135,9 +135,9 @@ def replay(
 @contextmanager
 def _source(
     file: Path | None, from_: str | None, to: str | None, apps: tuple[str, ...], data_dir: Path | None
-) -> "Iterator[Source]":
+) -> "Iterator[Recording]":
     """The file's recording, or the database's."""
-    from services.simulation.replay import Range, database, exported  # noqa: PLC0415
+    from services.simulation.replay import TimeRange, database, exported  # noqa: PLC0415
 
     if file is not None:
         yield exported(file)
@@ -152,7 +152,7 @@ def _source(
 
     dsn = find_sql(data_dir)
     try:
-        with database(dsn, Range(begins, ends, apps)) as source:
+        with database(dsn, TimeRange(begins, ends, apps)) as source:
             yield source
     except psycopg.OperationalError as error:
         fail(f"cannot read the database: {one_line(error)}; is the system running? (infaas doctor)")
@@ -172,7 +172,7 @@ def _count(text: str) -> tuple[str, tuple[int, int]]:
     return kind, (int(first), int(most))
 
 
-def _range(head: "Head") -> dict[str, str]:
+def _range(head: "RecordingHead") -> dict[str, str]:
     """As the document has it."""
     first, last = (datetime.fromtimestamp(at, UTC).isoformat() for at in (head.begins, head.ends))
     return {"from": first, "to": last}

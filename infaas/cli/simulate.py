@@ -53,7 +53,8 @@ def simulate(
     if scenario is None:
         usage("which scenario? infaas simulate SCENARIO.toml (see infaas simulate --help)")
     writable(plot, out)
-    from services.simulation.scenario import ScenarioError, read_scenario  # noqa: PLC0415  (commands that are not used cost nothing)
+    from services.simulation.scenario.read import read_scenario  # noqa: PLC0415  (commands that are not used cost nothing)
+    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415  (commands that are not used cost nothing)
 
     try:
         with for_the_result():

@@ -15,7 +15,7 @@ from infaas.demo.judge import wrong_answer, wrong_refusal
 from infaas.demo.tally import Tally
 from infaas.errors import InfaasError, Refused
 from infaas.queries import Needs
-from services.simulation.scenario.model import LoadSpec
+from services.simulation.scenario.model import WorkloadSpec
 from services.simulation.workload import at_once
 
 ALONE = 0.8  # share of queries with a single picture
@@ -76,7 +76,7 @@ class Load:
         total = sum(ask.weight for ask in self._asks)
         # To the generator of arrivals, each set of requirements is what an app is in a scenario.
         names, shares = tuple(ask.name for ask in self._asks), tuple(ask.weight / total for ask in self._asks)
-        times, picks = at_once(LoadSpec(apps=names, shares=shares, rate=steps), seconds, self._rng)
+        times, picks = at_once(WorkloadSpec(apps=names, shares=shares, rate=steps), seconds, self._rng)
         start = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for due, pick in zip(times.tolist(), picks.tolist(), strict=True):

@@ -9,9 +9,9 @@ from bus.codec import decode, encode
 from bus.messages.public import Answer, QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Publish
-from services.simulation.report import Report
-from services.simulation.scenario.model import LoadSpec, Needs
-from services.simulation.stage import Stage
+from services.simulation.kernel import Environment
+from services.simulation.report import RunReport
+from services.simulation.scenario.model import QueryNeeds, WorkloadSpec
 from services.simulation.workload import arrivals
 
 PRIMING = 1.0  # s between the queries that wake each app before the scenario begins
@@ -19,12 +19,12 @@ INBOX = "_INBOX.c."
 PRIMED = "_INBOX.primed"
 
 
-class Asked:
+class QueryTemplate:
     """What all queries of one load to one app have in common."""
 
     __slots__ = ("app", "body", "head", "limit", "subject")
 
-    def __init__(self, app: str, needs: Needs, items: int, subjects: Subjects, patience: float) -> None:
+    def __init__(self, app: str, needs: QueryNeeds, items: int, subjects: Subjects, patience: float) -> None:
         """patience: seconds beyond its objective that an answer may take to reach the client, being under way."""
         fields: dict[str, Any] = {}
         if needs.latency_ms is not None:
@@ -40,12 +40,12 @@ class Asked:
         self.limit = float("inf") if needs.latency_ms is None else needs.latency_ms / 1000.0 + patience
 
 
-class Stream:
+class ArrivalStream:
     """One load's arrivals, a chunk at a time. kinds: what is asked, by index of app."""
 
     __slots__ = ("apps", "at", "chunks", "kinds", "times")
 
-    def __init__(self, chunks: Iterator[tuple[Any, Any]], kinds: Sequence[Asked]) -> None:
+    def __init__(self, chunks: Iterator[tuple[Any, Any]], kinds: Sequence[QueryTemplate]) -> None:
         self.chunks = chunks
         self.kinds = kinds
         self.times: list[float] = []
@@ -63,63 +63,66 @@ class Stream:
 
 
 class Clients:
-    """begins: the stage's time at which the scenario does. delay: seconds that a message is under way when nothing is wrong."""
+    """begins: the environment's time at which the scenario does. delay: seconds that a message is under way when nothing is wrong."""
 
     def __init__(
         self,
-        stage: Stage,
-        loads: Sequence[LoadSpec],
-        needs: Mapping[str, Needs],
+        environment: Environment,
+        loads: Sequence[WorkloadSpec],
+        needs: Mapping[str, QueryNeeds],
         subjects: Subjects,
-        report: Report,
+        report: RunReport,
         *,
         begins: float,
         duration_s: float,
         seed: int,
         delay: float,
     ) -> None:
-        self.open: dict[str, tuple[float, Asked]] = {}
+        self.open: dict[str, tuple[float, QueryTemplate]] = {}
         self.others: dict[str, Callable[[Any], None]] = {}  # who else has an inbox
-        self._stage = stage
+        self._environment = environment
         self._report = report
         self._begins = begins
         self._sent = 0
-        self._streams: list[Stream] = []
-        self._primed: dict[tuple[str, bytes], Asked] = {}
+        self._streams: list[ArrivalStream] = []
+        self._primed: dict[tuple[str, bytes], QueryTemplate] = {}
         for load, source in zip(loads, np.random.SeedSequence(seed).spawn(len(loads)), strict=True):
-            kinds = [Asked(app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6) for app in load.apps]
-            self._streams.append(Stream(arrivals(load, duration_s, np.random.default_rng(source)), kinds))
+            kinds = [
+                QueryTemplate(app, load.needs or needs[app], load.items, subjects, 2 * delay + 1e-6)
+                for app in load.apps
+            ]
+            self._streams.append(ArrivalStream(arrivals(load, duration_s, np.random.default_rng(source)), kinds))
             self._primed.update({(kind.app, kind.body): kind for kind in kinds})
 
     def prime(self, until: float) -> None:
         """Ask once a second for everything that will be asked for, so that each policy loads what it would; not counted."""
         for kind in self._primed.values():
-            self._stage.publish(kind.subject, kind.head, PRIMED, kind.body)
-        if self._stage.now + PRIMING < until:
-            self._stage.at(PRIMING, self.prime, until)
+            self._environment.publish(kind.subject, kind.head, PRIMED, kind.body)
+        if self._environment.now + PRIMING < until:
+            self._environment.at(PRIMING, self.prime, until)
 
     def start(self) -> None:
         """From now on the loads."""
         for stream in self._streams:
             self._schedule(stream)
 
-    def _schedule(self, stream: Stream) -> None:
+    def _schedule(self, stream: ArrivalStream) -> None:
         due = stream.next()
         if due is not None:
-            self._stage.at(max(0.0, self._begins + due - self._stage.now), self._send, stream)
+            self._environment.at(max(0.0, self._begins + due - self._environment.now), self._send, stream)
 
-    def _send(self, stream: Stream) -> None:
+    def _send(self, stream: ArrivalStream) -> None:
         kind = stream.kinds[stream.apps[stream.at]]
         stream.at += 1
         self._sent = number = self._sent + 1
         inbox = f"{INBOX}{number}"
-        now = self._stage.now
+        now = self._environment.now
         self.open[inbox] = (now, kind)
-        self._stage.publish(kind.subject, kind.head, inbox, kind.body)
+        self._environment.publish(kind.subject, kind.head, inbox, kind.body)
         self._report.offered(kind.app, now - self._begins)
         due = stream.next()
         if due is not None:
-            self._stage.at(self._begins + due - now, self._send, stream)
+            self._environment.at(self._begins + due - now, self._send, stream)
 
     def received(self, reply: Publish) -> None:
         """An answer or a refusal has come; of several the first counts, as with infaas.client: one may come after a refusal of
@@ -132,7 +135,7 @@ class Clients:
                 self.others[inbox](message)
             return
         sent, kind = found
-        now = self._stage.now
+        now = self._environment.now
         if type(message) is Answer:
             self._report.answered(
                 kind.app, now - self._begins, now - sent, kind.limit, message.accuracy, message.variant

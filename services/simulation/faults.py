@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from math import inf, prod
 
 from bus.messages.catalog import VariantRecord
-from services.simulation.hardware import Machine
+from services.simulation.hardware import SimulatedMachine
 from services.simulation.kernel import Kernel
 from services.simulation.scenario.model import FaultKind, FaultSpec
-from services.simulation.system import System
+from services.simulation.system import SimulatedSystem
 
 
 class Faults:
     """begins: the kernel's time at which the scenario does."""
 
-    def __init__(self, kernel: Kernel, system: System, faults: Iterable[FaultSpec], begins: float) -> None:
+    def __init__(self, kernel: Kernel, system: SimulatedSystem, faults: Iterable[FaultSpec], begins: float) -> None:
         self._kernel = kernel
         self._system = system
         self._delay = kernel.delay
@@ -47,7 +47,7 @@ class Faults:
             for machine in self._system.machines.values():
                 self._slow(machine)
 
-    def _slow(self, machine: Machine) -> None:
+    def _slow(self, machine: SimulatedMachine) -> None:
         for device in machine.devices.values():
             device.slow = prod(
                 fault.factor
@@ -65,7 +65,7 @@ class Faults:
         return [fault for fault in self._present if fault.kind == kind]
 
 
-def _meant(fault: FaultSpec, machine: Machine) -> bool:
+def _meant(fault: FaultSpec, machine: SimulatedMachine) -> bool:
     if fault.worker:
         return machine.worker == fault.worker
     return fault.hardware in ("", machine.spec.kind)

@@ -43,7 +43,7 @@ class Resident:
         self.at = now
 
 
-class SimDevice:
+class SimulatedDevice:
     """One device of a simulated machine. strength: of interference. slow: factor on every batch (a fault)."""
 
     def __init__(self, spec: Device, strength: float) -> None:
@@ -99,13 +99,15 @@ class SimDevice:
         return sum(resident.record.profile.memory_mb for resident in self.residents.values())
 
 
-class Machine:
+class SimulatedMachine:
     """A worker's hardware. strengths: of interference, by kind of device. now: seconds, when it appears."""
 
     def __init__(self, worker: str, spec: MachineSpec, strengths: Mapping[str, float], now: float) -> None:
         self.worker = worker
         self.spec = spec
-        self.devices = {device.name: SimDevice(device, strengths.get(device.kind, 0.0)) for device in spec.devices}
+        self.devices = {
+            device.name: SimulatedDevice(device, strengths.get(device.kind, 0.0)) for device in spec.devices
+        }
         self.used = dict.fromkeys(self.devices, 0.0)  # core-seconds until now
         self._sampled = now
         self._at_sample = dict(self.used)
@@ -127,7 +129,7 @@ class Machine:
         return min(1.0, used / (cores * elapsed)) if cores and elapsed > 0 else 0.0
 
 
-class Bill:
+class RunningCost:
     """What it costs: an integral of the rate that holds from one change to the next. begins: seconds from when it counts."""
 
     def __init__(self, spec: CostSpec, begins: float) -> None:

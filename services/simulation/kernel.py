@@ -8,7 +8,7 @@ the codec. The same calls in the same order give the same course: there is no cl
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 from bus.codec import decode, encode
 from bus.messages.events import Event
@@ -34,7 +34,33 @@ from services.core.actor import (
     Undelivered,
 )
 from services.shell.outbox import LATEST, ROWS
-from services.simulation.stage import Hands
+
+SimulatedEdge = Callable[
+    [Any], tuple[float, Any]
+]  # an actor's simulated edge: command -> (seconds it takes, result or an exception)
+
+
+class Environment(Protocol):
+    """now: seconds; never goes back."""
+
+    @property
+    def now(self) -> float: ...
+    def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> None:
+        """An actor begins: it gets Started, then what its watched buckets hold."""
+
+    def leave(self, name: str, *, goodbye: bool) -> None:
+        """It ends. goodbye: it gets Stopping and may say something; else as kill -9. Nobody of that name: nothing happens."""
+
+    def at(self, delay: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        """Call action(argument) after so many seconds."""
+
+    def put(self, bucket: str, key: str, value: bytes | None) -> None:
+        """Change a key (None: delete it); who watches the bucket hears of it."""
+
+    def get(self, bucket: str, key: str) -> bytes | None: ...
+    def publish(self, subject: str, message: Any, reply: str = "", body: bytes = b"") -> None:
+        """Say something from outside. body: the message's encoding, where somebody reads that (queries)."""
+
 
 NETWORK = 0.00025  # s that a message is under way
 INBOX = "_INBOX."
@@ -58,9 +84,9 @@ class Member:
     __slots__ = (
         "actor",
         "alive",
+        "edge",
         "full",
         "handle",
-        "hands",
         "inlets",
         "name",
         "order",
@@ -70,12 +96,12 @@ class Member:
         "watches",
     )
 
-    def __init__(self, name: str, order: int, actor: Actor, hands: Hands | None) -> None:
+    def __init__(self, name: str, order: int, actor: Actor, edge: SimulatedEdge | None) -> None:
         self.name = name
         self.order = order
         self.actor = actor
         self.handle = actor.handle
-        self.hands = hands
+        self.edge = edge
         self.inlets = actor.inlets
         self.watches = tuple(watch.bucket for watch in actor.watches)
         self.alive = True
@@ -85,7 +111,7 @@ class Member:
         self.full = 0
 
 
-class Route:
+class Subscribers:
     """Who hears a subject: everybody in `all`, and one of each queue group in turn. one: the only one who ever does.
 
     turns: messages that each group has had so far, on all subjects that its pattern stands for.
@@ -100,28 +126,28 @@ class Route:
         self.turns: list[list[int]] = []
 
 
-Hearers = dict[tuple[str, int], tuple[Member, Inlet]]  # by the member's name and the number of its inlet
+Subscriptions = dict[tuple[str, int], tuple[Member, Inlet]]  # by the member's name and the number of its inlet
 
 
 class Kernel:
-    """start: the clock's first reading, seconds. received: gets what is sent to clients' inboxes, told: gets every event recorded."""
+    """start: the clock's first reading, seconds. received: gets what is sent to clients' inboxes, recorded: gets every event recorded."""
 
     received: Receive
 
-    def __init__(self, start: float, told: Listen, *, delay: float = NETWORK) -> None:
+    def __init__(self, start: float, recorded: Listen, *, delay: float = NETWORK) -> None:
         self.now = start
         self.events = 0  # calls of `handle`
         self.delay = delay
         self.members: dict[str, Member] = {}
-        self._told = told
+        self._recorded = recorded
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._mail: deque[tuple[float, int, Callable[[Any], None], Any]] = deque()
         self._soon: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._number = 0
         self._last_mail = start
-        self._routes: dict[str, Route] = {}
-        self._exact: dict[str, Hearers] = {}
-        self._wild: dict[str, dict[str, Hearers]] = {}  # by what precedes the first wildcard
+        self._routes: dict[str, Subscribers] = {}
+        self._exact: dict[str, Subscriptions] = {}
+        self._wild: dict[str, dict[str, Subscriptions]] = {}  # by what precedes the first wildcard
         self._turns: dict[tuple[str, str], list[int]] = {}
         self._entered = 0
         self._buckets: dict[str, dict[str, bytes | None]] = {}
@@ -135,12 +161,12 @@ class Kernel:
             Halt: self._halt,
         }
 
-    # -- the stage
+    # -- the environment
 
-    def enter(self, name: str, actor: Actor, hands: Hands | None = None) -> None:
-        """See services.simulation.stage.Stage."""
+    def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> None:
+        """See Environment."""
         self._entered += 1
-        member = self.members[name] = Member(name, self._entered, actor, hands)
+        member = self.members[name] = Member(name, self._entered, actor, edge)
         for number, inlet in enumerate(member.inlets):
             self._hearers(inlet.subject)[name, number] = (member, inlet)
         self._deliver(member, Envelope(self.now, Started()))
@@ -281,7 +307,7 @@ class Kernel:
             message = body if wanted is bytes else decode(wanted, body or b"\x80")
         self._deliver(member, Envelope(self.now, message, subject, reply, body))
 
-    def _hearers(self, pattern: str) -> Hearers:
+    def _hearers(self, pattern: str) -> Subscriptions:
         """Who hears it, to be changed by the caller; routes that it concerns are forgotten."""
         head = pattern.partition("*")[0].partition(">")[0].rstrip(".")  # the tokens before the first wildcard
         if head == pattern:
@@ -291,7 +317,7 @@ class Kernel:
             del self._routes[subject]
         return self._wild.setdefault(head, {}).setdefault(pattern, {})
 
-    def _resolve(self, subject: str) -> Route:
+    def _resolve(self, subject: str) -> Subscribers:
         """Members in the order of their coming, so that nothing depends on how dictionaries were filled."""
         found = list(self._exact.get(subject, {}).items())
         tokens = subject.split(".")
@@ -300,7 +326,7 @@ class Kernel:
                 if heard and matches(pattern, subject):
                     found.extend(heard.items())
         found.sort(key=lambda each: (each[1][0].order, each[0][1]))
-        route = Route()
+        route = Subscribers()
         groups: dict[tuple[str, str], list[tuple[Member, type]]] = {}
         for _, (member, inlet) in found:
             group = groups.setdefault((inlet.subject, inlet.queue), []) if inlet.queue else route.all
@@ -351,9 +377,9 @@ class Kernel:
         member.timers.pop(effect.key, None)
 
     def _do(self, member: Member, effect: Do) -> None:
-        if member.hands is None:
+        if member.edge is None:
             raise ActorHalted(f"{member.name} has no edge for {type(effect.command).__name__}")
-        seconds, result = member.hands(effect.command)
+        seconds, result = member.edge(effect.command)
         message: Done | Failed | TimedOut
         if isinstance(result, Exception):
             message = Failed(effect.id, str(result) or repr(result))
@@ -369,7 +395,7 @@ class Kernel:
 
     def _record(self, member: Member, effect: Record) -> None:
         number = member.recorded = member.recorded + 1
-        self._told(member.name, effect.event)
+        self._recorded(member.name, effect.event)
         if not member.sealing:
             member.sealing = number
             member.full = number + ROWS - 1

@@ -35,9 +35,9 @@ from services.jobs.commands import (
 )
 from services.jobs.runner.chunks import ChunkKey, DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk
 from services.jobs.runner.edge import ACK_WAIT_S, WAIT_S
-from services.simulation.hands import STORE
+from services.simulation.edges import STORE
+from services.simulation.kernel import Environment
 from services.simulation.scenario.model import JobSpec
-from services.simulation.stage import Stage
 
 INBOX = "_INBOX.job."
 BODY = Raw(encode({"inputs": {}}))
@@ -91,18 +91,18 @@ class WorkQueue:
         self._back.pop(number, None)
 
 
-class Offline:
+class OfflineWork:
     """What the jobs of one run share. jobs: the scenario's, which are called job-0, job-1, ... in their order.
 
     written: told of each job's new outputs, as (job, items).
     """
 
-    def __init__(self, stage: Stage, subjects: Subjects, jobs: Sequence[JobSpec]) -> None:
+    def __init__(self, environment: Environment, subjects: Subjects, jobs: Sequence[JobSpec]) -> None:
         self.written: Callable[[str, int], None] | None = None
         self.queue = WorkQueue()
         self.parts: dict[ChunkKey, Part] = {}
         self.jobs = {f"job-{number}": spec for number, spec in enumerate(jobs)}
-        self._stage = stage
+        self._environment = environment
         self._subjects = subjects
         self._outputs = dict.fromkeys(self.jobs, 0)
 
@@ -111,7 +111,7 @@ class Offline:
         spec = self.jobs[job]
         places = {"input": f"file:///{job}.npy", "output": f"file:///{job}-outputs.npy"}
         ask = SubmitJob(**places, accuracy=spec.accuracy or None, model=spec.model, variant=spec.variant, job=job)
-        self._stage.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
+        self._environment.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
 
     def mailboxes(self, refused: Callable[[str, str], None]) -> dict[str, Callable[[Any], None]]:
         """Where replies to `submit` go. refused: told the job and why."""
@@ -125,7 +125,7 @@ class Offline:
     # -- the coordinator's edge
 
     def coordinate(self, command: Any) -> tuple[float, Any]:
-        """See services.simulation.stage.Hands."""
+        """See services.simulation.kernel.SimulatedEdge."""
         match command:
             case Accept():
                 self._keep(command.route.job, encode(command.record))
@@ -156,7 +156,7 @@ class Offline:
         return STORE, None
 
     def _keep(self, job: str, record: bytes | None) -> None:
-        self._stage.put(self._subjects.jobs_bucket, job, record)
+        self._environment.put(self._subjects.jobs_bucket, job, record)
 
     def _feed(self, feed: Feed) -> list[Spot]:
         spots: list[Spot] = []
@@ -193,23 +193,23 @@ class Offline:
 
     # -- the runners' edges
 
-    def runner(self) -> "RunnerHands":
+    def runner(self) -> "SimulatedRunnerEdge":
         """The edge of one more."""
-        return RunnerHands(self._stage, self, self._subjects)
+        return SimulatedRunnerEdge(self._environment, self, self._subjects)
 
 
-class RunnerHands:
+class SimulatedRunnerEdge:
     """A runner's edge."""
 
-    def __init__(self, stage: Stage, offline: Offline, subjects: Subjects) -> None:
-        self._stage = stage
+    def __init__(self, environment: Environment, offline: OfflineWork, subjects: Subjects) -> None:
+        self._environment = environment
         self._offline = offline
         self._queue = offline.queue
         self._subject = subjects.offline("part")
         self._taken: dict[ChunkKey, int] = {}
 
     def __call__(self, command: Any) -> tuple[float, Any]:
-        queue, taken, now = self._queue, self._taken, self._stage.now
+        queue, taken, now = self._queue, self._taken, self._environment.now
         match command:
             case TakeChunk():
                 found = queue.take(now)
@@ -230,7 +230,7 @@ class RunnerHands:
             case StorePart():
                 part = command.part
                 self._offline.parts[part.job, part.number] = part
-                self._stage.publish(self._subject, PartStored(job=part.job, number=part.number))
+                self._environment.publish(self._subject, PartStored(job=part.job, number=part.number))
                 self._done((part.job, part.number))
             case _:
                 return 0.0, ValueError(f"simulated runners cannot {type(command).__name__}")

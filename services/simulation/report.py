@@ -9,15 +9,23 @@ from math import ceil, inf
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from bus.messages.events import Event, JobEvent, ScalingEvent
-from services.simulation.histogram import Histogram
-from services.simulation.offline_tally import OfflineTally
 from services.simulation.scenario.model import PolicySpec, Scenario
-from services.simulation.series import Flow, Sample, Series
-from services.simulation.tally import UNITS, WINDOW_S, Drop, Tally, Units
+from services.simulation.statistics import (
+    UNITS,
+    WINDOW_S,
+    AccuracyDrop,
+    AccuracyUnits,
+    AppCounts,
+    Quantiles,
+    Sample,
+    Series,
+    Totals,
+)
 
-__all__ = ["MEASURED", "Report", "Sample"]
+__all__ = ["MEASURED", "RunReport", "Sample"]
 
 MEASURED = ("decisions", "events_per_s", "solve_ms")  # keys of wall-clock figures, which may differ from run to run
 KEPT = 1000  # scaling decisions that are listed; of the rest only the number
@@ -26,7 +34,7 @@ _SAME = 1e-9  # s by which an answer may exceed its limit: times are sums of flo
 _MS, _US = 1e3, 1e6
 
 
-class Report:
+class RunReport:
     """One policy's run. Feed it while the run goes on, then call `finished` once."""
 
     def __init__(
@@ -36,10 +44,10 @@ class Report:
         self._policy, self._base = policy, base or policy
         self._duration, self._every = duration_s, every_s
         self._hardware = hardware or {}
-        self._apps: defaultdict[str, Tally] = defaultdict(Tally)
+        self._apps: defaultdict[str, AppCounts] = defaultdict(AppCounts)
         self._variants: defaultdict[str, int] = defaultdict(int)
-        self._units = Units()
-        self._drop = Drop()
+        self._units = AccuracyUnits()
+        self._drop = AccuracyDrop()
         self._series = Series(every_s, duration_s)
         self._after = 0  # answers that came after the duration
         self._windows = 0  # closed
@@ -47,13 +55,13 @@ class Report:
         self._actions: defaultdict[str, int] = defaultdict(int)
         self._scalings: list[dict[str, Any]] = []
         self._more = 0
-        self._solving = Histogram()
-        self._deciding = Histogram()
-        self._offline = OfflineTally(every_s, duration_s)
+        self._solving = Quantiles()
+        self._deciding = Quantiles()
+        self._offline = JobCounts(every_s, duration_s)
         self.job, self.job_refused, self.offline = self._offline.job, self._offline.refused, self._offline.written
 
     @classmethod
-    def of(cls, scenario: Scenario, policy: PolicySpec) -> "Report":
+    def of(cls, scenario: Scenario, policy: PolicySpec) -> "RunReport":
         """An empty one for this run."""
         hardware = {record.variant: record.hardware for record in scenario.variants}
         return cls(policy.name, scenario.duration_s, scenario.metrics_every_s, base=policy.base, hardware=hardware)
@@ -121,7 +129,7 @@ class Report:
     def finished(self, cost: float, events: int, wall_s: float, open_queries: int) -> dict[str, Any]:
         """The result. cost: US$ of the run. events, wall_s: of the kernel. open_queries: sent, and still unanswered at the end."""
         self._close_all()
-        latency, refusals = Histogram(), defaultdict[str, int](int)
+        latency, refusals = Quantiles(), defaultdict[str, int](int)
         for tally in self._apps.values():
             latency.merge(tally.latency)
             for code, count in tally.refusals.items():
@@ -174,7 +182,7 @@ class Report:
         p50, p99 = self._solving.quantiles(0.5, 0.99)
         return {"count": self._solving.count, "p50": p50, "p99": p99}
 
-    def _sums(self) -> Flow:
+    def _sums(self) -> Totals:
         offered = answered = bad = rated = accuracy = 0
         for tally in self._apps.values():
             offered += tally.offered
@@ -182,7 +190,7 @@ class Report:
             bad += tally.late + tally.refused
             rated += tally.rated
             accuracy += tally.accuracy
-        return Flow(offered, answered, bad, rated, accuracy)
+        return Totals(offered, answered, bad, rated, accuracy)
 
     def _close(self, now: float) -> None:
         """Close all intervals and windows that have ended by now."""
@@ -212,7 +220,7 @@ class Report:
         self._end = inf
 
 
-def _app(tally: Tally) -> dict[str, Any]:
+def _app(tally: AppCounts) -> dict[str, Any]:
     p50, p99 = tally.latency.quantiles(0.5, 0.99)
     failed = tally.offered - tally.answered - tally.refused
     return {
@@ -236,3 +244,63 @@ def _ratio(part: float, whole: float) -> float | None:
 
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
+
+
+# -- offline jobs
+
+
+class SimulatedJob(Struct):
+    """One: inputs and outputs written so far are counted in items, finished_s is the scenario's time. reason: why it failed."""
+
+    app: str
+    inputs: int
+    done: int = 0
+    finished_s: float | None = None
+    reason: str | None = None
+
+
+class JobCounts:
+    """All jobs of one run; what is written after its duration does not count."""
+
+    def __init__(self, every_s: float, duration_s: float) -> None:
+        self._every, self._duration = every_s, duration_s
+        self._jobs: dict[str, SimulatedJob] = {}
+        self._items: dict[int, int] = {}  # by interval
+
+    def job(self, job: str, app: str, inputs: int) -> None:
+        """There will be one."""
+        self._jobs[job] = SimulatedJob(app, inputs)
+
+    def refused(self, job: str, reason: str) -> None:
+        """It was not taken in."""
+        self._jobs[job].reason = reason
+
+    def written(self, job: str, items: int, now: float) -> None:
+        """So many more of its outputs are there."""
+        if now < self._duration:
+            self._jobs[job].done += items
+            interval = int(now / self._every)
+            self._items[interval] = self._items.get(interval, 0) + items
+
+    def event(self, event: JobEvent, now: float) -> None:
+        """What the coordinator recorded of it."""
+        job = self._jobs[event.job]
+        if event.state == "done" and now < self._duration:
+            job.finished_s = now
+        elif event.state == "failed":
+            job.reason = event.reason
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The jobs in the scenario's order: app, inputs, done, finished_s, and reason where there is one."""
+        rows = []
+        for job in self._jobs.values():
+            row: dict[str, Any] = {"app": job.app, "inputs": job.inputs, "done": job.done, "finished_s": job.finished_s}
+            rows.append(row if job.reason is None else {**row, "reason": job.reason})
+        return rows
+
+    def series(self, count: int) -> dict[str, list[float]]:
+        """offline_done: outputs/s in each of so many intervals; only where there are jobs."""
+        if not self._jobs:
+            return {}
+        spans = (min(self._every, self._duration - i * self._every) for i in range(count))
+        return {"offline_done": [self._items.get(i, 0) / span if span > 0 else 0.0 for i, span in enumerate(spans)]}

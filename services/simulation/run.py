@@ -10,9 +10,9 @@ from bus.messages.events import Event, OutcomeEvent
 from services.simulation.clients import Clients
 from services.simulation.faults import Faults
 from services.simulation.kernel import NETWORK, ActorHalted, Kernel
-from services.simulation.report import Report, Sample
+from services.simulation.report import RunReport, Sample
 from services.simulation.scenario.model import PolicySpec, Scenario
-from services.simulation.system import System
+from services.simulation.system import SimulatedSystem
 
 BEGINS = 1_000_000.0  # the clock at the scenario's time 0
 WARM_UP = 15.0  # s before that: machines meet, each app is asked for once a second, loads are instant
@@ -31,12 +31,12 @@ class Run:
     """The parts of one run. report: what is counted. kernel: what it runs on."""
 
     def __init__(
-        self, scenario: Scenario, policy: PolicySpec, report: Report, kernel: Callable[..., Kernel] = Kernel
+        self, scenario: Scenario, policy: PolicySpec, report: RunReport, kernel: Callable[..., Kernel] = Kernel
     ) -> None:
         self.scenario = scenario
         self.report = report
-        self.kernel = kernel(BEGINS - WARM_UP, self._told)
-        self.system = System(self.kernel, scenario, policy, BEGINS, report.decided)
+        self.kernel = kernel(BEGINS - WARM_UP, self._recorded)
+        self.system = SimulatedSystem(self.kernel, scenario, policy, BEGINS, report.decided)
         self.clients = Clients(
             self.kernel,
             scenario.loads,
@@ -85,7 +85,7 @@ class Run:
             report.job(job, spec.app, spec.inputs)
             self.kernel.at(WARM_UP + spec.at_s, offline.submit, job)
 
-    def _told(self, name: str, event: Event) -> None:
+    def _recorded(self, name: str, event: Event) -> None:
         del name
         if type(event) is not OutcomeEvent and self.kernel.now >= BEGINS:
             self.report.event(event.kind, event, self.kernel.now - BEGINS)
@@ -128,7 +128,7 @@ class Run:
 
 
 def simulate(
-    scenario: Scenario, policy: PolicySpec, report: Report, progress: Progress | None = None
+    scenario: Scenario, policy: PolicySpec, report: RunReport, progress: Progress | None = None
 ) -> dict[str, Any]:
     """One policy's result (docs/simulation.md). The same scenario and seed give the same, but for measured times."""
     with _seldom_collected():
@@ -139,10 +139,10 @@ def simulate_all(scenario: Scenario, progress: Callable[[str, float], None] | No
     """All policies of a scenario. progress: told the policy and the scenario's time as it goes. Raises SimulationError."""
     results = []
     for policy in scenario.policies:
-        report = Report.of(scenario, policy)
-        told = None if progress is None else lambda at, name=policy.name: progress(name, at)
+        report = RunReport.of(scenario, policy)
+        recorded = None if progress is None else lambda at, name=policy.name: progress(name, at)
         try:
-            results.append(simulate(scenario, policy, report, told))
+            results.append(simulate(scenario, policy, report, recorded))
         except ActorHalted as error:
             raise SimulationError(f"policy {policy.name}: {error}") from error
     return {"scenario": scenario.name, "seed": scenario.seed, "policies": results, "simulated": True}

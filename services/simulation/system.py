@@ -1,4 +1,4 @@
-"""A whole system on a stage: the services' own actors, wired as their __main__ modules wire them, on simulated machines."""
+"""A whole system in an environment: the services' own actors, wired as their __main__ modules wire them, on simulated machines."""
 
 from collections.abc import Callable
 from itertools import count
@@ -33,11 +33,17 @@ from services.jobs.runner.actor import Runner
 from services.monitor.__main__ import knobs_of as monitor_knobs
 from services.monitor.actor import MonitorActor
 from services.shell.machinesections import MachineKind
-from services.simulation.hands import ControllerHands, DeviceHands, LoadFault, MachineHands, SolverHands
-from services.simulation.hardware import Bill, Machine
-from services.simulation.offline import Offline
+from services.simulation.edges import (
+    LoadFault,
+    SimulatedControllerEdge,
+    SimulatedExecutorEdge,
+    SimulatedMonitorEdge,
+    SimulatedSolverEdge,
+)
+from services.simulation.hardware import RunningCost, SimulatedMachine
+from services.simulation.kernel import Environment
+from services.simulation.offline import OfflineWork
 from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
-from services.simulation.stage import Stage
 
 SPREAD = 0.5  # s over which the workers' first words are spread, as machines do not start in step
 INSTANT = 0.001  # s for a load before the scenario begins
@@ -46,7 +52,7 @@ MEASURED_EVERY = 8  # decisions
 GOLDEN = 0.6180339887
 
 
-class Timed:
+class TimedPolicy:
     """A selection policy whose decisions are timed now and then, on the wall's clock; they are not changed."""
 
     def __init__(self, policy: SelectionPolicy, decided: Callable[[float], None]) -> None:
@@ -66,21 +72,26 @@ class Timed:
         return decision
 
 
-class System:
+class SimulatedSystem:
     """All machines and services of one run. begins: when the scenario does; loads before that are instant.
 
     machines: those that run, by worker.
     """
 
     def __init__(
-        self, stage: Stage, scenario: Scenario, policy: PolicySpec, begins: float, decided: Callable[[float], None]
+        self,
+        environment: Environment,
+        scenario: Scenario,
+        policy: PolicySpec,
+        begins: float,
+        decided: Callable[[float], None],
     ) -> None:
-        self.machines: dict[str, Machine] = {}
-        self.bill = Bill(scenario.cost, begins)
+        self.machines: dict[str, SimulatedMachine] = {}
+        self.bill = RunningCost(scenario.cost, begins)
         self.subjects = Subjects()
         self.load_fails: Callable[[VariantRecord], bool] = lambda _: False
-        self.appears: Callable[[Machine], None] = lambda _: None
-        self._stage = stage
+        self.appears: Callable[[SimulatedMachine], None] = lambda _: None
+        self._environment = environment
         self._scenario = scenario
         self._policy = policy
         self._begins = begins
@@ -90,7 +101,7 @@ class System:
         self._booting: dict[str, MachineSpec] = {}
         self._incarnations = count(1)
         self._uids = count(1)
-        self.offline = Offline(stage, self.subjects, scenario.jobs)
+        self.offline = OfflineWork(environment, self.subjects, scenario.jobs)
         self._solver = self._make_solver()
         self._selection = self._make_selection()
 
@@ -101,17 +112,19 @@ class System:
         self._catalogue()
         settings = self._settings
         for number in range(settings.dispatcher.count):
-            self._stage.enter(f"d-{number}", self._dispatcher(f"d-{number}"))
+            self._environment.enter(f"d-{number}", self._dispatcher(f"d-{number}"))
         fixed = settings.autoscaler.policy == "static"
         controller = self._controller(() if fixed else self._policy.machines)
         bucket = self.subjects.control_bucket
-        self._stage.enter("vm-0", controller, ControllerHands(self._stage, bucket, self._boot, self.stop))
+        self._environment.enter(
+            "vm-0", controller, SimulatedControllerEdge(self._environment, bucket, self._boot, self.stop)
+        )
         if self._scenario.jobs:
-            self._stage.enter("jobs-0", self._coordinator(), self.offline.coordinate)
+            self._environment.enter("jobs-0", self._coordinator(), self.offline.coordinate)
         number = 0
         for spec in self._policy.machines:
             for index in range(spec.start):
-                self._stage.at(SPREAD * (number * GOLDEN % 1.0), self._appear, (f"{spec.kind}-{index}", spec))
+                self._environment.at(SPREAD * (number * GOLDEN % 1.0), self._appear, (f"{spec.kind}-{index}", spec))
                 number += 1
 
     def _catalogue(self) -> None:
@@ -122,7 +135,7 @@ class System:
             *self._scenario.apps,
         ]
         for record in records:
-            self._stage.put(self.subjects.catalog_bucket, key_of(record), encode(record))
+            self._environment.put(self.subjects.catalog_bucket, key_of(record), encode(record))
 
     def _dispatcher(self, name: str) -> Dispatcher:
         ours = self._settings.dispatcher
@@ -139,7 +152,7 @@ class System:
             max_queue=ours.max_queue,
         )
 
-    def _make_selection(self) -> Timed:
+    def _make_selection(self) -> TimedPolicy:
         settings = self._settings
         kinds = {
             spec.kind: MachineKind(minimum=spec.minimum, maximum=spec.maximum)
@@ -149,12 +162,12 @@ class System:
         machines = replace(settings.machines, provider="simulated", kinds=kinds)
         on_demand = settings.autoscaler.policy in ("infaas", "off")
         policy = load_policy(settings.dispatcher, machines, on_demand=on_demand, goal=settings.goal)
-        return Timed(policy, self._decided)
+        return TimedPolicy(policy, self._decided)
 
-    def _make_solver(self) -> SolverHands:
+    def _make_solver(self) -> SimulatedSolverEdge:
         name = self._settings.autoscaler.solver
         solver = make_solver(name, time_limit_s=None, gap=1e-3, node_limit=NODES, patience_s=None)
-        return SolverHands(solver, exact=name == "ilp")
+        return SimulatedSolverEdge(solver, exact=name == "ilp")
 
     def _controller(self, specs: tuple[MachineSpec, ...]) -> Controller:
         settings = self._settings
@@ -199,20 +212,20 @@ class System:
         spec = self._specs[order.kind]
         if order.worker not in self.machines and order.worker not in self._booting:
             self._booting[order.worker] = spec
-            self.bill.machine(spec, 1, self._stage.now)
-            self._stage.at(spec.boot_s, self._appear, (order.worker, spec, True))
+            self.bill.machine(spec, 1, self._environment.now)
+            self._environment.at(spec.boot_s, self._appear, (order.worker, spec, True))
 
     def _appear(self, what: tuple[str, MachineSpec] | tuple[str, MachineSpec, bool]) -> None:
         """A machine is up: its executors, its monitor and its autoscaler begin."""
         worker, spec, *booted = what
         if worker in self.machines:
             return
-        now, settings = self._stage.now, self._settings
+        now, settings = self._environment.now, self._settings
         if not booted:
             self.bill.machine(spec, 1, now)
         elif self._booting.pop(worker, None) is None:
             return  # it was stopped before
-        machine = self.machines[worker] = Machine(worker, spec, self._scenario.interference, now)
+        machine = self.machines[worker] = SimulatedMachine(worker, spec, self._scenario.interference, now)
         self.appears(machine)
         for name, device in machine.devices.items():
             executor = Executor(
@@ -224,8 +237,8 @@ class System:
                 inline_below_s=0.0,
                 failure_timeout_s=settings.dispatcher.failure_timeout_s,
             )
-            hands = DeviceHands(self._stage, device, self._load_seconds, self._holds)
-            self._stage.enter(f"{worker}/{name}", executor, hands)
+            edge = SimulatedExecutorEdge(self._environment, device, self._load_seconds, self._holds)
+            self._environment.enter(f"{worker}/{name}", executor, edge)
         monitor = MonitorActor(
             worker,
             spec.devices[0].kind,
@@ -236,8 +249,8 @@ class System:
             monitor_knobs(settings),
             spec.kind,
         )
-        self._stage.enter(
-            f"monitor-{worker}", monitor, MachineHands(self._stage, machine, self.subjects.control_bucket)
+        self._environment.enter(
+            f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)
         )
         autoscaler = ModelAutoscaler(
             worker,
@@ -248,12 +261,12 @@ class System:
             period_s=settings.autoscaler.period_s,
             choice={app: Chosen(one.variant, one.instances) for app, one in self._policy.choice.items()},
         )
-        self._stage.enter(f"model-{worker}", autoscaler, self._solver)
+        self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:
             knobs = replace(offline_knobs(settings.jobs), simulated=True)
             name = f"offline-{worker}-{next(self._incarnations)}"
             runner = Runner(name, worker, self.subjects, self._scenario.prices, knobs)
-            self._stage.enter(f"offline-{worker}", runner, self.offline.runner())
+            self._environment.enter(f"offline-{worker}", runner, self.offline.runner())
 
     def stop(self, worker: str) -> None:
         """Asked to stop: everybody says goodbye."""
@@ -266,7 +279,7 @@ class System:
     def _end(self, worker: str, *, goodbye: bool) -> None:
         booting = self._booting.pop(worker, None)
         if booting is not None:
-            self.bill.machine(booting, -1, self._stage.now)
+            self.bill.machine(booting, -1, self._environment.now)
         machine = self.machines.pop(worker, None)
         if machine is None:
             return
@@ -276,8 +289,8 @@ class System:
             f"monitor-{worker}",
             *(f"{worker}/{device}" for device in machine.devices),
         ):
-            self._stage.leave(name, goodbye=goodbye)
-        now = self._stage.now
+            self._environment.leave(name, goodbye=goodbye)
+        now = self._environment.now
         for device in machine.devices.values():
             for resident in device.residents.values():
                 self.bill.instance(resident.record, -1, now)
@@ -285,10 +298,10 @@ class System:
         self.bill.machine(machine.spec, -1, now)
 
     def _holds(self, record: VariantRecord, number: int) -> None:
-        self.bill.instance(record, number, self._stage.now)
+        self.bill.instance(record, number, self._environment.now)
 
     def _load_seconds(self, record: VariantRecord) -> float:
-        if self._stage.now < self._begins:
+        if self._environment.now < self._begins:
             return INSTANT
         if self.load_fails(record):
             raise LoadFault(f"{record.variant} does not load: a fault of the scenario")

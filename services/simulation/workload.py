@@ -4,19 +4,18 @@ Times come in chunks, so that memory does not grow with their number, and depend
 the generator of random numbers: not on the chunks' size.
 """
 
+import gzip
 import math
+import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.simulation import processes
-from services.simulation.rates import Rates
-from services.simulation.traces import Times, WorkloadError
-
-if TYPE_CHECKING:  # the reader of scenarios uses this module: it may not need the reader
-    from services.simulation.scenario.model import LoadSpec
+from services.simulation.processes import Rates, Times
+from services.simulation.scenario.model import WorkloadSpec
 
 CHUNK = 65_536  # arrivals at once, about
 PEAK_OVER = 1.0  # s over which the peak of given arrival times is measured
@@ -25,7 +24,7 @@ Apps = NDArray[np.int64]
 
 
 def arrivals(
-    load: "LoadSpec", duration_s: float, rng: np.random.Generator, *, chunk: int = CHUNK
+    load: WorkloadSpec, duration_s: float, rng: np.random.Generator, *, chunk: int = CHUNK
 ) -> Iterator[tuple[Times, Apps]]:
     """Rising times in [0, duration_s), seconds, each with the index into load.apps of the app that is asked.
 
@@ -46,7 +45,7 @@ def arrivals(
     return _with_apps(_times(load, duration_s, when, chunk), load.shares, which)
 
 
-def at_once(load: "LoadSpec", duration_s: float, rng: np.random.Generator) -> tuple[Times, Apps]:
+def at_once(load: WorkloadSpec, duration_s: float, rng: np.random.Generator) -> tuple[Times, Apps]:
     """All arrivals in two arrays, for those who can hold them. Raises WorkloadError."""
     parts = list(arrivals(load, duration_s, rng))
     if not parts:
@@ -54,7 +53,7 @@ def at_once(load: "LoadSpec", duration_s: float, rng: np.random.Generator) -> tu
     return np.concatenate([times for times, _ in parts]), np.concatenate([apps for _, apps in parts])
 
 
-def mean_rate(load: "LoadSpec", duration_s: float) -> float:
+def mean_rate(load: WorkloadSpec, duration_s: float) -> float:
     """Queries/s that the load offers over the duration, all apps together: expected ones. mmpp: in the long run."""
     _check(load, duration_s)
     if load.arrivals == "mmpp":
@@ -64,7 +63,7 @@ def mean_rate(load: "LoadSpec", duration_s: float) -> float:
     return _rates(load, duration_s).expected / duration_s
 
 
-def peak_rate(load: "LoadSpec", duration_s: float) -> float:
+def peak_rate(load: WorkloadSpec, duration_s: float) -> float:
     """The highest rate within the duration, queries/s, all apps together. times: of their seconds, counted from 0."""
     _check(load, duration_s)
     if load.arrivals == "mmpp":
@@ -84,7 +83,7 @@ def zipf(n: int, s: float = 1.0) -> tuple[float, ...]:
     return tuple(weight / total for weight in weights)
 
 
-def _times(load: "LoadSpec", duration: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
+def _times(load: WorkloadSpec, duration: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
     if load.arrivals == "times":
         assert load.times is not None
         end = int(np.searchsorted(load.times, duration))
@@ -106,7 +105,7 @@ def _times(load: "LoadSpec", duration: float, rng: np.random.Generator, chunk: i
             return processes.timed(blocks, processes.exponential(rng, chunk))
 
 
-def _rates(load: "LoadSpec", duration: float) -> Rates:
+def _rates(load: WorkloadSpec, duration: float) -> Rates:
     """The rate over the duration, of loads that have one."""
     if load.arrivals != "trace":
         return Rates.through(load.rate, duration)
@@ -130,7 +129,7 @@ def _with_apps(
             yield part, np.zeros(len(part), np.int64)
 
 
-def _check(load: "LoadSpec", duration: float) -> None:
+def _check(load: WorkloadSpec, duration: float) -> None:
     """Refuse what would never end, or mean nothing. Readers of scenarios and commands check with better words before."""
 
     def need(holds: bool, what: str) -> None:
@@ -167,3 +166,72 @@ def _check(load: "LoadSpec", duration: float) -> None:
 
 def _sane(values: tuple[float, ...]) -> bool:
     return all(0 <= value < math.inf for value in values)
+
+
+# -- files of recorded loads
+
+MOST_IN_LINE = 1_000_000_000  # queries; more is no count
+
+
+class WorkloadError(ValueError):
+    """A load that cannot be generated, or a file of one that cannot be read; the text names file and line, and what helps."""
+
+
+def read_counts(path: str | Path) -> Times:
+    """Queries in each line of a file: one whole number of at least 0 a line, blank lines skipped.
+
+    Raises WorkloadError, naming file and line; also for a file in which all counts are 0.
+    """
+    counts: list[int] = []
+    for number, text in _lines(path):
+        if not (text.isascii() and text.isdecimal()) or int(text) > MOST_IN_LINE:
+            raise WorkloadError(f"{path}, line {number}: {text[:40]!r} is no count of queries: write a whole number")
+        counts.append(int(text))
+    if not any(counts):
+        raise WorkloadError(f"the trace {path} holds no arrivals: it needs one count of queries a line")
+    return np.array(counts, np.float64)
+
+
+def read_times(path: str | Path) -> Times:
+    """Arrival times, seconds from the load's start, one a line, rising (equal ones allowed); blank lines skipped.
+
+    Raises WorkloadError, naming file and line; also for a file without any.
+    """
+    times: list[float] = []
+    last = 0.0
+    for number, text in _lines(path):
+        time = _seconds(text)
+        if time is None:
+            raise WorkloadError(f"{path}, line {number}: {text[:40]!r} is no time: write seconds of at least 0")
+        if time < last:
+            raise WorkloadError(
+                f"{path}, line {number}: {text[:40]} comes after {last:g}: sort the times, earliest first"
+            )
+        times.append(time)
+        last = time
+    if not times:
+        raise WorkloadError(f"the file {path} holds no arrivals: it needs one time in seconds a line")
+    return np.array(times, np.float64)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        time = float(text)
+    except ValueError:
+        return None
+    return time if 0 <= time < math.inf else None
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines that hold something."""
+    path = Path(path)
+    if path.is_char_device():
+        raise WorkloadError(f"cannot read the trace {path}: it is a device, which may never end")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                text = line.strip()
+                if text and not text.startswith("#"):
+                    yield number, text
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise WorkloadError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -16,8 +16,8 @@ from tests.support.data.small_scenarios import Told
 class Guarded(Told):
     """A run that looks at its devices and at its bill at each event."""
 
-    def _told(self, name: str, event: Event) -> None:
-        super()._told(name, event)
+    def _recorded(self, name: str, event: Event) -> None:
+        super()._recorded(name, event)
         share = self.scenario.policies[0].settings.monitor.memory_share
         for machine in self.system.machines.values():
             for device in machine.devices.values():

@@ -1,7 +1,7 @@
 """Nothing is decided in services/simulation: it runs production's actors, and holds no copy of what they think.
 
 What would break these tests: a class with `select`, `handle` or `solve`; a function taken over from a service; an order given to
-a service; deciding code used anywhere but where actors are wired; another class than production's on the stage.
+a service; deciding code used anywhere but where actors are wired; another class than production's in the simulator.
 """
 
 import ast
@@ -27,7 +27,7 @@ from services.executor.actor import Executor
 from services.jobs.actor import Coordinator
 from services.jobs.runner.actor import Runner
 from services.monitor.actor import MonitorActor
-from services.simulation.system import MEASURED_EVERY, Timed
+from services.simulation.system import MEASURED_EVERY, TimedPolicy
 from tests.support.data.small_scenarios import SMALL, Told, load, scenario, settings
 
 ROOT = Path(__file__).parents[2]
@@ -50,16 +50,16 @@ WIRING = {
     "services.jobs.runner.__main__:knobs_of": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
-    "services.core.cluster:ClusterView": {"system.py"},  # in the signature of Timed
+    "services.core.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy
     # Names of keys in buckets.
-    "services.autoscaler.vms:notes": {"hands.py"},
-    "services.core.quarantine:quarantine_key": {"hands.py"},
+    "services.autoscaler.vms:notes": {"edges.py"},
+    "services.core.quarantine:quarantine_key": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
-    "services.autoscaler.models.baselines:Choices": {"scenario/choices.py"},
-    "services.autoscaler.models.supply:throughput": {"scenario/choices.py"},
-    "services.core.placement:misfit": {"scenario/rooms.py"},
-    "services.core.placement:total": {"scenario/rooms.py"},
-    "services.core.placement:cores_needed": {"scenario/rooms.py"},
+    "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},
+    "services.autoscaler.models.supply:throughput": {"scenario/baseline.py"},
+    "services.core.placement:misfit": {"scenario/baseline.py"},
+    "services.core.placement:total": {"scenario/baseline.py"},
+    "services.core.placement:cores_needed": {"scenario/baseline.py"},
 }
 PLAIN = (
     "services.core.cost",
@@ -117,7 +117,7 @@ def test_deciding_code_is_only_used_where_actors_are_wired() -> None:
 
 
 def test_nothing_here_decides() -> None:
-    """Timed measures; what it returns is tested below."""
+    """TimedPolicy measures; what it returns is tested below."""
     found = {
         (path.name, node.name)
         for path in sources()
@@ -210,7 +210,7 @@ def test_the_policy_is_productions_own(name: str, policy: type) -> None:
     run.system.build()
     dispatcher = run.kernel.members["d-0"].actor
     timed = dispatcher._policy
-    assert type(timed) is Timed
+    assert type(timed) is TimedPolicy
     assert type(timed._select.__self__) is policy
     assert timed._select.__func__ is policy.select
 
@@ -246,7 +246,7 @@ class Recorder:
 
 def test_timed_passes_on_what_it_is_given() -> None:
     policy, times = Recorder(), list[float]()
-    timed = Timed(policy, times.append)  # type: ignore[arg-type]
+    timed = TimedPolicy(policy, times.append)  # type: ignore[arg-type]
     asks = [(object(), float(number), object()) for number in range(3 * MEASURED_EVERY)]
     answers = [timed.select(*ask) for ask in asks]  # type: ignore[arg-type]
     assert all(answer is said for answer, said in zip(answers, policy.said, strict=True))

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.simulation.run import simulate_all
-from services.simulation.scenario import read_scenario
+from services.simulation.scenario.read import read_scenario
 
 PAPER = Path(__file__).resolve().parents[2] / "benches" / "paper"
 

@@ -10,22 +10,19 @@ from msgspec.structs import replace
 from bus.messages.catalog import ModelRecord, VariantRecord
 from services.shell.prices import load_prices
 from services.shell.settings import PriceSettings
-from services.simulation.replay.classes import Kinds
+from services.simulation.replay.classes import QueryClasses
+from services.simulation.replay.database import RECORDED
 from services.simulation.replay.machines import Counts, machines_of, real_kinds
-from services.simulation.replay.reality import Reality
-from services.simulation.replay.recording import Head, Query, ReplayError, Source, written
-from services.simulation.replay.records import RECORDED
+from services.simulation.replay.recorded import RecordedRun
+from services.simulation.replay.recording import RecordedQuery, Recording, RecordingHead, ReplayError, written
+from services.simulation.scenario.baseline import Peaks
 from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
-from services.simulation.scenario.choices import Peaks
-from services.simulation.scenario.extras import cost_of, faults_of, interference_of, objective_of
-from services.simulation.scenario.machines import Machine
+from services.simulation.scenario.faults import faults_of, interference_of
+from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
-from services.simulation.scenario.model import CostSpec, JobSpec, LoadSpec, Needs, Scenario
-from services.simulation.scenario.place import Place
-from services.simulation.scenario.policies import Policies
-from services.simulation.scenario.prices import device_prices, priced
-from services.simulation.scenario.source import read_toml
-from services.simulation.scenario.table import Table
+from services.simulation.scenario.model import CostSpec, JobSpec, QueryNeeds, Scenario, WorkloadSpec
+from services.simulation.scenario.policies import Policies, objective_of
+from services.simulation.scenario.toml import Location, TomlTable, read_toml
 
 POLICIES = ("infaas", "static", "replicate")
 BOOT_S = 30.0  # until a machine works that was ordered; nobody recorded it
@@ -40,7 +37,7 @@ _RECORDED = "has no place here: apps, variants and loads are the recorded ones"
 _ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), _RECORDED)
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class ReplayOptions(Struct, frozen=True, kw_only=True):
     """What is to be different. policies: names; none: the file's, else POLICIES. counts: of recorded machines. apps: only these."""
 
     policies: tuple[str, ...] = ()
@@ -59,10 +56,10 @@ class Replay(Struct, frozen=True):
     notes: list[str]
 
 
-def build(source: Source, options: Options, told: Callable[[int], None] | None = None) -> Replay:
+def build(source: Recording, options: ReplayOptions, progress: Callable[[int], None] | None = None) -> Replay:
     """Reads all queries (told: how many so far). Raises ReplayError, ScenarioError."""
     head = source.head
-    place = Place(str(options.machines or "replay"))
+    location = Location(str(options.machines or "replay"))
     missing = [app for app in options.apps if app not in {one.app for one in head.apps}]
     if missing:
         raise ReplayError(
@@ -71,9 +68,9 @@ def build(source: Source, options: Options, told: Callable[[int], None] | None =
     only = frozenset(options.apps or head.only or ()) or None
     notes = list(head.notes)
     apps = tuple(one for one in head.apps if only is None or one.app in only)
-    kinds, recorded = _read(source, {one.app for one in apps}, only, notes, told)
+    kinds, recorded = _read(source, {one.app for one in apps}, only, notes, progress)
     loads = tuple(
-        LoadSpec(apps=(app,), shares=(1.0,), arrivals="times", times=kind.times, needs=kind.needs, items=kind.items)
+        WorkloadSpec(apps=(app,), shares=(1.0,), arrivals="times", times=kind.times, needs=kind.needs, items=kind.items)
         for app, found in sorted(kinds.items())
         for kind in found.found()
     )
@@ -83,21 +80,21 @@ def build(source: Source, options: Options, told: Callable[[int], None] | None =
         folded = sorted(app for app, found in kinds.items() if found.folded == what)
         if folded:
             notes.append(f"{', '.join(folded)}: {means}")
-    file = Table({} if options.machines is None else read_toml(options.machines), place, _TABLES, _ELSEWHERE)
+    file = TomlTable({} if options.machines is None else read_toml(options.machines), location, _TABLES, _ELSEWHERE)
     machines, prices, cost, common = _machines(head, file, options)
     things = _catalogue(head, {one.app for one in apps}, machines, notes)
-    header = Table(file.content.get("scenario", {}), place.at("scenario"), ("objective", "policies"))
+    header = TomlTable(file.content.get("scenario", {}), location.at("scenario"), ("objective", "policies"))
     objective = objective_of(header)
-    table = Table({**file.content, "settings": common}, place, _TABLES)
+    table = TomlTable({**file.content, "settings": common}, location, _TABLES)
     peaks = Peaks(loads, things.needs, head.duration_s)
     folder = options.machines.parent if options.machines is not None else Path()
     chosen = Policies(table, machines, things, prices, peaks, folder, objective)
     if options.policies:
-        policies = chosen.named(options.policies, Place("--policy"))
+        policies = chosen.named(options.policies, Location("--policy"))
     elif "policies" in header or file.content.get("policy"):
         policies = chosen.listed(header.content.get("policies"), header.at("policies"))
     else:
-        policies = chosen.named(POLICIES, Place("--policy"))
+        policies = chosen.named(POLICIES, Location("--policy"))
     scenario = Scenario(
         name=f"{written(head.begins)} to {written(head.ends)}",
         duration_s=head.duration_s,
@@ -121,16 +118,20 @@ def build(source: Source, options: Options, told: Callable[[int], None] | None =
 
 
 def _read(
-    source: Source, apps: set[str], only: frozenset[str] | None, notes: list[str], told: Callable[[int], None] | None
-) -> tuple[dict[str, Kinds], dict[str, Any]]:
+    source: Recording,
+    apps: set[str],
+    only: frozenset[str] | None,
+    notes: list[str],
+    progress: Callable[[int], None] | None,
+) -> tuple[dict[str, QueryClasses], dict[str, Any]]:
     """One pass over the queries: kinds with their times by app, and what became of them."""
     head = source.head
-    reality = Reality(head, only, head.every_s)
-    kinds: dict[str, Kinds] = {}
+    reality = RecordedRun(head, only, head.every_s)
+    kinds: dict[str, QueryClasses] = {}
     unknown: dict[str, int] = {}
     for number, query in enumerate(source.queries):
-        if told is not None and number % 10_000 == 0:
-            told(number)
+        if progress is not None and number % 10_000 == 0:
+            progress(number)
         if only is not None and query.app not in only:
             continue
         if query.app not in apps:
@@ -147,17 +148,17 @@ def _read(
     return kinds, reality.finished()
 
 
-def _kind_of(kinds: dict[str, Kinds], query: Query, head: Head) -> None:
+def _kind_of(kinds: dict[str, QueryClasses], query: RecordedQuery, head: RecordingHead) -> None:
     found = kinds.get(query.app)
     if found is None:
-        found = kinds[query.app] = Kinds()
+        found = kinds[query.app] = QueryClasses()
     found.add(query.time - head.begins, query.slo_ms, query.accuracy_required, query.cost_limit, query.items)
 
 
 def _machines(
-    head: Head, file: Table, options: Options
-) -> tuple[list[Machine], dict[str, float], CostSpec, dict[str, Any]]:
-    """Kinds of machine, prices by kind of device, the meter, and settings for all policies."""
+    head: RecordingHead, file: TomlTable, options: ReplayOptions
+) -> tuple[list[MachineBlock], dict[str, float], CostSpec, dict[str, Any]]:
+    """QueryClasses of machine, prices by kind of device, the meter, and settings for all policies."""
     settings = file.table("settings")
     if "worker" in file:
         if options.counts:
@@ -167,8 +168,10 @@ def _machines(
         listed = load_prices(PriceSettings()) | head.prices
         machines = priced(machines, listed, needed=cost.meter == "worker")
         return machines, listed | device_prices(machines, listed, {}), cost, settings
-    block = Table({}, file.place, ())
-    machines = [Machine(one, one.price_per_hour, block) for one in machines_of(head, options.boot_s, options.counts)]
+    block = TomlTable({}, file.location, ())
+    machines = [
+        MachineBlock(one, one.price_per_hour, block) for one in machines_of(head, options.boot_s, options.counts)
+    ]
     monitor = {**PRODUCTION["monitor"], **_section(settings, "monitor")}
     prices = {**{device.kind: 0.0 for one in machines for device in one.spec.devices}, **head.prices}
     return machines, prices, cost_of(file, machines), {**settings, "monitor": monitor}
@@ -180,7 +183,7 @@ def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {name: found}
 
 
-def _catalogue(head: Head, apps: set[str], machines: list[Machine], notes: list[str]) -> Catalogue:
+def _catalogue(head: RecordingHead, apps: set[str], machines: list[MachineBlock], notes: list[str]) -> Catalogue:
     """As recorded, but simulated all of it. Simulated variants beside real devices of their kind are left out."""
     real = real_kinds(head)
     twins = [one.variant for one in head.variants if one.simulated and one.hardware in real]
@@ -207,7 +210,7 @@ def _catalogue(head: Head, apps: set[str], machines: list[Machine], notes: list[
         apps=chosen,
         models=tuple(_model(model, version) for model, version in names),
         variants=records,
-        needs={one.app: Needs(latency_ms=one.latency_ms) for one in chosen},
+        needs={one.app: QueryNeeds(latency_ms=one.latency_ms) for one in chosen},
         serving={app: tuple(one for one in found if one.hardware in here) for app, found in serving.items()},
     )
 
@@ -219,7 +222,7 @@ def _model(model: str, version: str) -> ModelRecord:
     )  # fmt: skip
 
 
-def _jobs(head: Head, apps: set[str]) -> tuple[JobSpec, ...]:
+def _jobs(head: RecordingHead, apps: set[str]) -> tuple[JobSpec, ...]:
     return tuple(
         JobSpec(app=one.app, at_s=one.created - head.begins, inputs=one.inputs, accuracy=one.accuracy, model=one.model)
         for one in head.jobs
@@ -228,7 +231,7 @@ def _jobs(head: Head, apps: set[str]) -> tuple[JobSpec, ...]:
 
 
 def _compared(
-    head: Head, only: frozenset[str] | None, cost: CostSpec, recorded: Mapping[str, Any], *, own_machines: bool
+    head: RecordingHead, only: frozenset[str] | None, cost: CostSpec, recorded: Mapping[str, Any], *, own_machines: bool
 ) -> dict[str, Any]:
     """What the recorded cost is of, and whether it may be compared with the simulated ones."""
     if not head.billed:

@@ -1,6 +1,6 @@
-"""Kinds of query of one app, few enough for one load each: equal needs, or nearly equal ones where there are too many.
+"""QueryClasses of query of one app, few enough for one load each: equal needs, or nearly equal ones where there are too many.
 
-Needs that differ by less than a step count as one kind, which asks for the strictest of them: no query is asked less than it was.
+QueryNeeds that differ by less than a step count as one kind, which asks for the strictest of them: no query is asked less than it was.
 Steps grow until there are at most MOST kinds. items is the mean of a kind, rounded.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.simulation.scenario.model import Needs
+from services.simulation.scenario.model import QueryNeeds
 
 MOST = 64  # of one app
 HELD = 2048  # while they are gathered
@@ -35,10 +35,10 @@ STEPS = (
 Key = tuple[float, float, float, float]  # latency_ms (inf: none), accuracy, cost (inf: none), items
 
 
-class Kind(NamedTuple):
+class QueryClass(NamedTuple):
     """times: of arrival, rising."""
 
-    needs: Needs
+    needs: QueryNeeds
     items: int
     times: NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class _Cell:
         self.count += other.count
 
 
-class Kinds:
+class QueryClasses:
     """Those of one app."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Kinds:
     def __len__(self) -> int:
         return len(self._times)
 
-    def found(self) -> list[Kind]:
+    def found(self) -> list[QueryClass]:
         """At most MOST, the most demanding first."""
         self._fold(MOST)
         times, which = np.array(self._times, np.float64), np.array(self._which, np.int64)
@@ -156,10 +156,10 @@ def _level(value: float, ratio: float) -> float:
     return float(log(value) // log(ratio))
 
 
-def _kind(cell: _Cell, times: NDArray[np.float64]) -> Kind:
-    needs = Needs(
+def _kind(cell: _Cell, times: NDArray[np.float64]) -> QueryClass:
+    needs = QueryNeeds(
         latency_ms=None if cell.latency == inf else cell.latency,
         accuracy=cell.accuracy,
         cost=None if cell.cost == inf else cell.cost,
     )
-    return Kind(needs, max(1, round(cell.items / cell.count)), times)
+    return QueryClass(needs, max(1, round(cell.items / cell.count)), times)

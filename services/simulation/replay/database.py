@@ -6,13 +6,24 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Any, NamedTuple
 
+import msgspec
 import psycopg
 
+from bus.messages.catalog import AppRecord, Profile, ProfileRow, VariantRecord
 from services.core.emulation import KINDS
 from services.core.placement import Device
-from services.simulation.replay.bill import Bill
-from services.simulation.replay.recording import Head, Job, Query, ReplayError, Source, Worker, query_fault, written
-from services.simulation.replay.records import apps_of, prices_of, variants_of
+from services.simulation.replay.cost import RecordedCost
+from services.simulation.replay.recording import (
+    RecordedJob,
+    RecordedQuery,
+    RecordedWorker,
+    Recording,
+    RecordingHead,
+    ReplayError,
+    query_fault,
+    written,
+)
+from services.simulation.scenario.catalogue import SIGNATURE
 
 _PAGE = 5000  # queries at once
 _PERIOD = "1 hour"  # more than any cost row is long
@@ -23,7 +34,7 @@ _LEAST_BIN = 2.0  # s
 Connection = psycopg.Connection[Any]
 
 
-class Range(NamedTuple):
+class TimeRange(NamedTuple):
     """Unix seconds from begin (included) to end (not). apps: those that are replayed; empty: all."""
 
     begins: float
@@ -32,7 +43,7 @@ class Range(NamedTuple):
 
 
 @contextmanager
-def database(dsn: str, span: Range) -> Iterator[Source]:
+def database(dsn: str, span: TimeRange) -> Iterator[Recording]:
     """What was recorded in this time, as it stands at this moment: read it within the block.
 
     Raises ReplayError where nothing was, psycopg.Error.
@@ -44,10 +55,10 @@ def database(dsn: str, span: Range) -> Iterator[Source]:
         connection.execute("SET LOCAL idle_in_transaction_session_timeout = '30min'")
         connection.execute("SET LOCAL search_path = infaas")
         head = _head(connection, span)
-        yield Source(head, _queries(connection, head))
+        yield Recording(head, _queries(connection, head))
 
 
-def _head(connection: Connection, span: Range) -> Head:
+def _head(connection: Connection, span: TimeRange) -> RecordingHead:
     apps = apps_of(connection)
     missing = [app for app in span.apps if app not in {one.app for one in apps}]
     if missing:
@@ -64,7 +75,7 @@ def _head(connection: Connection, span: Range) -> Head:
         _bounds(begins, ends, only),
     )[0]
     every = _every(ends - begins)
-    bill = Bill(begins, ends, every)
+    bill = RecordedCost(begins, ends, every)
     for time, seconds, worker, app, variant, cost, simulated in _cursor(
         connection,
         "cost",
@@ -76,7 +87,7 @@ def _head(connection: Connection, span: Range) -> Head:
     used = _used(connection, begins, ends, every)
     prices = prices_of(connection)
     notes: list[str] = []
-    return Head(
+    return RecordingHead(
         begins=begins,
         ends=ends,
         every_s=every,
@@ -95,7 +106,7 @@ def _head(connection: Connection, span: Range) -> Head:
     )
 
 
-def _queries(connection: Connection, head: Head) -> Iterator[Query]:
+def _queries(connection: Connection, head: RecordingHead) -> Iterator[RecordedQuery]:
     last = head.begins
     for row in _cursor(
         connection,
@@ -105,7 +116,7 @@ def _queries(connection: Connection, head: Head) -> Iterator[Query]:
         " AND (%(only)s::text[] IS NULL OR app = ANY (%(only)s)) ORDER BY time, uid",
         _bounds(head.begins, head.ends, head.only),
     ):
-        query = Query(max(row[0], last), *row[1:])
+        query = RecordedQuery(max(row[0], last), *row[1:])
         fault = query_fault(query, head, last)
         if fault:
             raise ReplayError(
@@ -115,7 +126,7 @@ def _queries(connection: Connection, head: Head) -> Iterator[Query]:
         yield query
 
 
-def _clipped(connection: Connection, span: Range) -> tuple[float, float]:
+def _clipped(connection: Connection, span: TimeRange) -> tuple[float, float]:
     """From the first to the last sign of life in this time: before and after, nothing ran that could have cost anything."""
     bounds = _bounds(span.begins, span.ends, sorted(set(span.apps)) or None)
     first, last, count = _one(
@@ -145,7 +156,7 @@ def _clipped(connection: Connection, span: Range) -> tuple[float, float]:
     return begins, max(ends, begins + 1e-3)
 
 
-def _nothing(connection: Connection, span: Range) -> None:
+def _nothing(connection: Connection, span: TimeRange) -> None:
     first, last, count = _one(
         connection,
         "SELECT extract(epoch FROM min(time))::float8, extract(epoch FROM max(time))::float8, count(*) FROM query_outcomes"
@@ -184,8 +195,8 @@ def _used(connection: Connection, begins: float, ends: float, every: float) -> d
 
 
 def _workers(
-    connection: Connection, begins: float, ends: float, bill: Bill, prices: dict[str, float], notes: list[str]
-) -> list[Worker]:
+    connection: Connection, begins: float, ends: float, bill: RecordedCost, prices: dict[str, float], notes: list[str]
+) -> list[RecordedWorker]:
     """Those that told of themselves. How many cores they sold is in what they cost."""
     found: dict[str, tuple[list[Device], float, float]] = {}
     rows = connection.execute(
@@ -210,7 +221,7 @@ def _workers(
             f"nothing tells the cores of {', '.join(sorted(guessed)[:3])}: 1 is assumed; say more with --machines"
         )
     return [
-        Worker(worker=worker, devices=devices, first=first, last=last)
+        RecordedWorker(worker=worker, devices=devices, first=first, last=last)
         for worker, (devices, first, last) in sorted(found.items())
     ]
 
@@ -224,14 +235,14 @@ def _actions(connection: Connection, begins: float, ends: float) -> dict[str, in
     return dict(rows.fetchall())
 
 
-def _jobs(connection: Connection, begins: float, ends: float, apps: set[str]) -> list[Job]:
+def _jobs(connection: Connection, begins: float, ends: float, apps: set[str]) -> list[RecordedJob]:
     rows = connection.execute(
         "SELECT app, extract(epoch FROM created)::float8, total, accuracy, model FROM jobs"
         " WHERE created >= %(begins)s AND created < %(ends)s AND total >= 1 ORDER BY created, job",
         _bounds(begins, ends, None),
     )
     return [
-        Job(app=app, created=created, inputs=total, accuracy=accuracy or 0.0, model=model)
+        RecordedJob(app=app, created=created, inputs=total, accuracy=accuracy or 0.0, model=model)
         for app, created, total, accuracy, model in rows
         if app in apps
     ]
@@ -255,3 +266,81 @@ def _bounds(begins: float, ends: float, only: list[str] | None) -> dict[str, Any
     # PostgreSQL has microseconds: what is asked for must not lie between two of them.
     first, last = (datetime.fromtimestamp(ceil(at * 1e6 - 0.25) / 1e6, UTC) for at in (begins, ends))
     return {"begins": first, "ends": last, "only": only}
+
+
+# -- the catalogue
+
+RECORDED = "recorded"  # in place of what is not needed
+
+
+def apps_of(connection: Connection) -> list[AppRecord]:
+    """All apps."""
+    rows = connection.execute("SELECT app, versions, latency_ms, min_instances FROM apps ORDER BY app")
+    return [
+        AppRecord(app=app, links=dict(versions), signature=SIGNATURE, latency_ms=latency, min_instances=least)
+        for app, versions, latency, least in rows
+    ]
+
+
+def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> list[VariantRecord]:
+    """Those that serve these apps, with their profiles. Inputs are not recorded, so all count as one byte an item."""
+    profiles: dict[str, list[ProfileRow]] = {}
+    disturbed: set[str] = set()
+    for variant, batch, length, p50, p99, cpu, ratio, flag in connection.execute(
+        "SELECT variant, batch, length, p50_ms, p99_ms, cpu_ms, wall_over_cpu, disturbed FROM profiles"
+        " ORDER BY variant, length, batch"
+    ):
+        row = ProfileRow(batch=batch, p50_ms=p50, p99_ms=p99, cpu_ms=cpu, wall_over_cpu=ratio, length=length)
+        profiles.setdefault(variant, []).append(row)
+        if flag:
+            disturbed.add(variant)
+    found, without = [], []
+    for row in connection.execute(
+        "SELECT DISTINCT ON (variant) variant, model, version, hardware, framework, precision, threads, max_batch, accuracy,"
+        " agreement, load_ms, memory_mb, saturation_qps, batching, provenance, dominated, simulated, attributes"
+        " FROM variants WHERE app = ANY (%s) ORDER BY variant",
+        (sorted(apps),),
+    ):
+        name, model, version, hardware, framework, precision, threads, largest, accuracy, agreement, *rest = row
+        load_ms, memory_mb, saturation, batching, provenance, dominated, simulated, attributes = rest
+        if name not in profiles:
+            without.append(name)
+            continue
+        profile = Profile(
+            rows=profiles[name],
+            load_ms=load_ms,
+            memory_mb=memory_mb,
+            saturation_qps=saturation,
+            provenance=provenance,
+            disturbed=name in disturbed,
+        )
+        found.append(
+            VariantRecord(
+                variant=name,
+                model=model,
+                version=version,
+                framework=framework,
+                precision=precision,
+                threads=max(1, threads),
+                max_batch=largest,
+                hardware=hardware,
+                artifact=RECORDED,
+                format=RECORDED,
+                accuracy=accuracy,
+                agreement=agreement,
+                profile=profile,
+                signature=SIGNATURE,
+                dominated=dominated,
+                simulated=simulated,
+                batching=batching,
+                attributes=msgspec.convert(attributes, dict[str, str]),
+            )
+        )
+    if without:
+        notes.append(f"nothing was measured of {', '.join(without[:3])}: left out")
+    return found
+
+
+def prices_of(connection: Connection) -> dict[str, float]:
+    """US$ per hour by kind of device, as they are now."""
+    return dict(connection.execute("SELECT hardware, price_per_hour FROM prices").fetchall())

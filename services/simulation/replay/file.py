@@ -14,14 +14,22 @@ import msgpack
 import msgspec
 
 from bus.codec import encode, explain
-from services.simulation.replay.recording import VERSION, Head, Query, ReplayError, Source, head_fault, query_fault
+from services.simulation.replay.recording import (
+    VERSION,
+    RecordedQuery,
+    Recording,
+    RecordingHead,
+    ReplayError,
+    head_fault,
+    query_fault,
+)
 
 _REMEDY = "export it again (infaas replay --export)"
 _LARGEST = 256 * 2**20  # bytes of one value
 _CHUNK = 2**20
 
 
-def export(source: Source, path: Path) -> int:
+def export(source: Recording, path: Path) -> int:
     """Write it; returns the number of queries. The file appears when it is complete. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     count = 0
@@ -38,7 +46,7 @@ def export(source: Source, path: Path) -> int:
     return count
 
 
-def exported(path: Path) -> Source:
+def exported(path: Path) -> Recording:
     """What `export` wrote. Raises ReplayError that names file and row, also while queries are taken from it."""
     values = _values(path)
     first = next(values, None)
@@ -49,16 +57,16 @@ def exported(path: Path) -> Source:
             f"{path}: has version {first.get('version')!r} of the format, version {VERSION} is read here: {_REMEDY}"
         )
     try:
-        head = msgspec.convert(first, Head)
+        head = msgspec.convert(first, RecordingHead)
     except msgspec.ValidationError as error:
         raise ReplayError(f"{path}: head: {explain(error)}: {_REMEDY}") from error
     fault = head_fault(head)
     if fault:
         raise ReplayError(f"{path}: head: {fault}: {_REMEDY}")
-    return Source(head, _queries(path, head, values))
+    return Recording(head, _queries(path, head, values))
 
 
-def _queries(path: Path, head: Head, values: Iterator[Any]) -> Iterator[Query]:
+def _queries(path: Path, head: RecordingHead, values: Iterator[Any]) -> Iterator[RecordedQuery]:
     count, last = 0, head.begins
     for value in values:
         if isinstance(value, int):
@@ -69,7 +77,7 @@ def _queries(path: Path, head: Head, values: Iterator[Any]) -> Iterator[Query]:
             return
         count += 1
         try:
-            query = msgspec.convert(value, Query)
+            query = msgspec.convert(value, RecordedQuery)
         except msgspec.ValidationError as error:
             raise ReplayError(f"{path}: row {count}: {_named(error)}: {_REMEDY}") from error
         fault = query_fault(query, head, last)
@@ -83,7 +91,7 @@ def _queries(path: Path, head: Head, values: Iterator[Any]) -> Iterator[Query]:
 def _named(error: msgspec.ValidationError) -> str:
     """With the field's name in place of its number."""
     text = str(error)
-    for number, name in enumerate(Query.__struct_fields__):
+    for number, name in enumerate(RecordedQuery.__struct_fields__):
         text = text.replace(f" - at `$[{number}]`", f" for {name}")
     return text
 

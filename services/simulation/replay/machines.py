@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from services.core.cost import price_per_hour
 from services.core.placement import Device
-from services.simulation.replay.recording import Head, ReplayError, Worker
+from services.simulation.replay.recording import RecordedWorker, RecordingHead, ReplayError
 from services.simulation.scenario.machines import LONGEST_KIND, MOST
 from services.simulation.scenario.model import MachineSpec
 
@@ -17,16 +17,16 @@ _AT_START = 15.0  # s after the recording's begin in which machines that ran alr
 Counts = Mapping[str, tuple[int, int]]  # kind: how many at time 0, and at most
 
 
-def kinds_of(head: Head) -> dict[str, list[Worker]]:
+def kinds_of(head: RecordingHead) -> dict[str, list[RecordedWorker]]:
     """Workers by kind of machine. Simulated devices beside real ones of their kind are left out, as their variants are."""
     real = real_kinds(head)
-    groups: defaultdict[tuple[tuple[str, int, int], ...], list[Worker]] = defaultdict(list)
+    groups: defaultdict[tuple[tuple[str, int, int], ...], list[RecordedWorker]] = defaultdict(list)
     for worker in head.workers:
         devices = [one for one in worker.devices if not one.simulated or one.kind not in real]
         if devices:
             shape = tuple(sorted((one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices))
             groups[shape].append(replace(worker, devices=devices))
-    found: dict[str, list[Worker]] = {}
+    found: dict[str, list[RecordedWorker]] = {}
     for shape, workers in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
         kinds = sorted({kind for kind, _, _ in shape}, key=lambda kind: (kind == "cpu", kind))
         base = name = kinds[0][: LONGEST_KIND - 4]
@@ -37,12 +37,12 @@ def kinds_of(head: Head) -> dict[str, list[Worker]]:
     return found
 
 
-def real_kinds(head: Head) -> set[str]:
+def real_kinds(head: RecordingHead) -> set[str]:
     """Kinds of device of which there is a real one."""
     return {device.kind for worker in head.workers for device in worker.devices if not device.simulated}
 
 
-def machines_of(head: Head, boot_s: float, counts: Counts) -> list[MachineSpec]:
+def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[MachineSpec]:
     """As many as ran at the begin, and at most as many as ever ran at one time, unless `counts` says otherwise."""
     found = []
     groups = kinds_of(head)

@@ -23,7 +23,7 @@ class ReplayError(ValueError):
     """Something recorded that cannot be replayed. The text: where, what is wrong there, and the remedy."""
 
 
-class Query(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class RecordedQuery(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One query: when it arrived, what it asked for, how it ended (as `query_outcomes` says)."""
 
     time: float
@@ -39,7 +39,7 @@ class Query(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     code: str | None
 
 
-class Worker(Struct, frozen=True, kw_only=True):
+class RecordedWorker(Struct, frozen=True, kw_only=True):
     """A machine that ran. first, last: when it was seen."""
 
     worker: str
@@ -60,7 +60,7 @@ class Bin(Struct, frozen=True, kw_only=True):
     utilisation: float | None
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class RecordedJob(Struct, frozen=True, kw_only=True):
     """Offline work that was handed in."""
 
     app: str
@@ -70,7 +70,7 @@ class Job(Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class RecordingHead(Struct, frozen=True, kw_only=True):
     """All but the queries. only: the apps that it is of, None: all. billed: whether cost was recorded. queries: how many.
 
     simulated_cost: the part of the bill that is of simulated devices, by app as in bins. actions: what was scaled, by kind.
@@ -86,12 +86,12 @@ class Head(Struct, frozen=True, kw_only=True):
     apps: list[AppRecord]
     variants: list[VariantRecord]
     prices: dict[str, float]
-    workers: list[Worker]
+    workers: list[RecordedWorker]
     bins: list[Bin]
     billed: bool
     simulated_cost: dict[str, float]
     actions: dict[str, int]
-    jobs: list[Job] = []
+    jobs: list[RecordedJob] = []
     notes: list[str] = []
 
     @property
@@ -100,11 +100,11 @@ class Head(Struct, frozen=True, kw_only=True):
         return self.ends - self.begins
 
 
-class Source(Struct, frozen=True):
+class Recording(Struct, frozen=True):
     """A recording to be read. queries: in the order of their arrival, once."""
 
-    head: Head
-    queries: Iterator[Query]
+    head: RecordingHead
+    queries: Iterator[RecordedQuery]
 
 
 def written(at: float) -> str:
@@ -112,7 +112,7 @@ def written(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")
 
 
-def head_fault(head: Head) -> str:
+def head_fault(head: RecordingHead) -> str:
     """What makes no sense in it, with the key; empty when nothing."""
     if not (isfinite(head.begins) and 0 < head.duration_s <= LONGEST):
         return f"ends: must lie after begins, by at most {LONGEST / 86400:g} days"
@@ -159,7 +159,7 @@ def _variant_fault(one: VariantRecord) -> str:
     return ""
 
 
-def query_fault(one: Query, head: Head, last: float) -> str:
+def query_fault(one: RecordedQuery, head: RecordingHead, last: float) -> str:
     """What makes no sense in it; last: when the one before it arrived."""
     if not head.begins <= one.time < head.ends:
         return f"time {one.time!r} lies outside the recording ({head.begins!r} to {head.ends!r})"

@@ -1,18 +1,17 @@
 """[[app]] and [[variant]] blocks: the catalogue as a registrar would have written it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from services.core.cost import PER_CORE, price_per_hour
 from services.simulation.scenario import profiles
-from services.simulation.scenario.linking import Entry, link
-from services.simulation.scenario.machines import MB, UNLIMITED_MB, Machine, largest_of
-from services.simulation.scenario.model import CostSpec, Needs
-from services.simulation.scenario.place import meant, shown
-from services.simulation.scenario.table import Table, name_at, number_at, whole_at
+from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
+from services.simulation.scenario.model import CostSpec, QueryNeeds
+from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
 
 APP_KEYS = ("name", "latency_ms", "accuracy", "cost")
 VARIANT_KEYS = (
@@ -33,22 +32,24 @@ class Catalogue(Struct, frozen=True, kw_only=True):
     apps: tuple[AppRecord, ...]
     models: tuple[ModelRecord, ...]
     variants: tuple[VariantRecord, ...]
-    needs: dict[str, Needs]
+    needs: dict[str, QueryNeeds]
     serving: dict[str, tuple[VariantRecord, ...]]
 
 
-def needs_of(block: Table) -> Needs:
+def needs_of(block: TomlTable) -> QueryNeeds:
     """What queries ask for, from a block that may say latency_ms, accuracy, cost."""
-    return Needs(
+    return QueryNeeds(
         latency_ms=block.maybe("latency_ms", most=1e9, above=True),
         accuracy=block.number("accuracy", 0.0, most=1.0),
         cost=block.maybe("cost", most=1e9, above=True),
     )
 
 
-def catalogue(scenario: Table, machines: list[Machine], prices: Mapping[str, float], cost: CostSpec) -> Catalogue:
+def catalogue(
+    scenario: TomlTable, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
+) -> Catalogue:
     """Apps with their needs, models and variants; raises ScenarioError."""
-    asked: dict[str, Needs] = {}
+    asked: dict[str, QueryNeeds] = {}
     for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
@@ -58,16 +59,16 @@ def catalogue(scenario: Table, machines: list[Machine], prices: Mapping[str, flo
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
     strict = bool(asked)
-    entries: list[Entry] = []
+    entries: list[ServingVariant] = []
     named: set[str] = set()
     for block in blocks:
         record = _variant(block, machines, prices, cost)
         if record.variant in named:
             block.at("name").refuse(f"{record.variant} is there twice: a variant's name is unique")
         named.add(record.variant)
-        entries.append(Entry(record, _apps_of(block, asked if strict else None)))
+        entries.append(ServingVariant(record, _apps_of(block, asked if strict else None)))
     for app in sorted({app for entry in entries for app in entry.apps}):
-        asked.setdefault(app, Needs())
+        asked.setdefault(app, QueryNeeds())
     serving = {app: tuple(one.record for one in entries if app in one.apps) for app in asked}
     for i, (app, variants) in enumerate(serving.items()):
         if not variants:
@@ -92,25 +93,27 @@ def catalogue(scenario: Table, machines: list[Machine], prices: Mapping[str, flo
     )  # fmt: skip
 
 
-def _apps_of(block: Table, known: Mapping[str, Needs] | None) -> frozenset[str]:
+def _apps_of(block: TomlTable, known: Mapping[str, QueryNeeds] | None) -> frozenset[str]:
     """known: apps that have blocks; None where none has."""
     given: Any = block.get("app")
     listed = isinstance(given, list)
     apps: list[str] = []
     for i, app in enumerate(given if isinstance(given, list) else [given]):
-        place = block.at("app").at(i) if listed else block.at("app")
-        name = name_at(app, place)
+        location = block.at("app").at(i) if listed else block.at("app")
+        name = name_at(app, location)
         if known is not None and name not in known:
-            place.refuse(f"there is no [[app]] {shown(name)}{meant(name, known)}")
+            location.refuse(f"there is no [[app]] {shown(name)}{meant(name, known)}")
         if name in apps:
-            place.refuse(f"{name} is there twice")
+            location.refuse(f"{name} is there twice")
         apps.append(name)
     if not apps:
         block.at("app").refuse("must name at least one app")
     return frozenset(apps)
 
 
-def _variant(block: Table, machines: list[Machine], prices: Mapping[str, float], cost: CostSpec) -> VariantRecord:
+def _variant(
+    block: TomlTable, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
+) -> VariantRecord:
     name = block.name("name")
     kinds = {device.kind for one in machines for device in one.spec.devices}
     hardware = block.text("hardware")
@@ -158,23 +161,86 @@ def _variant(block: Table, machines: list[Machine], prices: Mapping[str, float],
     )
 
 
-def _uses(block: Table, hardware: str) -> tuple[int, float | None]:
+def _uses(block: TomlTable, hardware: str) -> tuple[int, float | None]:
     """Threads on the device, and GB of its memory where they are said. Threads of other hardware than the CPU are 1."""
-    place = block.at("uses")
+    location = block.at("uses")
     memory = "memory_gb", f"{hardware}_memory_gb"
     keys = {"cpu_cores", "cpu_memory_gb", *memory, hardware, f"{hardware}s", f"{hardware}_cores"}
-    table = Table(block.content.get("uses", {}), place, keys)
+    table = TomlTable(block.content.get("uses", {}), location, keys)
     said = [key for key in memory if key in table]
     if len(said) > 1:
-        place.at(said[1]).refuse(f"says the same as {said[0]}: leave one of them out")
+        location.at(said[1]).refuse(f"says the same as {said[0]}: leave one of them out")
     for key in sorted(table.content.keys() - {"cpu_cores", *memory}):
-        amount = number_at(table.content[key], place.at(key))
+        amount = number_at(table.content[key], location.at(key))
         if key != "cpu_memory_gb" and (hardware, key) != ("cpu", "cpu_cores") and amount > 1:
-            place.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")
+            location.at(key).refuse(f"must be at most 1: an instance runs on one {hardware}")
     gb = table.maybe(said[0], most=UNLIMITED_MB / MB) if said else None
     if "cpu_cores" not in table:
         return 1, gb
     if hardware != "cpu":
         table.number("cpu_cores")
         return 1, gb
-    return whole_at(table.content["cpu_cores"], place.at("cpu_cores"), 1, 4096), gb
+    return whole_at(table.content["cpu_cores"], location.at("cpu_cores"), 1, 4096), gb
+
+
+# -- which version of which model serves an app
+
+
+class ServingVariant(NamedTuple):
+    """A variant and the apps that it serves."""
+
+    record: VariantRecord
+    apps: frozenset[str]
+
+
+class Linked(NamedTuple):
+    """models: (name, version). variants: with the names and versions of theirs, in the order given. links: app to model to version."""
+
+    models: tuple[tuple[str, str], ...]
+    variants: tuple[VariantRecord, ...]
+    links: dict[str, dict[str, str]]
+
+
+def link(entries: list[ServingVariant]) -> Linked:
+    """Every app is linked to all its variants, and to no others."""
+    names = {entry.record.model for entry in entries}
+    parts: dict[str, list[list[frozenset[str]]]] = {}  # of a model: its parts, each a list of versions' apps
+    called: dict[tuple[str, int], str] = {}
+    models: dict[tuple[str, str], None] = {}
+    variants: list[VariantRecord] = []
+    links: dict[str, dict[str, str]] = {}
+    for record, apps in entries:
+        of_model = parts.setdefault(record.model, [])
+        part = _part(of_model, apps)
+        name = called.get((record.model, part))
+        if name is None:
+            name = called[record.model, part] = _free(record.model, part, names)
+            names.add(name)
+        version = str(of_model[part].index(apps) + 1)
+        models[name, version] = None
+        variants.append(replace(record, model=name, version=version))
+        for app in apps:
+            links.setdefault(app, {})[name] = version
+    return Linked(tuple(models), tuple(variants), links)
+
+
+def _part(parts: list[list[frozenset[str]]], apps: frozenset[str]) -> int:
+    """The part that has a version for these apps; else the first where they are in no other version, and get one."""
+    for i, versions in enumerate(parts):
+        if apps in versions:
+            return i
+    for i, versions in enumerate(parts):
+        if not any(apps & other for other in versions):
+            versions.append(apps)
+            return i
+    parts.append([apps])
+    return len(parts) - 1
+
+
+def _free(model: str, part: int, taken: set[str]) -> str:
+    if part == 0:
+        return model
+    number = part + 1
+    while f"{model[:56]}-{number}" in taken:
+        number += 1
+    return f"{model[:56]}-{number}"

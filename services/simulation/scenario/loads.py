@@ -6,12 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.simulation.scenario.catalogue import needs_of
-from services.simulation.scenario.model import Arrivals, LoadSpec, Needs, Times
-from services.simulation.scenario.place import Place, shown
-from services.simulation.scenario.table import Table, list_at, number_at, one_of
-from services.simulation.traces import WorkloadError, read_counts, read_times
-from services.simulation.workload import zipf
+from services.simulation.scenario.catalogue import Catalogue, needs_of
+from services.simulation.scenario.model import (
+    Arrivals,
+    JobSpec,
+    QueryNeeds,
+    Times,
+    WorkloadSpec,
+)
+from services.simulation.scenario.toml import Location, TomlTable, list_at, number_at, one_of, shown
+from services.simulation.workload import WorkloadError, read_counts, read_times, zipf
 
 _MOST_QPS = 1e7
 _LATEST = 1e9  # seconds
@@ -27,18 +31,18 @@ _OF: Mapping[str, tuple[Arrivals, tuple[str, ...]]] = {
 KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)})
 
 
-def loads_of(scenario: Table, needs: Mapping[str, Needs], folder: Path) -> tuple[LoadSpec, ...]:
+def loads_of(scenario: TomlTable, needs: Mapping[str, QueryNeeds], folder: Path) -> tuple[WorkloadSpec, ...]:
     """All streams; raises ScenarioError. needs: of each app. folder: where the file stands, which paths are relative to."""
     return tuple(_load(block, needs, folder) for block in scenario.blocks("load", KEYS))
 
 
-def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:
+def _load(block: TomlTable, needs: Mapping[str, QueryNeeds], folder: Path) -> WorkloadSpec:
     apps, shares = _apps(block, needs)
     kind = one_of(block.content.get("arrivals", "poisson"), block.at("arrivals"), _OF, "arrivals")
     arrivals, keys = _OF[kind]
     for key in sorted(block.content.keys() - {*_EVERYWHERE, *keys}):
         block.at(key).refuse(f"means nothing with arrivals {kind!r}, which take {', '.join(keys)}: leave it out")
-    load = LoadSpec(
+    load = WorkloadSpec(
         apps=apps,
         shares=shares,
         arrivals=arrivals,
@@ -48,9 +52,9 @@ def _load(block: Table, needs: Mapping[str, Needs], folder: Path) -> LoadSpec:
     return _timed(load, block, folder)
 
 
-def _own_needs(block: Table, of_apps: list[Needs]) -> Needs | None:
+def _own_needs(block: TomlTable, of_apps: list[QueryNeeds]) -> QueryNeeds | None:
     """What the block says over what its apps ask for; None where it says nothing."""
-    keys = Needs.__struct_fields__
+    keys = QueryNeeds.__struct_fields__
     if not block.content.keys() & set(keys):
         return None
     for key in keys:
@@ -62,7 +66,7 @@ def _own_needs(block: Table, of_apps: list[Needs]) -> Needs | None:
     return replace(of_apps[0], **{key: getattr(own, key) for key in keys if key in block})
 
 
-def _timed(load: LoadSpec, block: Table, folder: Path) -> LoadSpec:
+def _timed(load: WorkloadSpec, block: TomlTable, folder: Path) -> WorkloadSpec:
     """With what the block says of times."""
     match load.arrivals:
         case "mmpp":
@@ -85,7 +89,7 @@ def _timed(load: LoadSpec, block: Table, folder: Path) -> LoadSpec:
     return replace(load, cv=block.number("cv", most=1000.0, above=True)) if load.arrivals == "gamma" else load
 
 
-def _apps(block: Table, needs: Mapping[str, Needs]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _apps(block: TomlTable, needs: Mapping[str, QueryNeeds]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     if ("app" in block) == ("apps" in block):
         block.at("app").refuse("must be there, or apps for a stream spread over several; not both")
     if "app" in block:
@@ -100,41 +104,43 @@ def _apps(block: Table, needs: Mapping[str, Needs]) -> tuple[tuple[str, ...], tu
     return apps, _shares(block.content.get("shares"), block.at("shares"), len(apps))
 
 
-def _shares(given: Any, place: Place, count: int) -> tuple[float, ...]:
+def _shares(given: Any, location: Location, count: int) -> tuple[float, ...]:
     """Of each app; equal ones where nothing is said, by Zipf's law in the order of the apps where that is."""
     if given is None:
         return (1.0 / count,) * count
     if isinstance(given, str):
         if given != "zipf":
-            place.refuse(f'must be "zipf", {{ zipf = 0.9 }}, or a list of shares, not {shown(given)}')
+            location.refuse(f'must be "zipf", {{ zipf = 0.9 }}, or a list of shares, not {shown(given)}')
         given = {"zipf": 1.0}
     if isinstance(given, dict):
-        return zipf(count, Table(given, place, ("zipf",)).number("zipf", most=100.0))
-    weights = _numbers(given, place, most=1.0)
+        return zipf(count, TomlTable(given, location, ("zipf",)).number("zipf", most=100.0))
+    weights = _numbers(given, location, most=1.0)
     if len(weights) != count:
-        place.refuse(f"must have one entry for each of apps ({count}), not {len(weights)}")
+        location.refuse(f"must have one entry for each of apps ({count}), not {len(weights)}")
     total = sum(weights)
     if abs(total - 1.0) > 1e-3:
-        place.refuse(f"must add up to 1, not {total:g}")
+        location.refuse(f"must add up to 1, not {total:g}")
     return tuple(weight / total for weight in weights)
 
 
-def _numbers(given: Any, place: Place, most: float, *, above: bool = False) -> tuple[float, ...]:
-    found = tuple(number_at(one, place.at(i), 0.0, most, above=above) for i, one in enumerate(list_at(given, place)))
+def _numbers(given: Any, location: Location, most: float, *, above: bool = False) -> tuple[float, ...]:
+    found = tuple(
+        number_at(one, location.at(i), 0.0, most, above=above) for i, one in enumerate(list_at(given, location))
+    )
     if not found:
-        place.refuse("must have at least one entry")
+        location.refuse("must have at least one entry")
     return found
 
 
-def _rate(given: Any, place: Place) -> tuple[tuple[float, float], ...]:
+def _rate(given: Any, location: Location) -> tuple[tuple[float, float], ...]:
     """One number, or points."""
     if isinstance(given, dict | str):
-        place.refuse(f"must be one number, or points as [[0, 4], [60, 80]], not {shown(given)}")
+        location.refuse(f"must be one number, or points as [[0, 4], [60, 80]], not {shown(given)}")
     if not isinstance(given, list):
-        return ((0.0, number_at(given, place, 0.0, _MOST_QPS)),)
+        return ((0.0, number_at(given, location, 0.0, _MOST_QPS)),)
     points: list[tuple[float, float]] = []
     for i, pair in enumerate(given):
-        at = place.at(i)
+        at = location.at(i)
         if not isinstance(pair, list) or len(pair) != 2:
             at.refuse(f"must be [second, queries/s], not {shown(pair)}")
         second = number_at(pair[0], at.at(0), 0.0, _LATEST)
@@ -142,23 +148,51 @@ def _rate(given: Any, place: Place) -> tuple[tuple[float, float], ...]:
             at.at(0).refuse(f"must be after the point before it ({points[-1][0]:g} s), not {second:g}: times rise")
         points.append((second, number_at(pair[1], at.at(1), 0.0, _MOST_QPS)))
     if not points:
-        place.refuse("must have at least one point, as [[0, 4]]")
+        location.refuse("must have at least one point, as [[0, 4]]")
     return tuple(points)
 
 
-def _range(given: Any, place: Place) -> tuple[float, float]:
-    span = _numbers(given, place, most=_MOST_QPS)
+def _range(given: Any, location: Location) -> tuple[float, float]:
+    span = _numbers(given, location, most=_MOST_QPS)
     if len(span) != 2 or span[0] > span[1]:
-        place.refuse(f"must be [lowest, highest] queries/s, not {shown(given)}")
+        location.refuse(f"must be [lowest, highest] queries/s, not {shown(given)}")
     return span[0], span[1]
 
 
-def _recorded(block: Table, folder: Path, read: Callable[[Path], Times]) -> Times:
-    place = block.at("file")
+def _recorded(block: TomlTable, folder: Path, read: Callable[[Path], Times]) -> Times:
+    location = block.at("file")
     path = folder / block.text("file")
     try:
         return read(path)
     except WorkloadError as error:
-        place.refuse(str(error))
+        location.refuse(str(error))
     except (OSError, ValueError) as error:  # no path can be so
-        place.refuse(f"cannot read {shown(str(path))}: {error}")
+        location.refuse(f"cannot read {shown(str(path))}: {error}")
+
+
+JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model", "variant")
+
+
+def jobs_of(scenario: TomlTable, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
+    """Offline work; raises ScenarioError."""
+    found = []
+    for block in scenario.blocks("job", JOB_KEYS):
+        app = one_of(block.get("app"), block.at("app"), things.needs, "app")
+        models = {one.model for one in things.serving[app]}
+        model = one_of(block.get("model"), block.at("model"), models, "model of this app") if "model" in block else None
+        variants = {one.variant for one in things.serving[app]}
+        location = block.at("variant")
+        variant = (
+            one_of(block.get("variant"), location, variants, "variant of this app") if "variant" in block else None
+        )
+        found.append(
+            JobSpec(
+                app=app,
+                at_s=block.number("at_s", 0.0, most=duration_s),
+                inputs=block.whole("inputs", None, 1, 10**8),
+                accuracy=block.number("accuracy", 0.0, most=1.0),
+                model=model,
+                variant=variant,
+            )
+        )
+    return tuple(found)

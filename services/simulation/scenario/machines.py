@@ -7,12 +7,16 @@ one instance; of every other kind each device runs one batch at a time. resource
     cpu_cores          cores beside accelerators: a device `cpu`, unless devices names one
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from services.core.cost import PER_CORE, price_per_hour
 from services.core.emulation import KINDS
 from services.core.placement import Device
-from services.simulation.scenario.model import MachineSpec
-from services.simulation.scenario.table import Table, name_at, number_at, whole_at
+from services.simulation.scenario.model import CostSpec, MachineSpec
+from services.simulation.scenario.toml import TomlTable, name_at, number_at, one_of, whole_at
 
 KEYS = ("kind", "devices", "resources", "price_per_hour", "boot_s", "start", "min", "max")
 UNLIMITED_MB = 1e7  # 10 TB: more than any device has, few enough for sums over many devices
@@ -24,20 +28,20 @@ _MOST_DEVICES = 64
 _CHIP_CORES = {kind: spec.cores for kind, spec in KINDS.items() if spec.cores > 1}
 
 
-class Machine(NamedTuple):
+class MachineBlock(NamedTuple):
     """A kind as its block has it. price: US$ per hour, None where the price list is to say it."""
 
     spec: MachineSpec
     price: float | None
-    block: Table
+    block: TomlTable
 
 
-def machines_of(scenario: Table) -> list[Machine]:
+def machines_of(scenario: TomlTable) -> list[MachineBlock]:
     """All kinds of machine; raises ScenarioError."""
     blocks = scenario.blocks("worker", KEYS)
     if not blocks:
         scenario.at("worker").refuse("there must be at least one [[worker]]: queries need a machine")
-    found: list[Machine] = []
+    found: list[MachineBlock] = []
     for block in blocks:
         one = _machine(block)
         if any(one.spec.kind == other.spec.kind for other in found):
@@ -46,7 +50,7 @@ def machines_of(scenario: Table) -> list[Machine]:
     return found
 
 
-def _machine(block: Table) -> Machine:
+def _machine(block: TomlTable) -> MachineBlock:
     kind = block.name("kind")
     if len(kind) > LONGEST_KIND:
         block.at("kind").refuse(f"must be at most {LONGEST_KIND} letters long: the names of workers are made from it")
@@ -69,10 +73,10 @@ def _machine(block: Table) -> Machine:
         minimum=least,
         maximum=most,
     )
-    return Machine(spec, price, block)
+    return MachineBlock(spec, price, block)
 
 
-def _devices(block: Table) -> tuple[Device, ...]:
+def _devices(block: TomlTable) -> tuple[Device, ...]:
     counts = {name_at(kind, block.at("devices").at(kind)): count for kind, count in block.table("devices").items()}
     if not counts:
         block.at("devices").refuse("must name at least one device, as { cpu = 8 } or { gpu = 1 }")
@@ -90,19 +94,19 @@ def _devices(block: Table) -> tuple[Device, ...]:
     return tuple(device for kind, count in kinds.items() for device in _of_kind(kind, count, memory.get(kind)))
 
 
-def _memory(block: Table, resources: dict[str, Any], kinds: dict[str, int]) -> dict[str, float]:
+def _memory(block: TomlTable, resources: dict[str, Any], kinds: dict[str, int]) -> dict[str, float]:
     """MB of each device, by kind."""
-    place = block.at("resources")
+    location = block.at("resources")
     known = {f"{kind}_memory_gb": kind for kind in kinds}
     if len(kinds) == 1 or "cpu" in kinds:
         known["memory_gb"] = "cpu" if "cpu" in kinds else next(iter(kinds))
-    Table(resources, place, {"cpu_cores", *known})
+    TomlTable(resources, location, {"cpu_cores", *known})
     found: dict[str, float] = {}
     for key, kind in known.items():
         if key in resources:
             if kind in found:
-                place.at(key).refuse(f"says the same as {kind}_memory_gb: leave one of them out")
-            found[kind] = MB * number_at(resources[key], place.at(key), most=UNLIMITED_MB / MB, above=True)
+                location.at(key).refuse(f"says the same as {kind}_memory_gb: leave one of them out")
+            found[kind] = MB * number_at(resources[key], location.at(key), most=UNLIMITED_MB / MB, above=True)
     return found
 
 
@@ -122,7 +126,94 @@ def _of_kind(kind: str, count: int, memory_mb: float | None) -> list[Device]:
     ]
 
 
-def largest_of(machines: list[Machine], hardware: str) -> Device | None:
+def largest_of(machines: list[MachineBlock], hardware: str) -> Device | None:
     """The device of this kind with most memory; None where no machine has one."""
     devices = [device for one in machines for device in one.spec.devices if device.kind == hardware]
     return max(devices, key=lambda device: (device.memory_mb, device.cores), default=None)
+
+
+# -- prices of machines and of their devices
+
+_LEAST = 0.5  # of a machine's price: what its accelerators are worth where nothing else is left
+
+
+def priced(machines: list[MachineBlock], listed: Mapping[str, float], *, needed: bool) -> list[MachineBlock]:
+    """The same, each with a price: its own, else what its devices cost by the price list.
+
+    needed: a kind that no list knows and that no price is stated for is refused; else it costs nothing.
+    """
+    found = []
+    for one in machines:
+        price = one.price
+        if price is None:
+            unknown = sorted({device.kind for device in one.spec.devices} - listed.keys())
+            if unknown and needed:
+                one.block.at("price_per_hour").refuse(
+                    f"is missing, and no price is known for {', '.join(unknown)}: state it, in US$ per hour"
+                )
+            known = [device for device in one.spec.devices if device.kind in listed]
+            price = sum(price_per_hour(device.kind, listed, device.cores) for device in known)
+        found.append(one._replace(spec=replace(one.spec, price_per_hour=price)))
+    return found
+
+
+def device_prices(
+    machines: list[MachineBlock], listed: Mapping[str, float], stated: Mapping[str, float]
+) -> dict[str, float]:
+    """US$ per hour by kind of device. stated: what settings say, which stays."""
+    prices = dict(stated)
+    units = [(one.spec.price_per_hour, _units(one)) for one in machines]
+    _fix(prices, [one for one in units if len(one[1]) == 1], listed)
+    if any(len(of) > 1 and "cpu" in of for _, of in units):
+        prices.setdefault("cpu", listed.get("cpu", 0.0))
+    while open_ones := [(total, of) for total, of in units if of.keys() - prices.keys()]:
+        fewest = min(len(of.keys() - prices.keys()) for _, of in open_ones)
+        _fix(prices, [one for one in open_ones if len(one[1].keys() - prices.keys()) == fewest], listed)
+    return prices
+
+
+def _fix(prices: dict[str, float], machines: list[tuple[float, dict[str, int]]], listed: Mapping[str, float]) -> None:
+    """Prices of the kinds that these machines (US$ per hour, units by kind) have and that have none: the mean of what each leaves."""
+    shares: dict[str, list[float]] = {}
+    for total, of in machines:
+        known = sum(prices[kind] * count for kind, count in of.items() if kind in prices)
+        rest = total - known if total > known else _LEAST * total
+        # Several kinds share it as their prices on the list are to each other.
+        weights = {kind: listed.get(kind, 1.0) * count for kind, count in of.items() if kind not in prices}
+        for kind, weight in weights.items():
+            shares.setdefault(kind, []).append(rest * weight / sum(weights.values()) / of[kind])
+    prices.update({kind: sum(found) / len(found) for kind, found in shares.items()})
+
+
+def _units(one: MachineBlock) -> dict[str, int]:
+    """How much of each kind a machine has, in what it is sold by: cores, or devices."""
+    found: dict[str, int] = {}
+    for device in one.spec.devices:
+        found[device.kind] = found.get(device.kind, 0) + (device.cores if device.kind in PER_CORE else 1)
+    return found
+
+
+def cost_of(scenario: TomlTable, machines: list[MachineBlock]) -> CostSpec:
+    """What is counted as cost; raises ScenarioError."""
+    table = TomlTable(scenario.content.get("cost", {}), scenario.at("cost"), ("meter", "per_gb_s"))
+    meter = one_of(table.content.get("meter", "worker"), table.at("meter"), ("worker", "memory"), "meter")
+    location = table.at("per_gb_s")
+    prices = {
+        one_of(kind, location.at(kind), devices_of(machines), "kind of device"): number_at(
+            value, location.at(kind), most=1e9
+        )
+        for kind, value in table.table("per_gb_s").items()
+    }
+    if meter == "worker":
+        if prices:
+            location.refuse('means nothing with meter "worker": leave it out, or set meter = "memory"')
+        return CostSpec()
+    missing = sorted(devices_of(machines) - prices.keys())
+    if missing:
+        location.refuse(f"has no price for {', '.join(missing)}: state it, in US$ per GB and second")
+    return CostSpec(meter="memory", per_gb_s=prices)
+
+
+def devices_of(machines: list[MachineBlock]) -> set[str]:
+    """Kinds of device on any machine."""
+    return {device.kind for one in machines for device in one.spec.devices}

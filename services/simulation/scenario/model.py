@@ -19,14 +19,14 @@ Objective = Literal["cost", "accuracy"]
 Times = NDArray[np.float64]
 
 
-class Choice(Struct, frozen=True):
+class StaticChoice(Struct, frozen=True):
     """What a developer chose for an app: a variant, and how many instances of it in the whole cluster."""
 
     variant: str
     instances: int = 1
 
 
-class Needs(Struct, frozen=True, kw_only=True):
+class QueryNeeds(Struct, frozen=True, kw_only=True):
     """What queries ask for. latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any."""
 
     latency_ms: float | None = None
@@ -34,7 +34,7 @@ class Needs(Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
-class LoadSpec(Struct, frozen=True, kw_only=True):
+class WorkloadSpec(Struct, frozen=True, kw_only=True):
     """One stream of queries, spread over `apps` by `shares` (which add up to 1).
 
     rate: (second, queries/s) points, linear between them, constant beyond; its mean where arrivals come from counts or times is
@@ -54,7 +54,7 @@ class LoadSpec(Struct, frozen=True, kw_only=True):
     seconds_per_line: float = 1.0
     range_qps: tuple[float, float] | None = None
     times: Times | None = None
-    needs: Needs | None = None
+    needs: QueryNeeds | None = None
     items: int = 1
 
 
@@ -115,7 +115,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     base: str
     hardware: frozenset[str] | None
     machines: tuple[MachineSpec, ...]
-    choice: dict[str, Choice]
+    choice: dict[str, StaticChoice]
     settings: Settings
 
 
@@ -141,9 +141,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
     models: tuple[ModelRecord, ...]
     variants: tuple[VariantRecord, ...]
     prices: dict[str, float]
-    needs: dict[str, Needs]
+    needs: dict[str, QueryNeeds]
     policies: tuple[PolicySpec, ...]
-    loads: tuple[LoadSpec, ...]
+    loads: tuple[WorkloadSpec, ...]
     jobs: tuple[JobSpec, ...] = ()
     faults: tuple[FaultSpec, ...] = ()
     interference: dict[str, float] = {}

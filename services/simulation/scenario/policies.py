@@ -8,21 +8,38 @@ add no machines: their machines are those at time 0.
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
+import msgspec
 from msgspec.structs import replace
 
+from services.core.placement import OVERCOMMIT
 from services.dispatcher.edge import load_policy
+from services.shell.checks import faults
+from services.shell.origins import Origins
 from services.shell.settings import Choice as ChoiceSetting
-from services.shell.settings import DispatcherSettings, SettingsError
+from services.shell.settings import DispatcherSettings, Settings, SettingsError
+from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
-from services.simulation.scenario.choices import Peaks, choose
-from services.simulation.scenario.extras import devices_of
-from services.simulation.scenario.knobs import DEFAULTS, settings_of, tree_at
-from services.simulation.scenario.machines import MOST, Machine
-from services.simulation.scenario.model import Choice, MachineSpec, Objective, PolicySpec
-from services.simulation.scenario.place import Place, meant, shown
-from services.simulation.scenario.table import Table, list_at, one_of, text_at, whole_at
+from services.simulation.scenario.machines import MOST, MachineBlock, devices_of
+from services.simulation.scenario.model import (
+    MachineSpec,
+    Objective,
+    PolicySpec,
+    StaticChoice,
+)
+from services.simulation.scenario.toml import (
+    Location,
+    ScenarioError,
+    TomlTable,
+    list_at,
+    meant,
+    one_of,
+    shown,
+    table_at,
+    text_at,
+    whole_at,
+)
 
 BASES = {
     "infaas": "infaas",
@@ -43,8 +60,8 @@ class Policies:
 
     def __init__(
         self,
-        scenario: Table,
-        machines: list[Machine],
+        scenario: TomlTable,
+        machines: list[MachineBlock],
         catalogue: Catalogue,
         prices: Mapping[str, float],
         peaks: Peaks,
@@ -55,7 +72,7 @@ class Policies:
         self._folder, self._objective = folder, objective
         self._common = tree_at(scenario.content.get("settings", {}), scenario.at("settings"))
         self._baseline = self._choices(scenario.table("baseline"), scenario.at("baseline"), None)
-        self._blocks: dict[str, Table] = {}
+        self._blocks: dict[str, TomlTable] = {}
         for block in scenario.blocks("policy", KEYS):
             name = block.text("name")
             if name in self._blocks:
@@ -63,22 +80,24 @@ class Policies:
             self._blocks[name] = block
         self._own = {name: self._of_block(name, block) for name, block in self._blocks.items()}
 
-    def listed(self, names: Any, place: Place) -> tuple[PolicySpec, ...]:
+    def listed(self, names: Any, location: Location) -> tuple[PolicySpec, ...]:
         """Those that the file names, then its [[policy]] blocks. names: None where it names none."""
-        wanted = [text_at(one, place.at(i)) for i, one in enumerate(list_at([] if names is None else names, place))]
+        wanted = [
+            text_at(one, location.at(i)) for i, one in enumerate(list_at([] if names is None else names, location))
+        ]
         if not wanted and not self._own:
             if names is not None:
-                place.refuse("must name at least one policy, or be left out")
+                location.refuse("must name at least one policy, or be left out")
             wanted = ["infaas"]
         wanted += [name for name in self._own if name not in wanted]
-        return self.named(wanted, place)
+        return self.named(wanted, location)
 
-    def named(self, names: Sequence[str], place: Place) -> tuple[PolicySpec, ...]:
+    def named(self, names: Sequence[str], location: Location) -> tuple[PolicySpec, ...]:
         """Exactly these; raises ScenarioError that names the place."""
         for i, name in enumerate(names):
             if name in names[:i]:
-                place.at(i).refuse(f"{name} is there twice: results are named by it")
-        return tuple(self._own.get(name) or self._of_base(name, name, place.at(i)) for i, name in enumerate(names))
+                location.at(i).refuse(f"{name} is there twice: results are named by it")
+        return tuple(self._own.get(name) or self._of_base(name, name, location.at(i)) for i, name in enumerate(names))
 
     def started(self) -> dict[str, int]:
         """By kind of machine, how many run at time 0 under any policy that comes with the file or may be asked for."""
@@ -87,21 +106,21 @@ class Policies:
             starts[machine.kind] = max(starts[machine.kind], machine.start)
         return starts
 
-    def _of_base(self, name: str, base: str, place: Place) -> PolicySpec:
+    def _of_base(self, name: str, base: str, location: Location) -> PolicySpec:
         """A policy as it comes."""
-        return self._spec(name, self._base(base, place), None, None, {}, place)
+        return self._spec(name, self._base(base, location), None, None, {}, location)
 
-    def _of_block(self, name: str, block: Table) -> PolicySpec:
+    def _of_block(self, name: str, block: TomlTable) -> PolicySpec:
         base = self._base(block.text("base", name if name in BASES else None), block.at("base"))
         hardware: frozenset[str] | None = None
         if "hardware" in block:
             kinds = devices_of(self._machines)
-            place = block.at("hardware")
+            location = block.at("hardware")
             hardware = frozenset(
-                one_of(one, place.at(i), kinds, "kind of device") for i, one in enumerate(block.items("hardware"))
+                one_of(one, location.at(i), kinds, "kind of device") for i, one in enumerate(block.items("hardware"))
             )
             if not hardware:
-                place.refuse("must name at least one kind of device, or be left out")
+                location.refuse("must name at least one kind of device, or be left out")
         tree = tree_at(block.content.get("settings", {}), block.at("settings"), of_one=True)
         return self._spec(name, base, hardware, block, tree, block.at("settings"))
 
@@ -110,11 +129,11 @@ class Policies:
         name: str,
         base: str,
         hardware: frozenset[str] | None,
-        block: Table | None,
+        block: TomlTable | None,
         tree: Mapping[str, Any],
-        place: Place,
+        location: Location,
     ) -> PolicySpec:
-        settings = settings_of(place, DEFAULTS, {"goal": self._objective}, self._common, _base_tree(base), tree)
+        settings = settings_of(location, DEFAULTS, {"goal": self._objective}, self._common, _base_tree(base), tree)
         machines = self._started(block, hardware, fixed=settings.autoscaler.policy == "static")
         spec = PolicySpec(name=name, base=base, hardware=hardware, machines=machines, choice={}, settings=settings)
         chosen_by = settings.autoscaler.policy
@@ -132,17 +151,19 @@ class Policies:
             replace(spec, base=chosen_by), given, self._things.serving, self._things.needs, self._prices, self._peaks
         )
         if chosen_by == "replicate":
-            choice = {app: own.get(app) or Choice(one.variant, 1) for app, one in choice.items()}
+            choice = {app: own.get(app) or StaticChoice(one.variant, 1) for app, one in choice.items()}
         kept = {app: ChoiceSetting(variant=one.variant, instances=one.instances) for app, one in choice.items()}
         settings = replace(settings, autoscaler=replace(settings.autoscaler, choice=kept))
         return replace(spec, choice=choice, settings=settings)
 
-    def _base(self, base: str, place: Place) -> str:
+    def _base(self, base: str, location: Location) -> str:
         if base in BASES:
             return BASES[base]
         if ":" not in base:
             known = [*BASES, *self._blocks]
-            place.refuse(f"there is no policy {shown(base)}{meant(base, known)}; a class of your own is module:Class")
+            location.refuse(
+                f"there is no policy {shown(base)}{meant(base, known)}; a class of your own is module:Class"
+            )
         folder = str(self._folder.resolve())
         added = folder not in sys.path
         if added:
@@ -150,29 +171,33 @@ class Policies:
         try:
             load_policy(DispatcherSettings(policy=base))
         except SettingsError as error:
-            place.refuse(str(error).removeprefix("dispatcher.policy "))
+            location.refuse(str(error).removeprefix("dispatcher.policy "))
         except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
-            place.refuse(f"{shown(base)} cannot be loaded: {type(error).__name__}: {error}")
+            location.refuse(f"{shown(base)} cannot be loaded: {type(error).__name__}: {error}")
         finally:
             if added and folder in sys.path:
                 sys.path.remove(folder)
         return base
 
-    def _choices(self, table: Mapping[str, Any], place: Place, hardware: frozenset[str] | None) -> dict[str, Choice]:
-        found: dict[str, Choice] = {}
+    def _choices(
+        self, table: Mapping[str, Any], location: Location, hardware: frozenset[str] | None
+    ) -> dict[str, StaticChoice]:
+        found: dict[str, StaticChoice] = {}
         for app, value in table.items():
-            at = place.at(app)
+            at = location.at(app)
             one_of(app, at, self._things.needs, "app")
-            block = Table(value, at, ("variant", "instances"))
+            block = TomlTable(value, at, ("variant", "instances"))
             serving = {one.variant: one for one in self._things.serving[app]}
             variant = one_of(block.get("variant"), block.at("variant"), serving, f"variant of {app}")
             kind = serving[variant].hardware
             if hardware is not None and kind not in hardware:
                 block.at("variant").refuse(f"{variant} runs on {kind}, which this policy's hardware leaves out")
-            found[app] = Choice(variant, block.whole("instances", 1, 1, 10**6))
+            found[app] = StaticChoice(variant, block.whole("instances", 1, 1, 10**6))
         return found
 
-    def _started(self, block: Table | None, hardware: frozenset[str] | None, *, fixed: bool) -> tuple[MachineSpec, ...]:
+    def _started(
+        self, block: TomlTable | None, hardware: frozenset[str] | None, *, fixed: bool
+    ) -> tuple[MachineSpec, ...]:
         """The policy's machines."""
         start, least, most = (self._counts(block, key) for key in ("start", "min", "max"))
         found = []
@@ -193,13 +218,13 @@ class Policies:
             found.append(replace(one, start=first, minimum=lower, maximum=upper))
         return tuple(found)
 
-    def _counts(self, block: Table | None, key: str) -> dict[str, int] | None:
+    def _counts(self, block: TomlTable | None, key: str) -> dict[str, int] | None:
         if block is None or key not in block:
             return None
         kinds = [one.spec.kind for one in self._machines]
-        place = block.at(key)
+        location = block.at(key)
         return {
-            one_of(kind, place.at(kind), kinds, "kind of [[worker]]"): whole_at(count, place.at(kind), 0, MOST)
+            one_of(kind, location.at(kind), kinds, "kind of [[worker]]"): whole_at(count, location.at(kind), 0, MOST)
             for kind, count in block.table(key).items()
         }
 
@@ -210,3 +235,76 @@ def _base_tree(base: str) -> dict[str, Any]:
     selection = base if base not in {*_CHOSEN, "infaas-ilp"} else "infaas"
     solver = "ilp" if base == "infaas-ilp" else "greedy"
     return {"dispatcher": {"policy": selection}, "autoscaler": {"policy": scaling, "solver": solver}}
+
+
+# -- settings
+
+# What a scenario says of a device's memory is for instances: nothing else runs there.
+DEFAULTS: Mapping[str, Any] = {"monitor": {"memory_share": 1.0, "cores_overcommit": OVERCOMMIT}}
+SECTIONS = ("goal", "dispatcher", "executor", "monitor", "autoscaler", "machines", "jobs", "prices")
+_NOT_HERE = "has no meaning in a scenario: leave it out"
+_ELSEWHERE = {
+    **dict.fromkeys(("prefix", "data_dir", "log_level", "bus", "store", "registrar"), _NOT_HERE),
+    "worker": "is said in [[worker]] blocks: leave it out",
+}
+_SAID = {
+    ("machines", "kinds"): "is said in [[worker]] blocks: leave it out",
+    ("machines", "provider"): "has no meaning in a scenario, whose machines are simulated: leave it out",
+    ("autoscaler", "choice"): "is said in [baseline], or in a [[policy]]'s choice: leave it out",
+}
+
+
+def tree_at(value: Any, location: Location, *, of_one: bool = False) -> dict[str, Any]:
+    """Settings as they stand in the file, checked by themselves; raises ScenarioError. of_one: of one policy, not of all."""
+    tree = TomlTable(value, location, SECTIONS, _ELSEWHERE).content
+    for section in (key for key in tree if key != "goal"):
+        for key in table_at(tree[section], location.at(section)):
+            if (section, key) in _SAID:
+                location.at(section).at(key).refuse(_SAID[section, key])
+    if "goal" in tree and not of_one:
+        location.at("goal").refuse("is said in [scenario], as objective; or in the settings of a single [[policy]]")
+    settings_of(location, DEFAULTS, tree)
+    return tree
+
+
+def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
+    """Trees over each other, later ones win. place: that refusals name."""
+    tree: dict[str, Any] = {}
+    for one in trees:
+        tree = _over(tree, one)
+    try:
+        settings = msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        raise _refusal(location, _explained(tree, error)) from error
+    except (OverflowError, ValueError, TypeError, RecursionError) as error:
+        location.refuse(f"cannot be read: {error}")
+    for fault in faults(settings):
+        raise _refusal(location, f"{fault.key}: {fault.reason}")
+    return settings
+
+
+def _refusal(location: Location, text: str) -> ScenarioError:
+    """Without what the services take where nothing is said: in a scenario that may be something else."""
+    return ScenarioError(f"{location.file}: {location.key}.{text.partition('; left out, it is ')[0]}")
+
+
+def _explained(tree: dict[str, Any], error: msgspec.ValidationError) -> str:
+    try:
+        return Origins("").of_invalid(Settings, tree, error)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a place that has no such path
+        reason, _, at = str(error).partition(" - at ")
+        return f"{at.strip('`$.')}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(below)
+    for key, value in above.items():
+        under = found.get(key)
+        found[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def objective_of(header: TomlTable) -> Objective:
+    """Of the [scenario] table; raises ScenarioError."""
+    known = get_args(Objective)
+    return cast(Objective, one_of(header.content.get("objective", "cost"), header.at("objective"), known, "objective"))

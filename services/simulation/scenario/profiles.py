@@ -17,8 +17,7 @@ from typing import NamedTuple
 from bus.messages.catalog import Profile, ProfileRow
 from services.core.cost import latency_ms
 from services.core.emulation import PROVENANCE
-from services.simulation.scenario.place import Place, shown
-from services.simulation.scenario.table import Table, number_at
+from services.simulation.scenario.toml import Location, TomlTable, number_at, shown
 
 KEYS = ("latency_ms", "batch_latency_ms", "base_ms", "per_item_ms", "max_batch", "saturation_qps", "load_s")
 LARGEST_BATCH = 65536
@@ -34,7 +33,7 @@ class Speed(NamedTuple):
     max_batch: int
 
 
-def speed_of(block: Table, memory_mb: float) -> Speed:
+def speed_of(block: TomlTable, memory_mb: float) -> Speed:
     """What a [[variant]] block says; raises ScenarioError for what no machine can do."""
     stated = block.maybe("saturation_qps", most=_MOST_QPS, above=True)
     points = _points(block, stated)
@@ -59,7 +58,7 @@ def speed_of(block: Table, memory_mb: float) -> Speed:
     )
 
 
-def _points(block: Table, stated: float | None) -> dict[int, float]:
+def _points(block: TomlTable, stated: float | None) -> dict[int, float]:
     """Batch size to ms. stated: saturation_qps, where it is."""
     ways = [way for way in ("batch_latency_ms", "base_ms") if way in block]
     if "per_item_ms" in block and "base_ms" not in block:
@@ -84,7 +83,7 @@ def _points(block: Table, stated: float | None) -> dict[int, float]:
     return _table(block)
 
 
-def _line(block: Table) -> tuple[float, float]:
+def _line(block: TomlTable) -> tuple[float, float]:
     base = block.number("base_ms", most=_LONGEST_MS)
     per_item = block.number("per_item_ms", 0.0, most=_LONGEST_MS)
     if base + per_item <= 0:
@@ -92,20 +91,20 @@ def _line(block: Table) -> tuple[float, float]:
     return base, per_item
 
 
-def _table(block: Table) -> dict[int, float]:
-    place = block.at("batch_latency_ms")
+def _table(block: TomlTable) -> dict[int, float]:
+    location = block.at("batch_latency_ms")
     points: dict[int, float] = {}
     for key, value in block.table("batch_latency_ms").items():
-        size = _size(key, place)
+        size = _size(key, location)
         if size in points:
-            place.at(key).refuse(f"batch size {size} is there twice")
-        points[size] = number_at(value, place.at(key), most=_LONGEST_MS, above=True)
+            location.at(key).refuse(f"batch size {size} is there twice")
+        points[size] = number_at(value, location.at(key), most=_LONGEST_MS, above=True)
     if not points:
-        place.refuse("must name at least one batch size, as { 1 = 15.0, 8 = 22.0 }")
+        location.refuse("must name at least one batch size, as { 1 = 15.0, 8 = 22.0 }")
     before = 0
     for size in sorted(points):
         if before and points[size] < points[before]:
-            place.at(str(size)).refuse(
+            location.at(str(size)).refuse(
                 f"{points[size]:g} ms is less than a batch of {before} takes ({points[before]:g} ms): "
                 "a larger batch never takes less"
             )
@@ -113,7 +112,7 @@ def _table(block: Table) -> dict[int, float]:
     return points
 
 
-def _size(key: str, place: Place) -> int:
+def _size(key: str, location: Location) -> int:
     if not (key.isascii() and key.isdecimal() and len(key) <= 5 and 1 <= int(key) <= LARGEST_BATCH):
-        place.at(key).refuse(f"must be a batch size from 1 to {LARGEST_BATCH}, not {shown(key)}")
+        location.at(key).refuse(f"must be a batch size from 1 to {LARGEST_BATCH}, not {shown(key)}")
     return int(key)

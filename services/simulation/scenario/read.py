@@ -5,20 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from services.shell.prices import load_prices
+from services.simulation.scenario.baseline import Peaks
 from services.simulation.scenario.catalogue import catalogue
-from services.simulation.scenario.choices import Peaks
-from services.simulation.scenario.extras import cost_of, faults_of, interference_of, jobs_of, objective_of
-from services.simulation.scenario.knobs import DEFAULTS, settings_of, tree_at
-from services.simulation.scenario.loads import loads_of
-from services.simulation.scenario.machines import machines_of
-from services.simulation.scenario.model import LoadSpec, Scenario
-from services.simulation.scenario.place import Place
-from services.simulation.scenario.policies import Policies
-from services.simulation.scenario.prices import device_prices, priced
-from services.simulation.scenario.source import read_toml
-from services.simulation.scenario.table import Table, text_at, whole_at
-from services.simulation.traces import WorkloadError
-from services.simulation.workload import mean_rate
+from services.simulation.scenario.faults import faults_of, interference_of
+from services.simulation.scenario.loads import jobs_of, loads_of
+from services.simulation.scenario.machines import cost_of, device_prices, machines_of, priced
+from services.simulation.scenario.model import Scenario, WorkloadSpec
+from services.simulation.scenario.policies import DEFAULTS, Policies, objective_of, settings_of, tree_at
+from services.simulation.scenario.toml import Location, TomlTable, read_toml, text_at, whole_at
+from services.simulation.workload import WorkloadError, mean_rate
 
 _TABLES = (
     *("scenario", "variant", "app", "worker", "load", "baseline", "policy"),
@@ -36,18 +31,21 @@ _MOST_SAMPLES = 1e6
 _LAST_SEED = 2**63 - 1
 
 
-def read(path: Path, policies: Sequence[str], seed: int | None) -> Scenario:
-    """As `read_scenario` of this package says."""
+def read_scenario(path: Path, *, policies: Sequence[str] = (), seed: int | None = None) -> Scenario:
+    """The scenario in a file. policies: names of those to run instead of the file's. seed: instead of the file's.
+
+    Raises ScenarioError, which names the file, the key, what is wrong there and the remedy.
+    """
     return derive(read_toml(path), path, policies, seed)
 
 
 def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | None = None) -> Scenario:
     """The same of a file's content. path: the file's, for refusals and for what is relative to it."""
-    place = Place(str(path))
-    file = Table(content, place, _TABLES, _ELSEWHERE)
+    location = Location(str(path))
+    file = TomlTable(content, location, _TABLES, _ELSEWHERE)
     if "scenario" not in file:
-        place.at("scenario").refuse("is missing: a [scenario] table states at least duration_s")
-    header = Table(file.get("scenario"), place.at("scenario"), KEYS)
+        location.at("scenario").refuse("is missing: a [scenario] table states at least duration_s")
+    header = TomlTable(file.get("scenario"), location.at("scenario"), KEYS)
     duration = header.number("duration_s", most=_LONGEST, above=True)
     every = header.number("metrics_every_s", min(2.0, duration), most=duration, above=True)
     if duration / every > _MOST_SAMPLES:
@@ -71,9 +69,9 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     chosen = Policies(file, machines, things, prices, peaks, path.parent, objective)
     from_file = chosen.listed(header.content.get("policies"), header.at("policies"))
     return Scenario(
-        name=header.text("name", text_at(path.stem, place)),
+        name=header.text("name", text_at(path.stem, location)),
         duration_s=duration,
-        seed=first if seed is None else whole_at(seed, place.at("seed"), 0, _LAST_SEED),
+        seed=first if seed is None else whole_at(seed, location.at("seed"), 0, _LAST_SEED),
         objective=objective,
         metrics_every_s=every,
         apps=things.apps,
@@ -81,7 +79,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         variants=things.variants,
         prices=prices,
         needs=things.needs,
-        policies=chosen.named(tuple(policies), place.at("policies")) if policies else from_file,
+        policies=chosen.named(tuple(policies), location.at("policies")) if policies else from_file,
         loads=loads,
         jobs=jobs,
         faults=faults_of(file, machines, chosen.started(), [one.variant for one in things.variants], duration),
@@ -90,9 +88,9 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
     )
 
 
-def _possible(load: LoadSpec, duration_s: float, place: Place) -> None:
+def _possible(load: WorkloadSpec, duration_s: float, location: Location) -> None:
     """Refuse what the generator of arrivals refuses."""
     try:
         mean_rate(load, duration_s)
     except WorkloadError as error:
-        place.refuse(str(error))
+        location.refuse(str(error))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from services.core.placement import Device
-from services.simulation.scenario.model import CostSpec, FaultSpec, LoadSpec, MachineSpec, Needs, Scenario
+from services.simulation.scenario.model import CostSpec, FaultSpec, MachineSpec, QueryNeeds, Scenario, WorkloadSpec
 from tests.support.data.small_scenarios import CPU, GPU, PRICES, load, machine, scenario, settings, variant
 
 CHIP = Device(name="inferentia", kind="inferentia", cores=4, memory_mb=2500.0, simulated=True, address="inferentia")
@@ -37,7 +37,8 @@ def varied(pick: Draw, *, duration_s: float = 6.0, most_apps: int = 3) -> Scenar
                     )
                 )  # fmt: skip
     needs = {
-        app: Needs(latency_ms=pick([None, 60.0, 200.0, 900.0]), accuracy=pick([0.0, 0.0, 0.7, 0.99])) for app in apps
+        app: QueryNeeds(latency_ms=pick([None, 60.0, 200.0, 900.0]), accuracy=pick([0.0, 0.0, 0.7, 0.99]))
+        for app in apps
     }
     return scenario(
         *(_load(pick, app, duration_s) for app in apps),
@@ -75,7 +76,7 @@ def _machine(pick: Draw, kind: str) -> MachineSpec:
     )  # fmt: skip
 
 
-def _load(pick: Draw, app: str, duration_s: float) -> LoadSpec:
+def _load(pick: Draw, app: str, duration_s: float) -> WorkloadSpec:
     low, high = pick([0.0, 3.0, 20.0]), pick([10.0, 60.0, 150.0])
     shape = pick([(low, high, low), (high, low, high), (high, high, high)])
     rate = tuple(zip((0.0, duration_s / 2, duration_s), shape, strict=True))

@@ -6,8 +6,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from services.simulation.scenario import read_scenario
 from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.read import read_scenario
 
 SOUND: dict[str, Any] = tomllib.loads("""
 [scenario]

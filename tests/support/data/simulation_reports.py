@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bus.messages.events import ScalingEvent
-from services.simulation.report import Report, Sample
+from services.simulation.report import RunReport, Sample
 
 KINDS = ("cpu", "gpu", "inferentia")
 
@@ -23,7 +23,7 @@ def document(
 def _run(policy: str, number: int, names: list[str], duration: float, every: float, qps: float) -> dict[str, Any]:
     rng = np.random.default_rng(number)
     hardware = {name: KINDS[i % len(KINDS)] for i, name in enumerate(names)}
-    one = Report(policy, duration, every, base="infaas", hardware=hardware)
+    one = RunReport(policy, duration, every, base="infaas", hardware=hardware)
     spent, now, step = 0.0, 0.0, 0
     while now < duration:
         load = qps * (1.1 + sin(2 * pi * now / duration))

@@ -11,9 +11,17 @@ from bus.messages.events import Event
 from services.core.placement import Device
 from services.shell.settings import Settings
 from services.simulation.kernel import Kernel
-from services.simulation.report import MEASURED, Report
+from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run
-from services.simulation.scenario.model import FaultSpec, JobSpec, LoadSpec, MachineSpec, Needs, PolicySpec, Scenario
+from services.simulation.scenario.model import (
+    FaultSpec,
+    JobSpec,
+    MachineSpec,
+    PolicySpec,
+    QueryNeeds,
+    Scenario,
+    WorkloadSpec,
+)
 
 PRICES = {"cpu": 0.04, "gpu": 0.9}
 SIGNATURE = Signature(
@@ -60,8 +68,8 @@ def machine(kind: str = "mixed", *, devices: tuple[Device, ...] = (CPU, GPU), **
     return MachineSpec(kind=kind, devices=devices, **fields)
 
 
-def load(*rate: tuple[float, float], apps: tuple[str, ...] = ("a",), **more: Any) -> LoadSpec:
-    return LoadSpec(apps=apps, shares=(1.0 / len(apps),) * len(apps), rate=rate, **more)
+def load(*rate: tuple[float, float], apps: tuple[str, ...] = ("a",), **more: Any) -> WorkloadSpec:
+    return WorkloadSpec(apps=apps, shares=(1.0 / len(apps),) * len(apps), rate=rate, **more)
 
 
 def settings(**sections: dict[str, Any]) -> Settings:
@@ -71,7 +79,7 @@ def settings(**sections: dict[str, Any]) -> Settings:
 
 
 def scenario(
-    *loads: LoadSpec,
+    *loads: WorkloadSpec,
     duration_s: float,
     machines: tuple[MachineSpec, ...] = (),
     policy: Settings | None = None,
@@ -103,7 +111,7 @@ def scenario(
     )
     fields: dict[str, Any] = {
         "name": "test", "seed": 7, "objective": "cost", "metrics_every_s": 1.0, "prices": PRICES,
-        "needs": {"a": Needs(latency_ms=90.0), "b": Needs(latency_ms=400.0, accuracy=0.85)},
+        "needs": {"a": QueryNeeds(latency_ms=90.0), "b": QueryNeeds(latency_ms=400.0, accuracy=0.85)},
         "interference": {"cpu": 1.0, "gpu": 1.5},
     }  # fmt: skip
     return Scenario(
@@ -184,7 +192,7 @@ class Told(Run):
         self.log: list[tuple[str, Event]] = []
         self.ends: list[tuple[float, str, Any]] = []
         chosen = given.policies[policy]
-        super().__init__(given, chosen, Report.of(given, chosen), kernel)
+        super().__init__(given, chosen, RunReport.of(given, chosen), kernel)
         received = self.kernel.received
 
         def note(reply: Any) -> None:
@@ -193,9 +201,9 @@ class Told(Run):
 
         self.kernel.received = note
 
-    def _told(self, name: str, event: Event) -> None:
+    def _recorded(self, name: str, event: Event) -> None:
         self.log.append((name, event))
-        super()._told(name, event)
+        super()._recorded(name, event)
 
     def result(self) -> dict[str, Any]:
         """Of the run, without figures of the wall's clock."""

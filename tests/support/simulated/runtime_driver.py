@@ -19,8 +19,7 @@ from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Actor, Envelope, Publish, Record
 from services.shell.runtime import Runtime
-from services.simulation.kernel import GRACE, NETWORK, Receive
-from services.simulation.stage import Hands
+from services.simulation.kernel import GRACE, NETWORK, Receive, SimulatedEdge
 from tests.support.simulated.jumping_loop import JumpingLoop
 
 STREAM = "EVENTS"
@@ -64,14 +63,14 @@ class SlowKeyValue(MemoryKeyValue):
         return revision
 
 
-class SimulatedEdge:
-    """An actor's hands as the runtime wants them."""
+class AsyncEdge:
+    """An actor's simulated edge as the runtime wants them."""
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
+    def __init__(self, simulated: SimulatedEdge) -> None:
+        self._simulated = simulated
 
     async def perform(self, command: Any) -> Any:
-        seconds, result = self._hands(command)
+        seconds, result = self._simulated(command)
         await asyncio.sleep(seconds)
         if isinstance(result, Exception):
             raise result
@@ -97,14 +96,14 @@ class Noted:
 
 
 class Bed:
-    """A stage (services.simulation.stage.Stage) with the kernel's `run`. stored: what came into the stream of events."""
+    """A stage (services.simulation.kernel.Environment) with the kernel's `run`. stored: what came into the stream of events."""
 
     received: Receive
 
     def __init__(
         self,
         start: float,
-        told: Callable[[str, Event], None],
+        recorded: Callable[[str, Event], None],
         *,
         delay: float = NETWORK,
     ) -> None:
@@ -112,7 +111,7 @@ class Bed:
         self.loop.set_exception_handler(_unexpected)
         self.events = 0
         self._subjects = Subjects()
-        self._told = told
+        self._recorded = recorded
         self._broker = SlowBroker(self.loop, delay)
         self._buses: dict[str, MemoryBus] = {}
         self._runtimes: dict[str, Runtime] = {}
@@ -134,14 +133,14 @@ class Bed:
     def delay(self, delay: float) -> None:
         self._broker.delay = delay
 
-    def enter(self, name: str, actor: Actor, hands: Hands | None = None) -> None:
+    def enter(self, name: str, actor: Actor, simulated: SimulatedEdge | None = None) -> None:
         assert name not in self._runtimes, f"{name} is here already"
         with self.loop.running():
             bus = self._buses[name] = MemoryBus(self._broker, name, on_error=_raise)
-            noted = Noted(actor, lambda event: self._told(name, event), self._handled)
+            noted = Noted(actor, lambda event: self._recorded(name, event), self._handled)
             for watch in actor.watches:
                 self._bucket(watch.bucket)
-            edge = None if hands is None else SimulatedEdge(hands)
+            edge = None if simulated is None else AsyncEdge(simulated)
             runtime = Runtime(name, lambda: noted, bus, self._subjects, edge, clock=self.loop.time)
             self._runtimes[name] = runtime
             _at_once(runtime.start())

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from services.core.actor import Effect, Envelope, Inlet, Watch
-from services.simulation.stage import Hands
+from services.simulation.kernel import SimulatedEdge
 
 START = 1000.0
 DELAY = 0.01
@@ -60,7 +60,7 @@ class Play:
         self.told: list[tuple[str, Any]] = []
         self.stage = make(START, lambda name, event: self.told.append((name, event)), delay=DELAY)
 
-    def enter(self, name: str, puppet: Puppet, hands: Hands | None = None) -> Puppet:
+    def enter(self, name: str, puppet: Puppet, hands: SimulatedEdge | None = None) -> Puppet:
         self.stage.enter(name, puppet, hands)
         return puppet
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.simulation.traces import read_counts
+from services.simulation.workload import read_counts
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benches"))
 

@@ -9,7 +9,7 @@ from bus.messages.scaling import StartMachine
 from services.simulation.kernel import NETWORK
 from services.simulation.run import BEGINS
 from services.simulation.scenario.model import FaultSpec, MachineSpec
-from services.simulation.system import System
+from services.simulation.system import SimulatedSystem
 from tests.support.data.small_scenarios import CPU, Told, load, machine, scenario, settings
 
 SPARE = machine("spare", devices=(CPU,), start=1, minimum=0, maximum=3, boot_s=2.0)
@@ -45,11 +45,11 @@ class Watched(Told):
         self.notes[what[0]] = what[1](self.system)
 
 
-def workers(system: System) -> str:
+def workers(system: SimulatedSystem) -> str:
     return " ".join(sorted(system.machines))
 
 
-def slowness(system: System) -> dict[str, float]:
+def slowness(system: SimulatedSystem) -> dict[str, float]:
     """Of the devices that are slow."""
     return {
         f"{worker}/{name}": device.slow
@@ -128,7 +128,7 @@ def test_a_machine_that_comes_meanwhile_is_slow_too_and_never_faster_than_its_pr
 def test_loads_fail(which: dict[str, str], fails: set[str]) -> None:
     run = Watched(FaultSpec(kind="load-fails", at_s=2.0, until_s=4.0, **which))
 
-    def look(system: System) -> set[str]:
+    def look(system: SimulatedSystem) -> set[str]:
         return {record.variant for record in run.scenario.variants if system.load_fails(record)}
 
     assert run.at(1.0, 3.0, 5.0, look=look) == {1.0: set(), 3.0: fails, 5.0: set()}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.core.cost import LatencyTable
 from services.core.placement import Device
-from services.simulation.hardware import FREE, MEMORY, Bill, Machine, SimDevice
+from services.simulation.hardware import FREE, MEMORY, RunningCost, SimulatedDevice, SimulatedMachine
 from services.simulation.scenario.model import CostSpec, MachineSpec
 from tests.support.data.small_scenarios import CPU, GPU, machine, variant
 
@@ -16,15 +16,15 @@ MS = st.floats(0.1, 500.0)
 GAPS = st.lists(st.floats(0.0, 0.4), min_size=1, max_size=30)
 
 
-def device(strength: float, *ms: float, hardware: str = "gpu") -> SimDevice:
+def device(strength: float, *ms: float, hardware: str = "gpu") -> SimulatedDevice:
     """With an instance i0, i1, ... for each of these times of one item."""
-    found = SimDevice(GPU if hardware == "gpu" else CPU, strength)
+    found = SimulatedDevice(GPU if hardware == "gpu" else CPU, strength)
     for number, one in enumerate(ms):
         found.load(f"i{number}", variant(f"v{number}", "m", hardware, one))
     return found
 
 
-def keep_busy(one: SimDevice, instance: str, share: float, now: float) -> None:
+def keep_busy(one: SimulatedDevice, instance: str, share: float, now: float) -> None:
     """It has computed this share of the time of the last second."""
     one.residents[instance].computes(now, share * MEMORY)
 
@@ -130,7 +130,7 @@ BATCHES = st.lists(st.tuples(st.floats(0.0, 0.3), st.integers(0, 2), st.integers
 @given(BATCHES, st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8))
 def test_use_is_the_integral_of_what_computed(batches: list[tuple[float, int, int]], periods: list[float]) -> None:
     """Whenever one looks: a batch counts for the time that it has run until then, times its cores."""
-    one = SimDevice(CPU, 0.0)
+    one = SimulatedDevice(CPU, 0.0)
     for number, threads in enumerate((1, 2, 9)):
         one.load(f"i{number}", variant(f"v{number}", "m", "cpu", 40.0, threads=threads))
     cores = (1, 2, 4)  # no more than there are
@@ -158,7 +158,7 @@ def test_use_is_the_integral_of_what_computed(batches: list[tuple[float, int, in
 
 def test_a_machines_utilisation_is_of_all_its_cores_of_a_kind_since_the_last_time() -> None:
     spec = machine(devices=(CPU, CPU_TWO, GPU))
-    one = Machine("w", spec, {}, 10.0)
+    one = SimulatedMachine("w", spec, {}, 10.0)
     one.devices["cpu"].load("a", variant("a", "m", "cpu", 500.0))
     one.devices["gpu"].load("b", variant("b", "m", "gpu", 500.0))
     one.devices["cpu"].run("a", 1, None, 10.0)
@@ -175,7 +175,7 @@ CPU_TWO = Device(name="cpu2", kind="cpu", cores=2, memory_mb=2000.0, simulated=T
 
 
 def test_interference_is_by_the_kind_of_device() -> None:
-    one = Machine("w", machine(), {"gpu": 3.0}, 0.0)
+    one = SimulatedMachine("w", machine(), {"gpu": 3.0}, 0.0)
     assert one.devices["gpu"]._strength == 3.0
     assert one.devices["cpu"]._strength == 0.0
 
@@ -190,7 +190,7 @@ def test_the_bill_is_the_integral_of_the_rate(changes: list[tuple[float, int]], 
     """Of machines or of instances' memory, as the scenario says; from its beginning on."""
     kinds: list[MachineSpec] = [machine(price_per_hour=price) for price in (0.1, 3.06, 0.0)]
     records = [variant(f"v{n}", "m", kind, 5.0, memory_mb=mb) for n, (kind, mb) in enumerate(MEMORIES)]
-    bill = Bill(CostSpec(meter=meter, per_gb_s={"cpu": 0.5, "gpu": 2.0}), begins)
+    bill = RunningCost(CostSpec(meter=meter, per_gb_s={"cpu": 0.5, "gpu": 2.0}), begins)
     prices = [0.1 / 3600, 3.06 / 3600, 0.0] if meter == "worker" else [0.5 * 0.5, 2.0 * 4.0, 0.0]
     now, rate, expected = 0.0, 0.0, 0.0
     counts = [0, 0, 0]

@@ -12,11 +12,10 @@ from bus.messages.jobs import OFFLINE, Chunk
 from services.jobs.commands import Assemble, Spot
 from services.jobs.runner.edge import ACK_WAIT_S
 from services.simulation.offline import BODY, WorkQueue
-from services.simulation.offline_tally import OfflineTally
-from services.simulation.report import MEASURED, Report
+from services.simulation.report import MEASURED, JobCounts, RunReport
 from services.simulation.run import Run, simulate
-from services.simulation.scenario import read_scenario
 from services.simulation.scenario.model import Scenario
+from services.simulation.scenario.read import read_scenario
 
 FIG8 = Path(__file__).resolve().parents[3] / "benches" / "paper" / "fig8.toml"
 BASE = """
@@ -73,7 +72,7 @@ class Watched(Run):
         self.spots: list[Spot] = []
         self.delivered: list[int] = []
         self.outcomes: list[OutcomeEvent] = []
-        super().__init__(given, given.policies[0], Report.of(given, given.policies[0]))
+        super().__init__(given, given.policies[0], RunReport.of(given, given.policies[0]))
         offline = self.system.offline
         coordinate, take = offline.coordinate, offline.queue.take
 
@@ -89,14 +88,14 @@ class Watched(Run):
 
         offline.coordinate, offline.queue.take = coordinating, taking  # type: ignore[method-assign]
 
-    def _told(self, name: str, event: Event) -> None:
-        super()._told(name, event)
+    def _recorded(self, name: str, event: Event) -> None:
+        super()._recorded(name, event)
         if isinstance(event, OutcomeEvent) and event.policy == OFFLINE:
             self.outcomes.append(event)
 
 
 def run(given: Scenario) -> dict[str, Any]:
-    return simulate(given, given.policies[0], Report.of(given, given.policies[0]))
+    return simulate(given, given.policies[0], RunReport.of(given, given.policies[0]))
 
 
 def rate(result: dict[str, Any], begin: int, end: int) -> float:
@@ -220,7 +219,7 @@ def test_a_chunk_comes_back_unless_its_runner_is_done_with_it_in_time() -> None:
 
 
 def test_what_is_written_after_the_end_does_not_count() -> None:
-    tally = OfflineTally(every_s=2.0, duration_s=5.0)
+    tally = JobCounts(every_s=2.0, duration_s=5.0)
     assert tally.series(3) == {}
     tally.job("j", "a", 10)
     for at, items in ((0.0, 1), (1.9, 2), (4.5, 3), (5.0, 4)):

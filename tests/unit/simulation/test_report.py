@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.events import ScalingEvent, WorkerEvent
-from services.simulation.report import KEPT, MEASURED, Report, Sample
+from services.simulation.report import KEPT, MEASURED, RunReport, Sample
 
 
-def report(duration: float = 20.0, every: float = 2.0) -> Report:
-    return Report("mine", duration, every, base="infaas", hardware={"big": "gpu", "small": "cpu", "never": "cpu"})
+def report(duration: float = 20.0, every: float = 2.0) -> RunReport:
+    return RunReport("mine", duration, every, base="infaas", hardware={"big": "gpu", "small": "cpu", "never": "cpu"})
 
 
-def end(one: Report, cost: float = 0.0, open_queries: int = 0) -> dict[str, Any]:
+def end(one: RunReport, cost: float = 0.0, open_queries: int = 0) -> dict[str, Any]:
     return one.finished(cost, events=1000, wall_s=0.5, open_queries=open_queries)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of query: exact while they are few, stricter than asked while they are many, and never a query lost."""
+"""QueryClasses of query: exact while they are few, stricter than asked while they are many, and never a query lost."""
 
 from math import inf
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.simulation.replay.classes import HELD, MOST, Kinds
-from services.simulation.scenario.model import Needs
+from services.simulation.replay.classes import HELD, MOST, QueryClasses
+from services.simulation.scenario.model import QueryNeeds
 
 asked = st.tuples(
     st.one_of(st.none(), st.floats(0.5, 1e5)),
@@ -19,13 +19,13 @@ asked = st.tuples(
 
 
 def test_few_are_kept_as_they_are():
-    kinds = Kinds()
+    kinds = QueryClasses()
     for i in range(90):
         kinds.add(float(i), (50.0, 200.0, None)[i % 3], 0.9 if i % 3 == 1 else None, None, 1 + i % 2)
     found = kinds.found()
     assert not kinds.folded
     assert {(one.needs, one.items) for one in found} == {
-        (Needs(latency_ms=latency, accuracy=accuracy), items)
+        (QueryNeeds(latency_ms=latency, accuracy=accuracy), items)
         for latency, accuracy in ((50.0, 0.0), (200.0, 0.9), (None, 0.0))
         for items in (1, 2)
     }
@@ -36,7 +36,7 @@ def test_few_are_kept_as_they_are():
 
 @given(st.lists(asked, min_size=1, max_size=200))
 def test_every_query_is_there_once_and_asks_no_less(queries):
-    kinds = Kinds()
+    kinds = QueryClasses()
     for i, (latency, accuracy, cost, items) in enumerate(queries):
         kinds.add(float(i), latency, accuracy, cost, items)
     found = kinds.found()
@@ -52,7 +52,7 @@ def test_every_query_is_there_once_and_asks_no_less(queries):
 
 
 def test_ever_new_needs_take_no_more_room():
-    kinds = Kinds()
+    kinds = QueryClasses()
     latencies = np.random.default_rng(1).uniform(20, 80, 20_000)
     for i, latency in enumerate(latencies):
         kinds.add(float(i), float(latency), None, None, 1)
@@ -66,7 +66,7 @@ def test_ever_new_needs_take_no_more_room():
 
 
 def test_items_of_a_kind_are_their_mean():
-    kinds = Kinds()
+    kinds = QueryClasses()
     for i in range(1000):
         kinds.add(float(i), 50.0 + i % 2, None, None, 1 + i % 200)
     found = kinds.found()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bus.codec import encode
 from services.core.catalog import Catalog, key_of
 from services.core.cost import LatencyTable, instance_price_per_s, price_per_hour
-from services.simulation.scenario.linking import Entry, link
+from services.simulation.scenario.catalogue import ServingVariant, link
 from tests.support.data.scenario_files import SOUND, changed, read
 from tests.support.simulated.fleet import variant
 
@@ -113,7 +113,9 @@ def test_machines_without_a_price_cost_what_the_list_says(tmp_path):
 @given(st.lists(st.tuples(st.sampled_from("mn"), st.sets(st.sampled_from("abcd"), min_size=1)), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=100)
 def test_every_app_is_served_by_its_variants_and_no_others(given_to):
-    entries = [Entry(variant(f"v{i}", model=model), frozenset(apps)) for i, (model, apps) in enumerate(given_to)]
+    entries = [
+        ServingVariant(variant(f"v{i}", model=model), frozenset(apps)) for i, (model, apps) in enumerate(given_to)
+    ]
     linked = link(entries)
     assert {model for model, _ in linked.models} >= {model for model, _ in given_to}
     served = {

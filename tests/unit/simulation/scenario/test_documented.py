@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from services.simulation.scenario import catalogue, extras, knobs, loads, machines, policies, read, read_scenario
+from services.simulation.scenario import catalogue, faults, loads, machines, policies, read
+from services.simulation.scenario.read import read_scenario
 
 ROOT = Path(__file__).parents[4]
 
@@ -11,8 +12,8 @@ ROOT = Path(__file__).parents[4]
 def test_every_key_is_explained():
     told = (ROOT / "docs/scenarios.md").read_text()
     keys = {
-        *read.KEYS, *catalogue.APP_KEYS, *catalogue.VARIANT_KEYS, *machines.KEYS, *loads.KEYS, *policies.KEYS, *knobs.SECTIONS,
-        *extras.FAULT_KEYS, *extras.JOB_KEYS, *extras.FAULTS, *policies.BASES,
+        *read.KEYS, *catalogue.APP_KEYS, *catalogue.VARIANT_KEYS, *machines.KEYS, *loads.KEYS, *policies.KEYS, *policies.SECTIONS,
+        *faults.FAULT_KEYS, *loads.JOB_KEYS, *faults.FAULTS, *policies.BASES,
     }  # fmt: skip
     assert {key for key in keys if not re.search(rf"[`{{\[ ]{re.escape(key)}[`\] =]", told)} == set()
 

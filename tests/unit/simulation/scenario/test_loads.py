@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.simulation.scenario.model import FaultSpec, JobSpec, LoadSpec, Needs
+from services.simulation.scenario.model import FaultSpec, JobSpec, QueryNeeds, WorkloadSpec
 from tests.support.data.scenario_files import changed, read
 
 
@@ -11,7 +11,7 @@ def load(tmp_path, **says):
 
 
 def test_a_rate_is_a_number_or_points(tmp_path):
-    assert load(tmp_path, app="cars", rate=10) == LoadSpec(apps=("cars",), shares=(1.0,), rate=((0.0, 10.0),))
+    assert load(tmp_path, app="cars", rate=10) == WorkloadSpec(apps=("cars",), shares=(1.0,), rate=((0.0, 10.0),))
     assert load(tmp_path, app="cars", rate=[[0, 4], [60, 0.5]]).rate == ((0.0, 4.0), (60.0, 0.5))
     assert load(tmp_path, app="cars", rate=1, arrivals="gamma", cv=4).cv == 4.0
     found = load(tmp_path, app="cars", arrivals="mmpp", rates=[1, 9], dwell_s=[5, 2])
@@ -49,9 +49,9 @@ def test_traces_are_read_from_beside_the_file(tmp_path):
 def test_queries_of_a_load_may_ask_for_more_than_their_app(tmp_path):
     assert load(tmp_path, app="cars", rate=1).needs is None
     found = load(tmp_path, app="cars", rate=1, accuracy=0.7, items=4)
-    assert (found.needs, found.items) == (Needs(latency_ms=100.0, accuracy=0.7), 4)  # 100 ms: what cars asks for
+    assert (found.needs, found.items) == (QueryNeeds(latency_ms=100.0, accuracy=0.7), 4)  # 100 ms: what cars asks for
     found = load(tmp_path, apps=["faces", "cars"], rate=1, latency_ms=50)
-    assert found.needs == Needs(latency_ms=50.0)
+    assert found.needs == QueryNeeds(latency_ms=50.0)
 
 
 @pytest.mark.parametrize("worker", ["cpu-0", "cpu-3", "cpu-7-1", "gpu-12-34"])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.simulation.scenario import ScenarioError, read_scenario
 from services.simulation.scenario.model import Scenario
-from services.simulation.scenario.read import derive
+from services.simulation.scenario.read import derive, read_scenario
+from services.simulation.scenario.toml import ScenarioError
 from tests.support.data.scenario_files import SOUND, changed, read
 
 V0, V1, W0, L0, P0 = "variant.0", "variant.1", "worker.0", "load.0", "policy.0"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.simulation.histogram import RELATIVE_ERROR, Histogram
+from services.simulation.statistics import RELATIVE_ERROR, Quantiles
 
 
-def counted(values: list[float], settle_every: int = 10**9) -> Histogram:
-    found = Histogram()
+def counted(values: list[float], settle_every: int = 10**9) -> Quantiles:
+    found = Quantiles()
     for number, value in enumerate(values, 1):
         found.fresh.append(value)
         if number % settle_every == 0:
@@ -39,12 +39,12 @@ def test_parts_together_are_the_whole(values: list[float], cut: int, often: int)
 
 
 def test_nothing_and_zero() -> None:
-    assert Histogram().quantiles(0.5, 0.99) == [None, None]
+    assert Quantiles().quantiles(0.5, 0.99) == [None, None]
     assert counted([0.0, 0.0, 0.5]).quantiles(0.5, 1.0) == [0.0, pytest.approx(0.5, rel=RELATIVE_ERROR)]
 
 
 def test_its_size_is_that_of_the_range_not_of_the_count() -> None:
-    found = Histogram()
+    found = Quantiles()
     for _ in range(50):
         found.fresh.extend(i / 1e4 for i in range(1, 10_001))
         found.settle(least=4096)

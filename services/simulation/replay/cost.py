@@ -11,7 +11,7 @@ from services.simulation.replay.recording import Bin
 NOBODY = ""
 
 
-class Bill:
+class RecordedCost:
     """Feed it rows in the order of their end, those of one end by unit, nobody's first. A unit: all devices of a kind on a worker."""
 
     def __init__(self, begins: float, ends: float, every: float) -> None:

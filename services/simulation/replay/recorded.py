@@ -9,26 +9,26 @@ from math import inf
 from typing import Any
 
 from services.simulation.replay.machines import kinds_of
-from services.simulation.replay.recording import Bin, Head, Query
-from services.simulation.report import Report, Sample
+from services.simulation.replay.recording import Bin, RecordedQuery, RecordingHead
+from services.simulation.report import RunReport, Sample
 
 RECORDED = "recorded"
 DEFAULT = "(default answer)"
 
 
-class Reality:
+class RecordedRun:
     """Feed it the queries in the order of their arrival, then call `finished` once. only: apps; None: all."""
 
-    def __init__(self, head: Head, only: frozenset[str] | None, every_s: float) -> None:
+    def __init__(self, head: RecordingHead, only: frozenset[str] | None, every_s: float) -> None:
         self._head, self._only = head, only
         links = {link for app in head.apps if only is None or app.app in only for link in app.links.items()}
         hardware = {one.variant: one.hardware for one in head.variants if (one.model, one.version) in links}
         self._shown = None if only is None else frozenset(hardware)
-        self._report = Report(RECORDED, head.duration_s, every_s, base=RECORDED, hardware=hardware)
-        self._open: list[tuple[float, int, Query]] = []  # by when they ended
+        self._report = RunReport(RECORDED, head.duration_s, every_s, base=RECORDED, hardware=hardware)
+        self._open: list[tuple[float, int, RecordedQuery]] = []  # by when they ended
         self._count = 0
 
-    def add(self, query: Query) -> None:
+    def add(self, query: RecordedQuery) -> None:
         """One more."""
         at = query.time - self._head.begins
         self._end_until(at)
@@ -85,7 +85,7 @@ class Reality:
             at, _, query = heappop(self._open)
             self._end(query, at)
 
-    def _end(self, query: Query, at: float) -> None:
+    def _end(self, query: RecordedQuery, at: float) -> None:
         answered: Callable[..., None] = self._report.answered
         seconds = (query.latency_ms or 0.0) / 1000.0
         match query.outcome:

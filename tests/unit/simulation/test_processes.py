@@ -5,8 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.simulation.processes import timed
-from services.simulation.rates import Rates
+from services.simulation.processes import Rates, timed
 
 _rate = st.one_of(st.just(0.0), st.floats(1e-3, 1e5))
 

@@ -25,8 +25,8 @@ from services.executor.work import (
     UnloadModel,
 )
 from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
-from services.simulation.hardware import Machine, SimDevice
-from services.simulation.stage import Stage
+from services.simulation.hardware import SimulatedDevice, SimulatedMachine
+from services.simulation.kernel import Environment
 
 STORE = 0.001  # s for one write to a bucket
 UNLOAD = 0.01  # s
@@ -39,17 +39,17 @@ class LoadFault(RuntimeError):
     """A load that the scenario lets fail."""
 
 
-class DeviceHands:
+class SimulatedExecutorEdge:
     """An executor's edge. load_seconds: of a variant now, or LoadFault. holds: told of each instance that comes (+1) or goes (-1)."""
 
     def __init__(
         self,
-        stage: Stage,
-        device: SimDevice,
+        environment: Environment,
+        device: SimulatedDevice,
         load_seconds: Callable[[VariantRecord], float],
         holds: Callable[[VariantRecord, int], None],
     ) -> None:
-        self._stage = stage
+        self._environment = environment
         self._device = device
         self._load_seconds = load_seconds
         self._holds = holds
@@ -58,7 +58,7 @@ class DeviceHands:
         if type(command) is RunBatch:
             works = command.works
             items = len(works) if len(works) == 1 and works[0].items == 1 else sum(work.items for work in works)
-            now = self._stage.now
+            now = self._environment.now
             seconds = self._device.run(command.instance, items, works[0].route.length, now)
             return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(works))
         match command:
@@ -88,27 +88,29 @@ class DeviceHands:
             self._holds(resident.record, -1)
 
 
-class MachineHands:
+class SimulatedMonitorEdge:
     """A monitor's edge."""
 
-    def __init__(self, stage: Stage, machine: Machine, control_bucket: str) -> None:
-        self._stage = stage
+    def __init__(self, environment: Environment, machine: SimulatedMachine, control_bucket: str) -> None:
+        self._environment = environment
         self._machine = machine
         self._bucket = control_bucket
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
             case SampleMachine():
-                used = self._machine.utilisation_of("cpu", self._stage.now)
+                used = self._machine.utilisation_of("cpu", self._environment.now)
                 memory = sum(d.memory_mb for d in self._machine.devices.values() if d.spec.kind == "cpu")
                 return 0.0, MachineSample(utilisation=used, memory_used_mb=memory)
             case KeepQuarantine():
-                self._stage.put(self._bucket, quarantine_key(command.worker, command.variant), command.reason.encode())
+                self._environment.put(
+                    self._bucket, quarantine_key(command.worker, command.variant), command.reason.encode()
+                )
                 return STORE, None
         return 0.0, ValueError(f"simulated machines cannot {type(command).__name__}")
 
 
-class SolverHands:
+class SimulatedSolverEdge:
     """The model-autoscaler's edge: the real solver; the time that it is said to take grows with the problem, about as it does
     where docs/results.md measures it, since the clock on the wall must not count.
     """
@@ -125,13 +127,13 @@ class SolverHands:
         return seconds, Solved(self._solver.solve(command.problem), 1000.0 * seconds)
 
 
-class ControllerHands:
+class SimulatedControllerEdge:
     """The VM-autoscaler's edge: the control bucket, and whoever starts and stops machines."""
 
     def __init__(
-        self, stage: Stage, bucket: str, start: Callable[[StartMachine], None], stop: Callable[[str], None]
+        self, environment: Environment, bucket: str, start: Callable[[StartMachine], None], stop: Callable[[str], None]
     ) -> None:
-        self._stage = stage
+        self._environment = environment
         self._bucket = bucket
         self._start = start
         self._stop = stop
@@ -141,9 +143,9 @@ class ControllerHands:
             case Claim():
                 return STORE, self._claim(command)
             case Save():
-                self._stage.put(self._bucket, notes.key_of(command.record.worker), encode(command.record))
+                self._environment.put(self._bucket, notes.key_of(command.record.worker), encode(command.record))
             case Drop():
-                self._stage.put(self._bucket, notes.key_of(command.worker), None)
+                self._environment.put(self._bucket, notes.key_of(command.worker), None)
             case Start():
                 self._start(command.order)
             case Stop():
@@ -153,8 +155,8 @@ class ControllerHands:
         return STORE, None
 
     def _claim(self, claim: Claim) -> Claimed:
-        present: LeaderRecord | None = notes.leader(self._stage.get(self._bucket, notes.LEADER))
+        present: LeaderRecord | None = notes.leader(self._environment.get(self._bucket, notes.LEADER))
         if not claim.allows(present):
             return Claimed(ok=False, present=present)
-        self._stage.put(self._bucket, notes.LEADER, encode(claim.record))
+        self._environment.put(self._bucket, notes.LEADER, encode(claim.record))
         return Claimed(ok=True)

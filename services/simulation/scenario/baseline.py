@@ -14,19 +14,65 @@ from bus.messages.catalog import VariantRecord
 from services.autoscaler.models.baselines import Choices
 from services.autoscaler.models.situation import Situation
 from services.autoscaler.models.supply import throughput
-from services.core.cost import HANDLING_MS, LatencyTable, instance_price_per_s, load_seconds
-from services.core.placement import Device
+from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
+from services.core.placement import Amount, Device, cores_needed, misfit, total
 from services.core.planning.problem import Candidate, Demand, Problem
-from services.simulation.scenario.model import Choice, LoadSpec, Needs, PolicySpec
-from services.simulation.scenario.rooms import Rooms
+from services.shell.settings import MonitorSettings
+from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, StaticChoice, WorkloadSpec
 from services.simulation.workload import peak_rate
+
+
+class DeviceCapacity:
+    """All devices of a policy's machines. fixed: of those that run at time 0; else of as many as may run."""
+
+    def __init__(self, machines: Sequence[MachineSpec], monitor: MonitorSettings, *, fixed: bool) -> None:
+        self._share = monitor.memory_share
+        self._devices: dict[str, list[Device]] = {}
+        self._free: dict[str, list[Amount]] = {}
+        self._turn: dict[str, int] = {}
+        for machine in machines:
+            for device in machine.devices * (machine.start if fixed else machine.maximum):
+                self._devices.setdefault(device.kind, []).append(device)
+                self._free.setdefault(device.kind, []).append(total(device, self._share, monitor.cores_overcommit))
+
+    def device(self, record: VariantRecord) -> Device | None:
+        """The first device that could have it, were it empty."""
+        return next(
+            (one for one in self._devices.get(record.hardware, ()) if not misfit(record, one, self._share)), None
+        )
+
+    def parallel(self, record: VariantRecord) -> int:
+        """How many of its instances can compute at a time on all devices, at least 1: more would serve no more."""
+        able = (one for one in self._devices.get(record.hardware, ()) if not misfit(record, one, self._share))
+        return max(1, sum(one.cores // max(1, record.threads) if one.kind in PER_CORE else 1 for one in able))
+
+    def take(self, record: VariantRecord, count: int) -> bool:
+        """Room for so many, device after device in turn; False, with as many taken as fitted, when they do not fit."""
+        devices, free = self._devices.get(record.hardware, []), self._free.get(record.hardware, [])
+        need = Amount(record.profile.memory_mb, cores_needed(record))
+        for _ in range(count):
+            start = self._turn.get(record.hardware, 0)
+            for step in range(len(devices)):
+                at = (start + step) % len(devices)
+                left = free[at]
+                if (
+                    need.memory_mb <= left.memory_mb
+                    and need.cores <= left.cores
+                    and not misfit(record, devices[at], self._share)
+                ):
+                    free[at] = left - need
+                    self._turn[record.hardware] = at + 1
+                    break
+            else:
+                return False
+        return True
 
 
 class Peaks:
     """What each app is asked at most: items/s by needs."""
 
-    def __init__(self, loads: Sequence[LoadSpec], needs: Mapping[str, Needs], duration_s: float) -> None:
-        self._of: dict[str, dict[Needs, float]] = {}
+    def __init__(self, loads: Sequence[WorkloadSpec], needs: Mapping[str, QueryNeeds], duration_s: float) -> None:
+        self._of: dict[str, dict[QueryNeeds, float]] = {}
         for load in loads:
             peak = peak_rate(load, duration_s)
             for app, share in zip(load.apps, load.shares, strict=True):
@@ -34,7 +80,7 @@ class Peaks:
                 of = self._of.setdefault(app, {})
                 of[asked] = of.get(asked, 0.0) + peak * share * load.items
 
-    def demands(self, app: str, needs: Needs) -> list[Demand]:
+    def demands(self, app: str, needs: QueryNeeds) -> list[Demand]:
         """needs: where nothing is asked, so that something is chosen for every app."""
         return [
             Demand(
@@ -50,37 +96,37 @@ class Peaks:
 
 def choose(
     policy: PolicySpec,
-    given: Mapping[str, Choice],
+    given: Mapping[str, StaticChoice],
     serving: Mapping[str, Sequence[VariantRecord]],
-    needs: Mapping[str, Needs],
+    needs: Mapping[str, QueryNeeds],
     prices: Mapping[str, float],
     peaks: Peaks,
-) -> dict[str, Choice]:
+) -> dict[str, StaticChoice]:
     """By app; apps that no variant of the policy's hardware serves are left out. given: what is said, which stays."""
-    rooms = Rooms(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
+    capacity = DeviceCapacity(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
     there = {device.kind for spec in policy.machines if spec.start for device in spec.devices}
-    found: dict[str, Choice] = {}
+    found: dict[str, StaticChoice] = {}
     rest: dict[str, tuple[VariantRecord, int]] = {}
     for app, records in serving.items():
         by_name = {one.variant: one for one in records}
         if app in given:
             found[app] = given[app]
-            rooms.take(by_name[given[app].variant], given[app].instances)
+            capacity.take(by_name[given[app].variant], given[app].instances)
             continue
         able = [one for one in records if policy.hardware is None or one.hardware in policy.hardware]
-        fitting = [one for one in able if rooms.device(one) is not None]
+        fitting = [one for one in able if capacity.device(one) is not None]
         fitting = [one for one in fitting if one.hardware in there] or fitting
         if fitting or able:
-            rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, rooms)
-            found[app] = Choice(rest[app][0].variant, 1)
+            rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, capacity)
+            found[app] = StaticChoice(rest[app][0].variant, 1)
     # One more for each app in turn, as far as they need and the machines hold, so that no app takes all.
-    growing = {app: (record, min(count, rooms.lanes(record))) for app, (record, count) in rest.items()}
+    growing = {app: (record, min(count, capacity.parallel(record))) for app, (record, count) in rest.items()}
     while growing:
         for app, (record, count) in list(growing.items()):
-            if found[app].instances >= count or not rooms.take(record, 1):
+            if found[app].instances >= count or not capacity.take(record, 1):
                 del growing[app]
             else:
-                found[app] = Choice(record.variant, found[app].instances + 1)
+                found[app] = StaticChoice(record.variant, found[app].instances + 1)
     return found
 
 
@@ -90,15 +136,15 @@ def _first(
     demands: list[Demand],
     policy: PolicySpec,
     prices: Mapping[str, float],
-    rooms: Rooms,
+    capacity: DeviceCapacity,
 ) -> tuple[VariantRecord, int]:
     """The variant, with room for one instance taken, and how many the peak needs. The best that has room, else the best."""
     left = list(records)
     best: tuple[VariantRecord, int] | None = None
     while left:
-        record, count = _best(app, left, demands, policy, prices, rooms)
+        record, count = _best(app, left, demands, policy, prices, capacity)
         best = best or (record, count)
-        if rooms.take(record, 1):
+        if capacity.take(record, 1):
             return record, count
         left.remove(record)
     assert best is not None  # there is at least one record
@@ -111,10 +157,10 @@ def _best(
     demands: list[Demand],
     policy: PolicySpec,
     prices: Mapping[str, float],
-    rooms: Rooms,
+    capacity: DeviceCapacity,
 ) -> tuple[VariantRecord, int]:
     limit_s = min(demand.latency_ms for demand in demands) / 1000.0
-    candidates = tuple(_candidate(app, one, limit_s, prices, rooms.device(one)) for one in records)
+    candidates = tuple(_candidate(app, one, limit_s, prices, capacity.device(one)) for one in records)
     problem = Problem(candidates=candidates, demands=tuple(demands), slack=policy.settings.autoscaler.slack)
     named = {one.variant: one for one in records}
     choices = Choices({})

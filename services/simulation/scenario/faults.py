@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping
 from re import fullmatch
 from typing import cast, get_args
 
-from services.simulation.scenario.catalogue import Catalogue
-from services.simulation.scenario.machines import Machine
-from services.simulation.scenario.model import CostSpec, FaultKind, FaultSpec, JobSpec, Objective
-from services.simulation.scenario.table import Table, number_at, one_of
+from services.simulation.scenario.machines import MachineBlock, devices_of
+from services.simulation.scenario.model import FaultKind, FaultSpec
+from services.simulation.scenario.toml import TomlTable, number_at, one_of
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "worker-dies": ("worker", "hardware"),
@@ -15,42 +14,16 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "load-fails": ("variant", "hardware"),
     "messages-delayed": ("delay_s",),
 }
-JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model", "variant")
 FAULT_KEYS = ("kind", "at_s", "until_s", "worker", "hardware", "variant", "factor", "delay_s")
 assert set(FAULTS) == set(get_args(FaultKind))
 
 
-def objective_of(header: Table) -> Objective:
-    """Of the [scenario] table; raises ScenarioError."""
-    known = get_args(Objective)
-    return cast(Objective, one_of(header.content.get("objective", "cost"), header.at("objective"), known, "objective"))
-
-
-def jobs_of(scenario: Table, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
-    """Offline work; raises ScenarioError."""
-    found = []
-    for block in scenario.blocks("job", JOB_KEYS):
-        app = one_of(block.get("app"), block.at("app"), things.needs, "app")
-        models = {one.model for one in things.serving[app]}
-        model = one_of(block.get("model"), block.at("model"), models, "model of this app") if "model" in block else None
-        variants = {one.variant for one in things.serving[app]}
-        place = block.at("variant")
-        variant = one_of(block.get("variant"), place, variants, "variant of this app") if "variant" in block else None
-        found.append(
-            JobSpec(
-                app=app,
-                at_s=block.number("at_s", 0.0, most=duration_s),
-                inputs=block.whole("inputs", None, 1, 10**8),
-                accuracy=block.number("accuracy", 0.0, most=1.0),
-                model=model,
-                variant=variant,
-            )
-        )
-    return tuple(found)
-
-
 def faults_of(
-    scenario: Table, machines: list[Machine], started: Mapping[str, int], variants: Collection[str], duration_s: float
+    scenario: TomlTable,
+    machines: list[MachineBlock],
+    started: Mapping[str, int],
+    variants: Collection[str],
+    duration_s: float,
 ) -> tuple[FaultSpec, ...]:
     """What goes wrong; raises ScenarioError. started: by kind of machine, how many any policy has at time 0."""
     kinds = [one.spec.kind for one in machines]
@@ -86,7 +59,7 @@ def faults_of(
     return tuple(found)
 
 
-def _worker(block: Table, started: Mapping[str, int]) -> str:
+def _worker(block: TomlTable, started: Mapping[str, int]) -> str:
     """Its name: of those at time 0 the kind and a number from 0, of those that are added later kind, epoch and number."""
     name = block.name("worker")
     kind, _, number = name.rpartition("-")
@@ -99,34 +72,12 @@ def _worker(block: Table, started: Mapping[str, int]) -> str:
     return name
 
 
-def interference_of(scenario: Table, machines: list[Machine]) -> dict[str, float]:
+def interference_of(scenario: TomlTable, machines: list[MachineBlock]) -> dict[str, float]:
     """Strength by kind of device; raises ScenarioError."""
-    place = scenario.at("interference")
+    location = scenario.at("interference")
     return {
-        one_of(kind, place.at(kind), devices_of(machines), "kind of device"): number_at(value, place.at(kind), most=1e3)
+        one_of(kind, location.at(kind), devices_of(machines), "kind of device"): number_at(
+            value, location.at(kind), most=1e3
+        )
         for kind, value in scenario.table("interference").items()
     }
-
-
-def cost_of(scenario: Table, machines: list[Machine]) -> CostSpec:
-    """What is counted as cost; raises ScenarioError."""
-    table = Table(scenario.content.get("cost", {}), scenario.at("cost"), ("meter", "per_gb_s"))
-    meter = one_of(table.content.get("meter", "worker"), table.at("meter"), ("worker", "memory"), "meter")
-    place = table.at("per_gb_s")
-    prices = {
-        one_of(kind, place.at(kind), devices_of(machines), "kind of device"): number_at(value, place.at(kind), most=1e9)
-        for kind, value in table.table("per_gb_s").items()
-    }
-    if meter == "worker":
-        if prices:
-            place.refuse('means nothing with meter "worker": leave it out, or set meter = "memory"')
-        return CostSpec()
-    missing = sorted(devices_of(machines) - prices.keys())
-    if missing:
-        place.refuse(f"has no price for {', '.join(missing)}: state it, in US$ per GB and second")
-    return CostSpec(meter="memory", per_gb_s=prices)
-
-
-def devices_of(machines: list[Machine]) -> set[str]:
-    """Kinds of device on any machine."""
-    return {device.kind for one in machines for device in one.spec.devices}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.simulation.replay.bill import Bill
+from services.simulation.replay.cost import RecordedCost
 
 periods = st.lists(st.tuples(st.floats(0.1, 30), st.floats(0, 5), st.floats(0, 1)), min_size=1, max_size=30)
 
@@ -13,7 +13,7 @@ periods = st.lists(st.tuples(st.floats(0.1, 30), st.floats(0, 5), st.floats(0, 1
 def test_all_that_was_paid_within_is_in_the_bins(rows, every):
     """A worker's periods one after the other; each has an instance that was there for a part of it."""
     end = sum(seconds for seconds, _, _ in rows)
-    bill = Bill(0.0, end, min(every, end))
+    bill = RecordedCost(0.0, end, min(every, end))
     at = 0.0
     for seconds, cost, part in rows:
         at += seconds
@@ -30,7 +30,7 @@ def test_all_that_was_paid_within_is_in_the_bins(rows, every):
 
 
 def test_what_lies_before_and_after_is_cut_off():
-    bill = Bill(100.0, 110.0, 5.0)
+    bill = RecordedCost(100.0, 110.0, 5.0)
     for at in (90.0, 104.0, 114.0, 140.0):
         bill.add(at, 10.0, "w0/cpu", None, None, 10.0, simulated=False)
     assert [one.cost for one in bill.bins({})] == [{"": 5.0}, {"": 5.0}]
@@ -38,7 +38,7 @@ def test_what_lies_before_and_after_is_cut_off():
 
 
 def test_cores_from_the_price_of_one():
-    bill = Bill(0.0, 10.0, 10.0)
+    bill = RecordedCost(0.0, 10.0, 10.0)
     bill.add(10.0, 10.0, "w0/cpu", None, None, 8 * 10 * 0.048 / 3600, simulated=False)
     for _ in range(2):  # two chips of four cores
         bill.add(10.0, 10.0, "w0/inferentia", None, None, 4 * 10 * 0.09 / 3600, simulated=True)

@@ -1,0 +1,221 @@
+"""Where in a scenario file something stands, and the refusal that names it."""
+
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from bus.subjects import valid_name
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
+_LONGEST = 60  # characters of a value that a refusal shows
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be run. The text: file, key, what is wrong there, and the remedy."""
+
+
+class Location(NamedTuple):
+    """A key in a file, as load[0].rate[2][1]; entries of lists are numbered from 0."""
+
+    file: str
+    key: str = ""
+
+    def at(self, key: str | int) -> "Location":
+        """Of something inside."""
+        if isinstance(key, int):
+            return Location(self.file, f"{self.key}[{key}]")
+        written = key if _BARE.match(key) else shown(key)
+        return Location(self.file, f"{self.key}.{written}" if self.key else written)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raises ScenarioError."""
+        raise ScenarioError(": ".join(part for part in (self.file, self.key, reason) if part))
+
+
+def shown(value: Any) -> str:
+    """A value as a refusal shows it: on one line, and not at length."""
+    try:
+        written = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits
+        return "that"
+    return written if len(written) <= _LONGEST else f"{written[:_LONGEST]}…"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A guess at what a name should have been; else all there are, where they are few."""
+    names = sorted(known)
+    near = get_close_matches(name[:100], names, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; there are {', '.join(names)}" if 0 < len(names) <= 12 else ""
+
+
+# -- reading the file
+
+_LARGEST = 8 * 2**20  # bytes; reading as much as TOML takes seconds
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's content; raises ScenarioError that names the file, and the line where its syntax is wrong."""
+    location = Location(str(path))
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(_LARGEST + 1)  # the file may be a device that never ends
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
+        location.refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    if len(content) > _LARGEST:
+        location.refuse(
+            f"is larger than {_LARGEST >> 20} MiB, which no scenario needs: long lists of counts or times are their own files"
+        )
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        location.refuse(f"is not valid TOML: byte {error.start} is not UTF-8 text")
+    except tomllib.TOMLDecodeError as error:
+        location.refuse(f"is not valid TOML: {error}")
+    except RecursionError:
+        location.refuse("is not valid TOML: it is nested too deeply")
+    except ValueError as error:  # a number of too many digits
+        location.refuse(f"cannot be read: {error}")
+
+
+# -- checked values
+
+LARGEST = 1e12  # of any number
+
+
+def table_at(value: Any, location: Location) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        location.refuse(f"must be a table, not {shown(value)}")
+    return value
+
+
+def list_at(value: Any, location: Location) -> list[Any]:
+    if not isinstance(value, list):
+        location.refuse(f"must be a list, not {shown(value)}")
+    return value
+
+
+def number_at(
+    value: Any, location: Location, least: float = 0.0, most: float = LARGEST, *, above: bool = False
+) -> float:
+    """A number from least to most; above: `least` itself is too little."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        location.refuse(f"must be a number, not {shown(value)}")
+    if not least <= value <= most or (above and value == least):  # what is no number is not between any two
+        low = f"above {least:g}" if above else f"at least {least:g}"
+        high = f" and at most {most:g}" if value > most else ""
+        location.refuse(f"must be {low}{high}, not {shown(value)}")
+    return float(value)
+
+
+def whole_at(value: Any, location: Location, least: int = 0, most: int = 10**9) -> int:
+    """A whole number from least to most."""
+    if isinstance(value, float) and isfinite(value) and value == int(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        location.refuse(f"must be a whole number, not {shown(value)}")
+    if not least <= value <= most:
+        location.refuse(f"must be from {least} to {most}, not {shown(value)}")
+    return value
+
+
+def text_at(value: Any, location: Location) -> str:
+    """Some printable text."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        location.refuse(f"must be some printable text, not {shown(value)}")
+    return value
+
+
+def name_at(value: Any, location: Location) -> str:
+    """A name that may stand in a subject."""
+    if not valid_name(value):
+        location.refuse(f"must be 1 to 64 letters, digits, - or _, a letter or digit first, not {shown(value)}")
+    return str(value)
+
+
+def one_of(value: Any, location: Location, known: Collection[str], what: str) -> str:
+    """One of these names. what: `app`, `variant`, as the refusal says it."""
+    if not isinstance(value, str):
+        location.refuse(f"must be the name of {'an' if what[0] in 'aeiou' else 'a'} {what}, not {shown(value)}")
+    if value not in known:
+        location.refuse(f"there is no {what} {shown(value)}{meant(value, known)}")
+    return value
+
+
+class TomlTable:
+    """keys: all that it may have. moved: keys that stand elsewhere, and what to write instead."""
+
+    def __init__(
+        self, value: Any, location: Location, keys: Collection[str], moved: Mapping[str, str] | None = None
+    ) -> None:
+        self.location = location
+        self.content = table_at(value, location)
+        for key in self.content:
+            if key not in keys:
+                remedy = (moved or {}).get(key)
+                location.at(key).refuse(remedy or f"there is no such key{meant(key, keys)}")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.content
+
+    def at(self, key: str) -> Location:
+        return self.location.at(key)
+
+    def get(self, key: str) -> Any:
+        """The value as it stands; refused when there is none."""
+        if key not in self.content:
+            self.at(key).refuse("is missing")
+        return self.content[key]
+
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        least: float = 0.0,
+        most: float = LARGEST,
+        *,
+        above: bool = False,
+    ) -> float:
+        """A number; without a default it must be there."""
+        if default is not None and key not in self.content:
+            return default
+        return number_at(self.get(key), self.at(key), least, most, above=above)
+
+    def maybe(self, key: str, least: float = 0.0, most: float = LARGEST, *, above: bool = False) -> float | None:
+        """A number, None where nothing is said."""
+        return number_at(self.content[key], self.at(key), least, most, above=above) if key in self.content else None
+
+    def whole(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int:
+        if default is not None and key not in self.content:
+            return default
+        return whole_at(self.get(key), self.at(key), least, most)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        if default is not None and key not in self.content:
+            return default
+        return text_at(self.get(key), self.at(key))
+
+    def name(self, key: str) -> str:
+        return name_at(self.get(key), self.at(key))
+
+    def table(self, key: str) -> dict[str, Any]:
+        """Empty where nothing is said."""
+        return table_at(self.content.get(key, {}), self.at(key))
+
+    def items(self, key: str) -> list[Any]:
+        """Empty where nothing is said."""
+        return list_at(self.content.get(key, []), self.at(key))
+
+    def blocks(self, key: str, keys: Collection[str], moved: Mapping[str, str] | None = None) -> "list[TomlTable]":
+        """The [[key]] blocks, each with these keys."""
+        found = self.content.get(key, [])
+        if isinstance(found, dict):
+            self.at(key).refuse(f"must be written [[{key}]], one block for each")
+        if not isinstance(found, list):
+            self.at(key).refuse(f"must be [[{key}]] blocks, not {shown(found)}")
+        return [TomlTable(one, self.at(key).at(i), keys, moved) for i, one in enumerate(found)]
