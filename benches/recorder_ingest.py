@@ -28,12 +28,12 @@ from bus.codec import encode
 from bus.messages.events import OutcomeEvent
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
+from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
 from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.embedded_nats import EmbeddedNats
 from services.shell.embedded_postgres import EmbeddedPostgres
-from services.shell.settings import BusSettings
 from services.shell.store import Store, copy, prepare
 
 BATCH = 512

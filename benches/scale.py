@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, VariantRecord
 from services.core.placement import Device
-from services.shell.settings import AutoscalerSettings, Settings
+from services.core.settings import AutoscalerSettings, Settings
 from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, Scenario, StaticChoice, WorkloadSpec
 
 SIGNATURE = Signature(inputs=[], outputs=[])

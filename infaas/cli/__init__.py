@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sql": ("infaas.cli.sql:sql", "Run SQL with the read-only role, or open psql."),
     "bench": ("infaas.cli.bench:bench", "Put load on a running system and measure it."),
     "run": ("infaas.cli.run:run", "Run one service alone, or several in one process."),
+    "settings": ("infaas.cli.settings:settings", "Print every setting with its default, bounds and meaning."),
     "doctor": ("infaas.cli.doctor:doctor", "Check this machine and a system; say what to do about what is wrong."),
 }
 

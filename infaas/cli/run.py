@@ -14,9 +14,9 @@ from infaas.cli.output import FAILED, Failure, one_line, usage
 
 if TYPE_CHECKING:
     from bus.port import Bus
+    from services.core.settings import Settings
     from services.shell.runtime import Runtime
     from services.shell.serve import Wire
-    from services.shell.settings import Settings
 
 
 _NESTED = {

@@ -4,6 +4,7 @@ import asyncio
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
 from services.dispatcher.feedback import FeedbackDesk
@@ -11,7 +12,6 @@ from services.dispatcher.metrics import DispatcherInsight
 from services.dispatcher.timing import SampledPolicy
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
-from services.shell.settings import Settings
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from services.core.baselines import BruteForce, RoundRobin
 from services.core.goal import Goal
 from services.core.selection import InfaasPolicy, SelectionPolicy
-from services.shell.machinesections import MachineSettings
-from services.shell.settings import DispatcherSettings, SettingsError
+from services.core.settings import DispatcherSettings, MachineSettings
+from services.shell.settings import SettingsError
 
 
 def uid_maker() -> Callable[[], bytes]:

@@ -7,13 +7,13 @@ import signal
 from collections.abc import Iterable
 
 from services.core.metric import Family
+from services.core.settings import Settings
 from services.engine.engine import Engine
 from services.engine.http import Listener
 from services.engine.proxy import Proxy
 from services.shell import telemetry
 from services.shell.metrics import process
 from services.shell.metrics.http import Page, Pages, listen
-from services.shell.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from services.core.actor import Edge
 from services.core.placement import Device
+from services.core.settings import Settings
 from services.executor import metrics
 from services.executor.accelerated import AcceleratedEdge
 from services.executor.actor import Executor
@@ -23,7 +24,6 @@ from services.executor.workshop.edge import WorkshopEdge
 from services.shell.accelerators import Accelerator
 from services.shell.machine import CPU, cores_of, devices_of, worker_name
 from services.shell.runtime import Runtime
-from services.shell.settings import Settings
 
 
 async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:

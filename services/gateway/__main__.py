@@ -3,6 +3,7 @@
 from bus.port import Bus
 from bus.subjects import Subjects
 from infaas.client import Client
+from services.core.settings import Settings
 from services.gateway.actor import Gateway
 from services.gateway.door import Door
 from services.gateway.edge import GatewayEdge, Server
@@ -13,7 +14,7 @@ from services.gateway.http.tls import BadTls
 from services.gateway.metrics import GatewayInsight
 from services.gateway.registering import BadHosts
 from services.shell.runtime import Runtime
-from services.shell.settings import Settings, load
+from services.shell.settings import load
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:

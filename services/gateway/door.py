@@ -14,6 +14,7 @@ from infaas.answers import Answer
 from infaas.client import Client
 from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 from services.core.catalog import Catalog
+from services.core.settings import GatewaySettings
 from services.core.trace import Span
 from services.core.trace import read as read_trace
 from services.gateway.actor import Gateway
@@ -21,7 +22,6 @@ from services.gateway.codes import called, retry_after
 from services.gateway.statistics import Statistics
 from services.gateway.traffic import Traffic
 from services.shell.clock import now
-from services.shell.sections import GatewaySettings
 
 _SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # as the system's own advice has them
 _RIGHT = re.compile(r"our credentials have no right to \S+: ")  # as the client library says it

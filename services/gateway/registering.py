@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 from bus.messages.public import RegistrationStatus
 from infaas.errors import InfaasError, Refused, RegistrationFailed
+from services.core.settings import GatewaySettings, listed
 from services.gateway.door import Door, Problem, problem_of, without_subjects
 from services.gateway.rafiqi.fetching import FetchFailed, Fetching, NotAllowed, fetch
 from services.gateway.rafiqi.places import hosts_of
-from services.shell.sections import GatewaySettings, listed
 
 AT_A_TIME = 2
 FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}

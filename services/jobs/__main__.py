@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.core.settings import JobsSettings, Settings
 from services.jobs import actor
 from services.jobs.actor import Coordinator
 from services.jobs.edge import JobsEdge, spool_of
@@ -13,7 +14,7 @@ from services.jobs.files import Files, JobFiles
 from services.jobs.policy import Limits
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
-from services.shell.settings import JobsSettings, Settings, load
+from services.shell.settings import load
 
 
 def roots_of(settings: Settings) -> list[Path]:

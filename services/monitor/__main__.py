@@ -6,6 +6,7 @@ from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.lifecycle import Thresholds
+from services.core.settings import Settings
 from services.monitor import metrics
 from services.monitor.actor import MonitorActor
 from services.monitor.edge import MachineEdge
@@ -13,7 +14,7 @@ from services.monitor.policy import Knobs
 from services.shell.machine import devices_of, worker_name
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
-from services.shell.settings import Settings, SettingsError
+from services.shell.settings import SettingsError
 
 ACQUAINT = 1.0  # s; executors report every 0.5 s
 

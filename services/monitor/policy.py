@@ -14,7 +14,7 @@ from services.monitor.instances import Instance
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
-    """The monitor's settings (services/shell/settings.py, MonitorSettings), as a policy may see them.
+    """The monitor's settings (services/core/settings, MonitorSettings), as a policy may see them.
 
     idle_s: an instance that served nothing for so long may make room for another. load_timeout_s: an executor that has
     not answered a load order for this, plus ten times the profiled load latency, is not waited for any longer.

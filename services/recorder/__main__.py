@@ -6,12 +6,13 @@ from contextlib import suppress
 from bus.messages.events import EVENTS, OutcomeEvent
 from bus.port import Bus, StreamSpec
 from bus.subjects import Subjects
+from services.core.settings import BusSettings, Settings
 from services.recorder import actor
 from services.recorder.actor import Recorder
 from services.recorder.edge import DatabaseProbe, RecorderEdge
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
-from services.shell.settings import BusSettings, Settings, SettingsError, load
+from services.shell.settings import SettingsError, load
 from services.shell.store import Store
 
 NICE = 10  # history may wait, queries may not

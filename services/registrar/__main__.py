@@ -4,12 +4,13 @@ import secrets
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.core.settings import RegistrarSettings, Settings
 from services.registrar import actor
 from services.registrar.actor import Registrar
 from services.registrar.edge import RegistrarEdge
 from services.registrar.policy import Rules
 from services.shell.runtime import Runtime
-from services.shell.settings import RegistrarSettings, Settings, load
+from services.shell.settings import load
 
 
 def rules_of(settings: RegistrarSettings) -> Rules:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.core.cost import UnknownPrice, price_per_hour
+from services.core.settings import Settings
 from services.shell.machine import devices_of
 from services.shell.machinekinds import initial, worker_of
 from services.shell.prices import load_prices
-from services.shell.settings import Settings, SettingsError
+from services.shell.settings import SettingsError
 
 KEY = "autoscaler.budget_per_hour"
 VARIABLE = "INFAAS_AUTOSCALER__BUDGET_PER_HOUR"

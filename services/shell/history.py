@@ -16,7 +16,7 @@ import psycopg
 from msgspec.structs import asdict
 from psycopg import sql
 
-from services.shell.settings import KeepDays
+from services.core.settings import KeepDays
 
 Level = Literal["none", "apache", "tsl"]
 LEVELS: tuple[Level, ...] = ("none", "apache", "tsl")

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from bus.natsstreams import LostStream, Streams
 from bus.port import BusError, Forbidden, NotFound
 from bus.subjects import Subjects
+from services.core.settings import Settings
 from services.shell.process import write_private
-from services.shell.settings import Settings
 
 log = logging.getLogger(__name__)
 PATIENCE = 30.0  # s for a cluster to elect its leader, and for a database to come back

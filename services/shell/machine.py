@@ -8,8 +8,9 @@ from pathlib import Path
 
 from services.core.emulation import simulated_devices
 from services.core.placement import Device
+from services.core.settings import WorkerSettings
 from services.shell.accelerators import Accelerator, accelerators, why_no_gpu
-from services.shell.settings import SettingsError, WorkerSettings
+from services.shell.settings import SettingsError
 
 CPU = "cpu"  # the device that every worker has
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from services.shell.machinesections import MachineKind, MachineSettings
-from services.shell.settings import WorkerSettings
+from services.core.settings import MachineKind, MachineSettings, WorkerSettings
 
 PLAIN = "cpu"  # the kind of workers that `infaas up` starts when nothing else is said
 

@@ -5,7 +5,8 @@ import tomllib
 from difflib import get_close_matches
 from pathlib import Path
 
-from services.shell.settings import PriceSettings, SettingsError
+from services.core.settings import PriceSettings
+from services.shell.settings import SettingsError
 
 _FILE = Path(__file__).parent.parent / "core" / "prices.toml"
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bus.natsstreams import LostStream
 from bus.port import Bus, BusError
+from services.core.settings import Settings
 from services.shell import telemetry
 from services.shell.known import Known
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import ActorFailed, Runtime
-from services.shell.settings import Settings
+from services.shell.settings import login_of
 from services.shell.tracing import span_exporter
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def _connect(name: str, settings: Settings, known: Known) -> "NatsBus":
 
     end = asyncio.get_running_loop().time() + PATIENCE
     try:
-        login = settings.bus.login.options()
+        login = login_of(settings.bus).options()
     except BusError as error:
         raise SystemExit(f"bus: {error}") from error
     while True:

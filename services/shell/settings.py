@@ -1,288 +1,26 @@
-"""Settings: defaults < TOML file < INFAAS_SECTION__FIELD < INFAAS_SECTION__FIELD_FILE (secrets). Built once in __main__."""
+"""Reads settings: defaults < TOML file < INFAAS_SECTION__FIELD < INFAAS_SECTION__FIELD_FILE (secrets). Called once in __main__.
+
+What may be set, and how, is in `services.core.settings`. A refusal names the file or variable, the setting, the reason and the
+default.
+"""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Struct
 
 from bus.login import VARIABLES, Login
-from services.shell.checks import faults
-from services.shell.machinesections import MachineSettings
-from services.shell.origins import Origins
-from services.shell.sections import EngineSettings, GatewaySettings, Section
+from services.core.settings import BusSettings, Settings, faults
 
 
 class SettingsError(Exception):
     """A setting is unknown or has the wrong type; the text names it."""
-
-
-class BusSettings(Section, frozen=True, kw_only=True):
-    """url: one server, or several separated by commas. nkey_seed: credentials of `infaas auth`, or the path of their file. inbox:
-    prefix of our inboxes where they do not say it. tls_ca: PEM file that vouches for the servers; tls_certificate, tls_key: our own
-    (docs/security.md). replicas: copies of each stream and bucket; 0 = as many as there are servers, up to 3. known: file that
-    keeps which streams there are, beside the database, so that their loss is noticed; adopt: go on with what is there all the same.
-    """
-
-    url: str = "nats://127.0.0.1:4222"
-    nkey_seed: str = ""
-    inbox: str = ""
-    tls_ca: str = ""
-    tls_certificate: str = ""
-    tls_key: str = ""
-    replicas: int = 0
-    known: str = ""
-    adopt: bool = False
-    max_payload: int = 8 * 2**20
-    outcome_bytes: int = 2 * 2**30
-    event_bytes: int = 1 * 2**30
-
-    @property
-    def login(self) -> Login:
-        """As `NatsBus.connect` wants it."""
-        return Login(
-            nkey_seed=self.nkey_seed,
-            inbox=self.inbox,
-            tls_ca=self.tls_ca,
-            tls_certificate=self.tls_certificate,
-            tls_key=self.tls_key,
-        )
-
-
-class KeepDays(Section, frozen=True, kw_only=True):
-    """For how many days rows of a relation are kept; 0: for ever. Hourly cost always is, whatever becomes of the raw rows."""
-
-    query_outcomes: float = 30.0
-    cost_events: float = 30.0
-    state_events: float = 90.0
-    scaling_events: float = 90.0
-    worker_events: float = 90.0
-    worker_samples: float = 7.0
-    instance_samples: float = 7.0
-    slo_by_app_minutely: float = 400.0
-
-
-class StoreSettings(Section, frozen=True, kw_only=True):
-    """dsn: the role that writes. reader_dsn: the read-only role, as shown to users.
-
-    timescale: what is used of TimescaleDB where the server has it: "auto", all that its licence there allows; "apache",
-    only what is under the Apache licence; "off". keep_days: by relation. Both are acted on when a database is prepared.
-    """
-
-    dsn: str = ""
-    reader_dsn: str = ""
-    timescale: Literal["auto", "apache", "off"] = "auto"
-    keep_days: KeepDays = field(default_factory=KeepDays)
-
-
-class DispatcherSettings(Section, frozen=True, kw_only=True):
-    """count: dispatchers under `up`. policy: "infaas", "round-robin", "brute-force", or "module:Class".
-
-    dispatch: among instances of one variant "spread" (least loaded), "pack" (fullest worker in time, so that others empty), or
-    "auto": pack where a kind of machine may come and go (machines.kinds), else spread.
-    max_inline: bytes of a body above which it must come by reference.
-    """
-
-    count: int = 1
-    policy: str = "infaas"
-    dispatch: str = "auto"
-    default_deadline_s: float = 30.0
-    max_inline: int = 2**20
-    probe_share: float = 0.1
-    failure_timeout_s: float = 2.0
-    max_attempts: int = 2
-    max_queue: int = 100_000
-
-
-class ExecutorSettings(Section, frozen=True, kw_only=True):
-    """inline_below_ms: batches predicted shorter run on the loop itself. watchdog: a run of so many times its profile ends."""
-
-    inline_below_ms: float = 1.0
-    watchdog: float = 20.0
-    watchdog_least_s: float = 5.0
-
-
-class MonitorSettings(Section, frozen=True, kw_only=True):
-    """Periods, and thresholds of the state machine: meaning and sources in services/core/lifecycle.py.
-
-    A threshold of 0: by hardware, as INFaaS's code has it. mitigate_after_s: an instance that is Interfered for so long is moved,
-    and not again within mitigate_again_s. quarantine_after: loads that fail in a row until a variant is not tried any more; 0 = never.
-    memory_share: part of a device's memory set aside for instances. cores_overcommit: how many threads of instances a CPU core
-    may be promised to (idle ones take no time). idle_s: unused for so long, an instance may make room.
-    """
-
-    heartbeat_s: float = 0.5
-    sample_s: float = 2.0
-    cost_s: float = 10.0
-    overloaded_backlog_s: float = 0.0
-    overloaded_slo_share: float = 0.5
-    interfered_ratio: float = 0.0
-    interfered_least_ms: float = 5.0
-    interfered_load_share: float = 0.0
-    clear_ratio: float = 0.0
-    least_items: int = 8
-    mitigate_after_s: float = 2.0
-    mitigate_again_s: float = 20.0
-    quarantine_after: int = 3
-    memory_share: float = 0.8
-    cores_overcommit: float = 16.0
-    idle_s: float = 1.0
-
-
-class RegistrarSettings(Section, frozen=True, kw_only=True):
-    """Limits on what uploaded files may use while they are inspected, built and profiled in the sandbox."""
-
-    allow_torchscript: bool = False
-    memory_mb: int = 4096
-    seconds: float = 600.0
-    max_model_mb: int = 1024
-    agreement: float = 0.9
-    threads: tuple[int, ...] = (1, 2)
-    max_batches: tuple[int, ...] = (8, 64)
-
-
-class WorkerSettings(Section, frozen=True, kw_only=True):
-    """name: empty = made from the host's. kind: of machine, one of machines.kinds; empty = the hardware's name.
-
-    cores, memory_mb: 0 = what the machine has. gpus: how many real GPUs to use; "auto" = all that the driver shows, 0 = no
-    accelerator at all. simulate: devices to simulate, kind to count. Of `infaas run worker`: drain_s, how long what is queued
-    may take when it is stopped; executor_nkey, monitor_nkey: credentials of these processes, where they are not bus.nkey_seed.
-    """
-
-    name: str = ""
-    kind: str = ""
-    hardware: str = "cpu"
-    cores: int = 0
-    memory_mb: int = 0
-    gpus: Annotated[int, Meta(ge=0)] | Literal["auto"] = "auto"
-    simulate: dict[str, int] = {}
-    drain_s: float = 20.0
-    executor_nkey: str = ""
-    monitor_nkey: str = ""
-
-
-class Choice(Section, frozen=True, kw_only=True):
-    """What a static system serves an app with: a variant, and how many instances of it in the whole cluster."""
-
-    variant: str
-    instances: int = 1
-
-
-class AutoscalerSettings(Section, frozen=True, kw_only=True):
-    """The model-autoscaler of every worker (services/autoscaler/models). Formulas: services/core/planning.
-
-    policy: "infaas", "replicate" (one variant an app, more or fewer of it), "static" (`choice`, never changed), or "off".
-    solver: "ilp" or "greedy". slack: throughput wanted over load. loading_weight: the paper's lambda, 1/s. objective:
-    "multiplicative" or "additive". hold_s: the least time for which a reason to remove something must have held.
-    budget_per_hour: US$ that all workers together may cost; 0 = no limit. choice: app to what "static" and "replicate" use.
-    """
-
-    policy: Literal["infaas", "replicate", "static", "off"] = "infaas"
-    solver: Literal["ilp", "greedy"] = "ilp"
-    period_s: float = 1.0
-    slack: float = 1.05
-    loading_weight: float = 0.1
-    objective: Literal["multiplicative", "additive"] = "multiplicative"
-    time_limit_s: float = 0.4
-    hold_s: float = 5.0
-    budget_per_hour: float = 0.0
-    choice: dict[str, Choice] = {}
-
-
-class JobsSettings(Section, frozen=True, kw_only=True):
-    """Offline jobs (services/jobs). roots: directories that file:// URLs may name beside the data directory's `jobs`.
-
-    utilisation_below: offline work is taken while a device is used less than this, its own use not counted (the paper's 40 %).
-    latency_ratio, latency_least_ms: an online variant is above its profiled latency when a batch takes more than so many
-    times its profile and so many ms longer. batch_ms, chunk_items, chunk_kb: a chunk is predicted to compute no longer, and
-    is no larger. window: chunks of one job that wait or are computed at a time. in_flight: of them, on one worker. keep:
-    so many ended jobs are remembered.
-    """
-
-    roots: tuple[str, ...] | str = ()  # in a variable: separated as PATH is
-    utilisation_below: float = 0.4
-    latency_ratio: float = 1.25
-    latency_least_ms: float = 2.0
-    batch_ms: float = 50.0
-    chunk_items: int = 64
-    chunk_kb: int = 512
-    window: int = 32
-    in_flight: int = 2
-    keep: int = 1000
-
-
-class DashboardSettings(Section, frozen=True, kw_only=True):
-    """The dashboard (docs/dashboard.md).
-
-    public_url: where visitors see it, if not at http://address:port: behind a proxy. login: a TOML file with Streamlit's section
-    [auth], for OpenID Connect; empty: whoever reaches it may look. allow: e-mail addresses, or @domain, that may; empty: whoever
-    can log in.
-    """
-
-    address: str = "127.0.0.1"
-    port: int = 8501
-    public_url: str = ""
-    login: str = ""
-    allow: tuple[str, ...] | str = ()  # in a variable: separated by commas
-
-
-class MetricsSettings(Section, frozen=True, kw_only=True):
-    """Each process's HTTP server with /metrics, /healthz and /readyz (docs/metrics.md).
-
-    port: 0 = none; under `infaas up` the first one, of the whole system, which gives its services the next. enabled: false = none
-    anywhere. series: so many label sets a metric shows at most.
-    """
-
-    enabled: bool = True
-    host: str = "127.0.0.1"
-    port: int = 0
-    series: int = 1000
-
-
-class TelemetrySettings(Section, frozen=True, kw_only=True):
-    """otlp_endpoint: an OpenTelemetry collector's address (OTLP over HTTP, as http://host:4318) that gets the spans of traced
-    queries; empty = none are made. Needs the extra `otel`.
-    """
-
-    otlp_endpoint: str = ""
-
-
-class PriceSettings(Section, frozen=True, kw_only=True):
-    """US$ per hour by device kind, over services/core/prices.toml."""
-
-    per_hour: dict[str, float] = {}
-
-
-class Settings(Section, frozen=True, kw_only=True):
-    """All settings of one process.
-
-    goal: what queries are served with, among what meets their needs: "cost", the cheapest, or "accuracy", the most accurate
-    that the machines which are there can carry. Dispatchers and model-autoscalers must have the same.
-    """
-
-    prefix: str = "infaas"
-    goal: Literal["cost", "accuracy"] = "cost"
-    data_dir: str = ".infaas"
-    log_level: str = "INFO"
-    bus: BusSettings = field(default_factory=BusSettings)
-    store: StoreSettings = field(default_factory=StoreSettings)
-    dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
-    executor: ExecutorSettings = field(default_factory=ExecutorSettings)
-    monitor: MonitorSettings = field(default_factory=MonitorSettings)
-    registrar: RegistrarSettings = field(default_factory=RegistrarSettings)
-    worker: WorkerSettings = field(default_factory=WorkerSettings)
-    autoscaler: AutoscalerSettings = field(default_factory=AutoscalerSettings)
-    machines: MachineSettings = field(default_factory=MachineSettings)
-    prices: PriceSettings = field(default_factory=PriceSettings)
-    jobs: JobsSettings = field(default_factory=JobsSettings)
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
-    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
-    gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    engine: EngineSettings = field(default_factory=EngineSettings)
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.
@@ -297,6 +35,15 @@ _SHORT = {
 }
 _READ_AGAIN = ("gateway.tokens", "gateway.operator_tokens")  # may be paths: whoever uses them sees their files change
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
+_WORDS = {
+    "`float`": "a number",
+    "`int`": "a whole number",
+    "`str`": "text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`null`": "nothing",
+}
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -362,3 +109,127 @@ def _pairs(value: str, keys: list[str]) -> dict[str, str]:
     if not all(key.strip() and sign for key, sign, _ in pairs):
         raise SettingsError(f"{'.'.join(keys)} must be written kind=number,kind=number, not {value!r}")
     return {key.strip(): number.strip() for key, _, number in pairs}
+
+
+def login_of(settings: BusSettings) -> Login:
+    """As `NatsBus.connect` wants it."""
+    return Login(
+        nkey_seed=settings.nkey_seed,
+        inbox=settings.inbox,
+        tls_ca=settings.tls_ca,
+        tls_certificate=settings.tls_certificate,
+        tls_key=settings.tls_key,
+    )
+
+
+class Origins:
+    """Where each setting was given, and refusals in these words. place: of all that no variable sets, the file's name."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._variables: dict[str, str] = {}
+
+    def from_variable(self, key: str, variable: str) -> None:
+        self._variables[key.removesuffix("_file")] = variable
+
+    def refusal(self, settings: type[Struct], key: str, reason: str) -> str:
+        """One line about the setting of this key. settings: the type, for what holds where nothing is given."""
+        default = _default(settings, key)
+        told = f"; left out, it is {default}" if default else ""
+        return f"{self._where(key)}: {reason}{told}"
+
+    def of_invalid(self, settings: type[Struct], tree: dict[str, Any], error: msgspec.ValidationError) -> str:
+        """The same of what msgspec says about a tree: "Expected `int`, got `str` - at `$.dispatcher.count`"."""
+        reason, _, at = str(error).partition(" - at ")
+        key = re.sub(r"\[\d+\]", "", _named(settings, tree, at.strip("`").removeprefix("$").lstrip(".")))
+        unknown = re.search(r"unknown field `(.*)`", reason)
+        if unknown:
+            name = unknown.group(1)
+            near = get_close_matches(name, [field.name for field in _fields(settings, key)], n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            key = f"{key}.{name}".lstrip(".")
+            return f"{self._where(key)}: there is no such setting{meant}"
+        missing = re.search(r"missing required field `(.*)`", reason)
+        if missing:
+            key, reason = f"{key}.{missing.group(1)}".lstrip("."), "is missing"
+        invalid = re.fullmatch(r"Invalid enum value (.*)", reason)
+        if invalid:
+            known = _choices(settings, key)
+            reason = f"must be {' or '.join(known) if known else 'something else'}, not {invalid.group(1)}"
+        for theirs, ours in _WORDS.items():
+            reason = reason.replace(theirs, ours)
+        return self.refusal(settings, key, reason[:1].lower() + reason[1:])
+
+    def _where(self, key: str) -> str:
+        """Of a value, of the map that holds it, or of something inside an unknown section."""
+        for known in _upwards(key):
+            if known in self._variables:
+                return f"{self._variables[known]} ({key})"
+        inside = next((name for known, name in self._variables.items() if known.startswith(f"{key}.")), None)
+        if inside is not None:
+            return f"{inside} ({key})"
+        return f"{self._place}: {key}" if self._place else key
+
+
+def _upwards(key: str) -> list[str]:
+    """The key, and those of the tables around it: prices.per_hour.gpu, prices.per_hour, prices."""
+    parts = key.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _named(settings: type[Struct], tree: dict[str, Any], at: str) -> str:
+    """The same place with names of maps, which msgspec writes [...]: the first that is wrong by itself."""
+    while "[...]" in at:
+        before = at.partition("[...]")[0]
+        table: Any = tree
+        for name in before.split("."):
+            table = table[name]
+        at = at.replace("[...]", f".{next((name for name in table if _wrong(settings, before, name, table)), '*')}", 1)
+    return at
+
+
+def _wrong(settings: type[Struct], before: str, name: str, table: dict[str, Any]) -> bool:
+    tree: Any = {name: table[name]}
+    for above in reversed(before.split(".")):
+        tree = {above: tree}
+    try:
+        msgspec.convert(tree, settings, strict=False)
+    except msgspec.ValidationError:
+        return True
+    return False
+
+
+def _type_at(settings: type[Struct], key: str) -> Any:
+    """The type, as msgspec describes it, of what stands under this key, None where there is nothing."""
+    found: Any = msgspec.inspect.type_info(settings)
+    for name in key.split(".") if key else []:
+        if isinstance(found, msgspec.inspect.StructType):
+            found = next((field.type for field in found.fields if field.name == name), None)
+        elif isinstance(found, msgspec.inspect.DictType):
+            found = found.value_type
+        else:
+            return None
+    return found
+
+
+def _fields(settings: type[Struct], key: str) -> tuple[msgspec.inspect.Field, ...]:
+    found = _type_at(settings, key)
+    return found.fields if isinstance(found, msgspec.inspect.StructType) else ()
+
+
+def _choices(settings: type[Struct], key: str) -> list[str]:
+    found = _type_at(settings, key)
+    kinds = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
+    words = ["a whole number" for kind in kinds if isinstance(kind, msgspec.inspect.IntType)]
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.LiteralType):
+            words += [str(value) for value in kind.values]
+    return words
+
+
+def _default(settings: type[Struct], key: str) -> str | None:
+    *above, name = key.split(".")
+    default: Any = next((field.default for field in _fields(settings, ".".join(above)) if field.name == name), None)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default) if isinstance(default, int | str) else None

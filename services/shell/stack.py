@@ -19,6 +19,7 @@ from bus.messages.fleet import ExecutorExited
 from bus.natsstreams import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
+from services.core.settings import GatewaySettings, Settings, WorkerSettings
 from services.shell import endpoints, ports, process
 from services.shell.clock import now
 from services.shell.embedded_nats import EmbeddedNats
@@ -32,8 +33,7 @@ from services.shell.machinekinds import PLAIN, environ_of, initial, worker_of
 from services.shell.metrics.hub import Hub
 from services.shell.process import ServerError
 from services.shell.readiness import Readiness
-from services.shell.sections import GatewaySettings
-from services.shell.settings import Settings, WorkerSettings
+from services.shell.settings import login_of
 from services.shell.supervise import Child, Supervisor, ended
 
 log = logging.getLogger(__name__)
@@ -343,7 +343,7 @@ class Stack:
         from bus.natsbus import NatsBus  # noqa: PLC0415  (not before NATS itself has been started)
 
         try:
-            self._bus = await NatsBus.connect(url, name="supervisor", **self._plan.settings.bus.login.options())
+            self._bus = await NatsBus.connect(url, name="supervisor", **login_of(self._plan.settings.bus).options())
             known = Known([InFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
             await known.check(self._bus.streams)
             known.guard(self._bus.streams)

@@ -18,13 +18,14 @@ from bus.codec import encode
 from bus.messages.fleet import ExecutorExited
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
+from services.core.settings import Settings
 from services.shell import ports, process, telemetry
 from services.shell.clock import now
 from services.shell.draining import drain
 from services.shell.machine import devices_of, worker_name
 from services.shell.metrics.hub import Hub
 from services.shell.process import ServerError
-from services.shell.settings import Settings
+from services.shell.settings import login_of
 from services.shell.supervise import Child, Supervisor
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class WorkerHost:
         while self._bus is None:
             try:
                 self._bus = await NatsBus.connect(
-                    self._settings.bus.url, name="worker", **self._settings.bus.login.options()
+                    self._settings.bus.url, name="worker", **login_of(self._settings.bus).options()
                 )
             except (BusError, OSError) as error:
                 if not told:

@@ -23,6 +23,7 @@ from services.core.cluster import ClusterView
 from services.core.goal import Goal
 from services.core.planning.solvers import make_solver
 from services.core.selection import SelectionPolicy
+from services.core.settings import MachineKind
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import load_policy
 from services.executor.actor import Executor
@@ -32,7 +33,6 @@ from services.jobs.runner.__main__ import knobs_of as offline_knobs
 from services.jobs.runner.actor import Runner
 from services.monitor.__main__ import knobs_of as monitor_knobs
 from services.monitor.actor import MonitorActor
-from services.shell.machinesections import MachineKind
 from services.simulation.edges import (
     LoadFault,
     SimulatedControllerEdge,

@@ -13,10 +13,10 @@ from bus.natsbus import NatsBus
 from bus.natsstreams import LostStream
 from bus.port import BusError, NotFound
 from bus.subjects import Subjects
+from services.core.settings import BusSettings, Settings, StoreSettings
 from services.shell.embedded_nats import find_nats_server
 from services.shell.known import InDatabase, InFile, Known
 from services.shell.process import ServerError
-from services.shell.settings import BusSettings, Settings, StoreSettings
 from tests.support.servers.nats import NatsServer, run
 from tests.support.servers.processes import environ, eventually
 

@@ -14,7 +14,7 @@ import pytest
 
 from bus.codec import encode
 from bus.messages.fleet import MoveInstance
-from services.shell.settings import MonitorSettings
+from services.core.settings import MonitorSettings
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run

@@ -26,10 +26,11 @@ from bus.natsbus import NatsBus
 from bus.port import Bus, Delivery, NoResponders
 from bus.subjects import Subjects
 from services.core.catalog import variant_key
+from services.core.settings import BusSettings, MonitorSettings, PriceSettings, Settings, WorkerSettings
 from services.monitor.__main__ import wire
 from services.recorder.__main__ import streams
 from services.shell.clock import now
-from services.shell.settings import BusSettings, MonitorSettings, PriceSettings, Settings, SettingsError, WorkerSettings
+from services.shell.settings import SettingsError
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run
 from tests.support.simulated.monitored_worker import variant

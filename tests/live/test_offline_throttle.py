@@ -29,8 +29,8 @@ from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from infaas import jobs
 from services.core.catalog import key_of
+from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
-from services.shell.settings import BusSettings
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
 from tests.support.servers.nats import run

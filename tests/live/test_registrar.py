@@ -21,12 +21,12 @@ from infaas.demo import data
 from infaas.errors import Refused
 from infaas.registering import last_status, register
 from services.core.catalog import Catalog
+from services.core.settings import BusSettings, RegistrarSettings, Settings, WorkerSettings
 from services.dispatcher.__main__ import wire as wire_dispatcher
 from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
 from services.shell.runtime import Runtime
-from services.shell.settings import BusSettings, RegistrarSettings, Settings, WorkerSettings
 from tests.support.servers.nats import run
 from tests.support.servers.processes import environ
 

@@ -17,8 +17,8 @@ from bus.tensors import from_array
 from infaas.client import Client
 from infaas.errors import BadInput, Refused
 from services.core.catalog import key_of
+from services.core.settings import MonitorSettings
 from services.core.trace import read
-from services.shell.settings import MonitorSettings
 from services.shell.tracing import SpanExporter, span_exporter
 from tests.support.clients.responders import until
 from tests.support.data.events import app_record, model_record, variant_record

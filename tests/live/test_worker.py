@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.public import AdminRequest
 from bus.messages.scaling import Drain
+from services.core.settings import MonitorSettings
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
-from services.shell.settings import MonitorSettings
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run

@@ -12,10 +12,10 @@ from bus.codec import decode, encode
 from bus.messages.work import InspectModel, ModelInspected, WorkFinished
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
+from services.core.settings import BusSettings, RegistrarSettings, Settings
 from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.runtime import Runtime
-from services.shell.settings import BusSettings, RegistrarSettings, Settings
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.processes import alive

@@ -21,8 +21,7 @@ from bus.port import Bus, Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.autoscaler.vms.__main__ import wire
 from services.autoscaler.vms.providers.swarm import Swarm as Provider
-from services.shell.machinesections import MachineKind, MachineSettings, SwarmSettings
-from services.shell.settings import Settings
+from services.core.settings import MachineKind, MachineSettings, Settings, SwarmSettings
 from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually

@@ -18,7 +18,7 @@ from services.autoscaler.vms.providers import swarmnodes
 from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.managers import Managers, OutOfSequence
 from services.autoscaler.vms.providers.swarm import Swarm as Provider
-from services.shell.machinesections import SwarmSettings
+from services.core.settings import SwarmSettings
 from tests.support.servers.nats import run
 from tests.swarm.node import Node, eventually
 from tests.swarm.nodes import Swarm, missing

@@ -11,10 +11,10 @@ from services.autoscaler.models.baselines import Chosen
 from services.autoscaler.models.edge import SolverEdge
 from services.autoscaler.models.situation import Knobs
 from services.core.planning.solvers import make_solver
+from services.core.settings import Settings
 from services.shell.machine import worker_name
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
-from services.shell.settings import Settings
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:

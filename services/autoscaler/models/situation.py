@@ -27,7 +27,7 @@ MUCH = 0.25  # and less than this part of a class that is seldom asked for
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
-    """The settings that planning reads; meanings in services/shell/settings.py, AutoscalerSettings."""
+    """The settings that planning reads; meanings in services/core/settings, AutoscalerSettings."""
 
     slack: float = 1.05
     loading_weight: float = 0.1

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import services
 from bus.codec import encode
+from services.core.settings import Settings
 from services.executor.workshop.errand import Errand
 from services.executor.workshop.task import Task
-from services.shell.settings import Settings
+from services.shell.settings import login_of
 
 TELLING = 400  # characters of the helper's last words that go into an error
 
@@ -52,7 +53,7 @@ class WorkshopEdge:
             task = Task(
                 errand=command,
                 url=self._settings.bus.url,
-                login=self._settings.bus.login,
+                login=login_of(self._settings.bus),
                 prefix=self._settings.prefix,
                 limits=self._settings.registrar,
                 directory=directory,

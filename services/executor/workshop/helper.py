@@ -26,6 +26,7 @@ from bus.messages.work import (
 )
 from bus.port import Bus, BusError, NotFound, ObjectStore
 from bus.subjects import Subjects
+from services.core.settings import RegistrarSettings
 from services.executor.workshop import cage
 from services.executor.workshop.errand import Errand
 from services.executor.workshop.jobs import (
@@ -47,7 +48,6 @@ from services.executor.workshop.jobs import (
     Survey,
     Surveyed,
 )
-from services.shell.settings import RegistrarSettings
 
 F = TypeVar("F", Inspected, Measured, Surveyed)
 

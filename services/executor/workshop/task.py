@@ -3,8 +3,8 @@
 from msgspec import Struct
 
 from bus.login import Login
+from services.core.settings import RegistrarSettings
 from services.executor.workshop.errand import Errand
-from services.shell.settings import RegistrarSettings
 
 
 class Task(Struct, frozen=True, kw_only=True):

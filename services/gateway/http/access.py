@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from services.shell.sections import GatewaySettings, listed
+from services.core.settings import GatewaySettings, listed
 
 log = logging.getLogger(__name__)
 

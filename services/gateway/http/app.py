@@ -11,6 +11,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infaas.errors import InfaasError, Refused
+from services.core.settings import GatewaySettings
 from services.gateway.clipper import rest as clipper
 from services.gateway.codes import called, retry_after
 from services.gateway.door import Door, Problem, problem_of
@@ -23,7 +24,6 @@ from services.gateway.oip import rest
 from services.gateway.openapi import document as openapi
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registering import Registering
-from services.shell.sections import GatewaySettings
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from socket import gethostname
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.core.settings import GatewaySettings, listed
 from services.gateway.door import Problem
 from services.gateway.http.access import Doorkeeper, Right, is_loopback
 from services.gateway.http.guard import READING, host_allowed, origin_allowed, path_fault
 from services.gateway.http.limits import Allowance, Limits
 from services.gateway.http.reply import Json
-from services.shell.sections import GatewaySettings, listed
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")

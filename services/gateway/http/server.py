@@ -9,10 +9,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.core.settings import GatewaySettings
 from services.gateway.http.parts import Bounds
 from services.gateway.http.protocol import bounded
 from services.gateway.http.tls import context
-from services.shell.sections import GatewaySettings
 
 BACKLOG = 2048
 SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends

@@ -13,6 +13,7 @@ import grpc.aio
 from bus.tensors import BadTensor
 from infaas.errors import InfaasError, Refused
 from services.core import trace
+from services.core.settings import GatewaySettings
 from services.gateway.codes import called
 from services.gateway.door import Problem, problem_of
 from services.gateway.http.access import Doorkeeper, Right
@@ -21,7 +22,6 @@ from services.gateway.oip.infer import BadInference
 from services.gateway.rpc.wire import HeadTooLarge, Unreadable
 from services.gateway.traffic import Traffic
 from services.shell.clock import now
-from services.shell.sections import GatewaySettings
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc
 
+from services.core.settings import GatewaySettings
 from services.gateway.door import Door
 from services.gateway.http.access import Doorkeeper
 from services.gateway.http.tls import context as checked
 from services.gateway.rpc import health, inference, reflection
 from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.messages import REFLECTIONS
-from services.shell.sections import GatewaySettings
 
 STREAMS = 256  # at a time on one connection
 LINGER = 0.2  # s in which calls that come too late are told so

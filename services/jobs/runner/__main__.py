@@ -4,6 +4,7 @@ import secrets
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.core.settings import JobsSettings, Settings
 from services.jobs.runner import actor
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.edge import RunnerEdge
@@ -11,7 +12,7 @@ from services.jobs.runner.policy import Knobs
 from services.shell.machine import worker_name
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
-from services.shell.settings import JobsSettings, Settings, load
+from services.shell.settings import load
 
 
 def knobs_of(settings: JobsSettings) -> Knobs:

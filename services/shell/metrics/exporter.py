@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from bus.port import Bus, BusError
 from services.core.metric import Family
+from services.core.settings import MetricsSettings
 from services.shell.clock import now as unix_now
 from services.shell.metrics import process
 from services.shell.metrics.http import Page, Pages, listen
 from services.shell.metrics.tally import Tally
 from services.shell.runtime import Runtime
-from services.shell.settings import MetricsSettings
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Iterable
 
 from services.core.metric import Family
+from services.core.settings import MetricsSettings
 from services.shell.metrics import process
 from services.shell.metrics.http import Page, Pages, fetch, listen
 from services.shell.process import ServerError
-from services.shell.settings import MetricsSettings
 from services.shell.supervise import Supervisor
 
 PORT = 9100

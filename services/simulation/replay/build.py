@@ -8,8 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.catalog import ModelRecord, VariantRecord
+from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
-from services.shell.settings import PriceSettings
 from services.simulation.replay.classes import QueryClasses
 from services.simulation.replay.database import RECORDED
 from services.simulation.replay.machines import Counts, machines_of, real_kinds

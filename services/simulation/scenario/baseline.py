@@ -17,7 +17,7 @@ from services.autoscaler.models.supply import throughput
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total
 from services.core.planning.problem import Candidate, Demand, Problem
-from services.shell.settings import MonitorSettings
+from services.core.settings import MonitorSettings
 from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, StaticChoice, WorkloadSpec
 from services.simulation.workload import peak_rate
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from services.core.placement import Device
-from services.shell.settings import Settings
+from services.core.settings import Settings
 
 Arrivals = Literal["poisson", "gamma", "uniform", "mmpp", "trace", "times"]
 FaultKind = Literal["worker-dies", "device-slow", "load-fails", "messages-delayed"]

@@ -14,11 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from services.core.placement import OVERCOMMIT
+from services.core.settings import DispatcherSettings, Settings, faults
+from services.core.settings import StaticChoice as ChoiceSetting
 from services.dispatcher.edge import load_policy
-from services.shell.checks import faults
-from services.shell.origins import Origins
-from services.shell.settings import Choice as ChoiceSetting
-from services.shell.settings import DispatcherSettings, Settings, SettingsError
+from services.shell.settings import Origins, SettingsError
 from services.simulation.scenario.baseline import Peaks, choose
 from services.simulation.scenario.catalogue import Catalogue
 from services.simulation.scenario.machines import MOST, MachineBlock, devices_of

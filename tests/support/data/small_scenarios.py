@@ -9,7 +9,7 @@ import msgspec
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.events import Event
 from services.core.placement import Device
-from services.shell.settings import Settings
+from services.core.settings import Settings
 from services.simulation.kernel import Kernel
 from services.simulation.report import MEASURED, RunReport
 from services.simulation.run import Run

@@ -23,10 +23,9 @@ from bus.messages.fleet import DispatcherHeartbeat
 from bus.port import Delivery
 from bus.subjects import Subjects
 from services.core.catalog import key_of
+from services.core.settings import GatewaySettings, Settings
 from services.gateway.__main__ import wire
 from services.shell.runtime import Runtime
-from services.shell.sections import GatewaySettings
-from services.shell.settings import Settings
 from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port
 from tests.support.simulated.fleet import catalogue, variant

@@ -23,12 +23,12 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from bus.tensors import from_array
 from services.core.catalog import key_of
+from services.core.settings import BusSettings, MonitorSettings, Settings, WorkerSettings
 from services.dispatcher.__main__ import wire as wire_dispatcher
 from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.recorder.__main__ import streams
 from services.shell.runtime import Runtime
-from services.shell.settings import BusSettings, MonitorSettings, Settings, WorkerSettings
 
 APP = "app"
 

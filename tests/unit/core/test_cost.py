@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import Profile, ProfileRow, Signature, VariantRecord
 from services.core import cost
+from services.core.settings import PriceSettings
 from services.shell.prices import load_prices
-from services.shell.settings import PriceSettings, SettingsError
+from services.shell.settings import SettingsError
 
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 

@@ -7,9 +7,9 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.ask import Ask
 from services.core.cluster import ClusterView
 from services.core.selection import InfaasPolicy
+from services.core.settings import DispatcherSettings, MachineKind, MachineSettings
 from services.dispatcher.edge import load_policy
-from services.shell.machinesections import MachineKind, MachineSettings
-from services.shell.settings import DispatcherSettings, SettingsError
+from services.shell.settings import SettingsError
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
 NAME = "m-v1-ort-fp32-t1-b8"

@@ -3,12 +3,12 @@
 import pytest
 
 from bus.memory import MemoryBus
+from services.core.settings import Settings, WorkerSettings
 from services.executor.__main__ import wire
 from services.executor.accelerated import AcceleratedEdge, final
 from services.executor.work import BatchResult, LoadModel, MeasureMemory, UnloadModel
 from services.shell.accelerators import Accelerator
 from services.shell.runtime import Runtime
-from services.shell.settings import Settings, WorkerSettings
 from tests.support.servers.nats import run
 from tests.unit.executor.test_simulated import ARTIFACT, SUBJECTS, batch, record
 

@@ -7,6 +7,7 @@ import pytest
 
 from bus.memory import MemoryBus
 from infaas.client import Client
+from services.core.settings import GatewaySettings
 from services.gateway.door import Door
 from services.gateway.http.access import Right
 from services.gateway.http.app import dialects
@@ -14,7 +15,6 @@ from services.gateway.http.entry import right_of
 from services.gateway.openapi import oip
 from services.gateway.openapi.document import document, operations, text
 from services.gateway.openapi.operation import ALWAYS, BODY
-from services.shell.sections import GatewaySettings
 from tests.support.data.documents import references
 
 ROOT = Path(__file__).parents[3]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.core.settings import WorkerSettings
 from services.shell.accelerators import (
     Accelerator,
     DriverError,
@@ -12,7 +13,7 @@ from services.shell.accelerators import (
     why_no_gpu,
 )
 from services.shell.machine import devices_of
-from services.shell.settings import SettingsError, WorkerSettings, load
+from services.shell.settings import SettingsError, load
 
 GPUS = [
     Accelerator(address=f"cuda:{n}", kind="gpu", name="NVIDIA T4", memory_mb=15360.0, uuid=f"GPU-{letter}{letter}1")

@@ -10,8 +10,8 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
+from services.core.settings import MachineSettings
 from services.shell.hosting import Hosting
-from services.shell.machinesections import MachineSettings
 from services.shell.process import ServerError
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run

@@ -1,9 +1,9 @@
 """What a worker of a kind is, and with which workers a system starts."""
 
+from services.core.settings import MachineKind, MachineSettings, WorkerSettings
 from services.shell.machine import devices_of
 from services.shell.machinekinds import environ_of, initial, worker_of
-from services.shell.machinesections import MachineKind, MachineSettings
-from services.shell.settings import WorkerSettings, load
+from services.shell.settings import load
 
 KINDS = {
     "cpu": MachineKind(minimum=1, maximum=4),

@@ -9,7 +9,7 @@ from services.autoscaler.vms.providers.command import Command
 from services.autoscaler.vms.providers.local import Local
 from services.autoscaler.vms.providers.simulated import Simulated
 from services.autoscaler.vms.providers.swarm import Swarm
-from services.shell.machinesections import MachineSettings
+from services.core.settings import MachineSettings
 
 Make = Callable[[Bus, Subjects, MachineSettings], Provider]
 

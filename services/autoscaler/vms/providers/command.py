@@ -5,8 +5,7 @@ import logging
 from bus.messages.scaling import StartMachine, StopMachine
 from services.autoscaler.vms.commands import Inventory
 from services.autoscaler.vms.providers.hook import Hook
-from services.shell.machinechecks import words
-from services.shell.machinesections import CommandSettings
+from services.core.settings import CommandSettings, words
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from bus.port import Bus, NoResponders, RequestTimeout
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import Inventory
 from services.autoscaler.vms.providers.base import ProviderError
-from services.shell.machinesections import MachineSettings
+from services.core.settings import MachineSettings
 
 START_S = 5.0
 STOP_S = 15.0  # a worker's processes may take their time to finish

@@ -15,9 +15,7 @@ from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.hook import Hook
 from services.autoscaler.vms.providers.managers import Managers, OutOfSequence
 from services.autoscaler.vms.providers.swarmnodes import Machine
-from services.shell.machinechecks import words
-from services.shell.machinesections import SwarmSettings
-from services.shell.sections import listed
+from services.core.settings import SwarmSettings, listed, words
 
 log = logging.getLogger(__name__)
 

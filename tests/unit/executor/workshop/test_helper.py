@@ -20,9 +20,9 @@ from bus.messages.work import (
     WorkProgress,
 )
 from bus.subjects import Subjects
+from services.core.settings import RegistrarSettings
 from services.executor.workshop.errand import Errand
 from services.executor.workshop.helper import Helper
-from services.shell.settings import RegistrarSettings
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
 

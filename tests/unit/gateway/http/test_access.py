@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.settings import GatewaySettings
 from services.gateway.http.access import (
     BadTokens,
     Doorkeeper,
@@ -16,7 +17,6 @@ from services.gateway.http.access import (
     digest_of,
     is_loopback,
 )
-from services.shell.sections import GatewaySettings
 from services.shell.settings import load
 
 USER, OPERATOR = {digest_of("user"): "u"}, {digest_of("operator"): "o"}

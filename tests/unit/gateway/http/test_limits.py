@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.core.settings import GatewaySettings
 from services.gateway.door import Problem
 from services.gateway.http.access import Doorkeeper, Right
 from services.gateway.http.app import assemble
 from services.gateway.http.entry import right_of
 from services.gateway.http.limits import Allowance, Limits
-from services.shell.sections import GatewaySettings
 from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut, until
 from tests.support.servers.nats import run
 

@@ -4,12 +4,12 @@ import pytest
 
 from bus.tensors import BadTensor
 from infaas.errors import Refused
+from services.core.settings import GatewaySettings
 from services.gateway.door import Problem
 from services.gateway.http.access import Doorkeeper
 from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.wire import HeadTooLarge
 from services.gateway.traffic import Traffic
-from services.shell.sections import GatewaySettings
 from tests.support.servers.nats import run
 
 

@@ -14,12 +14,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from bus.memory import Broker
 from infaas.auth.certificates import CertificateError, certify
 from infaas.client import Client
+from services.core.settings import GatewaySettings
 from services.gateway.door import Door
 from services.gateway.http.access import Doorkeeper
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS
 from services.gateway.rpc.reflection import FILES
 from services.gateway.rpc.server import GrpcServer
-from services.shell.sections import GatewaySettings
 from tests.support.clients.responders import until
 from tests.support.gateways.echo_gateway import Echoing, echoing
 from tests.support.gateways.http2_frames import call, exchange

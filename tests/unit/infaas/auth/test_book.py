@@ -165,7 +165,7 @@ def test_variables_short_and_long_and_what_is_given_wins(book: Book) -> None:
     assert login_from({"INFAAS_BUS__NKEY_SEED_FILE": path}).nkey_seed == path
     assert merged(Login(nkey_seed="a", tls_ca="b"), Login(nkey_seed="c")) == Login(nkey_seed="c", tls_ca="b")
     settings = load(environ={"INFAAS_BUS__NKEY_SEED_FILE": path, "INFAAS_TLS_CA": "ca.pem"})
-    assert settings.bus.login.tls_ca == "ca.pem"
+    assert settings.bus.tls_ca == "ca.pem"
     assert Login(nkey_seed=settings.bus.nkey_seed).options()["inbox_prefix"] == "_INBOX_.@.operator"
 
 

@@ -14,10 +14,10 @@ from bus.port import Bus, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Envelope, Inlet, Record, Started, Watch
 from services.core.metric import Family
+from services.core.settings import MetricsSettings
 from services.shell.metrics.exporter import Exporter
 from services.shell.metrics.http import fetch
 from services.shell.runtime import Runtime
-from services.shell.settings import MetricsSettings
 from tests.support.servers.nats import free_port, run
 
 HOST = "127.0.0.1"

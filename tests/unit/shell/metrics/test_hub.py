@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 
+from services.core.settings import MetricsSettings
 from services.shell.metrics.exporter import Exporter
 from services.shell.metrics.http import fetch
 from services.shell.metrics.hub import Hub
-from services.shell.settings import MetricsSettings
 from services.shell.supervise import Child, Supervisor
 from tests.support.servers.nats import free_port, run
 

@@ -5,10 +5,10 @@ import json
 from bus.memory import MemoryBus
 from bus.subjects import Subjects
 from services.core.actor import Envelope, Inlet, Watch
+from services.core.settings import MetricsSettings
 from services.shell.metrics import exporter as exporting
 from services.shell.metrics.exporter import Exporter
 from services.shell.runtime import Runtime
-from services.shell.settings import MetricsSettings
 from tests.support.servers.nats import run
 
 

@@ -1,0 +1,95 @@
+"""`infaas settings`: every setting with its default, bounds and meaning, as a table, as JSON, or as a file for --config."""
+
+import json as notation
+import shutil
+import textwrap
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from infaas.cli.options import Json
+from infaas.cli.output import print_json, usage
+from services.core.settings import Setting, Settings, described
+from services.core.settings.fields import NAME_IN_KEY
+
+_LEAST_WIDTH = 60
+_INDENT = "    "
+
+
+def settings(
+    section: Annotated[str | None, Parameter(show_default=False)] = None,
+    /,
+    *,
+    toml: Annotated[bool, Parameter(name="--toml", negative="")] = False,
+    json: Json = False,
+) -> None:
+    """Print every setting with its default, bounds and meaning. Needs no system.
+
+    Parameters
+    ----------
+    section
+        Print only this section, as `monitor` or `machines.kinds`.
+    toml
+        Print a commented TOML file with all defaults, for `infaas up --config FILE`.
+
+    """
+    if toml and json:
+        usage("--toml and --json: choose one")
+    shown = [one for one in described(Settings) if section is None or f"{one.key}.".startswith(f"{section}.")]
+    if not shown:
+        usage(f"there is no section {section!r}: `infaas settings` shows them all")
+    if toml:
+        print(as_toml(shown))
+    elif json:
+        print_json([{**one._asdict(), "variable": _variable(one.key)} for one in shown])
+    else:
+        for line in as_text(shown, shutil.get_terminal_size((120, 0)).columns):
+            print(line)
+
+
+def as_text(shown: list[Setting], width: int) -> Iterator[str]:
+    """Two lines a setting: key, default and bounds; beneath, its meaning."""
+    rows = [("key", "default", "bounds"), *((one.key, _default(one), one.bounds or one.kind) for one in shown)]
+    first, second = (max(len(row[n]) for row in rows) for n in (0, 1))
+    for row, one in zip(rows, [None, *shown], strict=True):
+        yield f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}"
+        if one is not None:
+            yield from textwrap.wrap(
+                one.meaning, max(_LEAST_WIDTH, width), initial_indent=_INDENT, subsequent_indent=_INDENT
+            )
+
+
+def as_toml(shown: list[Setting]) -> str:
+    """A file that changes nothing. What stands inside a map is a comment, with NAME for its name."""
+    lines = ["# Settings of INFaaS with their defaults. Keep the lines that you change, and leave the others out.", ""]
+    for table, members in groupby(shown, key=lambda one: one.key.rpartition(".")[0]):
+        off = "# " if NAME_IN_KEY in table else ""
+        if table:
+            lines.append(f"{off}[{table}]")
+        for one in members:
+            text = f"{one.meaning} ({one.bounds})" if one.bounds else one.meaning
+            lines += textwrap.wrap(text, 110, initial_indent="# ", subsequent_indent="# ")
+            lines.append(f"{off}{one.key.rpartition('.')[2]} = {'...' if one.default is None else _toml(one.default)}")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | tuple | dict):
+        return str(value).lower()  # true, 0.5, 1e+18
+    if isinstance(value, str):
+        return notation.dumps(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(one) for one in value)}]"
+    return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
+
+
+def _default(one: Setting) -> str:
+    return "(must be given)" if one.default is None else _toml(one.default)
+
+
+def _variable(key: str) -> str:
+    """The variable that sets it. Settings outside the sections have names of their own, INFAAS_PREFIX."""
+    return f"INFAAS_{key.upper().replace('.', '__')}"

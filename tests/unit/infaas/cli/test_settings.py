@@ -1,0 +1,71 @@
+"""`infaas settings`: what is printed is complete, and what is printed as a file changes nothing."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from infaas.cli import main
+from services.core.settings import Settings, described
+from services.shell.settings import load
+
+
+def test_the_table_shows_key_default_bounds_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [n for n, line in enumerate(lines) if line.startswith("monitor.heartbeat_s ")]
+    assert lines[at].split(maxsplit=2) == ["monitor.heartbeat_s", "0.5", "above 0 and at most 60"]
+    assert lines[at + 1].strip() == "Seconds between two heartbeats of a worker."
+    assert {line.split()[0] for line in lines[1:] if not line.startswith(" ")} == {
+        one.key for one in described(Settings)
+    }
+
+
+def test_the_file_is_one_that_config_takes_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["settings", "--toml"]) == 0
+    file = tmp_path / "infaas.toml"
+    file.write_text(capsys.readouterr().out)
+    assert load(file, {}) == Settings()
+    tree = tomllib.loads(file.read_text())
+    for one in described(Settings):
+        if "NAME" not in one.key:
+            at = tree
+            for name in one.key.split("."):
+                at = at[name]
+
+
+def test_what_stands_inside_a_map_can_be_uncommented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings", "machines.kinds", "--toml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    file = tmp_path / "infaas.toml"
+    file.write_text("\n".join(line.removeprefix("# ") for line in lines if line.startswith("# [") or " = " in line))
+    assert set(load(file, {}).machines.kinds) == {"NAME"}
+
+
+def test_json_has_the_variables_and_one_section_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings", "store", "--json"]) == 0
+    found = {one["key"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["store.timescale"] == {
+        "key": "store.timescale",
+        "kind": "auto or apache or off",
+        "default": "auto",
+        "bounds": "auto or apache or off",
+        "meaning": found["store.timescale"]["meaning"],
+        "variable": "INFAAS_STORE__TIMESCALE",
+    }
+    assert {key.partition(".")[0] for key in found} == {"store"}
+
+
+@pytest.mark.parametrize("bad", [["nonsense"], ["--toml", "--json"]])
+def test_bad_usage(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings", *bad]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_variable_that_is_named_sets_it() -> None:
+    assert load(None, {"INFAAS_MACHINES__KINDS__NAME__MAXIMUM": "3"}).machines.kinds["name"].maximum == 3
+    assert msgspec.structs.replace(Settings(), prefix="a") == load(None, {"INFAAS_PREFIX": "a"})
