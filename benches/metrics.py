@@ -14,7 +14,7 @@ import rig  # noqa: F401  (makes the packages importable)
 
 from bus.messages.events import OutcomeEvent
 from services.core.metric import Family
-from services.executor.tally import BatchTally
+from services.executor.instances import BatchTally
 from services.shell.metrics.exposition import page as process_page
 from services.shell.metrics.exposition import system_page
 from services.shell.metrics.tally import Tally

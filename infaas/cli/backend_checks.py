@@ -14,7 +14,7 @@ def check_backends() -> list[Finding]:
 
 def _backend(name: str) -> Finding:
     from services.executor.backends import backend  # noqa: PLC0415
-    from services.executor.backends.base import Unavailable  # noqa: PLC0415
+    from services.executor.backends.base import BackendUnavailable  # noqa: PLC0415
     from services.shell.accelerators import accelerators  # noqa: PLC0415
 
     made = backend(name)
@@ -25,7 +25,7 @@ def _backend(name: str) -> Finding:
     check = f"backend {name}"
     try:
         return Finding(check, "ok", f"works on {place}, version {made.probe(place)}{mark}")
-    except Unavailable as error:
+    except BackendUnavailable as error:
         if name == "ort":
             return Finding(check, "failed", str(error), "pip install onnxruntime")
         return Finding(check, "skipped", f"{error}{mark}")

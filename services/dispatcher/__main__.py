@@ -1,15 +1,14 @@
 """Wires one dispatcher."""
 
-import asyncio
+from time import perf_counter
 
 from bus.port import Bus
 from bus.subjects import Subjects
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
-from services.dispatcher.feedback import FeedbackDesk
-from services.dispatcher.metrics import DispatcherInsight
-from services.dispatcher.timing import SampledPolicy
+from services.dispatcher.feedback import FeedbackActor
+from services.dispatcher.metrics import DispatcherMetrics, SampledPolicy
 from services.shell.prices import load_prices
 from services.shell.runtime import Runtime
 
@@ -20,7 +19,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     ours = settings.dispatcher
     on_demand = settings.autoscaler.policy in ("infaas", "off")
     chosen = load_policy(ours, settings.machines, on_demand=on_demand, goal=settings.goal)
-    policy = SampledPolicy(chosen, asyncio.get_running_loop())
+    policy = SampledPolicy(chosen, perf_counter)
     prices = load_prices(settings.prices)
 
     def make() -> Dispatcher:
@@ -38,6 +37,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         )
 
     return [
-        Runtime("dispatcher", make, bus, subjects, insight=DispatcherInsight(policy.seconds)),
-        Runtime("feedback", lambda: FeedbackDesk(subjects), bus, subjects),
+        Runtime("dispatcher", make, bus, subjects, insight=DispatcherMetrics(policy.seconds)),
+        Runtime("feedback", lambda: FeedbackActor(subjects), bus, subjects),
     ]

@@ -32,15 +32,11 @@ from services.core.ask import LoadOrder
 from services.core.cluster import ClusterView, Instance
 from services.core.selection import SelectionPolicy
 from services.dispatcher.apps import Apps
-from services.dispatcher.demand import Demand
-from services.dispatcher.endings import Endings
-from services.dispatcher.fallback import Due, Fallbacks, ended, expired
-from services.dispatcher.flights import Flights
-from services.dispatcher.orders import Orders
-from services.dispatcher.outlook import Outlook
-from services.dispatcher.query import Query
+from services.dispatcher.default_output import DefaultDeadlines, DefaultDue, ended, expired
+from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
+from services.dispatcher.inflight import InFlight, Outcomes
+from services.dispatcher.query import Admission, Query, label_of
 from services.dispatcher.questions import question
-from services.dispatcher.taking import Intake, label_of
 
 HEARTBEAT = 0.5  # s
 SWEEP = 0.25  # s; one timer for all deadlines
@@ -50,11 +46,11 @@ NO_ROOM = 5.0  # s before a variant that found no room, or failed to load, is tr
 NOTHING: tuple[Effect, ...] = ()
 
 
-class Beat(msgspec.Struct, frozen=True):
+class HeartbeatDue(msgspec.Struct, frozen=True):
     """Timer: send a heartbeat."""
 
 
-class Sweep(msgspec.Struct, frozen=True):
+class DeadlineCheck(msgspec.Struct, frozen=True):
     """Timer: look for what is overdue and for silent workers."""
 
 
@@ -78,18 +74,18 @@ class Dispatcher:
         self.name = name
         self.view = ClusterView(prices, getattr(policy, "goal", "cost"))
         self.apps = Apps(self.view)
-        self.flights = Flights()
-        self._fallbacks = Fallbacks()
+        self.flights = InFlight()
+        self._fallbacks = DefaultDeadlines()
         self._subjects = subjects
         self._policy = policy
-        self._intake = Intake(self.apps, new_uid, default_deadline_s, max_inline)
+        self._intake = Admission(self.apps, new_uid, default_deadline_s, max_inline)
         self._failure_timeout = failure_timeout_s
         self._max_attempts = max_attempts
         self._max_queue = max_queue
-        self._orders = Orders(name, subjects)
-        self._endings = Endings(name, policy.name, new_uid)
-        self._demand = Demand(name, subjects)
-        self._outlook = Outlook(name, subjects, self.apps)
+        self._orders = LoadsOnDemand(name, subjects)
+        self._endings = Outcomes(name, policy.name, new_uid)
+        self._demand = DemandCounter(name, subjects)
+        self._outlook = FleetDigests(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
         self._own_space = subjects.prefix + "."
@@ -109,11 +105,11 @@ class Dispatcher:
             Synced: lambda envelope: self.apps.heard(envelope.message),
             Requirements: self._question,
             ListRequest: self._question,
-            Started: lambda _: (After("beat", 0.0, Beat()), After("sweep", SWEEP, Sweep())),
+            Started: lambda _: (After("beat", 0.0, HeartbeatDue()), After("sweep", SWEEP, DeadlineCheck())),
             Stopping: self._stopping,
-            Beat: self._beat,
-            Sweep: self._sweep,
-            Due: self._due,
+            HeartbeatDue: self._beat,
+            DeadlineCheck: self._sweep,
+            DefaultDue: self._due,
         }
 
     @property
@@ -393,5 +389,5 @@ class Dispatcher:
         return [effect for query in queries for effect in self._endings.refused(query, expired(query), now)]
 
     def _due(self, envelope: Envelope) -> Iterable[Effect]:
-        due, again = self._fallbacks.due(envelope.now, self.flights)
+        due, again = self._fallbacks.due(envelope.now, self.flights.waiting)
         return (*self._expire(due, envelope.now), *again)

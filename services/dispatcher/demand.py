@@ -1,12 +1,16 @@
-"""What this dispatcher was asked for, by requirement class and by the worker that took it: the load that scaling plans for."""
+"""What a dispatcher contributes to scaling: demand reports, loads on demand, and digests of the fleet."""
 
 from collections.abc import Callable, Iterable
 
+from bus.messages.digest import FleetDigest
+from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
 from bus.messages.scaling import ClassDemand, DemandReport
 from bus.subjects import Subjects
 from services.core.actor import Publish
-from services.core.ask import INFINITE
+from services.core.ask import INFINITE, Ask, LoadOrder
 from services.core.demand import ANY, Counted, classes
+from services.core.digest import digest_of
+from services.dispatcher.apps import Apps
 from services.dispatcher.query import Query
 
 DISTINCT = 1024  # sets of needs counted apart before they are folded into classes
@@ -15,7 +19,7 @@ FADES = 5.0  # s for which a worker that was told something hears that there is 
 Key = tuple[str, float, float, float, str | None, str | None, str | None]
 
 
-class Demand:
+class DemandCounter:
     """Counts items by needs; a report says what came since the last one. Each worker hears of the apps that concern it."""
 
     def __init__(self, name: str, subjects: Subjects) -> None:
@@ -108,3 +112,92 @@ def _row(needs: ClassDemand, worker: str, items: int, others: int, refused: int)
         needs.app, worker, items, needs.latency_ms, needs.accuracy, needs.cost, needs.model, needs.version, needs.variant,
         others, refused,
     )  # fmt: skip
+
+
+# -- Loads on demand that this dispatcher has ordered: once, until the worker's heartbeat shows them or refuses
+# them.
+
+AGAIN = 3.0  # s before an order that nothing came of is repeated
+
+
+class LoadsOnDemand:
+    """Who was asked to load what, and when."""
+
+    def __init__(self, name: str, subjects: Subjects) -> None:
+        self._name = name
+        self._subjects = subjects
+        self._at: dict[str, float] = {}
+
+    def order(self, ask: Ask, load: LoadOrder, now: float, *, app: str) -> Publish | None:
+        """The order, for a query that asks this of an app; None when the same was given a moment ago."""
+        record = load.record
+        if now - self._at.get(record.variant, -AGAIN) < AGAIN:
+            return None
+        self._at[record.variant] = now
+        order = EnsureLoaded(variant=record, at_least=1, app=app, orderer=self._name, reason=reason_of(ask))
+        # The monitor that admits the load records it.
+        return Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name))
+
+    def settled(self, variant: str) -> None:
+        """The worker has it, or will not have it: it may be ordered anew."""
+        self._at.pop(variant, None)
+
+
+def reason_of(ask: Ask) -> str:
+    """Why something is loaded, and why this variant: as SQL and the dashboard show it."""
+    needs = [ask.variant or ask.model or ""]
+    needs += [f"{ask.latency_s * 1000:g} ms"] * (ask.latency_s < INFINITE)
+    needs += [f"accuracy {ask.accuracy:g}"] * (ask.accuracy > 0)
+    needs += [f"US$ {ask.cost:g} per 1,000"] * (ask.cost < INFINITE)
+    told = ", ".join(filter(None, needs))
+    return f"no instance can do {told}; ready soonest" if told else "no instance can take a query; ready soonest"
+
+
+# -- What this dispatcher tells the workers' autoscalers of the fleet, since it must follow every worker anyway
+# (docs/adr/0004). Pure.
+
+GONE = 2.0  # s without a heartbeat after which a worker does not count
+
+
+class FleetDigests:
+    """Keeps every worker's last heartbeat."""
+
+    def __init__(self, name: str, subjects: Subjects, apps: Apps) -> None:
+        self._name = name
+        self._digest_subject = subjects.fleet("digest")
+        self._roster_subject = subjects.fleet("roster")
+        self._apps = apps
+        self._beats: dict[str, tuple[float, WorkerHeartbeat]] = {}
+        self._holders: dict[str, list[str]] = {}
+        self._able: dict[tuple[str, bool], list[str]] = {}
+
+    def heard(self, beat: WorkerHeartbeat, now: float) -> None:
+        self._beats[beat.worker] = (now, beat)
+
+    def tell(self, now: float) -> tuple[Publish, ...]:
+        """The digest; nothing while no worker is there."""
+        for name in [name for name, (at, _) in self._beats.items() if now - at > GONE]:
+            del self._beats[name]
+        if not self._beats:
+            self._holders, self._able = {}, {}
+            return ()
+        beats = (beat for _, beat in self._beats.values())
+        digest, roster = digest_of(self._name, beats, self._apps.catalog.variant, now)
+        self._note(digest)
+        return Publish(self._digest_subject, digest), Publish(self._roster_subject, roster)
+
+    def _note(self, digest: FleetDigest) -> None:
+        self._holders = {}
+        for row in digest.variants:
+            self._holders.setdefault(row.variant, []).extend(row.holders[:1])
+        self._able = {(pool.kind, pool.simulated): pool.first[:1] for pool in digest.pools}
+
+    def responsible(self, app: str) -> list[str]:
+        """Workers that may have to act for all where an app is concerned, by the last digest: the first to have one of its
+        variants, and the first that could.
+        """
+        found: dict[str, None] = {}
+        for record in self._apps.variants(app):
+            found.update(dict.fromkeys(self._holders.get(record.variant, ())))
+            found.update(dict.fromkeys(self._able.get((record.hardware, record.simulated), ())))
+        return list(found)

@@ -28,7 +28,7 @@ _NOTHING = (b"", b"\xc0")
 _encode = msgspec.json.Encoder().encode
 
 
-class FeedbackDesk:
+class FeedbackActor:
     """One of the queue group takes each. No policy learns from it yet; SQL has it (relation `feedback`)."""
 
     def __init__(self, subjects: Subjects) -> None:

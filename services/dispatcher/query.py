@@ -1,15 +1,23 @@
-"""One query as a dispatcher holds it, from arrival to its one end."""
+"""A query as a dispatcher holds it, from its admission to its one end, and its part in a trace."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
 
+import msgspec
 from msgspec import Raw
 
 from bus.messages.catalog import AppRecord
 from bus.messages.flow import Route
 from bus.messages.public import Error, QueryHead
-from services.core.ask import Ask
+from bus.rights import OWN
+from bus.subjects import WITHOUT_APP
+from services.core.actor import Envelope
+from services.core.ask import INFINITE, Ask
 from services.core.cluster import Instance
-from services.core.trace import Trace
+from services.core.cost import bucket_of
+from services.core.intake import BadRequest, check_name, check_requirements, count_items, length_of
+from services.core.trace import Span, Trace, read, span_id
+from services.dispatcher.apps import Apps
 
 
 class Query:
@@ -77,3 +85,199 @@ class Query:
     @property
     def raw(self) -> Raw:
         return Raw(self.body)
+
+
+# -- A dispatcher's part in a query's trace: one span from its arrival to its end. Pure.
+
+SPAN_PART = "dispatch"
+
+
+def start_trace(query: Query, headers: Mapping[str, str]) -> None:
+    """A query came with headers: what its messages carry from now on."""
+    query.trace = read(headers)
+    if query.trace is not None:
+        query.headers = query.trace.headers(span_id(query.uid, SPAN_PART))
+
+
+def spans_of(query: Query, end: float, code: str = "") -> list[Span]:
+    """What there is to tell of a query that has ended; nothing where nobody wants to know. code: of its refusal."""
+    trace, sent = query.trace, query.sent
+    if trace is None or not trace.recorded:
+        return []
+    attributes: dict[str, str | int] = {
+        "infaas.app": query.app,
+        "infaas.query.uid": query.uid.hex(),
+        "infaas.query.items": query.items,
+        "infaas.dispatches": query.attempt + 1,
+    }
+    if query.head.id is not None:
+        attributes["infaas.query.id"] = query.head.id
+    if sent is not None and sent.instance:
+        attributes["infaas.instance"] = sent.instance
+    return [
+        Span(
+            trace=trace,
+            span=span_id(query.uid, SPAN_PART),
+            name="infaas query",
+            kind="server",
+            start=query.arrived,
+            end=end,
+            attributes=attributes,
+            error=code,
+        )
+    ]
+
+
+# -- From a message to a query that can be dispatched: names, limits, requirements, inputs and deadline are checked
+# here.
+
+SCOPES = 1024  # apps times inbox prefixes whose hashers are kept
+_decode_head = msgspec.msgpack.Decoder(QueryHead).decode
+
+
+class LabelOnly(msgspec.Struct, frozen=True):
+    """The one field that can be saved of a query whose others are wrong."""
+
+    id: str | None = None
+
+
+_decode_label = msgspec.msgpack.Decoder(LabelOnly).decode
+
+
+def label_of(body: bytes) -> str | None:
+    """The id that the sender of a malformed query gave it; None where even that cannot be read."""
+    try:
+        return _decode_label(body).id
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+class Admission:
+    """Takes queries in. default_deadline_s: of a query that states none; max_inline: bytes of a body."""
+
+    def __init__(self, apps: Apps, new_uid: Callable[[], bytes], default_deadline_s: float, max_inline: int) -> None:
+        self._apps = apps
+        self._new_uid = new_uid
+        self._default_deadline = default_deadline_s
+        self._max_inline = max_inline
+        self._hashers: dict[tuple[str, str], blake2b] = {}
+
+    def take(self, app_name: str, envelope: Envelope) -> Query | Error:
+        """The query, or why it is refused."""
+        head: QueryHead = envelope.message
+        found = self._apps.of(app_name, head.model)
+        if found is None:
+            return self._unknown(app_name, head)
+        if len(envelope.body) > self._max_inline:
+            text = f"{len(envelope.body)} bytes are more than {self._max_inline}: put the inputs into the object store"
+            return Error(code="too_large", message=f"{text} and send inputs_ref")
+        key, view = found
+        now = envelope.now
+        try:
+            check_requirements(head)
+            items = count_items(head, view.app)
+            length = None
+            if view.open_axis is not None and view.lengths:
+                length = length_of(head, view.open_axis)
+                length = None if length is None else bucket_of(length, view.lengths)
+            uid = self._uid(app_name, head, envelope.reply)
+        except BadRequest as error:
+            return Error(code="bad_request", message=str(error))
+        latency_ms = head.latency_ms if head.latency_ms is not None else view.app.latency_ms
+        if latency_ms is None:
+            latency_s = INFINITE
+            deadline = now + self._default_deadline
+        else:
+            latency_s = latency_ms / 1000.0
+            deadline = now + latency_s
+        if head.deadline is not None and head.deadline < deadline:
+            deadline = head.deadline
+        ask = Ask(
+            key,
+            items,
+            deadline,
+            latency_s,
+            head.accuracy or 0.0,
+            INFINITE if head.cost is None else head.cost,
+            head.model,
+            head.version,
+            head.variant,
+            length,
+        )
+        query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
+        if view.app.default_output is not None:
+            query.fallback = view.app
+        if envelope.headers is not None:
+            start_trace(query, envelope.headers)
+        return query
+
+    def _uid(self, app: str, head: QueryHead, reply: str) -> bytes:
+        """Ours, or made from the client's retry key, scoped by app and caller: nobody can meet another's."""
+        key = head.retry_key
+        if key is None:
+            return self._new_uid()
+        if len(key) != 16:
+            raise BadRequest(f"retry_key must be 16 random bytes, not {len(key)}")
+        caller = reply[: reply.find(".")]
+        if caller == OWN:  # the user's name comes after the app's
+            caller = ".".join(reply.split(".", 3)[:3])
+        scope = (app, caller)
+        hasher = self._hashers.get(scope)
+        if hasher is None:
+            if len(self._hashers) >= SCOPES:
+                self._hashers.clear()
+            named = "/".join(scope).encode()
+            hasher = blake2b(digest_size=16, key=named if len(named) <= 64 else blake2b(named).digest())
+            self._hashers[scope] = hasher
+        digest = hasher.copy()  # a third of what making one costs
+        digest.update(key)
+        return digest.digest()
+
+    def _unknown(self, app_name: str, head: QueryHead) -> Error:
+        try:
+            check_name(app_name if app_name != WITHOUT_APP else None, "app")
+            check_name(head.model, "model")
+        except BadRequest as error:
+            return Error(code="bad_request", message=str(error))
+        if not self._apps.synced:
+            return Error(
+                code="overloaded", message="the dispatcher has only just started: ask again", retry_after_ms=100
+            )
+        if app_name != WITHOUT_APP:
+            text = f"no app {app_name!r}: see infaas.list.apps, or register a model for it"
+            return Error(code="unknown_app", message=text)
+        if head.model is None:
+            text = "field `model` is missing: a query without an app names a registered model"
+            return Error(code="bad_request", message=text)
+        return Error(code="unknown_model", message=f"no model {head.model!r}: see infaas.list.models")
+
+    def adopt(self, route: Route, body: bytes, headers: Mapping[str, str] | None = None) -> Query | None:
+        """Take over a query that another dispatcher, now gone, had taken; None when it cannot be understood here.
+
+        headers: that came with it; they go on with it as they are, since its span was the other's.
+        """
+        try:
+            head = _decode_head(body)
+        except msgspec.DecodeError:
+            return None
+        found = self._apps.of(route.app, route.model)
+        if found is None:
+            return None
+        ask = Ask(
+            found[0],
+            route.items,
+            route.deadline,
+            INFINITE if route.latency_ms is None else route.latency_ms / 1000.0,
+            route.accuracy or 0.0,
+            INFINITE if route.cost is None else route.cost,
+            route.model,
+            route.version,
+            route.variant,
+            route.length,
+        )
+        query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
+        query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None
+        query.attempt = route.attempt
+        query.headers = None if (trace := read(headers)) is None else trace.headers(trace.parent)
+        query.crashes = int(route.alone)
+        return query

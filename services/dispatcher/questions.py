@@ -1,14 +1,17 @@
 """What is asked about the system: lists, and what a query would get. Pure."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from bus.messages.public import ListRequest
+from bus.messages.public import Candidate, Error, Explanation, Listing, ListRequest, Refusal, Requirements
 from services.core.actor import Effect, Envelope, Publish
+from services.core.appview import AppView
+from services.core.ask import INFINITE, Ask, Decision
 from services.core.catalog import Catalog
-from services.core.cluster import ClusterView
+from services.core.cluster import ClusterView, Worker
+from services.core.intake import BadRequest, check_name, check_requirements
+from services.core.plans import Group
 from services.core.selection import SelectionPolicy
-from services.dispatcher.explaining import explain
-from services.dispatcher.listing import listing
 
 
 def question(envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy) -> Iterable[Effect]:
@@ -21,3 +24,291 @@ def question(envelope: Envelope, catalog: Catalog, view: ClusterView, policy: Se
             return ()  # their coordinator answers
         return (Publish(envelope.reply, listing(about, asked, now, catalog, view)),)
     return (Publish(envelope.reply, explain(about, asked, now, view, policy)),)
+
+
+# -- Why this variant: the decision that a query would get now, with a reason for every candidate. Changes nothing.
+
+HORIZON = 30.0  # s; the deadline of a query that states none
+
+
+def explain(
+    app_name: str, wish: Requirements, now: float, view: ClusterView, policy: SelectionPolicy
+) -> Explanation | Refusal:
+    """The decision for one item with these requirements, and why every other variant was passed over."""
+    try:
+        check_name(app_name, "app")
+        check_requirements(wish)
+    except BadRequest as error:
+        return Refusal(error=Error(code="bad_request", message=str(error)))
+    app = view.apps.get(app_name)
+    if app is None:
+        return Refusal(error=Error(code="unknown_app", message=f"no app {app_name!r}: see infaas.list.apps"))
+    latency_ms = wish.latency_ms if wish.latency_ms is not None else app.app.latency_ms
+    latency_s = INFINITE if latency_ms is None else latency_ms / 1000.0
+    deadline = min(now + min(latency_s, HORIZON), wish.deadline or INFINITE)
+    cost = INFINITE if wish.cost is None else wish.cost
+    ask = Ask(app_name, 1, deadline, latency_s, wish.accuracy or 0.0, cost, wish.model, wish.version, wish.variant)
+    before = app.asked, app.full_since
+    decision = policy.select(ask, now, view)
+    app.asked, app.full_since = before
+    winner = _winner(decision, view)
+    candidates = [
+        _candidate(
+            i, app, ask, now, view, "" if group.record.variant == winner else _why_not(i, app, ask, now, view, decision)
+        )
+        for i, group in enumerate(app.groups)
+    ]
+    candidates.sort(key=lambda c: (c.variant != winner, c.cost_per_1000))
+    chosen = next((c for c in candidates if c.variant == winner), None)
+    if decision.refusal is not None:
+        return Explanation(chosen=None, candidates=candidates, refusal=decision.refusal)
+    return Explanation(chosen=chosen, candidates=candidates)
+
+
+def _winner(decision: Decision, view: ClusterView) -> str | None:
+    if decision.assignments:
+        return view.instances[decision.assignments[0]].record.variant
+    if decision.load is not None and decision.wait:
+        return decision.load.record.variant
+    return None
+
+
+def state_of(group: Group, app: AppView, view: ClusterView) -> str:
+    """The best state of any instance of a variant, for this app; Quarantined where no worker would load it."""
+    if group.active:
+        return "Active"
+    if group.troubled:
+        return group.troubled[0].state_for(app.app.app)
+    if group.loading:
+        return "Loading"
+    shut = frozenset(view.quarantines(group.record.variant))
+    if not shut:
+        return "Inactive"
+    record = group.record
+    free = view.least_utilised(record.hardware, shut, simulated=record.simulated)
+    return "Quarantined" if free is None else "Inactive"
+
+
+def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, why_not: str) -> Candidate:
+    group = app.groups[i]
+    record = group.record
+    instances = (*group.active, *group.loading, *group.troubled)
+    seconds = group.table.at(ask.length).seconds(ask.items)
+    load_ms = record.profile.load_ms
+    worker = None
+    if instances:
+        best = min(instances, key=lambda instance: instance.predict(ask.items, ask.length))
+        seconds = best.predict(ask.items, ask.length)
+        worker = best.worker.name
+        load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
+    return Candidate(
+        model=record.model,
+        version=record.version,
+        variant=record.variant,
+        hardware=record.hardware,
+        worker=worker,
+        state=state_of(group, app, view),
+        accuracy=record.accuracy,
+        latency_ms=seconds * 1000.0,
+        load_ms=load_ms,
+        cost_per_1000=float(app.cost[i]),
+        simulated=record.simulated,
+        why_not=why_not,
+    )
+
+
+def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, decision: Decision) -> str:
+    group = app.groups[i]
+    record = group.record
+    if not app.pinned(ask)[i]:
+        if not app.current[i]:
+            return f"version {record.version} does not serve now: name it to use it"
+        return "the query names another model, version or variant"
+    if app.accuracy[i] < ask.accuracy:
+        return f"accuracy {app.accuracy[i]:.4f} is below {ask.accuracy:g}"
+    alone = float(app.latency(ask.items, ask.length)[i])
+    if alone > ask.latency_s:
+        return f"inference alone takes {alone * 1e3:.3g} ms, more than {ask.latency_s * 1e3:g} ms"
+    if app.cost[i] > ask.cost:
+        return f"costs US$ {app.cost[i]:.3g} per 1,000, more than {ask.cost:g}"
+    slack = ask.deadline - now
+    waits = [instance.predict(ask.items, ask.length) for instance in (*group.active, *group.troubled)]
+    if waits and min(waits) > slack:
+        return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    if group.active:
+        if app.goal == "accuracy":
+            return "meets everything, but a variant that comes first for accuracy does too"
+        return "meets everything, but a cheaper variant does too"
+    if group.troubled:
+        return f"{group.troubled[0].state_for(app.app.app)}: avoided while others can serve"
+    if state_of(group, app, view) == "Quarantined":
+        worker, reason = next(iter(view.quarantines(record.variant).items()))
+        return f"quarantined on {worker}: {reason}"
+    if decision.assignments:
+        return "not loaded, and an Active variant meets the requirements" if not group.loading else "still loading"
+    ready = group.seconds_to_load + alone
+    if ready > slack:
+        return f"not loaded: ready in {ready * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
+    return "not loaded, and another variant would be ready sooner"
+
+
+# -- What there is, with the numbers that decisions use: the replies to `infaas.list.<what>`.
+
+
+def listing(what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView) -> Listing | Refusal:
+    """The items of one kind; unknown kinds are a bad_request that names the known ones."""
+    try:
+        check_name(ask.app, "app")
+        check_name(ask.model, "model")
+    except BadRequest as error:
+        return Refusal(error=Error(code="bad_request", message=str(error)))
+    if what == "apps":
+        return Listing(items=_apps(ask, catalog))
+    if what == "models":
+        return Listing(items=_models(ask, catalog))
+    if what == "variants":
+        return Listing(items=_variants(ask, view))
+    if what == "workers":
+        return Listing(items=_workers(now, view))
+    text = f"there is no list of {what!r}: ask for apps, models, variants or workers"
+    return Refusal(error=Error(code="bad_request", message=text))
+
+
+def _apps(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "app": app.app,
+            "models": sorted(app.links),
+            "versions": dict(app.links),
+            "variants": len(catalog.variants_of(app.app)),
+            "latency_ms": app.latency_ms,
+            "default_output": app.default_output,
+            "min_instances": app.min_instances,
+            "inputs": _specs(app.signature.inputs) if app.signature else [],
+            "outputs": _specs(app.signature.outputs) if app.signature else [],
+            "created": app.created,
+        }
+        for app in sorted(catalog.apps, key=lambda app: app.app)
+        if ask.app in (None, app.app) and (ask.model is None or ask.model in app.links)
+    ]
+
+
+def _specs(specs: list[Any]) -> list[dict[str, Any]]:
+    return [{"name": s.name, "datatype": s.datatype, "shape": s.shape} for s in specs]
+
+
+def _models(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
+    items = []
+    for model in sorted(catalog.models, key=lambda m: (m.model, m.created)):
+        apps = sorted(catalog.apps_linking(model.model))
+        if (ask.app is not None and ask.app not in apps) or ask.model not in (None, model.model):
+            continue
+        serving = [a for a in apps if (record := catalog.app(a)) and record.links[model.model] == model.version]
+        items.append(
+            {
+                "model": model.model,
+                "version": model.version,
+                "apps": apps,
+                "serving": serving,
+                "task": model.task,
+                "metric": model.metric,
+                "format": model.format,
+                "variants": len(catalog.variants_at(model.model, model.version)),
+                "created": model.created,
+            }
+        )
+    return items
+
+
+def _variants(ask: ListRequest, view: ClusterView) -> list[dict[str, Any]]:
+    items = []
+    for name, app in sorted(view.apps.items()):
+        if name.startswith("_") or ask.app not in (None, name):
+            continue
+        for i, group in enumerate(app.groups):
+            record = group.record
+            if ask.model not in (None, record.model) or not app.current[i]:
+                continue
+            instances = (*group.active, *group.loading, *group.troubled)
+            hourly = view.nominal_price_per_s(record) * 3600.0
+            items.append(
+                {
+                    "app": name,
+                    "model": record.model,
+                    "version": record.version,
+                    "variant": record.variant,
+                    "hardware": record.hardware,
+                    "framework": record.framework,
+                    "precision": record.precision,
+                    "threads": record.threads,
+                    "max_batch": record.max_batch,
+                    "accuracy": record.accuracy,
+                    "agreement": record.agreement,
+                    "load_ms": record.profile.load_ms,
+                    "latency_ms": group.table.seconds(1) * 1000.0,
+                    "memory_mb": record.profile.memory_mb,
+                    "saturation_qps": record.profile.saturation_qps,
+                    "price_per_hour": hourly,
+                    "cost_per_1000": float(app.cost[i]),
+                    "state": state_of(group, app, view),
+                    "quarantined": view.quarantines(record.variant),
+                    "instances": len(instances),
+                    "dominated": record.dominated,
+                    "simulated": record.simulated,
+                }
+            )
+    return items
+
+
+def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
+    return [
+        {
+            "worker": worker.name,
+            "hardware": worker.hardware,
+            "kind": worker.kind,
+            "state": _state_of(worker),
+            "incarnation": worker.incarnation,
+            "last_seen_s": round(now - worker.seen, 3),
+            "clock_skew_ms": round(worker.skew * 1000.0, 3),
+            "devices": [
+                {
+                    "device": d.device,
+                    "kind": d.kind,
+                    "alive": d.alive,
+                    "cores": d.cores,
+                    "cores_used": d.cores_used,
+                    "memory_mb": d.memory_mb,
+                    "memory_used_mb": d.memory_used_mb,
+                    "utilisation": d.utilisation,
+                    "price_per_hour": d.price_per_hour,
+                    "simulated": d.simulated,
+                }
+                for d in worker.devices.values()
+            ],
+            "instances": [
+                {
+                    "instance": i.id,
+                    "variant": i.record.variant,
+                    "device": i.device,
+                    "state": i.status.state,
+                    "queued": i.own + i.others,
+                    "load": i.status.load,
+                    "latency_ms": i.status.latency_ms,
+                    "mean_batch": i.status.mean_batch,
+                    "factor": i.factor,
+                }
+                for i in worker.instances.values()
+            ],
+            "simulated": all(d.simulated for d in worker.devices.values()),
+        }
+        for worker in sorted(view.workers.values(), key=lambda w: w.name)
+    ]
+
+
+def _state_of(worker: Worker) -> str:
+    """As people are shown it. Booting: its monitor speaks, and none of its executors has yet."""
+    if worker.draining:
+        return "Draining"
+    if any(device.alive for device in worker.devices.values()):
+        return "Ready"
+    return "Down" if worker.was_alive else "Booting"

@@ -15,10 +15,9 @@ from services.core.actor import Edge
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.executor import metrics
-from services.executor.accelerated import AcceleratedEdge
 from services.executor.actor import Executor
-from services.executor.edge import ExecutorEdge
-from services.executor.simulated import SimulatedEdge
+from services.executor.edge import AcceleratedEdge, ExecutorEdge
+from services.executor.edge_simulated import SimulatedEdge
 from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.accelerators import Accelerator

@@ -28,23 +28,26 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.executor.answering import answer_of, model_error, output_bytes
-from services.executor.answers import Answers, Known
-from services.executor.instances import Loaded
-from services.executor.lapses import Lapse, Lapses
-from services.executor.owners import Owners
-from services.executor.reporting import REPORT, Report, Reporter
-from services.executor.residents import Residents
-from services.executor.runs import Runs
-from services.executor.taking import inputs_of, work_of
-from services.executor.tracing import answer_headers, spans_of
-from services.executor.work import BatchResult, FetchInputs, RunBatch, StoreOutputs, Work
+from services.executor.answers import (
+    RecentAnswers,
+    SentAnswer,
+    answer_headers,
+    answer_of,
+    model_error,
+    output_bytes,
+    spans_of,
+)
+from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
+from services.executor.default_output import DefaultOutputDeadlines, DefaultOutputDue
+from services.executor.dispatchers import KnownDispatchers
+from services.executor.instances import REPORT, BatchRuns, InstanceManager, Loaded, MonitorReporter, ReportDue
+from services.executor.queue import QueuedQuery, inputs_of, work_of
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
 NOTHING: tuple[Effect, ...] = ()
 
 
-class Pump(msgspec.Struct, frozen=True):
+class BatchesDue(msgspec.Struct, frozen=True):
     """Timer: everything that came in this turn is queued; form batches."""
 
 
@@ -66,23 +69,23 @@ class Executor:
         self.worker = worker
         self.device = device
         self.incarnation = incarnation
-        self._residents = Residents(worker, device, incarnation, subjects)
+        self._residents = InstanceManager(worker, device, incarnation, subjects)
         self.instances = self._residents.instances
-        self.answers = Answers()
+        self.answers = RecentAnswers()
         self._subjects = subjects
-        self.owners = Owners(subjects, f"{worker}/{device}/{incarnation}", worker, failure_timeout_s + REPORT)
-        self._runs = Runs(max(1, cores), inline_below_s)
+        self.owners = KnownDispatchers(subjects, f"{worker}/{device}/{incarnation}", worker, failure_timeout_s + REPORT)
+        self._runs = BatchRuns(max(1, cores), inline_below_s)
         self._max_inline = max_inline
         self._failure_timeout = failure_timeout_s
         self._pumping = False
-        self._reporter = Reporter(worker, device, incarnation, subjects)
-        self._pending: dict[tuple[bytes, int], Work] = {}  # taken, not yet ended
-        self._lapses = Lapses()
-        self._fetching: dict[bytes, tuple[Loaded, Work]] = {}
+        self._reporter = MonitorReporter(worker, device, incarnation, subjects)
+        self._pending: dict[tuple[bytes, int], QueuedQuery] = {}  # taken, not yet ended
+        self._lapses = DefaultOutputDeadlines()
+        self._fetching: dict[bytes, tuple[Loaded, QueuedQuery]] = {}
         self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
             Execute: self._execute,
-            Pump: self._pump,
-            Lapse: self._lapse,
+            BatchesDue: self._pump,
+            DefaultOutputDue: self._lapse,
             Done: self._did,
             Failed: self._failed,
             TimedOut: self._failed,
@@ -90,7 +93,7 @@ class Executor:
             LoadInstance: lambda envelope: self._residents.load(envelope.message),
             MoveInstance: lambda envelope: self._residents.move(envelope.message),
             UnloadInstance: lambda envelope: self._residents.unload(envelope.message.instance),
-            Report: self._report,
+            ReportDue: self._report,
             Recorded: lambda _: NOTHING,
             Started: self._started,
             Stopping: self._stopping,
@@ -133,7 +136,7 @@ class Executor:
         try:
             taken = inputs_of(execute.body)
             if taken.inputs_ref is not None:
-                asked = self._pending[key] = Work(route, execute.body, None, route.items, None)
+                asked = self._pending[key] = QueuedQuery(route, execute.body, None, route.items, None)
                 asked.headers, asked.taken = envelope.headers, envelope.now
                 self._fetching[route.uid] = (loaded, asked)
                 return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
@@ -141,12 +144,12 @@ class Executor:
             if envelope.headers is not None:
                 work.headers, work.taken = envelope.headers, envelope.now
         except msgspec.DecodeError as error:
-            unread = Work(route, execute.body, None, route.items, None)
+            unread = QueuedQuery(route, execute.body, None, route.items, None)
             unread.headers = envelope.headers
             return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
         return self._take(loaded, work, envelope.now)
 
-    def _take(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
+    def _take(self, loaded: Loaded, work: QueuedQuery, now: float) -> Iterable[Effect]:
         self._pending[work.route.uid, work.route.part] = work
         loaded.queue.push(work)
         return (*self._arm(), *self._lapses.watch(work, now, self._pending)) if work.route.fallback else self._arm()
@@ -155,7 +158,7 @@ class Executor:
         due = self._lapses.due(envelope.now, self._pending if self.owners.any_alive else {})
         return (*self._back(due, "late"), *self._lapses.wake(envelope.now))
 
-    def _again(self, route: Route, known: Known, now: float) -> list[Effect]:
+    def _again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:
         """It was answered before: a client that asks again hears the same, a dispatcher's retry only that it is done."""
         effects: list[Effect] = []
         if route.attempt == 0 and route.resendable:
@@ -170,7 +173,7 @@ class Executor:
         if self._pumping:
             return NOTHING
         self._pumping = True
-        return (After("pump", 0.0, Pump()),)
+        return (After("pump", 0.0, BatchesDue()),)
 
     # -- batches
 
@@ -181,7 +184,7 @@ class Executor:
         now = envelope.now
         for loaded in self._runs.ready(self.instances.values()):
             if not self._runs.has_room(loaded):  # others compute on its cores: what cannot wait for them goes back
-                batch: list[Work] = []
+                batch: list[QueuedQuery] = []
                 late = loaded.queue.overdue(now)
             else:
                 batch, late = loaded.queue.form(now)
@@ -195,11 +198,11 @@ class Executor:
                 effects.extend(self._residents.let_go(loaded))
         return effects
 
-    def _trying(self, suspect: Work) -> list[Effect]:
+    def _trying(self, suspect: QueuedQuery) -> list[Effect]:
         """Say what is begun, in case that it ends this process."""
         return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in suspect.routes]
 
-    def _too_late(self, loaded: Loaded, work: Work, now: float) -> Iterable[Effect]:
+    def _too_late(self, loaded: Loaded, work: QueuedQuery, now: float) -> Iterable[Effect]:
         if work.lapsed:
             return NOTHING
         self._pending.pop((work.route.uid, work.route.part), None)
@@ -283,14 +286,14 @@ class Executor:
                 loaded.queue.push(work)
         return self._arm()
 
-    def _reply(self, route: Route, answer: Answer | Refusal, work: Work | None = None) -> Publish:
+    def _reply(self, route: Route, answer: Answer | Refusal, work: QueuedQuery | None = None) -> Publish:
         """To the client; what it may ask for again is kept."""
         headers = None if work is None or work.headers is None else answer_headers(work)
         return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer, "", headers)
 
     # -- refusing and handing back
 
-    def _refuse(self, loaded: Loaded, work: Work, code: Any, text: str, now: float) -> list[Effect]:
+    def _refuse(self, loaded: Loaded, work: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
         route, span = work.route, (now, now)
         loaded.served(route, route.items, now - route.arrived, error=True)
         effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)), work)]
@@ -302,7 +305,7 @@ class Executor:
         owner = route.dispatcher if self.owners.alive(route.dispatcher) else ""
         return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body, text), "", headers)
 
-    def _back(self, works: Iterable[Work], reason: str, text: str = "") -> list[Effect]:
+    def _back(self, works: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
         return [
             self._hand_back(route, reason, work.body, work.headers, text) for work in works for route in work.routes
         ]
@@ -320,12 +323,12 @@ class Executor:
         work.also, work.headers, work.taken = asked.also, asked.headers, asked.taken
         return self._take(loaded, work, now)
 
-    def _arrived(self, uid: bytes) -> tuple[Loaded, Work]:
+    def _arrived(self, uid: bytes) -> tuple[Loaded, QueuedQuery]:
         loaded, asked = self._fetching.pop(uid)
         del self._pending[uid, asked.route.part]
         return loaded, asked
 
-    def _stored(self, key: tuple[Work, Answer], ref: Any) -> Iterable[Effect]:
+    def _stored(self, key: tuple[QueuedQuery, Answer], ref: Any) -> Iterable[Effect]:
         work, answer = key
         answer = msgspec.structs.replace(answer, outputs={}, outputs_ref=ref)
         return (self._reply(work.route, answer, work),)
@@ -381,7 +384,7 @@ class Executor:
         for loaded in self.instances.values():
             self._drop(loaded)
 
-    def _drop(self, loaded: Loaded) -> list[Work]:
+    def _drop(self, loaded: Loaded) -> list[QueuedQuery]:
         """Empty an instance's queue."""
         works = [work for work in loaded.queue.drop() if not work.lapsed]
         for work in works:

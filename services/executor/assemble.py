@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Tensor, TensorView
 from bus.tensors import NUMPY_NAMES, datatype_of, fit, from_array, to_array
-from services.executor.work import Inputs, Work
+from services.executor.queue import Inputs, QueuedQuery
 
 Array = NDArray[Any]
 UNKNOWN = 2**62
@@ -18,7 +18,7 @@ class NotANumber(ValueError):
     """The model returned NaN or infinity for this query."""
 
 
-def single(works: list[Work], spec: TensorSpec) -> Array:
+def single(works: list[QueuedQuery], spec: TensorSpec) -> Array:
     """One array [items, ...] of the model's only input. Raises BadTensor."""
     code = NUMPY_NAMES.get(spec.datatype)
     plain = code is not None and all(
@@ -36,7 +36,7 @@ def single(works: list[Work], spec: TensorSpec) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def several(works: list[Work], signature: Signature) -> dict[str, Array]:
+def several(works: list[QueuedQuery], signature: Signature) -> dict[str, Array]:
     """The arrays of a model with several inputs, by name. Raises BadTensor."""
     arrays = {}
     for spec in signature.inputs:
@@ -58,7 +58,7 @@ def _one(inputs: Inputs | None, spec: TensorSpec, where: str) -> Array:
     return fit(to_array(inputs, where), spec, where)
 
 
-def split(outputs: list[Array], names: tuple[str, ...], works: list[Work]) -> list[dict[str, Tensor]]:
+def split(outputs: list[Array], names: tuple[str, ...], works: list[QueuedQuery]) -> list[dict[str, Tensor]]:
     """Each query's rows of every output. Raises NotANumber, or ValueError when the model returned another number of rows."""
     total = sum(work.items for work in works)
     answers: list[dict[str, Tensor]] = [{} for _ in works]
@@ -87,7 +87,7 @@ def most_bytes(outputs: list[Array]) -> int:
     return sum(UNKNOWN if array.dtype.kind in "OUS" else array.nbytes for array in outputs)
 
 
-def _split_strings(array: Array, name: str, works: list[Work], answers: list[dict[str, Tensor]]) -> None:
+def _split_strings(array: Array, name: str, works: list[QueuedQuery], answers: list[dict[str, Tensor]]) -> None:
     at = 0
     for work, answer in zip(works, answers, strict=True):
         answer[name] = from_array(array[at : at + work.items])

@@ -24,10 +24,10 @@ from bus.subjects import Subjects
 from bus.tensors import BadTensor
 from services.executor.assemble import NotANumber, most_bytes, several, single, split
 from services.executor.backends.base import BackendError, Handle, plain
-from services.executor.models import Held, Models
-from services.executor.work import (
+from services.executor.commands import (
     BatchResult,
     FetchInputs,
+    LoadedModel,
     LoadModel,
     MeasureMemory,
     MoveModel,
@@ -36,6 +36,7 @@ from services.executor.work import (
     StoreOutputs,
     UnloadModel,
 )
+from services.executor.edge_models import DeviceModels, ModelInMemory
 from services.shell.clock import now
 from services.shell.telemetry import about
 
@@ -59,7 +60,7 @@ class ExecutorEdge:
         self._watchdog = watchdog
         self._least = least_s
         threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
-        self._models = Models(bus, subjects, device, cache, threads)
+        self._models = DeviceModels(bus, subjects, device, cache, threads)
         self._held = self._models.held
         self._off_loop = self._models.off_loop
         self._inline_since = 0.0
@@ -115,7 +116,7 @@ class ExecutorEdge:
                 return None
         raise TypeError(f"unknown command {command!r}")
 
-    def _compute(self, held: Held, command: RunBatch) -> BatchResult:
+    def _compute(self, held: ModelInMemory, command: RunBatch) -> BatchResult:
         """Assemble, run, split; what fails is reported for the whole batch and sorted out by the actor."""
         works = command.works
         started = now()
@@ -133,7 +134,7 @@ class ExecutorEdge:
             return BatchResult(started, now(), [], [plain(error)] * len(works))
 
     @staticmethod
-    def _pieces(held: Held, array: Any) -> list[Any]:
+    def _pieces(held: ModelInMemory, array: Any) -> list[Any]:
         """A query larger than the variant's largest batch runs in pieces."""
         import numpy as np  # noqa: PLC0415
 
@@ -155,7 +156,7 @@ class ExecutorEdge:
         finally:
             held.running = False
 
-    async def _watched(self, held: Held, command: RunBatch) -> BatchResult:
+    async def _watched(self, held: ModelInMemory, command: RunBatch) -> BatchResult:
         """Compute in a thread, and end it when it takes many times its profile."""
         work = asyncio.get_running_loop().run_in_executor(held.threads, self._compute, held, command)
         limit = max(self._least, self._watchdog * command.predicted)
@@ -190,3 +191,43 @@ def _give_up(what: str) -> None:
     """A run that nothing ends would hold the device for ever: end the process, loudly."""
     log.critical("a run could not be ended: this process stops and will be started again", extra={"instance": what})
     os._exit(HUNG)
+
+
+# -- The hands of a real accelerator: those of any device, except that memory is the device's own, and that its
+# faults are final.
+
+BROKEN = 72  # exit code: the device refuses all further work of this process
+# After these the CUDA context is lost: every later call of the process fails, whatever model it is for.
+_FINAL = ("illegal memory access", "unspecified launch failure", "device-side assert", "uncorrectable ECC error")
+
+
+class AcceleratedEdge(ExecutorEdge):
+    """One GPU's or Neuron chip's edge."""
+
+    def inline(self, command: Any) -> Any:
+        return _whole(super().inline(command))
+
+    async def perform(self, command: Any) -> Any:
+        if isinstance(command, MeasureMemory):
+            return sum(held.handle.memory_mb for held in self._held.values())
+        result = _whole(await super().perform(command))
+        if isinstance(command, LoadModel) and isinstance(result, LoadedModel):
+            held = self._held.get(command.instance)
+            memory_mb = held.handle.memory_mb if held is not None else 0.0
+            return LoadedModel(result.load_ms, memory_mb, result.proof)
+        return result
+
+
+def final(result: Any) -> str:
+    """The error after which the device serves this process no more; empty when there was none."""
+    errors = result.errors if isinstance(result, BatchResult) else None
+    return next((error for error in errors or () if any(words in error for words in _FINAL)), "")
+
+
+def _whole(result: Any) -> Any:
+    """The result; a process whose device is lost ends, and is started again."""
+    error = final(result)
+    if error:
+        log.critical("the device is lost to this process, which stops and will be started again: %s", error)
+        os._exit(BROKEN)
+    return result

@@ -1,12 +1,55 @@
-"""One loaded model as the executor's actor sees it: its queue, what it is doing, and what it has measured since the last report."""
+"""The instances of one device: loaded and unloaded on the monitor's orders, run within the device's cores, measured and reported."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import AppSample, InstanceSample
+from bus.messages.fleet import (
+    AppSample,
+    ExecutorReport,
+    InstanceFailed,
+    InstanceLoaded,
+    InstanceMoved,
+    InstanceSample,
+    InstanceUnloaded,
+    LoadInstance,
+    MoveInstance,
+)
 from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
+from bus.subjects import Subjects
+from services.core.actor import After, Do, Effect, Publish
 from services.core.cost import LatencyTable
-from services.executor.policy import EdfQueue
-from services.executor.tally import BatchTally
+from services.executor.commands import (
+    LoadedModel,
+    LoadModel,
+    MeasureMemory,
+    MovedModel,
+    MoveModel,
+    RunBatch,
+    UnloadModel,
+)
+from services.executor.queue import EdfQueue, QueuedQuery
+
+
+class BatchTally:
+    """sizes: batches by their items; seconds: computing them."""
+
+    __slots__ = ("seconds", "sizes")
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.seconds = 0.0
+
+    def add(self, items: int, seconds: float) -> None:
+        """One batch."""
+        self.sizes[items] = self.sizes.get(items, 0) + 1
+        self.seconds += seconds
+
+
+# -- One loaded model as the executor's actor sees it: its queue, what it is doing, and what it has measured since
+# the last report.
 
 
 class Loaded:
@@ -96,3 +139,210 @@ class Loaded:
         )
         self._reset()
         return sample
+
+
+# -- Which instances a device holds: loaded on the monitor's order, let go once what was queued is answered.
+
+NOTHING: tuple[Effect, ...] = ()
+
+
+class InstanceManager:
+    """The instances of one device, by id; the monitor is told what becomes of each."""
+
+    def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
+        self.instances: dict[str, Loaded] = {}
+        self.tallies: dict[str, BatchTally] = {}  # by variant: what was ever computed here
+        self._device = device
+        self._incarnation = incarnation
+        self._told = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
+
+    def load(self, order: LoadInstance) -> Iterable[Effect]:
+        """Begin to load; queries may already queue for it."""
+        if order.instance in self.instances:
+            return NOTHING
+        tally = self.tallies.setdefault(order.variant.variant, BatchTally())
+        self.instances[order.instance] = Loaded(order.instance, order.variant, order.price_per_s, tally)
+        return (Do(("load", order.instance), LoadModel(order.instance, order.variant, tuple(order.cores))),)
+
+    def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
+        """Its model is in memory; one that nobody wants any more goes again."""
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return (Do(("unload", instance), UnloadModel(instance)),)
+        loaded.ready = True
+        fact = InstanceLoaded(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            load_ms=model.load_ms,
+            memory_mb=model.memory_mb,
+            proof=model.proof,
+        )
+        return (Publish(self._told["loaded"], fact), *(self.let_go(loaded) if loaded.leaving else NOTHING))
+
+    def move(self, order: MoveInstance) -> Iterable[Effect]:
+        """Run it on these cores from now on; until its copy there is ready it serves where it is."""
+        loaded = self.instances.get(order.instance)
+        if loaded is None or not loaded.ready or loaded.leaving:
+            return NOTHING
+        cores = tuple(order.cores)
+        return (Do(("move", (loaded, cores)), MoveModel(loaded.id, loaded.record, cores)),)
+
+    def moved(self, key: tuple[Loaded, tuple[int, ...]], model: MovedModel | None, error: str = "") -> Iterable[Effect]:
+        """It runs there now, or could not be moved and serves as before."""
+        loaded, cores = key
+        if self.instances.get(loaded.id) is not loaded:
+            return NOTHING
+        if model is not None:
+            loaded.queue.factor = 1.0  # what was learnt where it was slow says nothing any more
+        fact = InstanceMoved(
+            instance=loaded.id,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            cores=list(cores),
+            proof=model.proof if model is not None else "",
+            error=error,
+        )
+        return (Publish(self._told["moved"], fact),)
+
+    def unload(self, instance: str) -> Iterable[Effect]:
+        """Take nothing new for it."""
+        loaded = self.instances.get(instance)
+        if loaded is None:
+            return NOTHING
+        loaded.leaving = True
+        return self.let_go(loaded)
+
+    def let_go(self, loaded: Loaded) -> Iterable[Effect]:
+        """Unload an instance that leaves, once it is loaded and idle."""
+        if loaded.running or len(loaded.queue) or not loaded.ready:
+            return NOTHING
+        del self.instances[loaded.id]
+        fact = InstanceUnloaded(
+            instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
+        )
+        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._told["unloaded"], fact))
+
+    def failed(self, instance: str, reason: str) -> tuple[Loaded, Publish] | None:
+        """It could not be loaded: the instance, whose queue is the caller's to clear, and what the monitor is told."""
+        loaded = self.instances.pop(instance, None)
+        if loaded is None:
+            return None
+        fact = InstanceFailed(
+            instance=instance,
+            variant=loaded.record.variant,
+            device=self._device,
+            incarnation=self._incarnation,
+            reason=reason,
+        )
+        return loaded, Publish(self._told["failed"], fact)
+
+
+# -- Batches under way on one device: each takes as many cores as its variant has threads, and no instance runs two
+# at once.
+
+
+class BatchRuns:
+    """cores: of the device; inline_below_s: a batch predicted to be shorter runs on the loop itself."""
+
+    def __init__(self, cores: int, inline_below_s: float) -> None:
+        self.under_way: dict[int, tuple[Loaded, RunBatch]] = {}
+        self.starved = False  # an instance waits for cores
+        self._cores = cores
+        self._busy = 0
+        self._inline_below = inline_below_s
+        self._number = 0
+
+    def ready(self, instances: Iterable[Loaded]) -> list[Loaded]:
+        """Instances that could begin a batch, the one with the most urgent query first."""
+        self.starved = False
+        found = [loaded for loaded in instances if loaded.ready and not loaded.running and len(loaded.queue)]
+        if len(found) > 1:
+            found.sort(key=lambda loaded: loaded.queue.most_urgent)
+        return found
+
+    def _needed(self, loaded: Loaded) -> int:
+        return max(1, min(loaded.record.threads, self._cores))
+
+    def has_room(self, loaded: Loaded) -> bool:
+        """Whether enough cores are free for this instance; remembered when not."""
+        if self._busy + self._needed(loaded) <= self._cores:
+            return True
+        self.starved = True
+        return False
+
+    def begin(self, loaded: Loaded, batch: list[QueuedQuery]) -> Do:
+        items = sum(work.items for work in batch)
+        predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
+        self._number += 1
+        inline = predicted < self._inline_below and not batch[0].route.alone
+        if inline and any(work.route.fallback for work in batch):
+            inline = False  # a default is due at its time, also when a run takes far longer than it ever did
+        run = RunBatch(loaded.id, batch, predicted, inline)
+        loaded.running = True
+        loaded.running_items = items
+        loaded.running_offline = batch[0].route.policy == OFFLINE
+        self._busy += self._needed(loaded)
+        self.under_way[self._number] = (loaded, run)
+        return Do(self._number, run)
+
+    def end(self, number: int) -> tuple[Loaded, RunBatch] | None:
+        """Free the cores; None when this batch is not under way."""
+        entry = self.under_way.pop(number, None)
+        if entry is not None:
+            loaded = entry[0]
+            loaded.running = False
+            loaded.running_items = 0
+            self._busy -= self._needed(loaded)
+        return entry
+
+
+# -- What an executor tells its monitor twice a second: what each instance did since the last time. Pure.
+
+REPORT = 0.5  # s
+
+
+class ReportDue(Struct, frozen=True):
+    """Timer: tell the monitor what was measured."""
+
+
+class MonitorReporter:
+    """memory_mb: of this process, as last measured."""
+
+    def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
+        self.memory_mb = 0.0
+        self._worker = worker
+        self._device = device
+        self._incarnation = incarnation
+        self._subject = subjects.monitor(worker, "report")
+        self._reported = 0.0
+
+    def start(self, now: float) -> tuple[Effect, ...]:
+        """The first report is due at once."""
+        self._reported = now
+        return (After("report", 0.0, ReportDue()),)
+
+    def gap(self, now: float) -> float:
+        """Seconds since the last report; a new one is under way."""
+        gap = now - self._reported if self._reported else REPORT
+        self._reported = now
+        return gap
+
+    def report(self, now: float, seconds: float, instances: Iterable[Loaded]) -> tuple[Effect, ...]:
+        """Tell it, measure memory for the next one, and set the timer."""
+        report = ExecutorReport(
+            worker=self._worker,
+            device=self._device,
+            incarnation=self._incarnation,
+            at=now,
+            seconds=seconds,
+            samples=[loaded.sample(now) for loaded in instances],
+            memory_mb=self.memory_mb,
+        )
+        return (
+            Publish(self._subject, report),
+            Do(("memory", ""), MeasureMemory()),
+            After("report", REPORT, ReportDue()),
+        )

@@ -13,7 +13,7 @@ from services.autoscaler.vms import notes
 from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop
 from services.core.planning.plan import Solver
 from services.core.quarantine import quarantine_key
-from services.executor.work import (
+from services.executor.commands import (
     BatchResult,
     LoadedModel,
     LoadModel,

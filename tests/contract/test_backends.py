@@ -8,7 +8,15 @@ import pytest
 
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import NAMES, backend, names_for, pt2, survey
-from services.executor.backends.base import BadInput, Cancelled, Handle, LoadFailed, LoadSpec, RunFailed, Unavailable
+from services.executor.backends.base import (
+    BackendUnavailable,
+    Cancelled,
+    Handle,
+    InputRejected,
+    LoadFailed,
+    LoadSpec,
+    RunFailed,
+)
 from tests.support.models import tiny_models
 
 FORMAT = {"ort": "onnx", "torch": "pt2"}
@@ -22,7 +30,7 @@ SIGNATURE = Signature(
 def name(request) -> str:
     try:
         backend(request.param).probe("cpu")
-    except Unavailable as reason:
+    except BackendUnavailable as reason:
         pytest.skip(str(reason))
     return request.param
 
@@ -73,10 +81,10 @@ def test_arrays_that_may_not_be_written_are_taken_and_not_changed(handle):
 def test_wrong_shapes_names_and_datatypes_are_the_callers_fault(handle):
     x = tiny_models.digits(2)[0]
     for wrong in ({"x": x[:, :3]}, {"z": x}, {}):
-        with pytest.raises(BadInput) as refused:
+        with pytest.raises(InputRejected) as refused:
             handle.run(wrong)
         assert "/" not in str(refused.value).replace("inputs/outputs", "")
-    with pytest.raises((RunFailed, BadInput)):
+    with pytest.raises((RunFailed, InputRejected)):
         handle.run({"x": x.astype(np.float64)})
     assert handle.run({"x": x})["scores"].shape == (2, tiny_models.CLASSES)
 
@@ -138,7 +146,7 @@ def test_a_run_that_takes_too_long_can_be_ended(tmp_path):
         loaded.cancel()
         worker.join(0.01)
     assert ended == [Cancelled]
-    with pytest.raises(BadInput):  # it is as usable as before
+    with pytest.raises(InputRejected):  # it is as usable as before
         loaded.run_single(x[:, :2])
     loaded.close()
 
@@ -155,9 +163,9 @@ def test_what_is_no_model_is_refused(name, tmp_path):
 
 
 def test_no_backend_runs_silently_elsewhere(name, artifact):
-    with pytest.raises(Unavailable, match="tpu"):
+    with pytest.raises(BackendUnavailable, match="tpu"):
         backend(name).probe("tpu:0")
-    with pytest.raises(Unavailable, match="tpu"):
+    with pytest.raises(BackendUnavailable, match="tpu"):
         backend(name).load(artifact, LoadSpec(device="tpu:0", format=FORMAT[name]))
 
 
@@ -165,5 +173,5 @@ def test_every_name_is_surveyed_and_others_are_unknown():
     assert set(survey("cpu")) == set(NAMES)
     assert survey("cpu")["ort"] == ""
     assert all(survey("tpu").values())
-    with pytest.raises(Unavailable, match="abacus"):
+    with pytest.raises(BackendUnavailable, match="abacus"):
         backend("abacus")

@@ -14,9 +14,9 @@ import pytest
 
 from bus.messages.catalog import Signature, TensorSpec
 from services.executor.backends import backend, names_for, pt2
-from services.executor.backends.base import BadInput, Handle, LoadFailed, LoadSpec, RunFailed, Unavailable
-from services.executor.workshop import halves, measure, quantise
-from services.executor.workshop.validation import ValidationSet
+from services.executor.backends.base import BackendUnavailable, Handle, InputRejected, LoadFailed, LoadSpec, RunFailed
+from services.executor.workshop.tasks import onnx_files, profiling, quantise
+from services.executor.workshop.tasks.validation import ValidationSet
 from services.shell.accelerators import accelerators, cuda_device, why_no_gpu
 from tests.support.models import tiny_models
 
@@ -68,13 +68,13 @@ def artifact(files, framework: str, precision: str) -> tuple[Path, str]:
             if not (directory / "fp32.pt2").exists():
                 exported(directory)
             if precision != "fp32":
-                from services.executor.workshop.halved_programs import program_file
+                from services.executor.workshop.tasks.torch_files import to_half
 
-                program_file(directory / "fp32.pt2", path, precision, data)
+                to_half(directory / "fp32.pt2", path, precision, data)
         return path, "pt2"
     path = directory / f"{precision}.onnx"
     if not path.exists() and precision == "fp16":
-        halves.onnx_file(directory / "fp32.onnx", path)
+        onnx_files.to_fp16(directory / "fp32.onnx", path)
     elif not path.exists():
         quantise.static(directory / "fp32.onnx", path, data, 8, lambda share: None, symmetric=True)
     return path, "onnx"
@@ -107,7 +107,7 @@ def exported(directory: Path) -> None:
 def works(framework: str) -> None:
     try:
         backend(framework).probe(DEVICE)
-    except Unavailable as reason:
+    except BackendUnavailable as reason:
         pytest.skip(f"{framework}: {reason}")
 
 
@@ -156,7 +156,7 @@ def row(name: str, precision: str, handle: Handle, reference: Handle) -> dict:
     times = {}
     for n in BATCHES:
         batch = np.ascontiguousarray(IMAGES[:n])
-        times[f"b{n}_ms"] = measure.cell(lambda batch=batch: handle.run_single(batch), 0.3, 0).p50_ms
+        times[f"b{n}_ms"] = profiling.measure_calls(lambda batch=batch: handle.run_single(batch), 0.3, 0).p50_ms
     return {
         "framework": name, "precision": precision, "agreement": float(((scores - usual).argmax(1) == (wanted - usual).argmax(1)).mean()),
         "error": error(scores, wanted), "memory_mb": handle.memory_mb,
@@ -207,7 +207,7 @@ def test_it_proves_where_it_runs(files, framework):
 def test_what_it_does_not_take_is_the_callers_fault_and_harms_nobody(files, framework):
     handle = load(files, framework)
     for wrong in ({"x": IMAGES[:2, :, :3]}, {"z": IMAGES[:2]}, {}, {"x": IMAGES[:2].astype("f8")}):
-        with pytest.raises(BadInput):
+        with pytest.raises(InputRejected):
             handle.run(wrong)
     assert handle.run_single(IMAGES[:2])[0].shape == (2, tiny_models.CLASSES)
     handle.close()
@@ -267,7 +267,7 @@ def test_an_engine_is_built_once(files, tmp_path):
 
 def test_there_is_no_device_beyond_the_last(files, framework):
     beyond = f"cuda:{sum(one.kind == 'gpu' for one in accelerators())}"
-    with pytest.raises(Unavailable, match=beyond):
+    with pytest.raises(BackendUnavailable, match=beyond):
         backend(framework).probe(beyond)
-    with pytest.raises((Unavailable, LoadFailed)):
+    with pytest.raises((BackendUnavailable, LoadFailed)):
         backend(framework).load(files[0] / "fp32.onnx", LoadSpec(device=beyond, signature=SIGNATURE))

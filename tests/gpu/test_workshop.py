@@ -11,12 +11,12 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, VariantPlan
 from bus.subjects import Subjects
 from bus.tensors import to_array
-from services.executor.accelerated import AcceleratedEdge
-from services.executor.work import LoadModel, MeasureMemory, UnloadModel
+from services.executor.commands import LoadModel, MeasureMemory, UnloadModel
+from services.executor.edge import AcceleratedEdge
 from services.shell.accelerators import why_no_gpu
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.unit.executor.test_simulated import CLASSES, SUBJECTS, batch
+from tests.unit.executor.test_edge_simulated import CLASSES, SUBJECTS, batch
 from tests.unit.executor.workshop.test_helper import GOOD, Shop
 
 if why_no_gpu():

@@ -3,11 +3,11 @@
 from functools import cache
 from importlib import import_module
 
-from services.executor.backends.base import Backend, Unavailable
+from services.executor.backends.base import Backend, BackendUnavailable
 
 _MODULES = {
     "ort": ("services.executor.backends.ort", "OrtBackend"),
-    "torch": ("services.executor.backends.torch_backend", "TorchBackend"),
+    "torch": ("services.executor.backends.torch_cpu", "TorchBackend"),
     "torch-cuda": ("services.executor.backends.torch_cuda", "TorchCudaBackend"),
     "ort-cuda": ("services.executor.backends.ort_cuda", "OrtCudaBackend"),
     "trt": ("services.executor.backends.ort_tensorrt", "OrtTensorrtBackend"),
@@ -18,11 +18,11 @@ NAMES = tuple(_MODULES)
 
 @cache
 def backend(framework: str) -> Backend:
-    """The backend of this framework; raises Unavailable when there is none of that name."""
+    """The backend of this framework; raises BackendUnavailable when there is none of that name."""
     try:
         module, attribute = _MODULES[framework]
     except KeyError:
-        raise Unavailable(f"no backend {framework!r}: there are {', '.join(NAMES)}") from None
+        raise BackendUnavailable(f"no backend {framework!r}: there are {', '.join(NAMES)}") from None
     made: Backend = getattr(import_module(module), attribute)()
     return made
 
@@ -39,6 +39,6 @@ def survey(device: str, names: tuple[str, ...] = NAMES) -> dict[str, str]:
         try:
             backend(name).probe(device)
             found[name] = ""
-        except Unavailable as error:
+        except BackendUnavailable as error:
             found[name] = str(error)
     return found

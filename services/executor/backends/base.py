@@ -24,7 +24,7 @@ class BackendError(RuntimeError):
     """Base of all that a backend reports; the text is one sentence for people, without paths."""
 
 
-class Unavailable(BackendError):
+class BackendUnavailable(BackendError):
     """This framework or device cannot be used here, and why."""
 
 
@@ -32,7 +32,7 @@ class LoadFailed(BackendError):
     """This artifact could not be loaded, or does not run where it was asked to."""
 
 
-class BadInput(BackendError):
+class InputRejected(BackendError):
     """The model does not take these inputs: wrong name, shape or datatype. Nothing was run."""
 
 
@@ -86,7 +86,7 @@ class Handle(Protocol):
     outputs: tuple[str, ...]
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
-        """Named arrays, each [n, ...], to named arrays [n, ...]. Raises BadInput, RunFailed, Cancelled."""
+        """Named arrays, each [n, ...], to named arrays [n, ...]. Raises InputRejected, RunFailed, Cancelled."""
 
     def run_single(self, array: "Array") -> "list[Array]":
         """The same for a model with one input, without dictionaries: outputs in the order of `outputs`."""
@@ -110,20 +110,20 @@ class Backend(Protocol):
     executed: bool
 
     def probe(self, device: str) -> str:
-        """The framework's version, once it is known to work on this device; raises Unavailable with the reason."""
+        """The framework's version, once it is known to work on this device; raises BackendUnavailable with the reason."""
 
     def load(self, artifact: Path, spec: LoadSpec) -> Handle:
-        """Load and prove where it runs: never silently somewhere else. Raises Unavailable, LoadFailed."""
+        """Load and prove where it runs: never silently somewhere else. Raises BackendUnavailable, LoadFailed."""
 
 
 def in_order(inputs: "dict[str, Array]", names: tuple[str, ...]) -> "list[Array]":
-    """The arrays in the order that the model takes them in; raises BadInput when one is missing, or too many."""
+    """The arrays in the order that the model takes them in; raises InputRejected when one is missing, or too many."""
     try:
         arrays = [inputs[name] for name in names]
     except KeyError as error:
-        raise BadInput(f"input {error.args[0]!r} is missing: the model takes {', '.join(names)}") from error
+        raise InputRejected(f"input {error.args[0]!r} is missing: the model takes {', '.join(names)}") from error
     if len(inputs) != len(arrays):
-        raise BadInput(f"there are inputs that the model does not take: it takes {', '.join(names)}")
+        raise InputRejected(f"there are inputs that the model does not take: it takes {', '.join(names)}")
     return arrays
 
 

@@ -4,19 +4,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.executor.backends.base import Unavailable
+from services.executor.backends.base import BackendUnavailable
 from services.shell.accelerators import Accelerator, DriverError, cuda_device, cuda_memory_used_mb
 
 
 def gpu(device: str, framework: str) -> Accelerator:
-    """The GPU "cuda:0", ...; raises Unavailable with the reason. Asks the driver only: the framework is not imported."""
+    """The GPU "cuda:0", ...; raises BackendUnavailable with the reason. Asks the driver only: the framework is not imported."""
     kind, _, number = device.partition(":")
     if kind != "cuda" or not number.isdigit():
-        raise Unavailable(f"{framework} runs on a CUDA device (cuda:0, ...), not on {device!r}")
+        raise BackendUnavailable(f"{framework} runs on a CUDA device (cuda:0, ...), not on {device!r}")
     try:
         found = cuda_device(device)
     except DriverError as error:
-        raise Unavailable(str(error)) from error
+        raise BackendUnavailable(str(error)) from error
     # The driver counts by bus address, CUDA by speed unless told otherwise: both must mean the same device.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return found

@@ -16,9 +16,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from services.executor.backends import pt2
-from services.executor.backends.base import BackendError, BadInput, LoadFailed, LoadSpec, RunFailed, Unavailable, plain
+from services.executor.backends.base import (
+    BackendError,
+    BackendUnavailable,
+    InputRejected,
+    LoadFailed,
+    LoadSpec,
+    RunFailed,
+    plain,
+)
 from services.executor.backends.cuda import bucket_for, buckets
-from services.executor.backends.torch_backend import explain, framework, tensors_of
+from services.executor.backends.torch_cpu import explain, framework, tensors_of
 from services.executor.backends.torch_cuda import dtypes, slots
 from services.shell.accelerators import Accelerator, DriverError, neuron_devices
 
@@ -106,7 +114,9 @@ class NeuronHandle:
 
     def run(self, inputs: "dict[str, Array]") -> "dict[str, Array]":
         if inputs.keys() != set(self.inputs):
-            raise BadInput(f"the model takes the inputs {', '.join(self.inputs)}, not {', '.join(inputs) or 'none'}")
+            raise InputRejected(
+                f"the model takes the inputs {', '.join(self.inputs)}, not {', '.join(inputs) or 'none'}"
+            )
         return dict(zip(self.outputs, self._call([inputs[name] for name in self.inputs]), strict=False))
 
     def run_single(self, array: "Array") -> "list[Array]":
@@ -123,7 +133,7 @@ class NeuronHandle:
                 answer = self._programs[bucket](*(t.to(d) for t, d in zip(tensors, self._casts, strict=True)))
             return [one[:items].numpy() for one in tensors_of(torch, answer)]
         except (ValueError, TypeError) as error:
-            raise BadInput(plain(error)) from error
+            raise InputRejected(plain(error)) from error
         except BackendError:
             raise
         except Exception as error:
@@ -140,17 +150,19 @@ class NeuronHandle:
 
 
 def chip(device: str) -> Accelerator:
-    """The chip "neuron:0", ...; raises Unavailable with the reason."""
+    """The chip "neuron:0", ...; raises BackendUnavailable with the reason."""
     if device.partition(":")[0] != "neuron":
-        raise Unavailable(f"Neuron runs on a Neuron device (neuron:0, ...), not on {device!r}")
+        raise BackendUnavailable(f"Neuron runs on a Neuron device (neuron:0, ...), not on {device!r}")
     try:
         found = neuron_devices()
     except DriverError as error:
-        raise Unavailable(str(error)) from error
+        raise BackendUnavailable(str(error)) from error
     for one in found:
         if one.address == device:
             return one
-    raise Unavailable(f"there is no {device}: neuron-ls shows {', '.join(one.address for one in found) or 'none'}")
+    raise BackendUnavailable(
+        f"there is no {device}: neuron-ls shows {', '.join(one.address for one in found) or 'none'}"
+    )
 
 
 def core_of(found: Accelerator) -> int:
@@ -181,23 +193,23 @@ def _padded(array: "Array", size: int) -> "Array":
 
 
 def compiler_version() -> str:
-    """Of neuronx-cc; raises Unavailable."""
+    """Of neuronx-cc; raises BackendUnavailable."""
     try:
         return version("neuronx-cc")
     except PackageNotFoundError:
-        raise Unavailable(f"the Neuron compiler is not installed: {INSTALL}") from None
+        raise BackendUnavailable(f"the Neuron compiler is not installed: {INSTALL}") from None
 
 
 @cache
 def _neuron() -> ModuleType:
     framework()
     if find_spec("torch_neuronx") is None:
-        raise Unavailable(f"torch-neuronx is not installed: {INSTALL}")
+        raise BackendUnavailable(f"torch-neuronx is not installed: {INSTALL}")
     try:
         import torch_neuronx  # noqa: PLC0415
     except (ImportError, OSError) as error:
-        raise Unavailable(f"torch-neuronx cannot be imported: {plain(error)}") from error
+        raise BackendUnavailable(f"torch-neuronx cannot be imported: {plain(error)}") from error
     module: ModuleType = torch_neuronx
     if not hasattr(module, "trace"):
-        raise Unavailable(f"the torch-neuronx installed is a placeholder: {INSTALL}")
+        raise BackendUnavailable(f"the torch-neuronx installed is a placeholder: {INSTALL}")
     return module

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from services.executor.backends.base import (
     BackendError,
-    BadInput,
+    BackendUnavailable,
     Cancelled,
+    InputRejected,
     LoadFailed,
     LoadSpec,
     RunFailed,
-    Unavailable,
     plain,
     trim_memory,
 )
@@ -44,7 +44,7 @@ class OrtBackend:
             session = ort.InferenceSession(IDENTITY, session_options(ort, 1), providers=[_provider(device)])
             session.run(None, {"x": one()})
         except Exception as error:
-            raise Unavailable(f"onnxruntime does not run here: {plain(error)}") from error
+            raise BackendUnavailable(f"onnxruntime does not run here: {plain(error)}") from error
         return str(ort.__version__)
 
     def load(self, artifact: Path, spec: LoadSpec) -> "OrtHandle":
@@ -139,7 +139,7 @@ class OrtHandle:
             return Cancelled("the run was ended because it took too long")
         kind = type(error).__name__
         if kind == "InvalidArgument" or (isinstance(error, ValueError) and "input" in str(error).lower()):
-            return BadInput(plain(error))
+            return InputRejected(plain(error))
         return RunFailed(plain(error))
 
 
@@ -159,7 +159,7 @@ def _provider(device: str) -> str:
     try:
         return PROVIDERS[kind]
     except KeyError:
-        raise Unavailable(f"onnxruntime is set up here for {', '.join(PROVIDERS)}, not {device!r}") from None
+        raise BackendUnavailable(f"onnxruntime is set up here for {', '.join(PROVIDERS)}, not {device!r}") from None
 
 
 def session_options(ort: ModuleType, threads: int) -> Any:
@@ -180,7 +180,7 @@ def framework() -> ModuleType:
     try:
         import onnxruntime  # noqa: PLC0415  # only where models run
     except ImportError as error:
-        raise Unavailable(f"onnxruntime cannot be imported: {plain(error)}") from error
+        raise BackendUnavailable(f"onnxruntime cannot be imported: {plain(error)}") from error
     onnxruntime.set_default_logger_severity(3)
     module: ModuleType = onnxruntime
     return module

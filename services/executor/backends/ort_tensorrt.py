@@ -13,12 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bus.messages.catalog import Signature
-from services.executor.backends.base import LoadFailed, LoadSpec, Unavailable, plain
+from services.executor.backends.base import BackendUnavailable, LoadFailed, LoadSpec, plain
 from services.executor.backends.cuda import gpu, growth
 from services.executor.backends.ort import IDENTITY, framework, one
 from services.executor.backends.ort_cuda import PROVIDER as CUDA
-from services.executor.backends.ort_cuda import build, cuda_options, place
-from services.executor.backends.ort_device import BoundHandle, Provider, opened
+from services.executor.backends.ort_cuda import BoundHandle, Provider, build, cuda_options, opened, place
 
 PROVIDER = "TensorrtExecutionProvider"
 LIBRARY = "libnvinfer.so.10"  # what onnxruntime 1.23 to 1.31 links against
@@ -48,9 +47,9 @@ class OrtTensorrtBackend:
             session = ort.InferenceSession(IDENTITY, providers=providers, enable_fallback=0)
             session.run(None, {"x": one()})
         except Exception as error:
-            raise Unavailable(f"TensorRT does not run on {device}: {plain(error)}") from error
+            raise BackendUnavailable(f"TensorRT does not run on {device}: {plain(error)}") from error
         if session.get_providers()[0] != PROVIDER:
-            raise Unavailable(f"onnxruntime {ort.__version__} cannot load TensorRT {version}; {INSTALL}")
+            raise BackendUnavailable(f"onnxruntime {ort.__version__} cannot load TensorRT {version}; {INSTALL}")
         return version
 
     def load(self, artifact: Path, spec: LoadSpec) -> BoundHandle:
@@ -119,7 +118,7 @@ def tensorrt_options(device: str, precision: str, engines: str, low: str, high: 
 
 @cache
 def tensorrt_version() -> str:
-    """Of the library that would be used, "10.9.0"; raises Unavailable."""
+    """Of the library that would be used, "10.9.0"; raises BackendUnavailable."""
     framework()
     library = None
     for path in _candidates():
@@ -129,7 +128,7 @@ def tensorrt_version() -> str:
         except OSError:
             continue
     if library is None:
-        raise Unavailable(f"{LIBRARY} cannot be loaded: {INSTALL}")
+        raise BackendUnavailable(f"{LIBRARY} cannot be loaded: {INSTALL}")
     return version_text(int(library.getInferLibVersion()))
 
 

@@ -17,18 +17,17 @@ from bus.tensors import NUMPY_NAMES
 from services.executor.backends import pt2
 from services.executor.backends.base import (
     BackendError,
-    BadInput,
+    BackendUnavailable,
+    InputRejected,
     LoadFailed,
     LoadSpec,
     RunFailed,
-    Unavailable,
     in_order,
     plain,
 )
 from services.executor.backends.cuda import bucket_for, buckets, gpu, growth
-from services.executor.backends.lanes import CudaLane, Lane
-from services.executor.backends.staging import TORCH_NAMES, Slot, Staging
-from services.executor.backends.torch_backend import explain, framework, tensors_of
+from services.executor.backends.torch_cpu import explain, framework, tensors_of
+from services.executor.backends.torch_device import TORCH_NAMES, CudaStream, DeviceStream, Slot, Staging
 
 if TYPE_CHECKING:
     from services.executor.backends.base import Array
@@ -51,14 +50,14 @@ class TorchCudaBackend:
         if not torch.cuda.is_available():
             built = torch.version.cuda
             why = f"built for CUDA {built}, which this driver does not run" if built else "built without CUDA"
-            raise Unavailable(
+            raise BackendUnavailable(
                 f"torch {torch.__version__} was {why}: install another torch wheel (see docs/hardware.md)"
             )
         try:
             if int((torch.ones(1, device=device) + 1).item()) != 2:
-                raise Unavailable("torch cannot add on this device")
+                raise BackendUnavailable("torch cannot add on this device")
         except RuntimeError as error:
-            raise Unavailable(f"torch does not run on {device}: {plain(error)}") from error
+            raise BackendUnavailable(f"torch does not run on {device}: {plain(error)}") from error
         return str(torch.__version__)
 
     def load(self, artifact: Path, spec: LoadSpec) -> "GraphHandle":
@@ -73,10 +72,10 @@ class TorchCudaBackend:
             with warnings.catch_warnings(), growth(spec.device) as grown:
                 warnings.simplefilter("ignore")
                 program = moved(torch, artifact, spec.device)
-                handle = GraphHandle(torch, program, spec, CudaLane(torch, spec.device), found.name)
+                handle = GraphHandle(torch, program, spec, CudaStream(torch, spec.device), found.name)
         except pt2.BadArchive as error:
             raise LoadFailed(str(error)) from error
-        except (LoadFailed, Unavailable):
+        except (LoadFailed, BackendUnavailable):
             raise
         except Exception as error:
             raise LoadFailed(f"torch cannot load this model on {spec.device}: {plain(error)}") from error
@@ -140,7 +139,7 @@ class GraphHandle:
 
     memory_mb = 0.0
 
-    def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, lane: Lane, device_name: str) -> None:
+    def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, lane: DeviceStream, device_name: str) -> None:
         named = program.graph_signature
         if spec.signature is not None:
             self.inputs = tuple(one.name for one in spec.signature.inputs)
@@ -211,7 +210,7 @@ class GraphHandle:
     def _call(self, arrays: "list[Array]") -> "list[Array]":
         items = len(arrays[0])
         if self._in and items > self._sizes[-1]:
-            raise BadInput(f"a batch of {items} is larger than the {self._sizes[-1]} that this was loaded for")
+            raise InputRejected(f"a batch of {items} is larger than the {self._sizes[-1]} that this was loaded for")
         try:
             with self._lane.on():
                 return self._run_staged(arrays, items) if self._in else self._run_open(arrays)
@@ -239,7 +238,7 @@ class GraphHandle:
         try:
             tensors = [self._torch.from_numpy(one if one.flags.writeable else one.copy()) for one in arrays]
         except TypeError as error:
-            raise BadInput(plain(error)) from error
+            raise InputRejected(plain(error)) from error
         there = [one.to(self._lane.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
         return [one.cpu().numpy() for one in self._wired(self._module(*there))]
 

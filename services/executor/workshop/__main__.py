@@ -10,8 +10,8 @@ from bus.natsbus import NatsBus
 from bus.port import BusError
 from bus.subjects import Subjects
 from services.executor.workshop.helper import Helper
-from services.executor.workshop.lockdown import hide
-from services.executor.workshop.task import Task
+from services.executor.workshop.orders import HelperInput
+from services.executor.workshop.sandbox.lockdown import hide
 
 NICE = 10  # serving comes first
 
@@ -21,14 +21,14 @@ def main() -> int:
     hide()
     os.nice(NICE)
     try:
-        asyncio.run(_work(decode(Task, sys.stdin.buffer.read())))
+        asyncio.run(_work(decode(HelperInput, sys.stdin.buffer.read())))
     except (BadMessage, BusError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-async def _work(task: Task) -> None:
+async def _work(task: HelperInput) -> None:
     bus = await NatsBus.connect(task.url, name=f"workshop-{task.errand.worker}", **task.login.options())
     try:
         await Helper(bus, Subjects(task.prefix), task.limits, task.errand, Path(task.directory)).run()

@@ -22,7 +22,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.executor.workshop.errand import Errand
+from services.executor.workshop.orders import WorkshopOrder
 
 REMIND_S = 20.0
 GRACE_S = 30.0  # beyond its limit, for the helper to say itself that it was too slow
@@ -43,8 +43,8 @@ class WorkshopActor(Actor):
     ) -> None:
         self._worker, self._subjects, self._seconds = worker, subjects, seconds
         self._devices = dict(devices or {})
-        self._waiting: deque[Errand] = deque()
-        self._current: Errand | None = None
+        self._waiting: deque[WorkshopOrder] = deque()
+        self._current: WorkshopOrder | None = None
         self._count = 0
 
     @property
@@ -72,10 +72,10 @@ class WorkshopActor(Actor):
             return self._stop()
         return ()
 
-    def _errand(self, inspect: InspectModel | None = None, build: BuildVariants | None = None) -> Errand:
-        return Errand(worker=self._worker, devices=self._devices, inspect=inspect, build=build)
+    def _errand(self, inspect: InspectModel | None = None, build: BuildVariants | None = None) -> WorkshopOrder:
+        return WorkshopOrder(worker=self._worker, devices=self._devices, inspect=inspect, build=build)
 
-    def _take(self, errand: Errand) -> Iterator[Effect]:
+    def _take(self, errand: WorkshopOrder) -> Iterator[Effect]:
         same = (errand.registration, errand.kind)
         if any((one.registration, one.kind) == same for one in (self._current, *self._waiting) if one is not None):
             return  # the registrar asked again: it is under way
@@ -121,7 +121,7 @@ class WorkshopActor(Actor):
         self._current = None
         self._waiting.clear()
 
-    def _finished(self, errand: Errand, reason: str, *, lost: bool = False) -> Effect:
+    def _finished(self, errand: WorkshopOrder, reason: str, *, lost: bool = False) -> Effect:
         return Publish(
             self._subjects.registrar("finished"),
             WorkFinished(

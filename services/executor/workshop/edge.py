@@ -11,8 +11,7 @@ from pathlib import Path
 import services
 from bus.codec import encode
 from services.core.settings import Settings
-from services.executor.workshop.errand import Errand
-from services.executor.workshop.task import Task
+from services.executor.workshop.orders import HelperInput, WorkshopOrder
 from services.shell.settings import login_of
 
 TELLING = 400  # characters of the helper's last words that go into an error
@@ -29,7 +28,7 @@ class WorkshopEdge:
         self._settings = settings
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
-    async def perform(self, command: Errand) -> None:
+    async def perform(self, command: WorkshopOrder) -> None:
         """Carry out one order; cancelling it ends the helper and all that it started. Raises WorkshopFailed."""
         directory = self._workers / command.worker / "workshop"
         await asyncio.to_thread(_emptied, directory)  # a killed executor may have left files there
@@ -38,7 +37,7 @@ class WorkshopEdge:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _run(self, command: Errand, directory: str) -> None:
+    async def _run(self, command: WorkshopOrder, directory: str) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -50,7 +49,7 @@ class WorkshopEdge:
             start_new_session=True,
         )
         try:
-            task = Task(
+            task = HelperInput(
                 errand=command,
                 url=self._settings.bus.url,
                 login=login_of(self._settings.bus),

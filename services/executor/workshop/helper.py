@@ -27,29 +27,29 @@ from bus.messages.work import (
 from bus.port import Bus, BusError, NotFound, ObjectStore
 from bus.subjects import Subjects
 from services.core.settings import RegistrarSettings
-from services.executor.workshop import cage
-from services.executor.workshop.errand import Errand
-from services.executor.workshop.jobs import (
+from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.sandbox import supervisor
+from services.executor.workshop.sandbox.protocol import (
     Artifact,
-    Build,
-    Data,
+    BuildTask,
     Frame,
-    Inspect,
     Inspected,
-    Job,
-    Limits,
+    InspectTask,
     Made,
-    Measure,
     Measured,
+    MeasureTask,
     NotMade,
-    Refusal,
-    Refused,
+    Probed,
+    ProbeTask,
+    SandboxLimits,
+    SandboxTask,
     Step,
-    Survey,
-    Surveyed,
+    TaskRefused,
+    UploadRejected,
+    ValidationFile,
 )
 
-F = TypeVar("F", Inspected, Measured, Surveyed)
+F = TypeVar("F", Inspected, Measured, Probed)
 
 REMIND_S = 10.0
 CPU = "cpu"
@@ -60,7 +60,7 @@ class Helper:
     """One order of one worker. directory: empty, ours, removed by who started us."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, errand: Errand, directory: Path
+        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, errand: WorkshopOrder, directory: Path
     ) -> None:
         self._bus, self._subjects, self._settings, self._errand = bus, subjects, limits, errand
         self._directory = directory
@@ -80,7 +80,7 @@ class Helper:
                 await self._inspect(self._errand.inspect)
             elif self._errand.build is not None:
                 await self._build(self._errand.build)
-        except (Refusal, cage.Crashed) as error:
+        except (UploadRejected, supervisor.SandboxCrashed) as error:
             reason = str(error)
         except NotFound as error:
             reason = f"a file of this registration is not in the object store: {error}"
@@ -107,7 +107,7 @@ class Helper:
         await self._fetch(uploads, order.object, MODEL, "the model file", "object")
         await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
-        job = Inspect(
+        job = InspectTask(
             model=str(self._directory / MODEL),
             format=order.format,
             data=self._data(order),
@@ -117,7 +117,7 @@ class Helper:
         )
         result = _last(Inspected, await self._sandbox(job))
         if not 0.0 <= result.accuracy <= 1.0:
-            raise Refusal("the model's accuracy is not a number")
+            raise UploadRejected("the model's accuracy is not a number")
         frameworks = result.frameworks | await self._survey(order.hardware)
         artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
         await self._keep(artifacts, source, self._directory / MODEL)
@@ -143,17 +143,17 @@ class Helper:
         """What runs on our device of this kind: found out in a sandbox that has the device and no upload."""
         if hardware == CPU:
             return {}
-        job = Survey(hardware=hardware, device=self._device(hardware), scratch=self._scratch("survey"))
-        return _last(Surveyed, await self._sandbox(job, hardware=hardware)).frameworks
+        job = ProbeTask(hardware=hardware, device=self._device(hardware), scratch=self._scratch("survey"))
+        return _last(Probed, await self._sandbox(job, hardware=hardware)).frameworks
 
     def _device(self, hardware: str) -> str:
-        """The address of our device of this kind; raises Refusal."""
+        """The address of our device of this kind; raises UploadRejected."""
         if hardware == CPU:
             return CPU
         try:
             return self._errand.devices[hardware]
         except KeyError:
-            raise Refusal(f"worker {self._errand.worker} has no device of kind {hardware}") from None
+            raise UploadRejected(f"worker {self._errand.worker} has no device of kind {hardware}") from None
 
     # -- build
 
@@ -176,7 +176,7 @@ class Helper:
         self._share = 0.2
         left = list(plans)
         while left:
-            job = Build(
+            job = BuildTask(
                 model=str(self._directory / MODEL),
                 format=order.format,
                 data=self._data(order),
@@ -191,7 +191,7 @@ class Helper:
             reason, frames = "", list[Frame]()
             try:
                 await self._sandbox(job, frames)
-            except cage.Crashed as crash:
+            except supervisor.SandboxCrashed as crash:
                 reason = str(crash)
                 if not any(isinstance(f, Step) and f.step.startswith("building") for f in frames):
                     raise
@@ -212,7 +212,7 @@ class Helper:
         plans: list[VariantPlan],
         scores: dict[Artifact, tuple[float, float]],
     ) -> None:
-        job = Measure(
+        job = MeasureTask(
             artifact=artifact,
             data=self._data(order),
             scratch=self._scratch("build"),
@@ -232,13 +232,13 @@ class Helper:
             accuracy, agreement = scores[artifact]
             key = self._digest_of(Path(artifact.path))
             await self._keep(self._artifacts, key, Path(artifact.path))
-        except (cage.Crashed, Refusal) as error:
+        except (supervisor.SandboxCrashed, UploadRejected) as error:
             self._fail(plans, str(error))
             return
         for plan in plans:
             try:
                 profile = _profile_of(result, plan)
-            except Refusal as error:
+            except UploadRejected as error:
                 self._fail([plan], str(error))
                 continue
             self._publish(
@@ -266,16 +266,16 @@ class Helper:
 
     # -- the sandbox
 
-    async def _sandbox(self, job: Job, frames: list[Frame] | None = None, hardware: str = CPU) -> list[Frame]:
-        """Run one job and return its frames; raises Refusal for what the sandbox refused, Crashed for how it ended.
+    async def _sandbox(self, job: SandboxTask, frames: list[Frame] | None = None, hardware: str = CPU) -> list[Frame]:
+        """Run one job and return its frames; raises UploadRejected for what the sandbox refused, Crashed for how it ended.
 
         hardware: whose devices it may open.
         """
         frames = [] if frames is None else frames
         left = self._until - time.monotonic()
         if left <= 0:
-            raise cage.Crashed(f"it took longer than the {self._settings.seconds:g} s allowed")
-        limits = Limits(
+            raise supervisor.SandboxCrashed(f"it took longer than the {self._settings.seconds:g} s allowed")
+        limits = SandboxLimits(
             memory_bytes=self._settings.memory_mb * 2**20,
             seconds=left,
             file_bytes=2 * self._most_bytes + 64 * 2**20,
@@ -288,14 +288,14 @@ class Helper:
                 share = min(1.0, max(0.0, frame.progress)) if isfinite(frame.progress) else 0.0
                 self._tell(frame.step, share)
 
-        await cage.run(job, limits, on_frame)
-        refused = [frame for frame in frames if isinstance(frame, Refused)]
+        await supervisor.run(job, limits, on_frame)
+        refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
-            raise Refusal(refused[-1].reason[:600])
+            raise UploadRejected(refused[-1].reason[:600])
         return frames
 
-    def _data(self, order: InspectModel | BuildVariants) -> Data:
-        return Data(
+    def _data(self, order: InspectModel | BuildVariants) -> ValidationFile:
+        return ValidationFile(
             path=str(self._directory / VALIDATION),
             inputs_key=order.inputs_key,
             labels_key=order.labels_key,
@@ -320,9 +320,9 @@ class Helper:
         try:
             await store.get_to(key, path)
         except NotFound:
-            raise Refusal(f"{what} is not in the object store: upload it first (field `{field}`)") from None
+            raise UploadRejected(f"{what} is not in the object store: upload it first (field `{field}`)") from None
         if path.stat().st_size > self._most_bytes:
-            raise Refusal(f"{what} is larger than the {self._settings.max_model_mb} MB allowed")
+            raise UploadRejected(f"{what} is larger than the {self._settings.max_model_mb} MB allowed")
         path.chmod(0o444)
 
     def _digest(self, name: str) -> str:
@@ -334,7 +334,7 @@ class Helper:
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-                raise Refusal("the sandbox left something that is not a plain file")
+                raise UploadRejected("the sandbox left something that is not a plain file")
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     async def _keep(self, store: ObjectStore, key: str, path: Path) -> None:
@@ -362,16 +362,16 @@ def _last(kind: type[F], frames: list[Frame]) -> F:
     for frame in reversed(frames):
         if isinstance(frame, kind):
             return frame
-    raise cage.Crashed("the sandbox ended without a result")
+    raise supervisor.SandboxCrashed("the sandbox ended without a result")
 
 
 def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
-    """One plan's part of what was measured; raises Refusal when its batches take too long."""
+    """One plan's part of what was measured; raises UploadRejected when its batches take too long."""
     if measured.short_of and plan.max_batch > measured.short_of:
-        raise Refusal(f"a batch of {plan.max_batch} takes more than 10 s: use a smaller largest batch")
+        raise UploadRejected(f"a batch of {plan.max_batch} takes more than 10 s: use a smaller largest batch")
     rows = [row for row in measured.rows if row.batch <= plan.max_batch and isfinite(row.p50_ms) and row.p50_ms > 0]
     if not rows:
-        raise Refusal("nothing could be measured")
+        raise UploadRejected("nothing could be measured")
     longest = max((row.length for row in rows if row.length is not None), default=None)
     memory = [mb for batch, mb in measured.memory_mb.items() if batch <= plan.max_batch]
     return Profile(

@@ -17,7 +17,7 @@ from services.core.placement import Device as MonitoredDevice
 from services.core.selection import InfaasPolicy, SelectionPolicy
 from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
-from services.executor.work import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.monitor.actor import MonitorActor
 from services.monitor.machine import MachineSample
 from tests.support.simulated.virtual_time import Stage

@@ -1,7 +1,11 @@
 """Dispatchers tell what they were asked for, by needs and by the worker that took it."""
 
+import pytest
+
 from bus.codec import decode
 from bus.messages.scaling import DemandReport
+from services.core.ask import Ask
+from services.dispatcher.demand import reason_of
 from tests.support.simulated.fleet import Fleet, variant
 
 
@@ -48,3 +52,25 @@ def test_a_worker_hears_of_its_own_apps_and_of_what_others_take_there() -> None:
         rows = [row for report in reports(fleet, f"infaas.worker.{name}.demand") for row in report.rows]
         served = sum(row.items for row in rows), sum(row.others for row in rows)
         assert served == ((4, 0) if name == busy else (0, 4) if name == first else (0, 0))
+
+
+# -- The reason that a load on demand is recorded with: what the query needed, and why this variant.
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (Ask("a", 1, 10.0), "no instance can take a query; ready soonest"),
+        (Ask("a", 1, 10.0, latency_s=0.03), "no instance can do 30 ms; ready soonest"),
+        (
+            Ask("a", 1, 10.0, 0.1, 0.97, 0.002),
+            "no instance can do 100 ms, accuracy 0.97, US$ 0.002 per 1,000; ready soonest",
+        ),
+        (
+            Ask("a", 1, 10.0, model="m", variant="m-v1", accuracy=0.9),
+            "no instance can do m-v1, accuracy 0.9; ready soonest",
+        ),
+    ],
+)
+def test_the_reason_says_what_was_asked(ask: Ask, told: str) -> None:
+    assert reason_of(ask) == told

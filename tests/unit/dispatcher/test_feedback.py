@@ -11,21 +11,21 @@ from bus.messages.events import FeedbackEvent
 from bus.messages.public import Accepted, Feedback, Refusal
 from bus.subjects import Subjects
 from services.core.actor import Changed, Effect, Envelope, Publish, Record, Recorded, Synced
-from services.dispatcher.feedback import FeedbackDesk
+from services.dispatcher.feedback import FeedbackActor
 
 SUBJECTS = Subjects()
 NOW = 1000.0
 
 
-def desk(*, synced: bool = True) -> FeedbackDesk:
-    found = FeedbackDesk(SUBJECTS)
+def desk(*, synced: bool = True) -> FeedbackActor:
+    found = FeedbackActor(SUBJECTS)
     found.handle(Envelope(NOW, Changed(SUBJECTS.catalog_bucket, "app.a", encode(AppRecord(app="a", links={})))))
     if synced:
         found.handle(Envelope(NOW, Synced(SUBJECTS.catalog_bucket)))
     return found
 
 
-def tell(found: FeedbackDesk, app: str = "a", reply: str = "_INBOX.1", **fields: Any) -> list[Effect]:
+def tell(found: FeedbackActor, app: str = "a", reply: str = "_INBOX.1", **fields: Any) -> list[Effect]:
     message = msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Feedback)
     return list(found.handle(Envelope(NOW, message, SUBJECTS.feedback(app), reply)))
 

@@ -10,8 +10,8 @@ from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Do, Done, Effect, Envelope, Failed, Publish
-from services.executor.actor import Executor, Pump
-from services.executor.work import BatchResult, FetchInputs, LoadedModel, RunBatch, UnloadModel
+from services.executor.actor import BatchesDue, Executor
+from services.executor.commands import BatchResult, FetchInputs, LoadedModel, RunBatch, UnloadModel
 from tests.support.simulated.fleet import variant
 
 NOW = 1000.0
@@ -38,7 +38,7 @@ class Alone:
 
     def run(self) -> list[Effect]:
         """Let it form a batch and compute it."""
-        [run] = [e for e in self.tell(Pump()) if isinstance(e, Do)]
+        [run] = [e for e in self.tell(BatchesDue()) if isinstance(e, Do)]
         assert isinstance(run.command, RunBatch)
         outputs = [{"y": Tensor("FP32", [1, 1], bytes(4))} for _ in run.command.works]
         return self.tell(Done(run.id, BatchResult(NOW, NOW + 0.001, outputs)))
@@ -100,7 +100,7 @@ def test_an_instance_that_left_while_inputs_were_fetched_sends_the_query_back() 
     assert isinstance(unload.command, UnloadModel)
     [(_, back)] = published(alone.tell(Done(fetch.id, INPUTS)), HandBack)
     assert (back.reason, bytes(back.body)) == ("gone", bytes(BY_REFERENCE))
-    assert alone.tell(Pump()) == []
+    assert alone.tell(BatchesDue()) == []
 
 
 def test_what_no_longer_fits_goes_back_to_everybody_who_sent_it() -> None:
@@ -108,7 +108,7 @@ def test_what_no_longer_fits_goes_back_to_everybody_who_sent_it() -> None:
     [fetch] = alone.execute("d1", deadline=NOW + 0.001)
     alone.execute("d2", deadline=NOW + 0.001)
     alone.tell(Done(fetch.id, INPUTS))
-    backs = published(alone.tell(Pump()), HandBack)
+    backs = published(alone.tell(BatchesDue()), HandBack)
     assert {back.route.dispatcher for _, back in backs} == {"d1", "d2"}
     assert {back.reason for _, back in backs} == {"deadline"}
 
@@ -118,7 +118,7 @@ def test_an_instance_that_leaves_goes_too_when_all_that_was_queued_for_it_is_too
     [fetch] = alone.execute(deadline=NOW + 0.001)
     alone.tell(Done(fetch.id, INPUTS))
     assert alone.tell(UnloadInstance(instance="i")) == []  # something waits
-    effects = alone.tell(Pump())
+    effects = alone.tell(BatchesDue())
     assert [type(effect.command) for effect in effects if isinstance(effect, Do)] == [UnloadModel]
     assert len(published(effects, InstanceUnloaded)) == 1
 
@@ -131,8 +131,8 @@ def test_while_others_compute_on_all_cores_what_cannot_wait_is_refused_and_not_k
     for uid, instance in ((b"u" * 16, "i"), (b"v" * 16, "j")):
         route = Route(uid, 0, 0, f"_INBOX.{instance}", NOW + 5, NOW, "d1", instance, "app", 1, "label")
         alone.tell(Execute(route, body))
-        alone.tell(Pump())
-    assert published(alone.tell(Pump(), NOW + 4), Refusal) == []
-    [(subject, refusal)] = published(alone.tell(Pump(), NOW + 5), Refusal)
+        alone.tell(BatchesDue())
+    assert published(alone.tell(BatchesDue(), NOW + 4), Refusal) == []
+    [(subject, refusal)] = published(alone.tell(BatchesDue(), NOW + 5), Refusal)
     assert (subject, refusal.error.code) == ("_INBOX.j", "deadline")
-    assert published(alone.tell(Pump(), NOW + 6), Refusal) == []
+    assert published(alone.tell(BatchesDue(), NOW + 6), Refusal) == []

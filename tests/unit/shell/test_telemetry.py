@@ -12,7 +12,8 @@ from msgspec import Raw
 from bus.messages.flow import DoneBatch, Execute, Route
 from bus.messages.public import QueryHead
 from services.core.actor import Done
-from services.executor.work import RunBatch, Work
+from services.executor.commands import RunBatch
+from services.executor.queue import QueuedQuery
 from services.shell.telemetry import JsonLines, Sentences, about
 from tests.support.servers.processes import environ
 
@@ -39,7 +40,7 @@ def test_a_line_for_people() -> None:
 
 
 def test_what_a_message_is_about() -> None:
-    work = Work(ROUTE, Raw(b""), None, 1, None)
+    work = QueuedQuery(ROUTE, Raw(b""), None, 1, None)
     assert about(ROUTE) == {"uid": UID.hex(), "query": "mine"}
     assert about(Execute(ROUTE, Raw(b""))) == {"uid": UID.hex(), "query": "mine"}
     assert about(QueryHead(id="mine")) == {"query": "mine"}

@@ -3,7 +3,7 @@
 import pytest
 
 from services.executor.backends import backend
-from services.executor.backends.base import LoadFailed, LoadSpec, Unavailable
+from services.executor.backends.base import BackendUnavailable, LoadFailed, LoadSpec
 from services.executor.backends.neuron import core_of, program_key
 from services.shell.accelerators import Accelerator, DriverError, neuron_devices
 
@@ -27,10 +27,10 @@ def test_without_a_chip_it_says_what_is_missing(tmp_path):
         reason = str(error)
     else:
         pytest.skip("this machine has a Neuron device")
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(BackendUnavailable) as refused:
         backend("neuron").load(tmp_path / "x", LoadSpec(device="neuron:0", format="pt2"))
     assert str(refused.value) == reason
     with pytest.raises(LoadFailed, match="onnx"):
         backend("neuron").load(tmp_path / "x", LoadSpec(device="neuron:0", format="onnx"))
-    with pytest.raises(Unavailable, match="neuron:0"):
+    with pytest.raises(BackendUnavailable, match="neuron:0"):
         backend("neuron").probe("cuda:0")

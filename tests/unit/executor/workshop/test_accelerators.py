@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from bus.messages.work import InspectModel, ModelInspected, VariantBuilt, VariantFailed
-from services.executor.workshop.errand import Errand
-from services.executor.workshop.lockdown import device_files
+from services.executor.workshop.orders import WorkshopOrder
+from services.executor.workshop.sandbox.lockdown import device_files
 from services.shell.accelerators import accelerators
 from tests.support.models import tiny_models
 from tests.unit.executor.workshop.test_helper import Shop, plan
@@ -49,7 +49,7 @@ def test_a_stored_model_is_inspected_again_without_its_upload(tmp_path):
         registration="r", format="onnx", object=first.source, validation=first.validation, inputs_key="x", labels_key="y",
         metric="top1", stored=True,
     )  # fmt: skip
-    asyncio.run(shop._run(Errand(worker="w", inspect=order), {}))
+    asyncio.run(shop._run(WorkshopOrder(worker="w", inspect=order), {}))
     assert shop.reason is None
     (second,) = shop.of(ModelInspected)
     assert second == first

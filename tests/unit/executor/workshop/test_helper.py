@@ -21,8 +21,8 @@ from bus.messages.work import (
 )
 from bus.subjects import Subjects
 from services.core.settings import RegistrarSettings
-from services.executor.workshop.errand import Errand
 from services.executor.workshop.helper import Helper
+from services.executor.workshop.orders import WorkshopOrder
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import npz
 
@@ -61,7 +61,8 @@ class Shop:
         )
         asyncio.run(
             self._run(
-                Errand(worker="w", devices=self.devices, inspect=order), {"model": model, "validation": validation}
+                WorkshopOrder(worker="w", devices=self.devices, inspect=order),
+                {"model": model, "validation": validation},
             )
         )
         return self
@@ -82,10 +83,10 @@ class Shop:
             signature=found.signature,
             plans=list(plans),
         )
-        asyncio.run(self._run(Errand(worker="w", devices=self.devices, build=order), {}))
+        asyncio.run(self._run(WorkshopOrder(worker="w", devices=self.devices, build=order), {}))
         return self
 
-    async def _run(self, errand: Errand, uploads: dict[str, bytes]) -> None:
+    async def _run(self, errand: WorkshopOrder, uploads: dict[str, bytes]) -> None:
         bus = MemoryBus()
         self.facts.clear()
         for fact, kind in KINDS.items():
@@ -216,7 +217,7 @@ def test_files_larger_than_allowed_or_missing_are_refused(tmp_path):
     order = InspectModel(
         registration="r", format="onnx", object="gone", validation="v", inputs_key="x", labels_key="y", metric="top1"
     )
-    asyncio.run(shop._run(Errand(worker="w", inspect=order), {}))
+    asyncio.run(shop._run(WorkshopOrder(worker="w", inspect=order), {}))
     assert "`object`" in shop.reason
 
 

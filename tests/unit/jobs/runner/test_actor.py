@@ -12,7 +12,7 @@ from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
-from services.executor.work import BatchResult, RunBatch
+from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.chunks import DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk, uid_of
 from services.jobs.runner.policy import Knobs

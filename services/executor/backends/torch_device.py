@@ -1,0 +1,141 @@
+"""What torch needs on a device: staging memory between which batches travel, and one CUDA stream for each model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from services.executor.backends.base import InputRejected
+
+if TYPE_CHECKING:
+    from services.executor.backends.base import Array
+
+
+class Slot(Struct, frozen=True):
+    """One input or output. shape: of one item; dtype: numpy's name, on the wire and in staging memory."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def bytes(self, items: int) -> int:
+        """What so many items take in staging memory, on either side."""
+        return items * prod(self.shape) * int(self.dtype[-1])
+
+
+class Staging:
+    """The pair of buffers of one slot. device: a torch.device, None for an output, which a graph keeps; pinned: page-locked."""
+
+    def __init__(self, torch: Any, slot: Slot, largest: int, device: Any, *, pinned: bool) -> None:
+        dtype = TORCH_NAMES[slot.dtype]
+        self.slot = slot
+        self.host = torch.zeros((largest, *slot.shape), dtype=getattr(torch, dtype), pin_memory=pinned)
+        whole = (largest, *slot.shape) if device is not None else (0,)
+        self.device = torch.zeros(whole, dtype=getattr(torch, dtype), device=device)
+        self._array: Array = self.host.numpy()
+
+    def put(self, array: "Array", bucket: int) -> None:
+        """Queue the copy of a batch to the device, rounded up to a bucket. Raises InputRejected."""
+        self.check(array)
+        self._array[: len(array)] = array
+        self.device[:bucket].copy_(self.host[:bucket], non_blocking=True)
+
+    def fetch(self, bucket_output: Any, items: int) -> None:
+        """Queue the copy of a bucket's first rows to the host."""
+        self.host[:items].copy_(bucket_output[:items], non_blocking=True)
+
+    def taken(self, items: int) -> "Array":
+        """The rows that `fetch` brought, once the copy is done: the caller's own."""
+        rows: Array = self._array[:items].copy()
+        return rows
+
+    def check(self, array: "Array") -> None:
+        """Raises InputRejected for another shape or datatype than the model's."""
+        slot = self.slot
+        if array.shape[1:] != slot.shape:
+            raise InputRejected(
+                f"input {slot.name!r} has items of shape {list(array.shape[1:])}, not {list(slot.shape)}"
+            )
+        if array.dtype.str.lstrip("<|=") != slot.dtype.lstrip("<|="):
+            raise InputRejected(f"input {slot.name!r} is {array.dtype}, the model takes {TORCH_NAMES[slot.dtype]}")
+
+
+TORCH_NAMES = {
+    "<f2": "float16",
+    "<f4": "float32",
+    "<f8": "float64",
+    "<i2": "int16",
+    "<i4": "int32",
+    "<i8": "int64",
+    "<u2": "uint16",
+    "<u4": "uint32",
+    "<u8": "uint64",
+    "|i1": "int8",
+    "|u1": "uint8",
+    "|b1": "bool",
+}
+
+
+# -- The CUDA stream of one model: what is queued on it runs in order, beside those of other models, and is recorded
+# into graphs.
+
+Compute = Callable[[], list[Any]]
+
+
+class DeviceStream(Protocol):
+    """device: a torch.device. pinned: whether host memory for it is to be page-locked."""
+
+    device: Any
+    pinned: bool
+
+    def on(self) -> Any:
+        """A context in which operators are queued here, without gradients. Of any thread, one at a time."""
+
+    def capture(self, compute: Compute) -> tuple[Callable[[], None], list[Any]]:
+        """Record what `compute` queues: how to queue it again, and its outputs, the same memory each time."""
+
+    def settle(self) -> None:
+        """Wait until all that was queued is done; other threads go on meanwhile."""
+
+    def trim(self) -> None:
+        """Give memory that nothing uses any more back to the device."""
+
+
+class CudaStream:
+    """A stream of its own on one GPU."""
+
+    pinned = True
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self._torch = torch
+        self.device = torch.device(device)
+        self._stream = torch.cuda.Stream(self.device)
+        self._done = torch.cuda.Event(blocking=True)  # waiting must not spin: the cores are others'
+        torch.cuda.synchronize(self.device)  # weights were moved on another stream, which this one does not wait for
+        self._pool: Any = None  # all graphs share their scratch memory: one replays at a time
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        torch = self._torch
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream), torch.inference_mode():
+            yield
+
+    def capture(self, compute: Compute) -> tuple[Callable[[], None], list[Any]]:
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        # Other models may run on other streams meanwhile: only this thread's calls count as wrong.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = compute()
+        if self._pool is None:
+            self._pool = graph.pool()
+        return graph.replay, outputs
+
+    def settle(self) -> None:
+        self._done.record(self._stream)
+        self._done.synchronize()
+
+    def trim(self) -> None:
+        with self._torch.cuda.device(self.device):
+            self._torch.cuda.empty_cache()

@@ -1,0 +1,89 @@
+"""What the executor's actor and its edge hand to each other."""
+
+from msgspec import Struct
+
+from bus.messages.catalog import VariantRecord
+from bus.messages.public import ObjectRef, Tensor
+from services.executor.queue import QueuedQuery
+
+
+class LoadModel(Struct, frozen=True):
+    """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that it is kept to; empty: any."""
+
+    instance: str
+    variant: VariantRecord
+    cores: tuple[int, ...] = ()
+
+
+class LoadedModel(Struct, frozen=True):
+    """load_ms: fetch excluded. memory_mb: what the process grew by."""
+
+    load_ms: float
+    memory_mb: float
+    proof: str
+
+
+class MoveModel(Struct, frozen=True):
+    """Load a loaded instance's model once more, on these cores, and let the copy take over; comes back as MovedModel."""
+
+    instance: str
+    variant: VariantRecord
+    cores: tuple[int, ...]
+
+
+class MovedModel(Struct, frozen=True):
+    """proof: where its threads run now, as the operating system reports it."""
+
+    proof: str
+
+
+class UnloadModel(Struct, frozen=True):
+    """Let go of an instance's model."""
+
+    instance: str
+
+
+class RunBatch(Struct, frozen=True, gc=False):
+    """Compute these queries together. predicted: seconds by the profile; inline: short enough for the loop itself."""
+
+    instance: str
+    works: list[QueuedQuery]
+    predicted: float
+    inline: bool
+
+
+class BatchResult(Struct, frozen=True, gc=False):
+    """started, finished: Unix seconds. outputs: per query, in order. errors: None, or per query "" or what went wrong.
+
+    bytes: of all outputs together, at most. note: what clients must know of the outputs; it becomes the answers' `reason`.
+    """
+
+    started: float
+    finished: float
+    outputs: list[dict[str, Tensor]]
+    errors: list[str] | None = None
+    bytes: int = 0
+    note: str = ""
+
+
+class FetchInputs(Struct, frozen=True):
+    """Get a query's inputs from the object store."""
+
+    ref: ObjectRef
+
+
+class StoreOutputs(Struct, frozen=True):
+    """Put an answer's outputs into the object store, since they are too large for a message."""
+
+    key: str
+    outputs: dict[str, Tensor]
+
+
+class Shrink(Struct, frozen=True):
+    """Give back memory that large batches left behind."""
+
+    instance: str
+
+
+class MeasureMemory(Struct, frozen=True):
+    """Resident memory of this process in MB."""

@@ -1,0 +1,218 @@
+"""The models that a device holds: fetched once, loaded in memory, moved to other cores, let go."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from bus.messages.catalog import VariantRecord
+from bus.port import Bus, ObjectStore
+from bus.subjects import Subjects
+from services.executor.backends import backend
+from services.executor.backends.base import BackendError, BackendUnavailable, Handle, LoadFailed, spec_of
+from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveModel, UnloadModel
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.01  # s between looks at whether a run under way has ended
+
+
+class ModelInMemory:
+    """A loaded model. threads: where its batches are computed; own: whether these are its alone; running: one is there now."""
+
+    __slots__ = ("handle", "one", "own", "record", "running", "threads")
+
+    def __init__(self, record: VariantRecord, handle: Handle, threads: ThreadPoolExecutor, *, own: bool) -> None:
+        self.record = record
+        self.handle = handle
+        self.one = record.signature.inputs[0] if len(record.signature.inputs) == 1 else None
+        self.threads = threads
+        self.own = own
+        self.running = False
+
+
+class DeviceModels:
+    """By instance. cache: where fetched artifacts are kept, by their digest; threads: shared by all that are kept nowhere.
+
+    off_loop: instances that are never computed on the loop itself, since they are slow or have threads of their own.
+    """
+
+    def __init__(self, bus: Bus, subjects: Subjects, device: str, cache: Path, threads: ThreadPoolExecutor) -> None:
+        self.held: dict[str, ModelInMemory] = {}
+        self.off_loop: set[str] = set()
+        self._bus = bus
+        self._subjects = subjects
+        self._device = device
+        self._cache = cache
+        self._threads = threads
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load")
+        self._artifacts: ObjectStore | None = None
+        self._process = psutil.Process()
+
+    async def load(self, command: LoadModel) -> LoadedModel:
+        """Raises BackendError, BusError."""
+        record = command.variant
+        path = await self._fetch(record)
+        before = self._process.memory_info().rss
+        started = time.perf_counter()
+        try:
+            held, proof = await self._make(path, record, command.cores)
+        except LoadFailed:
+            path.unlink(missing_ok=True)  # should the copy here be damaged, the next try gets another
+            raise
+        load_ms = (time.perf_counter() - started) * 1000.0
+        self._take(command.instance, held)
+        grown = max(0.0, (self._process.memory_info().rss - before) / 2**20)
+        log.info("loaded", extra={"instance": command.instance, "proof": proof, "load_ms": round(load_ms, 2)})
+        return LoadedModel(load_ms, grown, proof)
+
+    async def move(self, command: MoveModel) -> MovedModel:
+        """A copy on these cores takes over; the old one serves until then. Raises BackendError, BusError."""
+        old = self.held.get(command.instance)
+        if old is None:
+            raise LoadFailed("it is not loaded any more")
+        held, proof = await self._make(await self._fetch(command.variant), command.variant, command.cores)
+        if self.held.get(command.instance) is not old:
+            await self._close(held)
+            raise LoadFailed("it was unloaded, or moved by another order, meanwhile")
+        self._take(command.instance, held)
+        while old.running:  # noqa: ASYNC110  # an event would cost every batch something, and moves are rare
+            await asyncio.sleep(LOOK)
+        await self._close(old)
+        log.info("moved", extra={"instance": command.instance, "proof": proof})
+        return MovedModel(proof)
+
+    async def unload(self, command: UnloadModel) -> None:
+        held = self.held.pop(command.instance, None)
+        self.off_loop.discard(command.instance)
+        if held is not None:
+            await self._close(held)
+
+    def _take(self, instance: str, held: ModelInMemory) -> None:
+        self.held[instance] = held
+        if held.own:
+            self.off_loop.add(instance)
+        else:
+            self.off_loop.discard(instance)
+
+    async def _make(self, path: Path, record: VariantRecord, cores: tuple[int, ...]) -> tuple[ModelInMemory, str]:
+        loop = asyncio.get_running_loop()
+        make = partial(_load_and_warm, path, record, self._device)
+        if not cores:
+            handle = await loop.run_in_executor(self._loader, make)
+            return ModelInMemory(record, handle, self._threads, own=False), handle.proof
+        own = pinned_thread()
+        try:
+            handle, proof = await loop.run_in_executor(own, making_on, cores, make)
+        except BaseException:
+            own.shutdown(wait=False)
+            raise
+        return ModelInMemory(record, handle, own, own=True), f"{handle.proof}, {proof}"
+
+    async def _close(self, held: ModelInMemory) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._loader, held.handle.close)
+        if held.own:
+            held.threads.shutdown(wait=False)
+
+    async def _fetch(self, record: VariantRecord) -> Path:
+        """The artifact on this machine's disk, fetched once; it is named by its digest, and nothing else is taken for it."""
+        suffix = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}.get(record.format, "")
+        path = self._cache / f"{record.artifact}{suffix}"
+        if not path.exists():
+            if self._artifacts is None:
+                self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
+            self._cache.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+            try:
+                await self._artifacts.get_to(record.artifact, part)
+                if await asyncio.to_thread(_digest, part) != record.artifact:
+                    raise BackendError(f"what is stored as {record.artifact[:12]}… is not the file that was registered")
+                part.rename(path)
+            finally:
+                with contextlib.suppress(OSError):
+                    part.unlink(missing_ok=True)
+        return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load_and_warm(path: Path, record: VariantRecord, device: str) -> Handle:
+    import numpy as np  # noqa: PLC0415
+
+    handle = backend(record.framework).load(path, spec_of(record, device))
+    from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
+
+    inputs = {
+        spec.name: np.zeros((1, *(8 if n < 0 else n for n in spec.shape)), NUMPY_NAMES.get(spec.datatype, "<f4"))
+        for spec in record.signature.inputs
+        if spec.datatype != "BYTES"
+    }
+    if len(inputs) == len(record.signature.inputs):
+        try:
+            handle.run(inputs)  # the first run allocates; no query should pay for that
+        except BackendError as error:
+            log.info("the warm-up run failed: %s", error, extra={"variant": record.variant})
+    return handle
+
+
+# -- Threads that are kept to some cores, and the proof that they are.
+
+_TASKS = Path("/proc/self/task")
+_Made = TypeVar("_Made")
+
+
+def pinned_thread() -> ThreadPoolExecutor:
+    """One thread, for `making_on` and everything that runs there afterwards."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="pinned")
+
+
+def making_on(cores: Sequence[int], make: Callable[[], _Made]) -> tuple[_Made, str]:
+    """In the calling thread: keep it to these cores, then make something whose threads are to run there too.
+
+    A thread inherits the affinity of the one that starts it, so a framework's own pool lands on the same cores. Returns what
+    was made, and a proof: how many threads the operating system now reports as kept to exactly these cores. Raises BackendUnavailable.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise BackendUnavailable("this operating system cannot keep a thread to some cores")
+    names = ", ".join(map(str, cores))
+    try:
+        os.sched_setaffinity(0, cores)
+    except (OSError, ValueError) as error:
+        raise BackendUnavailable(f"this process cannot run on core {names}: {error}") from error
+    before = _tasks()
+    made = make()
+    wanted = set(cores)
+    there = [task for task in (_tasks() - before) | {threading.get_native_id()} if _affinity(task) == wanted]
+    if threading.get_native_id() not in there:
+        raise BackendUnavailable(f"the system did not keep the thread to core {names}")
+    return (
+        made,
+        f"{len(there)} thread{'s' * (len(there) > 1)} kept to core{'s' * (len(cores) > 1)} {names} by the system",
+    )
+
+
+def _tasks() -> set[int]:
+    try:
+        return {int(entry.name) for entry in _TASKS.iterdir()}
+    except OSError:
+        return set()
+
+
+def _affinity(task: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(task)
+    except OSError:  # it has ended
+        return set()

@@ -1,0 +1,93 @@
+"""The hands of a simulated device: a batch takes the time that its profile says, and no CPU but for its outputs.
+
+Outputs are the model's own, computed on the CPU by an ordinary edge, wherever the CPU is predicted to be done by then. Where it
+is not (a device that is faster than this machine), computing them would make the device as slow as the CPU: then outputs are
+zeros of the model's shape, and the answer's `reason` says so. Everything a simulated device answers says `simulated`.
+"""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import Any
+
+from msgspec.structs import replace
+
+from bus.messages.catalog import TensorSpec, VariantRecord
+from bus.messages.public import Tensor
+from bus.tensors import ITEM_BYTES
+from services.core.cost import LatencyTable
+from services.core.emulation import computable
+from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.executor.edge import ExecutorEdge
+from services.shell.clock import now
+
+ZEROS = "outputs are zeros: this simulated device is faster than the CPU that would have to compute them"
+
+
+class SimulatedEdge:
+    """One simulated device's edge. hands: computes outputs on the CPU, and may be shared by several; cores: batches at once."""
+
+    def __init__(self, hands: ExecutorEdge, kind: str, cores: int) -> None:
+        self._hands = hands
+        self._kind = kind
+        self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+        # uvloop's timers are good to a millisecond only; a sleeping thread to a tenth of one.
+        self._sleeping = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="sleep")
+
+    async def perform(self, command: Any) -> Any:
+        """See services.core.actor.Edge."""
+        match command:
+            case RunBatch():
+                return await self._run(command)
+            case LoadModel():
+                return await self._load(command)
+            case UnloadModel():
+                self._tables.pop(command.instance, None)
+            case MeasureMemory():
+                return sum(record.profile.memory_mb for record, _ in self._tables.values())
+        return await self._hands.perform(command)
+
+    async def _load(self, command: LoadModel) -> LoadedModel:
+        record = command.variant
+        started = time.perf_counter()
+        loaded: LoadedModel = await self._hands.perform(command)
+        await asyncio.sleep(record.profile.load_ms / 1000.0 - (time.perf_counter() - started))
+        self._tables[command.instance] = record, LatencyTable(record)
+        proof = f"simulated {self._kind}: times by profile, outputs by {loaded.proof}"
+        return LoadedModel((time.perf_counter() - started) * 1000.0, record.profile.memory_mb, proof)
+
+    async def _run(self, command: RunBatch) -> BatchResult:
+        known = self._tables.get(command.instance)
+        if known is None:
+            unloaded: BatchResult = await self._hands.perform(command)
+            return unloaded
+        record, table = known
+        started = now()
+        items = sum(work.items for work in command.works)
+        seconds = table.at(command.works[0].route.length).seconds(items)
+        if not _known_size(record) or computable(record, items, seconds):
+            result: BatchResult = await self._hands.perform(command)
+        else:
+            result = _zeros(record, command)
+        rest = started + seconds - now()
+        if rest > 0 and result.errors is None:
+            await asyncio.get_running_loop().run_in_executor(self._sleeping, time.sleep, rest)
+        return replace(result, started=started, finished=now())
+
+
+def _known_size(record: VariantRecord) -> bool:
+    """Whether the signature alone says how large outputs are; else only the model can tell."""
+    return all(spec.datatype in ITEM_BYTES and min(spec.shape, default=0) >= 0 for spec in record.signature.outputs)
+
+
+def _zeros(record: VariantRecord, command: RunBatch) -> BatchResult:
+    specs = record.signature.outputs
+    outputs = [{spec.name: _zero(spec, work.items) for spec in specs} for work in command.works]
+    size = sum(len(tensor.data) for answer in outputs for tensor in answer.values())
+    return BatchResult(0.0, 0.0, outputs, None, size, ZEROS)
+
+
+def _zero(spec: TensorSpec, items: int) -> Tensor:
+    shape = [items, *spec.shape]
+    return Tensor(spec.datatype, shape, bytes(prod(shape) * ITEM_BYTES[spec.datatype]))

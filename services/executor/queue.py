@@ -1,0 +1,181 @@
+"""One instance's queue: earliest deadline first, in batches as large as the deadlines allow (Clockwork's and InferLine's queue; Nexus' early drop)."""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from bus.messages.flow import Route
+from bus.messages.jobs import OFFLINE
+from bus.messages.public import QueryInputs, TensorView
+from services.core.cost import LatencyTable
+
+Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
+
+
+class QueuedQuery:
+    """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
+
+    __slots__ = ("alone", "also", "body", "headers", "inputs", "items", "lapsed", "route", "shape", "taken")
+
+    def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
+        self.route = route
+        self.body = body
+        self.inputs = inputs
+        self.items = items
+        self.shape = shape
+        self.alone = route.alone
+        self.lapsed = False  # its app's default was answered; what is computed of it is nobody's
+        # The same query, sent again while this one waits: one answer, all senders are told.
+        self.also: tuple[Route, ...] = ()
+        self.headers: Mapping[str, str] | None = None  # that came with it, where it is traced
+        self.taken = 0.0  # when, in that case
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Everybody's who waits for it."""
+        return (self.route, *self.also)
+
+
+# -- From a query's raw inputs to work for a queue. The tensors' bytes are not copied: they stay views of the
+# message's body.
+
+inputs_of = msgspec.msgpack.Decoder(QueryInputs).decode
+_tensor = msgspec.msgpack.Decoder(TensorView).decode
+_tensors = msgspec.msgpack.Decoder(dict[str, TensorView | list[Any]]).decode
+_list = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+def work_of(route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> QueuedQuery:
+    """Decode one query's inputs. Raises msgspec.DecodeError; IndexError when there are none."""
+    try:
+        tensor = _tensor(inputs)
+    except msgspec.ValidationError:
+        first = memoryview(inputs)[0]
+        if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
+            numbers = _list(inputs)
+            return QueuedQuery(route, body, numbers, max(1, len(numbers)), route.uid)
+        return _named(route, body, _tensors(inputs))
+    sizes = tensor.shape
+    return QueuedQuery(route, body, tensor, (sizes[0] or 1) if sizes else 1, (tensor.datatype, *sizes[1:]))
+
+
+def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[Any]]) -> QueuedQuery:
+    """A query whose inputs have names. One with plain lists among them shares no batch: lists carry no datatype."""
+    views = {name: one for name, one in named.items() if isinstance(one, TensorView)}
+    if len(views) < len(named):
+        items = next(len(one) for one in named.values() if isinstance(one, list))
+        return QueuedQuery(route, body, named, max(1, items), route.uid)
+    items = next((view.shape[0] for view in views.values() if view.shape), 1)
+    return QueuedQuery(
+        route, body, named, max(1, items), tuple((name, v.datatype, *v.shape[1:]) for name, v in sorted(views.items()))
+    )
+
+
+# -- Earliest deadline first, in batches as large as the deadlines allow (Clockwork's and InferLine's queue; Nexus'
+# early drop).
+
+Heap = list[tuple[float, int, QueuedQuery]]
+
+
+class EdfQueue:
+    """One instance's queue. table: profiled latency by batch size; factor: live correction of it.
+
+    items: waiting; offline: how many of them are offline work, which lets everything else go first.
+    """
+
+    __slots__ = ("_heap", "_order", "factor", "items", "max_batch", "offline", "table")
+
+    def __init__(self, table: LatencyTable, max_batch: int) -> None:
+        self.table = table
+        self.max_batch = max_batch
+        self.factor = 1.0
+        self.items = 0
+        self.offline = 0
+        self._heap: Heap = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[QueuedQuery]:
+        return (work for _, _, work in self._heap)
+
+    def push(self, work: QueuedQuery) -> None:
+        self._order += 1
+        self.items += work.items
+        if work.route.policy == OFFLINE:
+            self.offline += work.items
+        heapq.heappush(self._heap, (work.route.deadline, self._order, work))
+
+    @property
+    def most_urgent(self) -> float:
+        """Deadline of the first, Unix seconds; infinity when there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def oldest(self) -> float | None:
+        """Arrival of the query that waits longest, Unix seconds."""
+        return min((work.route.arrived for _, _, work in self._heap), default=None)
+
+    def form(self, now: float) -> tuple[list[QueuedQuery], list[QueuedQuery]]:
+        """The next batch, and what has to go because it would be late. Both leave the queue.
+
+        The first by deadline sets the limit: the largest batch that is predicted to end before it. Only queries with
+        equal shapes join it; what may share no batch runs alone; a query larger than max_batch runs alone, in pieces.
+        """
+        heap = self._heap
+        late: list[QueuedQuery] = []
+        while heap:
+            deadline, _, first = heap[0]
+            heapq.heappop(heap)
+            self.items -= first.items
+            if first.route.policy == OFFLINE:  # it runs alone: none is taken below
+                self.offline -= first.items
+            slack = (deadline - now) / self.factor
+            table = self.table.at(first.route.length)
+            if table.seconds(first.items) > slack:
+                late.append(first)
+                continue
+            batch = [first]
+            if first.alone or first.items >= self.max_batch or not heap:
+                return batch, late
+            room = min(self.max_batch, table.largest_batch_within(slack)) - first.items
+            aside: Heap = []
+            while heap and room > 0:
+                entry = heapq.heappop(heap)
+                work = entry[2]
+                if work.items <= room and work.shape == first.shape and not work.alone:
+                    batch.append(work)
+                    self.items -= work.items
+                    room -= work.items
+                else:
+                    aside.append(entry)
+                    if len(aside) > 64:  # a mixed queue: do not turn it over for every batch
+                        break
+            for entry in aside:
+                heapq.heappush(heap, entry)
+            return batch, late
+        return [], late
+
+    def overdue(self, now: float) -> list[QueuedQuery]:
+        """Take out what is first by deadline and could not be served in time any more, though it began now."""
+        late: list[QueuedQuery] = []
+        while self._heap:
+            deadline, _, first = self._heap[0]
+            if self.table.at(first.route.length).seconds(first.items) <= (deadline - now) / self.factor:
+                break
+            heapq.heappop(self._heap)
+            self.items -= first.items
+            if first.route.policy == OFFLINE:
+                self.offline -= first.items
+            late.append(first)
+        return late
+
+    def drop(self) -> list[QueuedQuery]:
+        """Empty the queue."""
+        works = [work for _, _, work in self._heap]
+        self._heap.clear()
+        self.items = self.offline = 0
+        return works

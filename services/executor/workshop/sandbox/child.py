@@ -1,0 +1,98 @@
+"""The untrusted child: one job from standard input, frames to standard output, nothing else. Started by `cage.py`."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from bus.codec import decode, encode
+from services.executor.backends.base import plain
+from services.executor.workshop.sandbox.lockdown import lock_down
+from services.executor.workshop.sandbox.protocol import (
+    BuildTask,
+    Frame,
+    InspectTask,
+    MeasureTask,
+    Probed,
+    ProbeTask,
+    SandboxInput,
+    SandboxTask,
+    Step,
+    TaskRefused,
+    UploadRejected,
+)
+
+
+def main() -> int:
+    """Do the job; the exit code is 0 once the last frame is written, also when it says why not."""
+    order = decode(SandboxInput, sys.stdin.buffer.read())
+    channel = _take_stdout()
+    scratch = Path(order.job.scratch)
+    os.chdir(scratch)
+    tempfile.tempdir = str(scratch)
+    job = order.job
+    missing = lock_down(order.limits, scratch, _uploads(job))
+    if missing:
+        print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
+    tell = _teller(channel)
+    try:
+        _work(order, tell)
+    except UploadRejected as refusal:
+        tell(TaskRefused(reason=str(refusal)))
+    except MemoryError:
+        tell(
+            TaskRefused(reason=f"the model needs more than the {order.limits.memory_bytes >> 20} MB of memory allowed")
+        )
+    except Exception as error:
+        tell(TaskRefused(reason=f"the model could not be processed: {plain(error)}"))
+    return 0
+
+
+def _work(order: SandboxInput, tell: Callable[[Frame], None]) -> None:
+    job = order.job
+    # Each job imports only what it needs: a profile must not carry the quantiser's memory.
+    if isinstance(job, InspectTask):
+        from services.executor.workshop.tasks.inspection import inspect  # noqa: PLC0415
+
+        tell(inspect(job, tell))
+    elif isinstance(job, BuildTask):
+        from services.executor.workshop.tasks.build import build  # noqa: PLC0415
+
+        build(job, tell)
+    elif isinstance(job, MeasureTask):
+        from services.executor.workshop.tasks.profiling import profile  # noqa: PLC0415
+
+        tell(profile(job, tell))
+    elif isinstance(job, ProbeTask):
+        from services.executor.backends import names_for, survey  # noqa: PLC0415
+
+        tell(Step(step=f"looking at {job.device}"))
+        tell(Probed(frameworks=survey(job.device, names_for(job.hardware))))
+
+
+def _uploads(job: SandboxTask) -> tuple[str, ...]:
+    """The files of this job that somebody else made."""
+    if isinstance(job, ProbeTask):
+        return ()
+    return (job.data.path,) if isinstance(job, MeasureTask) else (job.data.path, job.model)
+
+
+def _take_stdout() -> BinaryIO:
+    """Keep the real standard output for frames; whatever libraries print goes to standard error."""
+    channel = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return channel
+
+
+def _teller(channel: BinaryIO) -> Callable[[Frame], None]:
+    def tell(frame: Frame) -> None:
+        body = encode(frame)
+        channel.write(len(body).to_bytes(4, "big") + body)
+
+    return tell
+
+
+if __name__ == "__main__":
+    sys.exit(main())

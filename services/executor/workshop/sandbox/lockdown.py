@@ -1,0 +1,146 @@
+"""What a sandbox gives up before it touches an uploaded file. Limits always; the rest as far as this kernel allows.
+
+Own user and network namespaces (no network, no look into other processes of the same user), Landlock (reads Python and system
+libraries, writes its scratch directory, starts no program; newer kernels: no TCP, no signals to others), no new privileges, death with
+its parent. In a container there are no namespaces to be had, as a rule: Landlock is the wall.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import bus
+import services
+from services.executor.workshop.sandbox.protocol import SandboxLimits
+
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x40000000, 0x08000000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 1, 38, 4
+# Landlock: three system calls with the same numbers on every architecture, and its access bits of the first version.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
+_ALL = (1 << 13) - 1
+_VERSION = 1  # flag: which version this kernel has
+_NO_TCP = 1 | 1 << 1  # binding and connecting, from version 4 on
+_SCOPED = 1 | 1 << 1  # abstract sockets and signals, from version 6 on
+_READ = _READ_FILE | _READ_DIR
+_WRITE = _ALL & ~1  # everything but executing
+_SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sys",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
+# What a job on an accelerator opens besides: its device files, and for Neuron the compiler, which is a program of its own.
+_NODES = {"gpu": ("nvidia*", "nvidia-caps/*"), "inferentia": ("neuron*",)}
+_PROGRAMS = {"inferentia": ("/usr", "/lib", "/lib64", "/opt/aws", sys.prefix, sys.base_prefix)}
+
+
+def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> list[str]:
+    """Give up all but the scratch directory and these files; returns what this kernel did not let us give up."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    missing = []
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _limit(limits)
+    if not _unshare(libc):
+        missing.append("namespaces")
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not _landlock(libc, scratch, readable, limits.hardware):
+        missing.append("landlock")
+    return missing
+
+
+def hide(libc: ctypes.CDLL | None = None) -> None:
+    """Keep this process's environment and memory from other processes of the same user, and die with the parent."""
+    libc = libc or ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _limit(limits: SandboxLimits) -> None:
+    # Address space is no measure here: thread stacks and arenas reserve gigabytes that nobody touches. Data is, except where a
+    # driver maps a device's memory; there only who started us watches what is resident.
+    if limits.hardware == "cpu":
+        _set(resource.RLIMIT_DATA, limits.memory_bytes)
+    _set(resource.RLIMIT_FSIZE, limits.file_bytes)
+    _set(resource.RLIMIT_NOFILE, 256 if limits.hardware == "cpu" else 1024)
+    _set(resource.RLIMIT_CORE, 0)
+    # No RLIMIT_CPU: it makes the processor clock as coarse as the tick, and who started us watches the time anyway.
+
+
+def _set(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(what, (value, value))
+
+
+def _unshare(libc: ctypes.CDLL) -> bool:
+    uid, gid = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC) != 0:
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError:
+        pass  # an unmapped user may still read and write its own files
+    return True
+
+
+def device_files(hardware: str, directory: Path = Path("/dev")) -> list[str]:
+    """The files through which devices of this kind are reached."""
+    return sorted(str(path) for pattern in _NODES.get(hardware, ()) for path in directory.glob(pattern))
+
+
+def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str], hardware: str) -> bool:
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    fields = [_ALL] + [_NO_TCP] * (version >= 4) + [_SCOPED] * (version >= 6)
+    handled = (ctypes.c_uint64 * len(fields))(*fields)
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(ctypes.sizeof(handled)), 0)
+    if ruleset < 0:
+        return False
+    try:
+        _allow(libc, ruleset, _READ, (*_SYSTEM, *_python(), *readable))
+        _allow(libc, ruleset, _READ | _WRITE_FILE, (*_DEVICES, *device_files(hardware)))
+        _allow(libc, ruleset, _READ | _EXECUTE, _PROGRAMS.get(hardware, ()))
+        _allow(libc, ruleset, _WRITE, (str(scratch),))
+        return int(libc.syscall(_RESTRICT_SELF, ruleset, 0)) == 0
+    finally:
+        os.close(ruleset)
+
+
+def _python() -> Iterable[str]:
+    """Where this Python and its packages are; of our own root only the packages, since state may lie beside them."""
+    root = str(Path(bus.__path__[0]).parent)
+    yield from (sys.prefix, sys.base_prefix, *bus.__path__, *services.__path__)
+    yield from (path for path in sys.path if path and path != root)
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, access: int, paths: Iterable[str]) -> None:
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            # Rules for plain files know no directory rights.
+            rights = access if os.path.isdir(path) else access & (_READ_FILE | _WRITE_FILE | _EXECUTE)
+            rule = _Beneath(rights, fd)
+            libc.syscall(_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0)
+        finally:
+            os.close(fd)

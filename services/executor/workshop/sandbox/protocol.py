@@ -1,0 +1,159 @@
+"""What the helper asks of a sandbox, and the frames that come back. Everything in a frame is a claim, checked by its type."""
+
+from msgspec import Struct
+
+from bus.messages.catalog import ProfileRow, Signature
+
+
+class ValidationFile(Struct, frozen=True, kw_only=True):
+    """The validation set: a file, the keys in it, and how answers are scored. most_bytes: unpacked."""
+
+    path: str
+    inputs_key: str
+    labels_key: str
+    metric: str
+    most_bytes: int
+
+
+class InspectTask(Struct, frozen=True, kw_only=True, tag=True):
+    """Is this file what it says, does it run, what does it take? scratch: a directory to write in."""
+
+    model: str
+    format: str
+    data: ValidationFile
+    scratch: str
+    most_bytes: int
+    allow_torchscript: bool = False
+
+
+class Artifact(Struct, frozen=True, kw_only=True):
+    """A file to make, shared by all variants with this framework and precision."""
+
+    framework: str
+    precision: str
+    format: str
+    path: str
+
+
+class BuildTask(Struct, frozen=True, kw_only=True, tag=True):
+    """Make these artifacts of a model, and `reference`: its own answers on the validation set."""
+
+    model: str
+    format: str
+    data: ValidationFile
+    scratch: str
+    most_bytes: int
+    signature: Signature
+    artifacts: list[Artifact]
+    reference: str
+    fixed_batch: bool = False
+    allow_torchscript: bool = False
+
+
+class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
+    """Profile one artifact with so many threads, for these largest batches; score it when `score`. device: where."""
+
+    artifact: Artifact
+    data: ValidationFile
+    scratch: str
+    signature: Signature
+    reference: str
+    threads: int
+    max_batches: list[int]
+    score: bool
+    device: str = "cpu"
+    allow_torchscript: bool = False
+
+
+class ProbeTask(Struct, frozen=True, kw_only=True, tag=True):
+    """Which frameworks work on this device? No uploaded file is near."""
+
+    hardware: str
+    device: str
+    scratch: str
+
+
+SandboxTask = InspectTask | BuildTask | MeasureTask | ProbeTask
+
+
+class SandboxLimits(Struct, frozen=True, kw_only=True):
+    """What one sandbox may use. seconds: of wall time; file_bytes: of one written file; hardware: whose devices it may open."""
+
+    memory_bytes: int
+    seconds: float
+    file_bytes: int
+    hardware: str = "cpu"
+
+
+class SandboxInput(Struct, frozen=True, kw_only=True):
+    """What a sandbox reads on its standard input."""
+
+    job: SandboxTask
+    limits: SandboxLimits
+
+
+class Step(Struct, frozen=True, kw_only=True, tag=True):
+    """What comes now; silence for longer than `within` seconds means that the model hangs."""
+
+    step: str
+    progress: float = 0.0
+    within: float = 120.0
+
+
+class TaskRefused(Struct, frozen=True, kw_only=True, tag=True):
+    """The job cannot be done, and why; the last frame."""
+
+    reason: str
+
+
+class Inspected(Struct, frozen=True, kw_only=True, tag=True):
+    """What a model proved to be."""
+
+    signature: Signature
+    operators: list[str]
+    fixed_batch: bool
+    samples: int
+    accuracy: float
+    frameworks: dict[str, str]
+
+
+class Made(Struct, frozen=True, kw_only=True, tag=True):
+    """The artifact with this path is written."""
+
+    path: str
+
+
+class NotMade(Struct, frozen=True, kw_only=True, tag=True):
+    """The artifact with this path cannot be made, and why."""
+
+    path: str
+    reason: str
+
+
+class Measured(Struct, frozen=True, kw_only=True, tag=True):
+    """One artifact's profile with so many threads. memory_mb: by largest batch. accuracy, agreement: None when not scored.
+
+    short_of: the largest batch that was measured when larger ones take too long, else 0.
+    """
+
+    rows: list[ProfileRow]
+    load_ms: float
+    memory_mb: dict[int, float]
+    disturbed: bool
+    host: dict[str, str]
+    short_of: int = 0
+    accuracy: float | None = None
+    agreement: float | None = None
+
+
+class Probed(Struct, frozen=True, kw_only=True, tag=True):
+    """By framework: "" where it works on the device, else why not."""
+
+    frameworks: dict[str, str]
+
+
+Frame = Step | TaskRefused | Inspected | Made | NotMade | Measured | Probed
+
+
+class UploadRejected(Exception):
+    """This file or variant is not acceptable; the text is for the one who uploaded it."""

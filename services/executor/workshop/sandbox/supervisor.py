@@ -1,0 +1,177 @@
+"""Starts a sandbox and keeps it within its limits: wall time, silence, resident memory, size of what it says."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import services
+from bus.codec import BadMessage, decode, encode
+from services.executor.workshop.sandbox.protocol import (
+    Frame,
+    SandboxInput,
+    SandboxLimits,
+    SandboxTask,
+    Step,
+    TaskRefused,
+)
+
+LARGEST_FRAME = 2**20
+MOST_SAID = 16 * 2**20
+START_S = 60.0  # to import what it needs
+WATCH_S = 0.1
+_ROOT = str(Path(next(iter(services.__path__))).parent)
+_START = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('services.executor.workshop.sandbox.child', run_name='__main__', alter_sys=True)"
+)
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+class SandboxCrashed(Exception):
+    """The sandbox ended without a result; the text says how, for the one who uploaded the model."""
+
+
+async def run(job: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None]) -> None:
+    """Run one job; every frame goes to `on_frame` as it comes. Raises SandboxCrashed; nothing of it runs on afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-c",
+        _START,
+        _ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_environment(job.scratch),
+        start_new_session=True,
+        limit=LARGEST_FRAME + 4,
+    )
+    said: list[bytes] = []
+    listening = asyncio.ensure_future(_last_words(process.stderr, said))
+    try:
+        await _converse(process, SandboxInput(job=job, limits=limits), on_frame)
+    finally:
+        _kill(process)
+        await process.wait()
+        listening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await listening
+
+
+async def _converse(
+    process: asyncio.subprocess.Process, order: SandboxInput, on_frame: Callable[[Frame], None]
+) -> None:
+    if process.stdin is None or process.stdout is None:
+        raise SandboxCrashed("the sandbox could not be started")
+    process.stdin.write(encode(order))
+    process.stdin.close()
+    state = _Watch(order.limits)
+    watching = asyncio.ensure_future(state.memory(process.pid))
+    reading = asyncio.ensure_future(_read(process.stdout, state, on_frame))
+    try:
+        await asyncio.wait({watching, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        await reading
+    finally:
+        watching.cancel()
+        reading.cancel()
+    code = await process.wait()
+    if code != 0:
+        raise SandboxCrashed(_how(code, order.limits))
+
+
+class _Watch:
+    """What a running sandbox may still do."""
+
+    def __init__(self, limits: SandboxLimits) -> None:
+        self.limits = limits
+        self.step = "starting"
+        now = time.monotonic()
+        self.end = now + limits.seconds
+        self.until = min(now + START_S, self.end)
+
+    def heard(self, frame: Frame) -> None:
+        if isinstance(frame, Step):
+            self.step = frame.step
+            self.until = min(time.monotonic() + frame.within, self.end)
+
+    async def memory(self, pid: int) -> None:
+        """Returns when the process is gone; raises SandboxCrashed when it is too large or silent for too long."""
+        while True:
+            try:
+                resident = _resident_bytes(pid)
+            except (OSError, IndexError, ValueError):
+                return  # it is gone; what it said last is still being read
+            if resident > self.limits.memory_bytes:
+                raise SandboxCrashed(f"it needs more than the {self.limits.memory_bytes >> 20} MB of memory allowed")
+            now = time.monotonic()
+            if now > self.end:
+                raise SandboxCrashed(
+                    f"it took longer than the time allowed ({self.limits.seconds:.0f} s left at its start): {self.step}"
+                )
+            if now > self.until:
+                raise SandboxCrashed(f"the model hangs: no sign of life for too long in step {self.step!r}")
+            await asyncio.sleep(WATCH_S)
+
+
+def _resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def _read(stream: asyncio.StreamReader, state: _Watch, on_frame: Callable[[Frame], None]) -> None:
+    total = 0
+    while True:
+        try:
+            length = int.from_bytes(await stream.readexactly(4), "big")
+            total += length
+            if length > LARGEST_FRAME or total > MOST_SAID:
+                raise SandboxCrashed("the sandbox says more than it should")
+            body = await stream.readexactly(length)
+        except asyncio.IncompleteReadError:
+            return
+        try:
+            frame: Frame = decode(Frame, body)  # type: ignore[arg-type]
+        except BadMessage as error:
+            raise SandboxCrashed("the sandbox says what it should not") from error
+        state.heard(frame)
+        on_frame(frame)
+        if isinstance(frame, TaskRefused):
+            return
+
+
+async def _last_words(stream: asyncio.StreamReader | None, said: list[bytes]) -> None:
+    """Empty standard error so that nobody blocks on it; only the newest piece is kept."""
+    while stream is not None and (piece := await stream.read(4096)):
+        said[:] = [piece]
+
+
+def _how(code: int, limits: SandboxLimits) -> str:
+    if code == -signal.SIGXFSZ:
+        return f"it wrote more than {limits.file_bytes >> 20} MB to a file"
+    if code < 0:
+        return f"the model crashed the process that ran it ({signal.Signals(-code).name})"
+    return "the process that ran the model ended without a result"
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    """No credentials, no settings: only what Python and the frameworks need to start."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return kept | {
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": scratch,
+    }
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """The whole process group, whatever it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

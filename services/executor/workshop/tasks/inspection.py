@@ -1,0 +1,304 @@
+"""An upload as something to run: which files to try, what each takes and gives, which operators it is made of."""
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, structs
+from numpy import ndarray
+
+from bus.messages.catalog import Signature, TensorSpec
+from bus.tensors import BadTensor, datatype_of
+from services.executor.backends import backend, survey
+from services.executor.backends.base import BackendError, Handle, LoadSpec
+from services.executor.workshop.sandbox.protocol import (
+    Frame,
+    Inspected,
+    InspectTask,
+    Step,
+    UploadRejected,
+    ValidationFile,
+)
+from services.executor.workshop.tasks import validation
+from services.executor.workshop.tasks.validation import Scorer, ValidationSet
+
+FORMATS = ("onnx", "pt2", "torchscript")
+CPU_FRAMEWORKS = ("ort", "torch")  # what an upload is read and run with; accelerators are looked at without it
+
+
+class RunnableUpload(Struct, frozen=True, kw_only=True):
+    """One way to run an upload. framework: backend name. fixed: it takes one item at a time.
+
+    opened: our own change of a fixed batch, which counts for nothing until it is proved.
+    """
+
+    framework: str
+    path: Path
+    format: str
+    signature: Signature | None
+    fixed: bool = False
+    opened: bool = False
+
+    def load(self, threads: int = 1, device: str = "cpu", max_batch: int = 1, precision: str = "fp32") -> Handle:
+        """Load it; raises UploadRejected."""
+        spec = LoadSpec(
+            device=device,
+            threads=threads,
+            max_batch=max_batch,
+            format=self.format,
+            precision=precision,
+            signature=self.signature,
+            options={"allow_torchscript": "true"} if self.format == "torchscript" else {},
+        )
+        try:
+            return backend(self.framework).load(self.path, spec)
+        except BackendError as error:
+            raise UploadRejected(str(error)) from error
+
+
+class Upload(Struct, frozen=True, kw_only=True):
+    """candidates: best first. frameworks: "" or why not, by backend name."""
+
+    candidates: list[RunnableUpload]
+    operators: list[str]
+    frameworks: dict[str, str]
+
+
+def open_upload(path: Path, format: str, scratch: Path, most_bytes: int, *, allow_torchscript: bool) -> Upload:
+    """Check an uploaded file's content against its format; raises UploadRejected."""
+    if path.stat().st_size > most_bytes:
+        raise UploadRejected(f"the model file is larger than the {most_bytes >> 20} MB allowed")
+    if format == "onnx":
+        return _onnx(path, scratch, most_bytes)
+    if format == "pt2":
+        return _pt2(path, scratch, most_bytes)
+    if format == "torchscript":
+        return _torchscript(path, allow_torchscript=allow_torchscript)
+    raise UploadRejected(f"format {format[:20]!r} is unknown: use one of {', '.join(FORMATS)}")
+
+
+def _onnx(path: Path, scratch: Path, most_bytes: int) -> Upload:
+    from services.executor.workshop.tasks import onnx_files  # noqa: PLC0415  # each format imports only its own framework
+
+    model = onnx_files.read(path, most_bytes)
+    signature = onnx_files.signature(model)
+    sizes = onnx_files.batch_sizes(model)
+    candidates = [RunnableUpload(framework="ort", path=path, format="onnx", signature=signature, fixed=bool(sizes))]
+    if sizes:
+        free = scratch / "free.onnx"
+        free.write_bytes(onnx_files.free_batch(model).SerializeToString())
+        candidates.insert(
+            0, RunnableUpload(framework="ort", path=free, format="onnx", signature=signature, opened=True)
+        )
+    return Upload(
+        candidates=candidates if sizes <= {1} else candidates[:1],
+        operators=onnx_files.operators(model),
+        frameworks=survey("cpu", ("ort",)) | {"torch": "it runs torch.export files (.pt2), and this model is ONNX"},
+    )
+
+
+def _pt2(path: Path, scratch: Path, most_bytes: int) -> Upload:
+    from services.executor.backends import pt2  # noqa: PLC0415
+
+    reduced = scratch / "reduced.pt2"
+    try:
+        pt2.reduce(path, reduced, most_bytes)
+    except pt2.BadArchive as error:
+        raise UploadRejected(str(error)) from error
+    frameworks = survey("cpu", CPU_FRAMEWORKS)
+    if frameworks["torch"]:
+        raise UploadRejected(f"this worker cannot read .pt2 files: {frameworks['torch']}")
+    from services.executor.workshop.tasks import torch_files  # noqa: PLC0415  # imports torch
+
+    signature, fixed = torch_files.signature(reduced)
+    candidate = RunnableUpload(framework="torch", path=reduced, format="pt2", signature=signature, fixed=fixed)
+    return Upload(candidates=[candidate], operators=pt2.operators(reduced), frameworks=_with_converter(frameworks))
+
+
+def _torchscript(path: Path, *, allow_torchscript: bool) -> Upload:
+    if not allow_torchscript:
+        raise UploadRejected("TorchScript is not accepted here (registrar.allow_torchscript): upload ONNX or .pt2")
+    frameworks = survey("cpu", CPU_FRAMEWORKS)
+    if frameworks["torch"]:
+        raise UploadRejected(f"this worker cannot read TorchScript: {frameworks['torch']}")
+    from services.executor.workshop.tasks import torch_files  # noqa: PLC0415
+
+    candidate = RunnableUpload(framework="torch", path=path, format="torchscript", signature=None)
+    return Upload(
+        candidates=[candidate], operators=torch_files.script_operators(path), frameworks=_with_converter(frameworks)
+    )
+
+
+def _with_converter(frameworks: dict[str, str]) -> dict[str, str]:
+    """A torch model runs on onnxruntime only where it can be converted."""
+    if not frameworks["ort"] and find_spec("onnxscript") is None:
+        return frameworks | {"ort": "converting torch models needs the onnxscript package: install infaas[torch]"}
+    return frameworks
+
+
+# -- First runs: does a model answer, does it take batches, what shapes come out, and what does it answer on the
+# validation set?
+
+Array = ndarray[Any, Any]
+Tell = Callable[[float], None]
+
+TRIAL = 3  # items run at once and one by one: the least that shows a batch axis that is none
+BATCH = 32
+BUDGET_S = 20.0
+LEAST_SCORED = 200
+
+
+def run_batch(handle: Handle, inputs: dict[str, Array]) -> dict[str, Array]:
+    """One batch; raises UploadRejected when the model fails, or does not give one answer an item."""
+    n = len(next(iter(inputs.values())))
+    try:
+        outputs = handle.run(inputs)
+    except BackendError as error:
+        raise UploadRejected(f"the model does not run on a batch of {n}: {error}") from error
+    for name, output in outputs.items():
+        if output.ndim == 0 or len(output) != n:
+            raise UploadRejected(
+                f"output {name!r} has shape {list(output.shape)} for {n} items: its first axis must count items"
+            )
+        if output.dtype.kind == "f" and np.isnan(output).any():
+            raise UploadRejected(f"output {name!r} holds NaN on the validation set")
+    return outputs
+
+
+def proves_batching(handle: Handle, data: ValidationSet) -> bool:
+    """Whether three items at once get the answers that they get one by one."""
+    picked = np.arange(TRIAL)
+    try:
+        together = run_batch(handle, data.take(picked))
+        singles = [run_batch(handle, data.take(picked[i : i + 1])) for i in range(TRIAL)]
+    except UploadRejected:
+        return False
+    return all(_same(output, np.concatenate([one[name] for one in singles])) for name, output in together.items())
+
+
+def _same(together: Array, singly: Array) -> bool:
+    if together.shape != singly.shape:
+        return False
+    if together.dtype.kind != "f":
+        return bool((together == singly).all())
+    scale = float(np.abs(singly[np.isfinite(singly)]).max(initial=1.0))
+    return bool(np.allclose(together, singly, rtol=1e-3, atol=1e-4 * scale, equal_nan=True))
+
+
+def outputs_seen(outputs: dict[str, Array], claimed: list[TensorSpec], varying: bool) -> list[TensorSpec]:
+    """The outputs with the shapes that came out; an axis stays open only where the inputs' lengths vary too."""
+    specs = {spec.name: spec for spec in claimed}
+    seen = []
+    for name, output in outputs.items():
+        shape = list(output.shape[1:])
+        said = specs[name].shape if name in specs else []
+        if varying and len(said) == len(shape):
+            shape = [-1 if wanted == -1 else length for wanted, length in zip(said, shape, strict=True)]
+        try:
+            seen.append(TensorSpec(name=name, datatype=datatype_of(output), shape=shape))
+        except BadTensor as error:
+            raise UploadRejected(f"output {name!r}: {error}") from error
+    return seen
+
+
+def varies(signature: Signature) -> bool:
+    """Whether any input has an axis besides the batch whose length is open."""
+    return any(-1 in spec.shape for spec in signature.inputs)
+
+
+def predictions(
+    handle: Handle, data: ValidationSet, indices: Array, scorer: Scorer, batch: int, tell: Tell, budget_s: float = 0.0
+) -> Array:
+    """The scored output's predictions on these samples, in their order.
+
+    budget_s: stop after so many seconds (not before 200 samples); fewer predictions than samples then. tell: 0..1.
+    """
+    parts: list[Array] = []
+    start = time.monotonic()
+    for at in range(0, len(indices), batch):
+        some = indices[at : at + batch]
+        parts.append(scorer.predictions(run_batch(handle, data.take(some))[scorer.output]))
+        tell(at / len(indices))
+        if budget_s and at + batch >= LEAST_SCORED and time.monotonic() - start > budget_s:
+            break
+    return np.concatenate(parts)
+
+
+# -- Inspect one upload, in the sandbox: prove its format, find its signature, run it, score it.
+
+TRIAL_S = 30.0  # an answer that takes longer counts as a model that hangs
+
+
+def inspect(job: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
+    """What the upload proved to be; raises UploadRejected."""
+    tell(Step(step="reading the model", progress=0.05))
+    upload = open_upload(
+        Path(job.model), job.format, Path(job.scratch), job.most_bytes, allow_torchscript=job.allow_torchscript
+    )
+    tell(Step(step="first runs", progress=0.3, within=TRIAL_S))
+    candidate, handle, data = _first_that_works(upload.candidates, job.data)
+    if candidate.signature is None:
+        raise UploadRejected("the model has no signature")
+    scorer = Scorer(job.data.metric, candidate.signature)
+    scorer.check(data.labels)
+    tell(Step(step="measuring accuracy", progress=0.5))
+    indices = validation.split(len(data))[1]
+    found = predictions(
+        handle,
+        data,
+        indices,
+        scorer,
+        1 if candidate.fixed else BATCH,
+        lambda share: tell(Step(step="measuring accuracy", progress=0.5 + share / 2)),
+        budget_s=BUDGET_S,
+    )
+    return Inspected(
+        signature=candidate.signature,
+        operators=upload.operators,
+        fixed_batch=candidate.fixed,
+        samples=len(data),
+        accuracy=scorer.accuracy(found, data.labels[indices[: len(found)]]),
+        frameworks=upload.frameworks,
+    )
+
+
+def _first_that_works(
+    candidates: list[RunnableUpload], data: ValidationFile
+) -> tuple[RunnableUpload, Handle, ValidationSet]:
+    """The best candidate that answers: with its outputs as they came out, and fixed unless it proved that it takes batches."""
+    for last, candidate in zip([*[False] * (len(candidates) - 1), True], candidates, strict=True):
+        try:
+            tried, handle, samples = _try(candidate, data)
+        except UploadRejected:
+            if last:
+                raise
+            continue
+        if last or not tried.fixed:
+            return tried, handle, samples
+        handle.close()
+    raise UploadRejected("the model does not run")
+
+
+def _try(candidate: RunnableUpload, data: ValidationFile) -> tuple[RunnableUpload, Handle, ValidationSet]:
+    handle = candidate.load()
+    signature = candidate.signature
+    if signature is None:
+        from services.executor.workshop.tasks import torch_files  # noqa: PLC0415  # TorchScript only
+
+        signature = torch_files.script_signature(handle.inputs, validation.arrays(data), data.inputs_key)
+    samples = validation.read(data, signature)
+    first = run_batch(handle, samples.take(validation.split(len(samples))[1][:1]))
+    outputs = outputs_seen(first, signature.outputs, varies(signature))
+    fixed = candidate.fixed or not proves_batching(handle, samples)
+    if fixed and candidate.opened:
+        raise UploadRejected(
+            "the model's batch is fixed and cannot be opened: export it with an open (dynamic) first axis"
+        )
+    return (
+        structs.replace(candidate, signature=structs.replace(signature, outputs=outputs), fixed=fixed),
+        handle,
+        samples,
+    )

@@ -1,0 +1,210 @@
+"""ONNX uploads: is it what it says, without files beside it and operators of its own? What does it take and give?"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+from onnx import TensorProto
+
+from bus.messages.catalog import Signature, TensorSpec
+from services.executor.backends.base import plain
+from services.executor.workshop.sandbox.protocol import UploadRejected
+
+# Operator sets that onnxruntime ships with; anything else would need somebody's shared library.
+DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
+FOREIGN = frozenset({"PythonOp", "PythonOpGrad", "PyOp", "ATen"})  # of com.microsoft: call into other run-times
+DATATYPES = {
+    TensorProto.BOOL: "BOOL",
+    TensorProto.INT8: "INT8",
+    TensorProto.INT16: "INT16",
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.UINT8: "UINT8",
+    TensorProto.UINT16: "UINT16",
+    TensorProto.UINT32: "UINT32",
+    TensorProto.UINT64: "UINT64",
+    TensorProto.FLOAT16: "FP16",
+    TensorProto.FLOAT: "FP32",
+    TensorProto.DOUBLE: "FP64",
+    TensorProto.STRING: "BYTES",
+}
+
+
+def read(path: Path, most_bytes: int) -> Any:
+    """The parsed and checked model; raises UploadRejected."""
+    if path.stat().st_size > most_bytes:
+        raise UploadRejected(f"the model file is larger than the {most_bytes >> 20} MB allowed")
+    content = path.read_bytes()
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:
+        raise UploadRejected("the file is not an ONNX model: it cannot be parsed") from error
+    if not model.graph.node:
+        raise UploadRejected("the file is not an ONNX model: it has no operators")
+    _check_files(model)
+    _check_operators(model)
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise UploadRejected(f"the ONNX model is not valid: {plain(error)}") from error
+    return model
+
+
+def operators(model: Any) -> list[str]:
+    """Operator types in the model, its subgraphs and functions."""
+    return sorted({node.op_type for node in nodes(model)})
+
+
+def nodes(model: Any) -> Iterator[Any]:
+    """All nodes, those of subgraphs and functions too."""
+    stack = [model.graph.node, *(function.node for function in model.functions)]
+    while stack:
+        for node in stack.pop():
+            yield node
+            for attribute in node.attribute:
+                stack += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
+
+
+def _check_files(model: Any) -> None:
+    if any(tensor.data_location == TensorProto.EXTERNAL or tensor.external_data for tensor in _tensors(model)):
+        raise UploadRejected(
+            "the model keeps tensors in other files: save it as one file (external data is not accepted)"
+        )
+
+
+def _tensors(model: Any) -> Iterator[Any]:
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            yield from _attribute_tensors(node, graphs)
+    for function in model.functions:
+        for node in function.node:
+            yield from _attribute_tensors(node, graphs)
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.initializer
+        for node in graph.node:
+            yield from _attribute_tensors(node, graphs)
+
+
+def _attribute_tensors(node: Any, graphs: list[Any]) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield attribute.t
+        yield from attribute.tensors
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        graphs += [graph for graph in (attribute.g, *attribute.graphs) if graph.node or graph.initializer]
+
+
+def _check_operators(model: Any) -> None:
+    own = {(function.domain, function.name) for function in model.functions}
+    for node in nodes(model):
+        if (node.domain, node.op_type) in own:
+            continue
+        if node.domain not in DOMAINS or node.op_type in FOREIGN:
+            name = f"{node.domain[:40]}::{node.op_type[:40]}"
+            raise UploadRejected(
+                f"the model uses the custom operator {name}: only standard ONNX operators are accepted"
+            )
+
+
+def signature(model: Any) -> Signature:
+    """Inputs and outputs by the file's own word; -1 where an axis is not fixed. Raises UploadRejected for what has no batch axis."""
+    given = {initializer.name for initializer in model.graph.initializer}
+    inputs = [_spec(value, "input") for value in model.graph.input if value.name not in given]
+    outputs = [_spec(value, "output") for value in model.graph.output if value.type.HasField("tensor_type")]
+    if not inputs:
+        raise UploadRejected("the model has no inputs")
+    if not outputs:
+        raise UploadRejected("the model gives no tensors: with skl2onnx, convert with the option zipmap=False")
+    return Signature(inputs=inputs, outputs=outputs)
+
+
+def batch_sizes(model: Any) -> set[int]:
+    """First axes of the inputs where they are fixed numbers."""
+    given = {initializer.name for initializer in model.graph.initializer}
+    inputs = (value for value in model.graph.input if value.name not in given)
+    dims = (value.type.tensor_type.shape.dim[0] for value in inputs if value.type.tensor_type.shape.dim)
+    return {dim.dim_value for dim in dims if dim.dim_value > 0}
+
+
+def _spec(value: Any, what: str) -> TensorSpec:
+    tensor = value.type.tensor_type
+    datatype = DATATYPES.get(tensor.elem_type) if value.type.HasField("tensor_type") else None
+    if datatype is None:
+        raise UploadRejected(f"the model's {what} {value.name[:40]!r} is not a tensor of a known datatype")
+    if what == "input" and not tensor.shape.dim:
+        raise UploadRejected(
+            f"the model's input {value.name[:40]!r} has no batch axis: the first axis must count items"
+        )
+    shape = [dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.shape.dim[1:]]
+    return TensorSpec(name=value.name, datatype=datatype, shape=shape)
+
+
+def free_batch(model: Any) -> Any:
+    """A copy whose first axes are open, as far as that can be written down; whether it works must be proved by running it."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    given = {initializer.name for initializer in copy.graph.initializer}
+    fixed = batch_sizes(copy)
+    for value in (*copy.graph.input, *copy.graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in given and dims and dims[0].dim_value in fixed:
+            dims[0].Clear()
+            dims[0].dim_param = "batch"
+    del copy.graph.value_info[:]
+    _free_reshapes(copy, fixed)
+    return copy
+
+
+def _free_reshapes(model: Any, fixed: set[int]) -> None:
+    """Reshape targets that begin with the fixed batch size begin with 0 (keep) instead, where nothing else uses them."""
+    uses: dict[str, int] = {}
+    targets = set()
+    for node in model.graph.node:
+        for name in node.input:
+            uses[name] = uses.get(name, 0) + 1
+        if node.op_type == "Reshape" and len(node.input) > 1:
+            targets.add(node.input[1])
+    constants = [(tensor.name, tensor) for tensor in model.graph.initializer]
+    constants += [(n.output[0], a.t) for n in model.graph.node if n.op_type == "Constant" for a in n.attribute]
+    for name, tensor in constants:
+        if name not in targets or uses[name] > 1 or tensor.data_type != TensorProto.INT64:
+            continue
+        shape = onnx.numpy_helper.to_array(tensor).tolist()
+        if isinstance(shape, list) and len(shape) > 1 and shape[0] in fixed:
+            # -1 for the first axis unless it is taken: then the batch must be kept by 0.
+            shape[0] = 0 if -1 in shape else -1
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(shape, np.int64), tensor.name))
+
+
+# -- fp16 artifacts of an fp32 ONNX file: half the bytes, for devices that compute in half precision. On a CPU they
+# are slower.
+
+
+def to_fp16(source: Path, target: Path) -> None:
+    """Convert one file; raises UploadRejected."""
+    logging.disable(logging.WARNING)
+    from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: PLC0415  # changes sys.path
+
+    model = onnx.load_model_from_string(source.read_bytes())
+    del model.graph.value_info[:]  # shapes that exporters leave behind are often stale
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numbers too small for half precision become its smallest
+            halved = convert_float_to_float16(model, keep_io_types=True)
+    except Exception as error:
+        raise UploadRejected(f"the model cannot be converted to fp16: {plain(error)}") from error
+    kinds = {tensor.data_type for tensor in halved.graph.initializer}
+    if onnx.TensorProto.FLOAT16 not in kinds and not any(node.op_type == "Cast" for node in halved.graph.node):
+        raise UploadRejected("nothing in this model could be converted to fp16: it has no floating-point weights")
+    target.write_bytes(halved.SerializeToString())

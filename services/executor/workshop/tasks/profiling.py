@@ -1,0 +1,380 @@
+"""Timing that says when it cannot be trusted: wall time beside CPU time and the time spent waiting for a core.
+
+On shared cores the same model measures twice as slow from one minute to the next. A cell counts as clean when wall time
+is within 12 % of what the CPU did (one thread), or when the threads hardly waited for a core (several).
+"""
+
+import gc
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bus.messages.catalog import ProfileRow, Signature
+from services.executor.backends.base import Handle
+from services.executor.workshop.sandbox.protocol import Frame, Measured, MeasureTask, Step, UploadRejected
+from services.executor.workshop.tasks import inspection, validation
+from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
+from services.executor.workshop.tasks.validation import Scorer, ValidationSet
+from services.shell.accelerators import cuda_memory_used_mb
+
+CLEAN = 1.12
+MOST_CALLS = 20_000
+LEAST_CALLS = 5
+
+# Instruction sets that decide how fast, and for int8 how accurate, a model runs; the best one is named.
+_SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "asimddp", "asimd")
+
+
+@dataclass(frozen=True)
+class LatencyCell:
+    """One measurement of one batch: milliseconds a call. waited: share of the time in which a thread wanted a core in vain."""
+
+    p50_ms: float
+    p99_ms: float
+    least_ms: float
+    cpu_ms: float
+    wall_over_cpu: float
+    waited: float
+
+    def clean(self, threads: int) -> bool:
+        """threads: 0 where an accelerator computes, and the CPU only waits."""
+        return self.wall_over_cpu <= CLEAN if threads == 1 else self.waited <= CLEAN - 1.0
+
+    def estimate_ms(self, threads: int) -> float:
+        """The median of a clean cell; else the least that it can have been without the neighbours."""
+        if self.clean(threads):
+            return self.p50_ms
+        return min(self.least_ms, self.cpu_ms) if threads == 1 and self.cpu_ms > 0 else self.least_ms
+
+
+def measure_calls(call: Callable[[], object], seconds: float, threads: int) -> LatencyCell:
+    """Call for about so many seconds: at least five times, fewer when one call takes long."""
+    # The clock of one thread is exact; the process's may advance in ticks.
+    cpu_ns = time.thread_time_ns if threads == 1 else time.process_time_ns
+    walls: list[int] = []
+    counter = time.perf_counter_ns
+    gc.disable()
+    try:
+        call()
+        waited = _waited_ns()
+        cpu = cpu_ns()
+        start = counter()
+        end = start + int(seconds * 1e9)
+        before = start
+        while True:
+            call()
+            after = counter()
+            walls.append(after - before)
+            before = after
+            count = len(walls)
+            if count >= MOST_CALLS or (after >= end and (count >= LEAST_CALLS or after - start > 1_000_000_000)):
+                break
+        cpu = cpu_ns() - cpu
+        waited = _waited_ns() - waited
+    finally:
+        gc.enable()
+    total = before - start
+    walls.sort()
+    return LatencyCell(
+        p50_ms=walls[len(walls) // 2] / 1e6,
+        p99_ms=walls[min(len(walls) - 1, int(len(walls) * 0.99))] / 1e6,
+        least_ms=walls[0] / 1e6,
+        cpu_ms=cpu / len(walls) / 1e6,
+        wall_over_cpu=total / cpu if cpu > 0 else 1.0,
+        waited=waited / total if total > 0 else 0.0,
+    )
+
+
+def _waited_ns() -> int:
+    """Nanoseconds that the slowest of our threads has spent runnable but without a core; 0 where Linux does not say."""
+    most = 0
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/schedstat", "rb") as file:
+                most = max(most, int(file.read().split()[1]))
+    except (OSError, ValueError, IndexError):
+        return 0
+    return most
+
+
+class Memory:
+    """Resident memory of this process above what it had when this was made, in MB."""
+
+    def __init__(self) -> None:
+        self._forget_peak()
+        self._base = _status_mb("VmRSS")
+
+    def peak_mb(self) -> float:
+        """The highest since then."""
+        return max(0.0, max(_status_mb("VmRSS"), _status_mb("VmHWM")) - self._base)
+
+    def _forget_peak(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        except OSError:
+            return
+
+
+class DeviceMemory:
+    """The same of an accelerator's own memory: what all processes take of it, above what they had when this was made."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._base = cuda_memory_used_mb(device)
+        self._peak = 0.0
+
+    def peak_mb(self) -> float:
+        """The highest that was seen; frameworks keep what large batches needed."""
+        self._peak = max(self._peak, cuda_memory_used_mb(self._device) - self._base)
+        return self._peak
+
+
+def memory_of(device: str) -> Memory | DeviceMemory:
+    """What a model loaded from now on takes of the device's memory; of the host's where the device cannot be asked."""
+    return DeviceMemory(device) if device.startswith("cuda") else Memory()
+
+
+def _status_mb(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024.0
+    return 0.0
+
+
+def host(framework: str) -> dict[str, str]:
+    """Where and when a profile was made: an int8 model's speed and answers depend on the instruction set."""
+    model, flags = platform.machine(), set[str]()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+            elif name.strip() in {"flags", "Features"}:
+                flags = set(value.split())
+                break
+    except OSError:
+        pass
+    isa = next((name for name in _SETS if name in flags), platform.machine())
+    return {"isa": isa, "cpu": model, "framework": framework, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+# -- Profile one artifact with one number of threads, in a fresh sandbox: load, latency table, memory, accuracy,
+# agreement.
+
+Array = ndarray[Any, Any]
+
+CELL_S = 0.06
+CELL_OTHER_LENGTH_S = 0.03
+PASSES = 3
+COMPILE_S = 600.0  # an engine for an accelerator, at its first load
+LONGEST_BATCH_S = 10.0  # a batch that takes longer is not worth having
+BUDGET_S = 20.0  # of repetitions
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+LENGTHS = 4
+
+
+class CellTable:
+    """Latency cells by (length, batch), measured again while the machine disturbed them."""
+
+    def __init__(self, handle: Handle, data: ValidationSet, signature: Signature, threads: int) -> None:
+        self._handle, self._data, self._threads = handle, data, threads
+        self._open_axes = {
+            spec.name: [a + 1 for a, size in enumerate(spec.shape) if size == -1] for spec in signature.inputs
+        }
+        self._cells: dict[tuple[int, int], list[LatencyCell]] = {}
+        self._single = len(data.inputs) == 1
+
+    def lengths(self) -> list[int]:
+        """Buckets of the first open axis: the validation set's length and, down from it, its halves. [0] when none is open."""
+        for name, axes in self._open_axes.items():
+            if axes:
+                longest = self._data.inputs[name].shape[axes[0]]
+                return sorted({max(1, longest >> step) for step in range(LENGTHS)})
+        return [0]
+
+    def batch(self, batch: int, length: int, longest: int) -> dict[str, Array]:
+        """Real samples, repeated where there are too few, cut to the length's share along every open axis."""
+        inputs = self._data.take(np.arange(batch) % len(self._data))
+        if length == longest:
+            return inputs
+        return {name: self._cut(name, array, length / longest) for name, array in inputs.items()}
+
+    def add(self, batch: int, length: int, longest: int) -> LatencyCell:
+        """Measure one cell, once more if it was measured before."""
+        inputs = self.batch(batch, length, longest)
+        inspection.run_batch(self._handle, inputs)
+        call = self._call(inputs)
+        cell = measure_calls(call, CELL_S if length == longest else CELL_OTHER_LENGTH_S, self._threads)
+        self._cells.setdefault((length, batch), []).append(cell)
+        return cell
+
+    def repeat(self, longest: int, until: float) -> None:
+        """Measure disturbed cells again, up to three times in all, while there is time."""
+        for _ in range(PASSES - 1):
+            for length, batch in [key for key, cells in self._cells.items() if not self._clean(cells)]:
+                if time.monotonic() < until:
+                    self.add(batch, length, longest)
+
+    def disturbed(self) -> bool:
+        return not all(self._clean(cells) for cells in self._cells.values())
+
+    def rows(self) -> list[ProfileRow]:
+        return [self._row(length, batch, cells) for (length, batch), cells in sorted(self._cells.items())]
+
+    def _clean(self, cells: Iterable[LatencyCell]) -> bool:
+        return any(cell.clean(self._threads) for cell in cells)
+
+    def _row(self, length: int, batch: int, cells: list[LatencyCell]) -> ProfileRow:
+        clean = [cell for cell in cells if cell.clean(self._threads)]
+        best = min(clean or cells, key=lambda cell: cell.p50_ms)
+        p50 = min(cell.estimate_ms(self._threads) for cell in clean or cells)
+        return ProfileRow(
+            batch=batch,
+            p50_ms=p50,
+            p99_ms=max(p50, min(cell.p99_ms for cell in clean or cells)),
+            cpu_ms=min(cell.cpu_ms for cell in clean or cells),
+            wall_over_cpu=best.wall_over_cpu,
+            length=length or None,
+        )
+
+    def _call(self, inputs: dict[str, Array]) -> Callable[[], object]:
+        if self._single:
+            run, array = self._handle.run_single, next(iter(inputs.values()))
+            return lambda: run(array)
+        run_named = self._handle.run
+        return lambda: run_named(inputs)
+
+    def _cut(self, name: str, array: Array, share: float) -> Array:
+        for axis in self._open_axes[name]:
+            array = array.take(range(max(1, round(array.shape[axis] * share))), axis=axis)
+        return np.ascontiguousarray(array)
+
+
+def profile(job: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
+    """Everything measured of one artifact with so many threads; raises UploadRejected."""
+    what = f"{job.artifact.framework} {job.artifact.precision}, {job.threads} thread{'s' * (job.threads > 1)}"
+    alone = job.device == "cpu"
+    first_load_s = TRIAL_S if alone else COMPILE_S
+    tell(Step(step=f"profiling {what}"))
+    data = validation.read(job.data, job.signature)
+    candidate = RunnableUpload(
+        framework=job.artifact.framework,
+        path=Path(job.artifact.path),
+        format=job.artifact.format,
+        signature=job.signature,
+    )
+    one = data.take(np.arange(1))
+    _import(candidate, job.device)
+    memory = memory_of(job.device)
+    tell(Step(step=f"profiling {what}", progress=0.1, within=first_load_s))
+    handle, load_ms = _load(candidate, job, one)
+    table = CellTable(handle, data, job.signature, job.threads if alone else 0)
+    peaks, short_of = _fill(
+        table, job, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
+    )
+    accuracy = agreement = None
+    if job.score:
+        tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
+        accuracy, agreement = _score(job, handle, data, max(peaks), tell)
+    handle.close()
+    for _ in range(2 if alone else 1):
+        if load_ms < 1000.0 or not alone:  # an accelerator's first load compiles; executors keep what comes out of it
+            again, ms = _load(candidate, job, one)
+            again.close()
+            load_ms = min(load_ms, ms)
+    return Measured(
+        rows=table.rows(),
+        load_ms=load_ms,
+        memory_mb=peaks,
+        disturbed=table.disturbed(),
+        host=_host(handle.proof),
+        short_of=short_of,
+        accuracy=accuracy,
+        agreement=agreement,
+    )
+
+
+def _fill(
+    table: CellTable, job: MeasureTask, memory: Memory | DeviceMemory, tell: Callable[[float], None]
+) -> tuple[dict[int, float], int]:
+    """Measure all cells; memory by batch at the greatest length, and the last batch before they took too long, or 0."""
+    most = max(job.max_batches)
+    batches = sorted({b for b in (*BATCHES, *job.max_batches) if b <= most})
+    lengths = table.lengths()
+    longest = lengths[-1]
+    peaks: dict[int, float] = {}
+    short_of, slowest = 0, 0.0
+    for done, batch in enumerate(batches):
+        tell(done / len(batches))
+        if peaks and slowest * batch / max(peaks) > LONGEST_BATCH_S:
+            short_of = max(peaks)
+            break
+        slowest = table.add(batch, longest, longest).p50_ms / 1000.0
+        peaks[batch] = memory.peak_mb()
+    for length in lengths[:-1]:
+        for batch in (b for b in peaks if b in (1, 4, 16, max(peaks))):
+            try:
+                table.add(batch, length, longest)
+            except UploadRejected:  # shorter than the model takes: this bucket does not exist
+                break
+    table.repeat(longest, time.monotonic() + BUDGET_S)
+    return peaks, short_of
+
+
+def _score(
+    job: MeasureTask, handle: Handle, data: ValidationSet, most: int, tell: Callable[[Frame], None]
+) -> tuple[float, float]:
+    """Accuracy, and agreement with the model as uploaded, on the samples that the reference has."""
+    try:
+        reference = np.load(job.reference, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UploadRejected("the model's own answers are missing") from error
+    scorer = Scorer(job.data.metric, job.signature)
+    indices = validation.split(len(data))[1][: len(reference)]
+    step = f"measuring the accuracy of {job.artifact.framework} {job.artifact.precision}"
+    found = inspection.predictions(
+        handle,
+        data,
+        indices,
+        scorer,
+        min(most, inspection.BATCH),
+        lambda share: tell(Step(step=step, progress=0.6 + 0.4 * share)),
+    )
+    return scorer.accuracy(found, data.labels[indices]), scorer.agreement(found, reference)
+
+
+def _load(candidate: RunnableUpload, job: MeasureTask, one: dict[str, Array]) -> tuple[Handle, float]:
+    """A handle and the milliseconds until it had answered once."""
+    start = time.perf_counter()
+    handle = candidate.load(job.threads, job.device, max(job.max_batches), job.artifact.precision)
+    inspection.run_batch(handle, one)
+    return handle, (time.perf_counter() - start) * 1000.0
+
+
+def _import(candidate: RunnableUpload, device: str) -> None:
+    """Import the framework first: an executor has it in memory long before it loads its next model."""
+    from services.executor.backends import backend  # noqa: PLC0415
+    from services.executor.backends.base import BackendUnavailable  # noqa: PLC0415
+
+    try:
+        backend(candidate.framework).probe(device)
+    except BackendUnavailable as error:
+        raise UploadRejected(str(error)) from error
+
+
+def _host(proof: str) -> dict[str, str]:
+    found = host(proof)
+    try:
+        found["onnxruntime"] = version("onnxruntime")
+    except PackageNotFoundError:
+        pass
+    return found

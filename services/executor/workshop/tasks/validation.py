@@ -1,0 +1,249 @@
+"""The labelled validation set (.npz), read as what it is: an untrusted zip file of numpy arrays."""
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from bus.messages.catalog import Signature, TensorSpec
+from bus.tensors import BadTensor, fit
+from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
+
+Array = ndarray[Any, Any]
+
+LEAST_SAMPLES = 20
+CALIBRATION = 64
+LEAST_TO_SPLIT = 100
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """inputs: by name, [n, ...] each, in the model's datatypes. labels: [n, ...]."""
+
+    inputs: dict[str, Array]
+    labels: Array
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Array) -> dict[str, Array]:
+        return {name: np.ascontiguousarray(array[indices]) for name, array in self.inputs.items()}
+
+
+def arrays(data: ValidationFile) -> dict[str, Array]:
+    """All arrays in the file by key; raises UploadRejected for anything that is not a plain .npz."""
+    try:
+        with zipfile.ZipFile(data.path) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        raise UploadRejected(
+            "validation: not an .npz file; write it with numpy.savez_compressed(file, x=..., y=...)"
+        ) from error
+    if size > data.most_bytes:
+        raise UploadRejected(
+            f"validation: unpacks to {size >> 20} MB, more than the {data.most_bytes >> 20} MB allowed"
+        )
+    return dict(_members(data.path))
+
+
+def _members(path: str) -> Iterator[tuple[str, Array]]:
+    try:
+        with np.load(Path(path), allow_pickle=False) as file:
+            for key in file.files:
+                array = _member(file, key)
+                if not isinstance(array, ndarray) or array.ndim == 0:
+                    raise UploadRejected(f"validation: entry `{key[:40]}` is not an array of samples")
+                yield key, array
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+        raise UploadRejected(f"validation: the file is damaged ({type(error).__name__})") from error
+
+
+def _member(file: Any, key: str) -> Any:
+    try:
+        return file[key]
+    except ValueError as error:
+        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            raise UploadRejected(f"validation: array `{key[:40]}` holds Python objects; save plain numbers") from error
+        raise UploadRejected(f"validation: array `{key[:40]}` is damaged") from error
+    except MemoryError as error:
+        raise UploadRejected(f"validation: array `{key[:40]}` is too large") from error
+
+
+def read(data: ValidationFile, signature: Signature) -> ValidationSet:
+    """The set as this model takes it; raises UploadRejected naming the array that does not fit."""
+    found = arrays(data)
+    labels = found.get(data.labels_key)
+    if labels is None:
+        raise UploadRejected(f"validation: there are no labels `{data.labels_key}`; the file has {_listed(found)}")
+    inputs: dict[str, Array] = {}
+    for spec in signature.inputs:
+        key = _key(spec.name, len(signature.inputs) == 1, data, found)
+        array = found[key]
+        if array.dtype.kind == "U":
+            array = array.astype(object)
+        try:
+            inputs[spec.name] = np.ascontiguousarray(fit(array, spec, key))
+        except BadTensor as error:
+            raise UploadRejected(f"validation: {error}") from error
+    check_sizes(inputs, labels, data)
+    return ValidationSet(inputs, check_labels(labels, data))
+
+
+def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -> None:
+    """As many labels as samples, and enough of them."""
+    n = len(labels)
+    for name, array in inputs.items():
+        if len(array) != n:
+            raise UploadRejected(f"validation: {len(array)} samples of `{name}` but {n} labels `{data.labels_key}`")
+    if n < LEAST_SAMPLES:
+        raise UploadRejected(f"validation: {n} samples are too few to measure accuracy; give at least {LEAST_SAMPLES}")
+
+
+def check_labels(labels: Array, data: ValidationFile) -> Array:
+    """Whole numbers for top1 and top5, finite numbers for mae and rmse."""
+    name = data.labels_key
+    if labels.dtype.kind not in "biuf":
+        raise UploadRejected(f"validation: labels `{name}` must be numbers, not {labels.dtype}")
+    if not np.isfinite(labels).all():
+        raise UploadRejected(f"validation: labels `{name}` hold NaN or infinite values")
+    if data.metric in {"mae", "rmse"}:
+        return labels.astype(np.float64)
+    whole = labels.astype(np.int64)
+    if not (whole == labels).all():
+        raise UploadRejected(f"validation: labels `{name}` must be class numbers (integers) for {data.metric}")
+    if whole.ndim == 2 and whole.shape[1] == 1:
+        whole = whole[:, 0]
+    return whole
+
+
+def split(n: int) -> tuple[Array, Array]:
+    """Which samples calibrate a quantisation and which measure: the same for every variant of a model.
+
+    Disjoint, at most 64 for calibration, where there are enough samples; else all measure and the first calibrate too.
+    """
+    shuffled = np.random.default_rng(0).permutation(n)
+    if n < LEAST_TO_SPLIT:
+        return shuffled[:CALIBRATION], shuffled
+    count = min(CALIBRATION, n // 5)
+    return shuffled[:count], shuffled[count:]
+
+
+def _key(name: str, alone: bool, data: ValidationFile, found: dict[str, Array]) -> str:
+    """The array for this input: `x` or the input's own name for one input, `name` or `x.name` for several."""
+    candidates = (data.inputs_key, name) if alone else (name, f"{data.inputs_key}.{name}")
+    for key in candidates:
+        if key in found:
+            return key
+    raise UploadRejected(
+        f"validation: there is no array `{candidates[0]}` for the model's input {name!r}; the file has {_listed(found)}"
+    )
+
+
+def _listed(found: dict[str, Array]) -> str:
+    return ", ".join(f"`{key[:40]}`" for key in list(found)[:8]) or "nothing"
+
+
+# -- Accuracy and agreement of a model's outputs, 0..1, by metric: top1, top5, and 1/(1+error) of mae and rmse.
+
+METRICS = ("top1", "top5", "mae", "rmse")
+FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
+INTEGERS = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL"})
+
+
+class Scorer:
+    """Turns outputs into predictions and compares them with labels, or with another model's predictions.
+
+    Which output counts: for top1 one that gives class labels (integers, one an item: scikit-learn's `label`), else the
+    largest score of the first floating-point output; one score alone is a probability, 0.5 the threshold.
+    """
+
+    def __init__(self, metric: str, signature: Signature) -> None:
+        """Raises UploadRejected when no output can be scored so."""
+        if metric not in METRICS:
+            raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}")
+        self.metric = metric
+        floats = [one for one in signature.outputs if one.datatype in FLOATS]
+        labels = [one for one in signature.outputs if one.datatype in INTEGERS and one.shape in ([], [1])]
+        self._scores = next((one for one in floats if one.shape), floats[0] if floats else None)
+        if metric == "top1" and labels:
+            self.output = labels[0].name
+            self._labels = True
+        else:
+            self.output = self._usable(metric, signature).name
+            self._labels = False
+
+    def _usable(self, metric: str, signature: Signature) -> TensorSpec:
+        if self._scores is None:
+            names = ", ".join(f"{one.name} ({one.datatype})" for one in signature.outputs)
+            raise UploadRejected(f"no output can be scored by {metric}: there is no floating-point one among {names}")
+        if metric == "top5" and (not self._scores.shape or self._scores.shape[-1] in {1, 2, 3, 4, 5}):
+            raise UploadRejected("metric top5 needs an output with more than five classes")
+        return self._scores
+
+    def check(self, labels: Array) -> None:
+        """Raises UploadRejected when the labels are not of the model's classes."""
+        if self.metric not in {"top1", "top5"} or self._scores is None:
+            return
+        classes = self._scores.shape[-1] if self._scores.shape else 1
+        if classes == -1:
+            return
+        classes = max(classes, 2)
+        if self._labels:
+            if len(np.unique(labels)) > classes:
+                raise UploadRejected(
+                    f"validation: {len(np.unique(labels))} different labels, but the model has {classes} classes"
+                )
+            return
+        lowest, highest = int(labels.min()), int(labels.max())
+        if lowest < 0 or highest >= classes:
+            wrong = lowest if lowest < 0 else highest
+            raise UploadRejected(
+                f"validation: label {wrong} is outside the model's {classes} classes (0 to {classes - 1})"
+            )
+
+    def predictions(self, output: Array) -> Array:
+        """What is kept of a batch's output: class numbers, the five best, or the numbers themselves."""
+        if self.metric in {"mae", "rmse"}:
+            return output.astype(np.float64)
+        if self._labels:
+            return output.reshape(len(output)).astype(np.int64)
+        if output.ndim == 1 or output.shape[-1] == 1:
+            return (output.reshape(len(output), -1)[:, 0] > 0.5).astype(np.int64)
+        if self.metric == "top1":
+            best: Array = output.argmax(axis=-1)
+            return best
+        ranked: Array = np.argsort(-output, axis=-1, kind="stable")
+        return ranked[..., :5]
+
+    def accuracy(self, predictions: Array, labels: Array) -> float:
+        """0..1, higher is better. Raises UploadRejected when shapes do not go together."""
+        if self.metric == "top5":
+            self._same(predictions.shape[:-1], labels.shape)
+            return float((predictions == labels[..., None]).any(axis=-1).mean())
+        if self.metric == "top1":
+            self._same(predictions.shape, labels.shape)
+            return float((predictions == labels).mean())
+        if predictions.size != labels.size:
+            self._same(predictions.shape, labels.shape)
+        difference = predictions.reshape(-1) - labels.reshape(-1)
+        error = np.abs(difference).mean() if self.metric == "mae" else np.sqrt((difference**2).mean())
+        return float(1.0 / (1.0 + error))
+
+    def agreement(self, predictions: Array, reference: Array) -> float:
+        """The share of answers equal to the reference's: same class, or numbers within 5 % (or 1 % of their spread)."""
+        if predictions.shape != reference.shape:
+            return 0.0
+        if self.metric in {"mae", "rmse"}:
+            slack = 0.01 * float(reference.std()) if reference.size else 0.0
+            return float(np.isclose(predictions, reference, rtol=0.05, atol=slack).mean())
+        if self.metric == "top5":
+            return float((predictions[..., 0] == reference[..., 0]).mean())
+        return float((predictions == reference).mean())
+
+    def _same(self, outputs: tuple[int, ...], labels: tuple[int, ...]) -> None:
+        if outputs != labels:
+            raise UploadRejected(f"validation: labels have shape {list(labels)}, but answers have {list(outputs)}")

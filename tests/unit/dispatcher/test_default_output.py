@@ -1,0 +1,293 @@
+"""Apps with a default output: at the deadline it is answered, with the reason, and nobody hears twice. Virtual time."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord, Signature, TensorSpec, VariantRecord
+from bus.messages.fleet import EnsureLoaded
+from bus.messages.public import QueryHead, Tensor
+from bus.tensors import to_array
+from services.core.actor import Changed
+from services.core.ask import Ask
+from services.core.catalog import key_of
+from services.dispatcher.default_output import FEW, MOST_BYTES, DefaultDeadlines, default_outputs
+from services.dispatcher.query import Query
+from tests.support.simulated.fleet import Fleet, variant
+
+SLO_MS = 100.0
+
+
+class WithDefault(Fleet):
+    """A fleet whose app answers 7 where nothing better can come within its latency."""
+
+    def __init__(self, *variants: VariantRecord, loaded: bool = True, **options: Any) -> None:
+        super().__init__(*(variants or (variant(),)), **options)
+        self.change(default_output=7, latency_ms=SLO_MS)
+        if loaded:
+            for record in variants or (variant(),):
+                self.stage.publish(self.subjects.worker("w0", "load"), EnsureLoaded(variant=record, app="app"))
+            self.stage.run(1.0)
+
+    def change(self, **fields: Any) -> None:
+        [app] = [record for record in self.records if isinstance(record, AppRecord)]
+        after = replace(app, **fields)
+        self.records[self.records.index(app)] = after
+        for name, member in self.stage.members.items():
+            if member.actor.watches:
+                self.stage.send(name, Changed("infaas-catalog", key_of(after), encode(after)))
+
+    def heard(self, label: str) -> list[tuple[float, dict[str, Any]]]:
+        """(seconds after now, reply) of one query, over what follows."""
+        asked = self.stage.now
+        self.stage.run(5.0)
+        times = [at - asked for at, subject, _ in self.stage.heard if subject == f"_INBOX.test.{label}"]
+        return list(zip(times, self.replies(label), strict=True))
+
+    def one(self, label: str) -> tuple[float, dict[str, Any]]:
+        [end] = self.heard(label)
+        return end
+
+
+def is_default(reply: dict[str, Any], word: str) -> bool:
+    return bool(reply["default"]) and word in reply["reason"] and reply["outputs"]["y"]["data"] == b"\0\0\xe0@"
+
+
+def test_a_model_that_sleeps_ten_times_its_objective_is_answered_for_at_the_objective() -> None:
+    fleet = WithDefault()
+    fleet.devices["w0"].slow = 1000.0 / 2.5  # one second instead of 2.5 ms
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    assert is_default(reply, "deadline: the model had not answered")
+    assert (reply["model"], reply["variant"], reply["cost"], reply["missed"]) == ("", "", 0.0, [])
+    [outcome] = fleet.outcomes()
+    assert (outcome.outcome, outcome.code, outcome.cost) == ("default", "deadline", 0.0)
+
+
+def test_what_waits_behind_it_is_answered_at_its_own_deadline() -> None:
+    fleet = WithDefault()
+    fleet.devices["w0"].slow = 1000.0 / 2.5
+    labels = [fleet.ask() for _ in range(3)]
+    fleet.stage.run(0.01)
+    labels += [fleet.ask() for _ in range(3)]
+    fleet.stage.run(3.0)
+    assert [[is_default(reply, "deadline") for reply in fleet.replies(label)] for label in labels] == [[True]] * 6
+    assert sorted(outcome.outcome for outcome in fleet.outcomes()) == ["default"] * 6
+
+
+def test_an_answer_in_time_is_no_default() -> None:
+    fleet = WithDefault()
+    _, reply = fleet.one(fleet.ask())
+    assert "default" not in reply
+    assert reply["variant"] == variant().variant
+    assert [outcome.outcome for outcome in fleet.outcomes()] == ["ok"]
+
+
+def test_a_model_that_can_never_make_it_is_answered_for_at_the_deadline() -> None:
+    fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
+    seconds, reply = fleet.one(fleet.ask(items=2))
+    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    assert reply["default"] is True
+    assert reply["reason"].startswith("unsatisfiable: ")
+    assert reply["outputs"]["y"]["shape"] == [2, 1]
+    assert reply["outputs"]["y"]["data"] == b"\0\0\xe0@" * 2
+
+
+def test_a_query_that_demands_what_nobody_can_give_is_told_so() -> None:
+    fleet = WithDefault()
+    seconds, reply = fleet.one(fleet.ask(accuracy=0.99))
+    assert reply["error"]["code"] == "unsatisfiable"
+    assert seconds < 0.01
+
+
+def test_a_load_that_ends_before_the_deadline_answers_after_all() -> None:
+    fleet = WithDefault(variant(load_ms=300.0), loaded=False)
+    fleet.change(latency_ms=1000.0)
+    _, reply = fleet.one(fleet.ask())
+    assert "default" not in reply
+
+
+def test_a_load_that_takes_longer_than_the_objective_is_waited_for_no_longer() -> None:
+    fleet = WithDefault(variant(load_ms=400.0), loaded=False)
+    seconds, reply = fleet.one(fleet.ask())
+    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    assert is_default(reply, "being loaded")
+    _, later = fleet.one(fleet.ask())
+    assert "default" not in later
+
+
+def test_without_a_model_the_default_comes_at_once() -> None:
+    fleet = WithDefault()
+    fleet.change(links={})
+    seconds, reply = fleet.one(fleet.ask())
+    assert is_default(reply, "unknown_model")
+    assert seconds < 0.01
+
+
+def test_a_bad_query_is_refused_with_or_without_a_default() -> None:
+    fleet = WithDefault()
+    _, reply = fleet.one(fleet.ask(priority=11))
+    assert reply["error"]["code"] == "bad_request"
+
+
+def test_when_the_executor_dies_the_default_comes_and_only_once() -> None:
+    fleet = WithDefault()
+    fleet.devices["w0"].slow = 1000.0 / 2.5
+    label = fleet.ask()
+    fleet.stage.run(0.02)
+    fleet.stage.kill("w0/cpu")
+    fleet.stage.kill("w0")
+    [(_, reply)] = fleet.heard(label)
+    assert is_default(reply, "deadline")
+
+
+def test_when_its_dispatcher_dies_another_gives_the_default() -> None:
+    fleet = WithDefault(dispatchers=2)
+    fleet.devices["w0"].slow = 1000.0 / 2.5
+    labels = [fleet.ask() for _ in range(2)]  # one each
+    fleet.stage.run(0.02)
+    fleet.stage.kill("d0")
+    fleet.stage.run(6.0)
+    for label in labels:
+        ends = fleet.replies(label)
+        assert len(ends) <= 1, "nobody hears twice"
+    assert any(is_default(reply, "deadline") for label in labels for reply in fleet.replies(label))
+
+
+def test_a_dispatcher_that_stops_hands_on_what_waits_for_its_default() -> None:
+    fleet = WithDefault(variant(load_ms=4000.0), loaded=False, dispatchers=2)
+    labels = [fleet.ask() for _ in range(2)]
+    fleet.stage.run(0.02)
+    fleet.stage.stop("d0")
+    fleet.stage.run(1.0)
+    assert [[is_default(r, "loaded") for r in fleet.replies(label)] for label in labels] == [[True]] * 2
+
+
+def test_versions_are_switched_and_rolled_back_and_no_answer_mixes_them() -> None:
+    first = variant("m-v1", version="1")
+    second = variant("m-v2", version="2")
+    fleet = WithDefault(first, second)
+    fleet.change(links={"m": "1"})
+    answers = []
+    for version in ("1", "2", "1"):
+        fleet.change(links={"m": version})
+        labels = [fleet.ask() for _ in range(5)]
+        fleet.stage.run(0.5)
+        answers.append({(r["version"], r["variant"]) for label in labels for r in fleet.replies(label)})
+    assert answers == [{("1", "m-v1")}, {("2", "m-v2")}, {("1", "m-v1")}]
+
+
+def test_ids_and_several_items_come_back() -> None:
+    fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
+    inputs = Tensor("FP32", [3, 2], bytes(24))
+    body = encode({"inputs": inputs, "id": "mine"})
+    fleet.stage.publish(fleet.subjects.query("app"), body, "_INBOX.test.mine")
+    _, reply = fleet.one("mine")
+    assert (reply["id"], reply["outputs"]["y"]["shape"]) == ("mine", [3, 1])
+
+
+def test_more_items_than_the_default_fits_into_a_message_for_are_refused_as_without_one() -> None:
+    fleet = WithDefault(variant(base_ms=1000.0), loaded=False)
+    fleet.change(default_output="x" * 60_000)
+    seconds, reply = fleet.one(fleet.ask(items=1000))
+    assert reply["error"]["code"] == "unsatisfiable"
+    assert seconds == pytest.approx(SLO_MS / 1000.0, rel=0.1)
+    assert [outcome.outcome for outcome in fleet.outcomes()] == ["refused"]
+    _, one = fleet.one(fleet.ask())
+    assert one["default"] is True
+
+
+def test_deadlines_of_what_was_served_are_not_kept_for_ever() -> None:
+    fallbacks = DefaultDeadlines()
+    app = AppRecord(app="a", links={}, default_output=1)
+    waiting: dict[bytes, Query] = {}
+    for number in range(3 * FEW):
+        uid = number.to_bytes(16)
+        query = Query(uid, "a", QueryHead(), Ask("a", 1, deadline=1e9), "_INBOX.1", b"", arrived=0.0)
+        query.fallback = app
+        waiting = {uid: query}
+        fallbacks.hold(query, 0.0, waiting)
+    assert len(fallbacks) <= FEW + 4
+    due, _ = fallbacks.due(1e9, dict(waiting))
+    assert [query.uid for query in due] == list(waiting)
+
+
+# -- An app's default output becomes tensors of its signature where it fits, and is never lost where it does not.
+
+
+def signature(*outputs: tuple[str, str, list[int]]) -> Signature:
+    return Signature(inputs=[], outputs=[TensorSpec(name=n, datatype=d, shape=s) for n, d, s in outputs])
+
+
+def shown(value: Any, *outputs: tuple[str, str, list[int]], items: int = 2) -> dict[str, tuple[str, Any]]:
+    found = default_outputs(value, signature(*outputs) if outputs else None, items)
+    assert found is not None
+    return {name: (tensor.datatype, to_array(tensor, name).tolist()) for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "outputs", "expected"),
+    [
+        (7, [("y", "FP32", [])], {"y": ("FP32", [7.0, 7.0])}),
+        (0, [("y", "FP32", [2])], {"y": ("FP32", [[0.0, 0.0]] * 2)}),
+        ([0.5, 0.25], [("y", "FP16", [2])], {"y": ("FP16", [[0.5, 0.25]] * 2)}),
+        ([[1, 2], [3, 4]], [("y", "INT64", [2, 2])], {"y": ("INT64", [[[1, 2], [3, 4]]] * 2)}),
+        ([1, 2, 3], [("y", "FP32", [-1])], {"y": ("FP32", [[1.0, 2.0, 3.0]] * 2)}),
+        (5, [("y", "INT64", [-1])], {"y": ("INT64", [[5], [5]])}),
+        (True, [("y", "BOOL", [])], {"y": ("BOOL", [True, True])}),
+        (1.0, [("y", "INT32", [])], {"y": ("INT32", [1, 1])}),
+        ({"b": 2}, [("a", "FP32", []), ("b", "FP32", [])], {"b": ("FP32", [2.0, 2.0])}),
+        # what does not fit comes as it is
+        ("none", [("y", "FP32", [])], {"y": ("BYTES", ["none", "none"])}),
+        ("none", [("y", "BYTES", [])], {"y": ("BYTES", ["none", "none"])}),
+        (1.5, [("y", "INT32", [])], {"y": ("FP64", [1.5, 1.5])}),
+        (-1, [("y", "UINT8", [])], {"y": ("INT64", [-1, -1])}),
+        ([1, 2], [("y", "FP32", [3])], {"y": ("INT64", [[1, 2], [1, 2]])}),
+        ([], [("y", "FP32", [3])], {"y": ("BYTES", ["[]", "[]"])}),
+        ({"c": 1}, [("y", "FP32", [])], {"y": ("BYTES", ['{"c":1}'] * 2)}),
+        (2**70, [("y", "INT64", [])], {"y": ("FP64", [2.0**70] * 2)}),
+        ("x", [], {"output": ("BYTES", ["x", "x"])}),
+        (3, [], {"output": ("INT64", [3, 3])}),
+    ],
+)
+def test_values_and_signatures(value: Any, outputs: list[Any], expected: dict[str, Any]) -> None:
+    assert shown(value, *outputs) == expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+SPECS = st.lists(
+    st.tuples(
+        st.sampled_from(["y", "z"]),
+        st.sampled_from(["FP32", "FP16", "INT8", "UINT64", "BOOL", "BYTES", "BF16"]),
+        st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=3),
+    ),
+    max_size=2,
+    unique_by=lambda spec: spec[0],
+)
+
+
+@given(JSON, SPECS, st.integers(1, 4))
+def test_whatever_it_is_there_are_as_many_items_as_were_asked_for(value: Any, outputs: list[Any], items: int) -> None:
+    found = default_outputs(value, signature(*outputs), items)
+    assert found
+    for name, tensor in found.items():
+        assert isinstance(tensor, Tensor)
+        assert to_array(tensor, name).shape[0] == items
+
+
+def test_nothing_is_made_that_no_message_can_hold() -> None:
+    assert default_outputs("x" * 60_000, None, 65_536) is None
+    assert default_outputs(0, signature(("y", "FP32", [1000])), 65_536) is None
+    fits = default_outputs(0, signature(("y", "FP32", [1000])), MOST_BYTES // 4000)
+    assert fits is not None
+    assert len(fits["y"].data) <= MOST_BYTES
+    # A number fills no picture of gigabytes: it comes as it is.
+    assert shown(3, ("y", "FP32", [30_000, 30_000])) == {"y": ("INT64", [3, 3])}

@@ -1,0 +1,103 @@
+"""`infaas.list.workers`: the kind of machine, and the state that people are shown."""
+
+from typing import Any
+
+import msgspec
+
+from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
+from bus.messages.public import Listing, ListRequest, Requirements
+from services.core.actor import Changed
+from services.core.catalog import Catalog
+from services.core.cluster import ClusterView
+from services.core.quarantine import quarantine_key
+from services.dispatcher.questions import listing
+from tests.support.simulated.fleet import PRICES, Fleet, variant
+
+
+def beat(*, alive: bool, **more: Any) -> WorkerHeartbeat:
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=2, memory_mb=4000.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.1,
+        price_per_hour=0.1, alive=alive,
+    )  # fmt: skip
+    return WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[], **more)
+
+
+def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:
+    view = ClusterView(PRICES)
+    for each in beats:
+        view.heartbeat(each, 0.0)
+    found = listing("workers", ListRequest(), 0.0, Catalog(), view)
+    assert isinstance(found, Listing)
+    [item] = found.items
+    return item["kind"], item["state"]
+
+
+def test_booting_ready_down_draining() -> None:
+    silent, alive = beat(alive=False, kind="big"), beat(alive=True, kind="big")
+    assert shown(silent) == ("big", "Booting")
+    assert shown(silent, alive) == ("big", "Ready")
+    assert shown(alive, silent) == ("big", "Down")
+    assert shown(alive, beat(alive=True, kind="big", draining=True)) == ("big", "Draining")
+    assert shown(alive, beat(alive=True, kind="big", draining=True, leaving=True)) == ("big", "Draining")
+
+
+def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
+    assert shown(beat(alive=True)) == ("cpu", "Ready")
+
+
+# -- A variant that one worker cannot load is served by another one; where none can, everybody is told so. Virtual
+# time.
+
+NAME = "m-v1-ort-fp32-t1-b8"
+
+
+def said(fleet: Fleet, subject: str, message: object) -> dict:
+    """The reply to one request."""
+    fleet.stage.publish(subject, message, "_INBOX.test.listing")
+    fleet.stage.run(0.1)
+    body = [body for _, heard, body in fleet.stage.heard if heard == "_INBOX.test.listing"][-1]
+    return msgspec.msgpack.decode(body)
+
+
+def asked_for(fleet: Fleet, seconds: float) -> list[str]:
+    """Two queries a second."""
+    labels = []
+    for _ in range(round(2 * seconds)):
+        labels.append(fleet.ask(latency_ms=400.0))
+        fleet.stage.run(0.5)
+    return labels
+
+
+def test_another_worker_loads_what_one_cannot() -> None:
+    fleet = Fleet(variant(), workers=2)
+    fleet.devices["w0"].broken = "no such operator"
+    labels = asked_for(fleet, 30.0)
+    assert "outputs" in fleet.replies(labels[-1])[0]
+    assert fleet.replies(labels[-1])[0]["worker"] == "w1"
+    assert fleet.devices["w0"].loads <= 3
+    assert fleet.devices["w1"].loads == 1
+
+
+def test_where_nobody_can_load_it_lists_and_explanations_say_so_until_it_is_released() -> None:
+    fleet = Fleet(variant(), workers=2)
+    for device in fleet.devices.values():
+        device.broken = "no such operator"
+    labels = asked_for(fleet, 60.0)
+    fleet.stage.run(2.0)
+    assert all(len(fleet.replies(label)) == 1 for label in labels)
+    assert [device.loads for device in fleet.devices.values()] == [3, 3]
+    [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
+    assert item["state"] == "Quarantined"
+    assert set(item["quarantined"]) == {"w0", "w1"}
+    assert item["quarantined"]["w0"] == "its last 3 loads failed: no such operator"
+    [candidate] = said(fleet, fleet.subjects.explain("app"), Requirements())["candidates"]
+    assert candidate["state"] == "Quarantined"
+    assert candidate["why_not"] == "quarantined on w0: its last 3 loads failed: no such operator"
+
+    fleet.devices["w1"].broken = ""
+    fleet.stage.send("w1", Changed("infaas-control", quarantine_key("w1", NAME), None))
+    labels = asked_for(fleet, 10.0)
+    assert fleet.replies(labels[-1])[0]["worker"] == "w1"
+    [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
+    assert item["state"] == "Active"
+    assert set(item["quarantined"]) == {"w0"}

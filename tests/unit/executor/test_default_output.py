@@ -1,0 +1,160 @@
+"""Queries whose app has a default output leave an executor at their deadline: alone, with the dispatcher's side played by the test."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bus.codec import encode
+from bus.messages.fleet import DispatcherHeartbeat, LoadInstance, UnloadInstance
+from bus.messages.flow import DoneBatch, Execute, HandBack, Route
+from bus.messages.public import Answer, Refusal, Tensor
+from bus.subjects import Subjects
+from services.core.actor import After, Do, Done, Effect, Envelope, Publish
+from services.executor.actor import BatchesDue, Executor
+from services.executor.commands import BatchResult, LoadedModel, RunBatch
+from services.executor.default_output import FEW, DefaultOutputDue
+from tests.support.simulated.fleet import variant
+
+NOW = 1000.0
+SLO = 0.5
+BODY = msgspec.Raw(encode({"inputs": {"x": Tensor("FP32", [1, 2], bytes(8))}}))
+
+
+class Alone:
+    def __init__(self) -> None:
+        self.actor = Executor("w", "cpu", 1, Subjects())
+        self.tell(LoadInstance(instance="i", variant=variant(), price_per_s=1e-5))
+        self.tell(Done(("load", "i"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="")))
+
+    def tell(self, message: Any, now: float = NOW) -> list[Effect]:
+        return list(self.actor.handle(Envelope(now, message)))
+
+    def take(self, uid: bytes = b"u" * 16, *, fallback: bool = True, now: float = NOW) -> list[Effect]:
+        route = Route(
+            uid, 0, 0, "_INBOX.1", now + SLO, now, "d1", "i", "app", 1, "q", resendable=True, fallback=fallback
+        )
+        return self.tell(Execute(route, BODY), now)
+
+    def begin(self, now: float = NOW) -> Do:
+        [run] = [effect for effect in self.tell(BatchesDue(), now) if isinstance(effect, Do)]
+        assert isinstance(run.command, RunBatch)
+        return run
+
+    def end(self, run: Do, now: float, errors: list[str] | None = None) -> list[Effect]:
+        outputs = [{"y": Tensor("FP32", [1, 1], bytes(4))} for _ in run.command.works]
+        return self.tell(Done(run.id, BatchResult(NOW, now, outputs, errors)), now)
+
+
+def sent(effects: list[Effect], kind: type) -> list[Any]:
+    found = []
+    for effect in effects:
+        if isinstance(effect, Publish):
+            message = effect.message
+            if isinstance(message, bytes):
+                message = msgspec.msgpack.decode(message, type=Answer if b"outputs" in message else Refusal)
+            if isinstance(message, kind):
+                found.append(message)
+    return found
+
+
+def test_one_that_runs_goes_back_when_its_time_is_up_and_its_result_is_nobodys() -> None:
+    alone = Alone()
+    [timer] = [effect for effect in alone.take() if isinstance(effect, After) and effect.key == "lapse"]
+    assert timer.delay == pytest.approx(SLO, rel=0.05)
+    run = alone.begin()
+    [back] = sent(alone.tell(DefaultOutputDue(), NOW + timer.delay), HandBack)
+    assert (back.reason, back.route.uid) == ("late", b"u" * 16)
+    effects = alone.end(run, NOW + 5)
+    assert sent(effects, Answer) == sent(effects, DoneBatch) == []
+    assert sent(alone.tell(DefaultOutputDue(), NOW + 6), HandBack) == []
+
+
+def test_one_that_waits_behind_it_goes_back_at_its_own_time_once() -> None:
+    alone = Alone()
+    alone.take()
+    run = alone.begin()
+    alone.take(b"v" * 16, now=NOW + 0.2)
+    assert [back.route.uid for back in sent(alone.tell(DefaultOutputDue(), NOW + SLO), HandBack)] == [b"u" * 16]
+    assert [back.route.uid for back in sent(alone.tell(DefaultOutputDue(), NOW + 0.2 + SLO), HandBack)] == [b"v" * 16]
+    alone.end(run, NOW + 5)
+    assert sent(alone.tell(BatchesDue(), NOW + 5), HandBack) == []
+    assert not alone.actor.instances["i"].queue.items
+
+
+def test_an_answer_in_time_stays_an_answer() -> None:
+    alone = Alone()
+    alone.take()
+    effects = alone.end(alone.begin(), NOW + 0.01)
+    assert len(sent(effects, Answer)) == len(sent(effects, DoneBatch)) == 1
+    assert sent(alone.tell(DefaultOutputDue(), NOW + 1), HandBack) == []
+
+
+def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
+    alone = Alone()
+    alone.take()
+    effects = alone.end(alone.begin(), NOW + 0.01, ["division by zero"])
+    assert sent(effects, Refusal) == []
+    [back] = sent(effects, HandBack)
+    assert (back.reason, back.text) == ("failed", "division by zero")
+
+
+def test_without_a_default_all_is_as_it_was() -> None:
+    alone = Alone()
+    assert [
+        effect for effect in alone.take(fallback=False) if isinstance(effect, After) and effect.key == "lapse"
+    ] == []
+    [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, ["division by zero"]), Refusal)
+    assert refusal.error.code == "model_error"
+
+
+def test_while_no_dispatcher_lives_it_is_answered_late_rather_than_never() -> None:
+    alone = Alone()
+    alone.take()
+    run = alone.begin()
+    alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, flushed={}, leaving=True), NOW + 0.1)
+    assert sent(alone.tell(DefaultOutputDue(), NOW + SLO), HandBack) == []
+    [answer] = sent(alone.end(run, NOW + 2), Answer)
+    assert answer.missed == []
+    assert answer.latency_ms == pytest.approx(2000.0)
+
+
+def test_the_same_query_again_after_its_default_is_a_new_one() -> None:
+    alone = Alone()
+    alone.take()
+    run = alone.begin()
+    alone.tell(DefaultOutputDue(), NOW + SLO)
+    alone.take(now=NOW + 1)
+    assert sent(alone.end(run, NOW + 1.1), Answer) == []
+    assert len(sent(alone.end(alone.begin(NOW + 1.1), NOW + 1.2), Answer)) == 1
+
+
+def test_an_instance_that_leaves_while_lapsed_ones_wait_hands_back_only_the_others() -> None:
+    alone = Alone()
+    alone.take()
+    run = alone.begin()
+    alone.take(b"v" * 16)
+    alone.tell(DefaultOutputDue(), NOW + SLO)
+    alone.take(b"w" * 16, now=NOW + 1)
+    alone.tell(UnloadInstance(instance="i"), NOW + 1)
+    effects = [*alone.end(run, NOW + 1.1), *alone.tell(BatchesDue(), NOW + 1.1)]
+    assert [type(effect.command).__name__ for effect in effects if isinstance(effect, Do)][:1] == ["RunBatch"]
+    assert sent(effects, HandBack) == []
+
+
+def test_a_run_that_a_default_may_have_to_interrupt_does_not_keep_the_loop() -> None:
+    for fallback in (True, False):
+        alone = Alone()
+        alone.actor._runs._inline_below = 1.0
+        alone.take(fallback=fallback)
+        assert alone.begin().command.inline is not fallback
+
+
+def test_deadlines_of_what_was_answered_are_not_kept_for_ever() -> None:
+    alone = Alone()
+    for number in range(3 * FEW):
+        alone.take(number.to_bytes(16))
+        alone.end(alone.begin(), NOW + 0.01)
+    assert len(alone.actor._lapses) <= FEW + 4
+    alone.take(b"z" * 16)
+    assert [back.route.uid for back in sent(alone.tell(DefaultOutputDue(), NOW + SLO), HandBack)] == [b"z" * 16]

@@ -1,0 +1,218 @@
+"""Moving a loaded model to other cores: real frameworks, real threads, an in-process object store."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.memory import MemoryBus
+from bus.messages.catalog import Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.flow import Route
+from bus.subjects import Subjects
+from bus.tensors import from_array, to_array
+from services.executor.backends import pt2
+from services.executor.backends.base import BackendError
+from services.executor.commands import BatchResult, LoadModel, MoveModel, RunBatch, UnloadModel
+from services.executor.edge import ExecutorEdge
+from services.executor.queue import work_of
+from tests.support.clients.responders import until
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+
+pytest.importorskip("onnxruntime")
+if not hasattr(os, "sched_getaffinity"):
+    pytest.skip("this operating system cannot keep a thread to some cores", allow_module_level=True)
+
+SUBJECTS = Subjects("t")
+CORE = max(os.sched_getaffinity(0))
+X, CLASSES = tiny_models.digits(8)
+
+
+def record(artifact: bytes, threads: int = 1, framework: str = "ort", format: str = "onnx") -> VariantRecord:
+    rows = [ProfileRow(batch=1, p50_ms=1.0, p99_ms=1.0, cpu_ms=1.0, wall_over_cpu=1.0)]
+    return VariantRecord(
+        variant="tiny",
+        model="tiny",
+        version="1",
+        framework=framework,
+        precision="fp32",
+        threads=threads,
+        max_batch=8,
+        hardware="cpu",
+        artifact=hashlib.sha256(artifact).hexdigest(),
+        format=format,
+        accuracy=1.0,
+        agreement=1.0,
+        profile=Profile(rows=rows, load_ms=1.0, memory_mb=10.0, saturation_qps=100.0),
+        signature=Signature(
+            inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+            outputs=[TensorSpec(name="scores", datatype="FP32", shape=[tiny_models.CLASSES])],
+        ),
+    )
+
+
+class Hands:
+    """An executor's edge with one model loaded as instance "i"."""
+
+    def __init__(self, bus: MemoryBus, directory: Path, variant: VariantRecord) -> None:
+        self.variant = variant
+        self.cache = directory
+        self.edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, directory, watchdog=20.0, least_s=5.0)
+
+    async def do(self, command: Any) -> Any:
+        return await self.edge.perform(command)
+
+    async def move(self, *cores: int) -> str:
+        proof: str = (await self.do(MoveModel("i", self.variant, cores))).proof
+        return proof
+
+    def batch(self, *, inline: bool = True) -> RunBatch:
+        route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")
+        body = msgspec.Raw(encode(from_array(X)))
+        return RunBatch("i", [work_of(route, body, body)], 0.001, inline)
+
+    async def right(self) -> bool:
+        """Whether a batch comes out as the model says."""
+        result: BatchResult = await self.do(self.batch(inline=False))
+        assert result.errors is None, result.errors
+        [outputs] = result.outputs
+        return bool((to_array(outputs["scores"], "scores").argmax(1) == CLASSES).all())
+
+
+def on_hands(tmp_path: Path, artifact: bytes, test: Callable[[Hands], Awaitable[None]], **fields: Any) -> None:
+    async def main() -> None:
+        bus = MemoryBus()
+        variant = record(artifact, **fields)
+        store = await bus.object_store(SUBJECTS.artifacts_bucket)
+        await store.put(variant.artifact, artifact)
+        hands = Hands(bus, tmp_path, variant)
+        try:
+            await hands.do(LoadModel("i", variant))
+            await store.delete(variant.artifact)  # nothing is fetched a second time
+            await test(hands)
+        finally:
+            await hands.do(UnloadModel("i"))
+            await bus.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_all_threads_of_a_model_run_on_its_cores(tmp_path: Path, threads: int) -> None:
+    async def test(hands: Hands) -> None:
+        proof = await hands.move(CORE)
+        assert f"{threads} thread{'s' * (threads > 1)} kept to core {CORE} by the system" in proof
+        assert await hands.right()
+
+    on_hands(tmp_path, tiny_models.mlp(), test, threads=threads)
+
+
+def test_torch_too(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tiny_models.exported(tmp_path / "made.pt2", torch)
+    pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)
+
+    async def test(hands: Hands) -> None:
+        assert f"kept to core {CORE} by the system" in await hands.move(CORE)
+        assert await hands.right()
+
+    on_hands(tmp_path, (tmp_path / "reduced.pt2").read_bytes(), test, framework="torch", format="pt2", threads=2)
+
+
+def test_what_is_kept_to_cores_never_runs_on_the_loop_and_may_be_let_free_again(tmp_path: Path) -> None:
+    async def test(hands: Hands) -> None:
+        assert isinstance(hands.edge.inline(hands.batch()), BatchResult)
+        await hands.move(CORE)
+        assert hands.edge.inline(hands.batch()) is NotImplemented
+        assert "kept" not in await hands.move()
+        assert isinstance(hands.edge.inline(hands.batch()), BatchResult)
+
+    on_hands(tmp_path, tiny_models.mlp(), test)
+
+
+def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
+    async def test(hands: Hands) -> None:
+        moving = True
+        done = 0
+
+        async def serve() -> None:
+            nonlocal done
+            while moving:
+                assert await hands.right()
+                done += 1
+
+        serving = asyncio.create_task(serve())
+        for cores in ([CORE], [], [CORE], [CORE], []):
+            before = done
+            await hands.move(*cores)
+            await until(lambda before=before: done > before or serving.done())
+        moving = False
+        await serving
+
+    on_hands(tmp_path, tiny_models.mlp(), test)
+
+
+def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
+    async def test(hands: Hands) -> None:
+        first, second = await asyncio.gather(hands.move(CORE), hands.move(CORE), return_exceptions=True)
+        assert [type(each) for each in (first, second)].count(str) == 1, "two orders at once: one of them holds"
+        assert await hands.right()
+        moving = asyncio.create_task(hands.move(CORE))
+        await asyncio.sleep(0)
+        await hands.do(UnloadModel("i"))
+        with pytest.raises(BackendError, match="unloaded"):
+            await moving
+        result = await hands.do(hands.batch(inline=False))
+        assert result.errors == ["the model is no longer loaded"]
+        with pytest.raises(BackendError, match="not loaded any more"):
+            await hands.move(CORE)
+
+    on_hands(tmp_path, tiny_models.mlp(), test)
+
+
+def test_cores_that_do_not_exist_are_refused_and_it_serves_on(tmp_path: Path) -> None:
+    async def test(hands: Hands) -> None:
+        with pytest.raises(BackendError, match="cannot run on core 4000"):
+            await hands.move(4000)
+        assert await hands.right()
+
+    on_hands(tmp_path, tiny_models.mlp(), test)
+
+
+def test_an_instance_may_be_loaded_on_its_cores_at_once(tmp_path: Path) -> None:
+    async def test(hands: Hands) -> None:
+        loaded = await hands.do(LoadModel("j", hands.variant, (CORE,)))
+        assert f"kept to core {CORE} by the system" in loaded.proof
+        assert hands.edge.inline(replace(hands.batch(), instance="j")) is NotImplemented
+        await hands.do(UnloadModel("j"))
+
+    on_hands(tmp_path, tiny_models.mlp(), test)
+
+
+# -- What is loaded is the file that was registered, byte for byte.
+
+
+def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Path) -> None:
+    good = tiny_models.mlp()
+    variant = replace(record(good), artifact=hashlib.sha256(good).hexdigest())
+
+    async def main() -> None:
+        bus = MemoryBus()
+        store = await bus.object_store(SUBJECTS.artifacts_bucket)
+        await store.put(variant.artifact, tiny_models.mlp() + b"\0")
+        edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, watchdog=20.0, least_s=5.0)
+        with pytest.raises(BackendError, match="not the file that was registered"):
+            await edge.perform(LoadModel("i", variant))
+        assert not any(file.is_file() for file in tmp_path.rglob("*"))  # noqa: ASYNC240
+        await store.put(variant.artifact, good)
+        await edge.perform(LoadModel("i", variant))
+        await bus.close()
+
+    asyncio.run(main())

@@ -1,0 +1,134 @@
+"""A simulated device's hands, with a real model in onnxruntime and a real (in-process) object store."""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from bus.codec import encode
+from bus.memory import MemoryBus
+from bus.messages.catalog import Profile, ProfileRow, Signature, TensorSpec, VariantRecord
+from bus.messages.flow import Route
+from bus.messages.public import Answer
+from bus.subjects import Subjects
+from bus.tensors import from_array, to_array
+from services.core.emulation import emulated
+from services.executor.answers import answer_of
+from services.executor.commands import BatchResult, LoadModel, MeasureMemory, RunBatch, UnloadModel
+from services.executor.edge import ExecutorEdge
+from services.executor.edge_simulated import ZEROS, SimulatedEdge
+from services.executor.instances import Loaded
+from services.executor.queue import work_of
+from tests.support.models import tiny_models
+from tests.support.servers.nats import run
+
+pytest.importorskip("onnxruntime")
+
+SUBJECTS = Subjects("t")
+ARTIFACT = tiny_models.mlp()
+X, CLASSES = tiny_models.digits(8)
+
+
+def record(item_ms: float, outputs: list[int] | None = None) -> VariantRecord:
+    """A simulated GPU's variant of the tiny model, which is said to take the CPU so long for an item."""
+    rows = [ProfileRow(batch=n, p50_ms=item_ms * n, p99_ms=1.0, cpu_ms=1.0, wall_over_cpu=1.0) for n in (1, 8)]
+    measured = VariantRecord(
+        variant="tiny-v1-ort-fp32-t1-b8",
+        model="tiny",
+        version="1",
+        framework="ort",
+        precision="fp32",
+        threads=1,
+        max_batch=8,
+        hardware="cpu",
+        artifact=hashlib.sha256(ARTIFACT).hexdigest(),
+        format="onnx",
+        accuracy=1.0,
+        agreement=1.0,
+        profile=Profile(rows=rows, load_ms=1.0, memory_mb=10.0, saturation_qps=100.0),
+        signature=Signature(
+            inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
+            outputs=[TensorSpec(name="scores", datatype="FP32", shape=outputs or [tiny_models.CLASSES])],
+        ),
+    )
+    made = emulated(measured, "gpu", "tiny-v1-simgpu-fp32-t1-b8")
+    return replace(made, profile=replace(made.profile, load_ms=80.0))
+
+
+def batch(*sizes: int) -> RunBatch:
+    """Queries of so many items each, taken from X in order."""
+    works, at = [], 0
+    for number, n in enumerate(sizes):
+        route = Route(number.to_bytes(16, "big"), 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", n, str(number))
+        body = msgspec.Raw(encode(from_array(X[at : at + n])))
+        works.append(work_of(route, body, body))
+        at += n
+    return RunBatch("i", works, 0.002, False)
+
+
+def on_device(variant: VariantRecord, cache: Path, test: Callable[[SimulatedEdge], Awaitable[Any]]) -> Any:
+    """Run a test on a device that has this variant loaded as instance `i`."""
+
+    async def main() -> Any:
+        bus = MemoryBus()
+        store = await bus.object_store(SUBJECTS.artifacts_bucket)
+        await store.put(variant.artifact, ARTIFACT)
+        hands = ExecutorEdge(bus, SUBJECTS, "cpu", 1, cache, watchdog=20.0, least_s=5.0)
+        edge = SimulatedEdge(hands, "gpu", 1)
+        try:
+            loaded = await edge.perform(LoadModel("i", variant))
+            assert loaded.load_ms >= 70.0  # timers are good to a millisecond or two
+            assert loaded.memory_mb == variant.profile.memory_mb
+            assert loaded.proof.startswith("simulated gpu")
+            assert await edge.perform(MeasureMemory()) == variant.profile.memory_mb
+            result = await test(edge)
+            await edge.perform(UnloadModel("i"))
+            assert await edge.perform(MeasureMemory()) == 0
+            return result
+        finally:
+            await bus.close()
+
+    return run(main())
+
+
+def answers(variant: VariantRecord, command: RunBatch, result: BatchResult) -> list[Answer]:
+    loaded = Loaded("i", variant, 1.0)
+    return [answer_of(loaded, "w0", work, result, i, 8, 0.1) for i, work in enumerate(command.works)]
+
+
+def test_outputs_are_the_models_own_where_the_cpu_keeps_up(tmp_path: Path) -> None:
+    variant, command = record(0.1), batch(1, 5, 2)
+    result = on_device(variant, tmp_path, lambda edge: edge.perform(command))
+    assert result.finished - result.started >= 0.002
+    found = np.concatenate([to_array(one["scores"], "scores") for one in result.outputs])
+    assert found.argmax(axis=1).tolist() == CLASSES.tolist()
+    for answer in answers(variant, command, result):
+        assert (answer.simulated, answer.hardware, answer.reason) == (True, "gpu", msgspec.UNSET)
+
+
+def test_else_they_are_zeros_and_every_answer_says_so(tmp_path: Path) -> None:
+    variant, command = record(100.0), batch(1, 5)
+    result = on_device(variant, tmp_path, lambda edge: edge.perform(command))
+    assert result.finished - result.started >= 0.0025
+    assert [one["scores"].shape for one in result.outputs] == [[1, tiny_models.CLASSES], [5, tiny_models.CLASSES]]
+    assert not any(to_array(one["scores"], "scores").any() for one in result.outputs)
+    assert result.bytes == 6 * tiny_models.CLASSES * 4
+    assert [answer.reason for answer in answers(variant, command, result)] == [ZEROS, ZEROS]
+
+
+def test_outputs_whose_size_only_the_model_knows_are_always_computed(tmp_path: Path) -> None:
+    variant, command = record(100.0, outputs=[-1]), batch(8)
+    result = on_device(variant, tmp_path, lambda edge: edge.perform(command))
+    assert to_array(result.outputs[0]["scores"], "scores").argmax(axis=1).tolist() == CLASSES.tolist()
+    assert result.note == ""
+
+
+def test_what_is_not_loaded_fails_like_on_any_device(tmp_path: Path) -> None:
+    gone = msgspec.structs.replace(batch(1), instance="other")
+    result = on_device(record(0.1), tmp_path, lambda edge: edge.perform(gone))
+    assert result.errors == ["the model is no longer loaded"]

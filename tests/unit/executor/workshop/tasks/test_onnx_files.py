@@ -1,0 +1,124 @@
+"""ONNX files by their own word: signature, operators, batches; and what is refused before anything runs."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from services.executor.workshop.sandbox.protocol import UploadRejected
+from services.executor.workshop.tasks import onnx_files
+from tests.support.models import tiny_models
+
+
+def read(tmp_path, content: bytes):
+    path = tmp_path / "model"
+    path.write_bytes(content)
+    return onnx_files.read(path, 2**20)
+
+
+def test_a_signature_leaves_the_batch_out_and_marks_open_lengths(tmp_path):
+    plain = onnx_files.signature(read(tmp_path, tiny_models.mlp()))
+    assert [(one.name, one.datatype, one.shape) for one in plain.inputs] == [("x", "FP32", [16])]
+    assert [(one.name, one.datatype, one.shape) for one in plain.outputs] == [("scores", "FP32", [4])]
+    assert onnx_files.signature(read(tmp_path, tiny_models.sequence())).inputs[0].shape == [-1]
+
+
+def test_operators_of_subgraphs_count(tmp_path):
+    assert onnx_files.operators(read(tmp_path, tiny_models.endless())) == ["Add", "Identity", "Loop"]
+
+
+@pytest.mark.parametrize("content", [tiny_models.mlp(1), tiny_models.reshaping(1), tiny_models.conv(1)])
+def test_a_fixed_batch_can_be_opened(tmp_path, content):
+    model = read(tmp_path, content)
+    assert onnx_files.batch_sizes(model) == {1}
+    free = onnx_files.free_batch(model)
+    assert not onnx_files.batch_sizes(free)
+    assert onnx_files.batch_sizes(model) == {1}  # the upload itself is left as it was
+    session = onnxruntime.InferenceSession(free.SerializeToString(), providers=["CPUExecutionProvider"])
+    shape = [3, *(size for size in session.get_inputs()[0].shape[1:])]
+    (scores,) = session.run(None, {"x": np.ones(shape, "f4")})
+    assert len(scores) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "no operators"),
+        (b"just a text file, renamed to model.onnx", "cannot be parsed"),
+        (tiny_models.mlp()[:-100], "cannot be parsed"),
+        (tiny_models.external_data("../../etc/passwd"), "other files"),
+        (tiny_models.external_data("/etc/passwd"), "other files"),
+        (tiny_models.external_data_in_a_subgraph("weights.bin"), "other files"),
+        (tiny_models.custom_operator(), "custom operator evil.example::RunShell"),
+    ],
+)
+def test_hostile_files_are_refused(tmp_path, content, why):
+    with pytest.raises(UploadRejected, match=why):
+        read(tmp_path, content)
+
+
+def test_operators_that_call_python_are_refused(tmp_path):
+    node = helper.make_node("PythonOp", ["x"], ["scores"], domain="com.microsoft")
+    inside = tiny_models.made(
+        [node], [tiny_models.tensor("x", ["n", 1])], [tiny_models.tensor("scores", ["n", 1])], domains=["com.microsoft"]
+    )
+    with pytest.raises(UploadRejected, match="PythonOp"):
+        read(tmp_path, inside)
+
+
+def test_functions_of_the_model_itself_are_no_custom_operators_but_their_contents_are_seen(tmp_path):
+    def with_function(node):
+        function = helper.make_function("mine", "Twice", ["a"], ["b"], [node], [helper.make_opsetid("", 17)])
+        call = helper.make_node("Twice", ["x"], ["scores"], domain="mine")
+        return tiny_models.made(
+            [call],
+            [tiny_models.tensor("x", ["n", 1])],
+            [tiny_models.tensor("scores", ["n", 1])],
+            domains=["mine"],
+            functions=[function],
+        )
+
+    assert "Add" in onnx_files.operators(read(tmp_path, with_function(helper.make_node("Add", ["a", "a"], ["b"]))))
+    with pytest.raises(UploadRejected, match="evil"):
+        read(tmp_path, with_function(helper.make_node("Run", ["a"], ["b"], domain="evil")))
+
+
+def test_a_model_larger_than_allowed_is_not_even_read(tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(tiny_models.mlp())
+    with pytest.raises(UploadRejected, match="larger"):
+        onnx_files.read(path, 100)
+
+
+def test_models_without_items_or_tensors_are_refused(tmp_path):
+    scalar = tiny_models.made(
+        [helper.make_node("Neg", ["x"], ["y"])], [tiny_models.tensor("x", [])], [tiny_models.tensor("y", [])]
+    )
+    with pytest.raises(UploadRejected, match="no batch axis"):
+        onnx_files.signature(read(tmp_path, scalar))
+    model = onnx.load_model_from_string(tiny_models.mlp())
+    del model.graph.output[:]
+    model.graph.output.append(
+        helper.make_value_info("scores", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [4])))
+    )
+    with pytest.raises(UploadRejected, match="zipmap"):
+        onnx_files.signature(model)
+
+
+@given(st.binary(max_size=400))
+def test_any_other_bytes_are_refused(tmp_path_factory, content):
+    with pytest.raises(UploadRejected):
+        read(tmp_path_factory.mktemp("bytes"), content)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_one_flipped_byte_never_brings_anything_but_a_model_or_a_refusal(tmp_path_factory, at, flip):
+    content = bytearray(tiny_models.mlp())
+    content[at % len(content)] ^= flip
+    try:
+        onnx_files.signature(read(tmp_path_factory.mktemp("flip"), bytes(content)))
+    except UploadRejected as refusal:
+        assert str(refusal)

@@ -1,0 +1,202 @@
+"""Validation sets: read as plain numbers or refused with the array's name."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bus.messages.catalog import Signature, TensorSpec
+from services.executor.workshop.sandbox.protocol import UploadRejected, ValidationFile
+from services.executor.workshop.tasks import validation
+from services.executor.workshop.tasks.validation import Scorer
+from tests.support.models.tiny_models import npz
+
+X, Y = np.zeros((30, 16), "f4"), np.arange(30) % 4
+ONE = Signature(inputs=[TensorSpec(name="pixels", datatype="FP32", shape=[16])], outputs=[])
+TWO = Signature(
+    inputs=[TensorSpec(name=name, datatype="FP32", shape=[16]) for name in ("a", "b")],
+    outputs=[],
+)
+
+
+def read(path: Path, content: bytes, signature=ONE, metric="top1", most=2**20):
+    (path / "v.npz").write_bytes(content)
+    return validation.read(
+        ValidationFile(path=str(path / "v.npz"), inputs_key="x", labels_key="y", metric=metric, most_bytes=most),
+        signature,
+    )
+
+
+def npy(array: np.ndarray, shape: str = "") -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, allow_pickle=True)
+    content = buffer.getvalue()
+    return content.replace(b"(30, 16)", shape.encode().ljust(8)) if shape else content
+
+
+def zipped(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return buffer.getvalue()
+
+
+def test_inputs_are_named_by_the_key_or_by_the_model(tmp_path):
+    for key in ("x", "pixels"):
+        data = read(tmp_path, npz(y=Y, **{key: X.astype("f8")}))
+        assert data.inputs["pixels"].dtype == np.float32
+        assert len(data) == 30
+    both = read(tmp_path, npz(a=X, y=Y, **{"x.b": X + 1}), TWO)
+    assert float(both.inputs["b"][0, 0]) == 1.0
+
+
+def test_labels_may_be_a_column_or_whole_floats(tmp_path):
+    assert read(tmp_path, npz(x=X, y=Y.reshape(-1, 1).astype("f8"))).labels.tolist() == Y.tolist()
+    assert read(tmp_path, npz(x=X, y=Y / 3), metric="mae").labels.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "not an .npz"),
+        (b"hello", "not an .npz"),
+        (npy(X), "not an .npz"),
+        (npz(y=Y), "no array `x`"),
+        (npz(x=X), "no labels `y`"),
+        (npz(x=X[:, :3], y=Y), r"`x` has shape \[30, 3\]"),
+        (npz(x=X[:10], y=Y), "10 samples of `pixels` but 30 labels"),
+        (npz(x=X[:5], y=Y[:5]), "too few"),
+        (npz(x=np.array([["a"] * 16] * 30), y=Y), "datatype"),
+        (npz(x=X.astype("c8"), y=Y), "x"),
+        (npz(x=X, y=Y.astype(str)), "must be numbers"),
+        (npz(x=X, y=Y + 0.5), "integers"),
+        (npz(x=X, y=np.where(Y > 1, np.nan, 1.0)), "NaN"),
+        (npz(x=X, y=np.float32(3)), "not an array"),
+        (zipped(x=npy(np.array([{}] * 30, dtype=object)), y=npy(Y)), "`x` holds Python objects"),
+        (zipped(x=npy(X)[:-100], y=npy(Y)), "damaged"),
+        (zipped(x=b"\x93NUMPY garbage", y=npy(Y)), "damaged"),
+        (zipped(x=npy(X, "(3, 9**9)"), y=npy(Y)), "damaged|too large"),
+        (zipped(x=npy(X, "(99999,)"), y=npy(Y)), "damaged|too large"),
+        (npz(x=X, y=Y)[:-30], "not an .npz"),
+        (npz(x=np.zeros((30, 20_000)), y=Y), "unpacks to"),
+    ],
+)
+def test_what_is_no_validation_set_is_refused(tmp_path, content, why):
+    with pytest.raises(UploadRejected, match=why):
+        read(tmp_path, content)
+
+
+def test_a_missing_second_input_is_named(tmp_path):
+    with pytest.raises(UploadRejected, match="no array `b`"):
+        read(tmp_path, npz(a=X, y=Y), TWO)
+
+
+@given(st.integers(1, 3000))
+def test_samples_that_calibrate_do_not_measure_where_there_are_enough(n):
+    calibrate, measure = validation.split(n)
+    assert len(calibrate) <= validation.CALIBRATION
+    if n >= validation.LEAST_TO_SPLIT:
+        assert not set(calibrate) & set(measure)
+        assert sorted([*calibrate, *measure]) == list(range(n))
+    else:
+        assert sorted(measure) == list(range(n))
+    assert [part.tolist() for part in validation.split(n)] == [calibrate.tolist(), measure.tolist()]
+
+
+# -- Accuracy and agreement by metric, and which output counts.
+
+
+def scorer(metric: str, *outputs: tuple[str, str, list[int]]) -> Scorer:
+    specs = [TensorSpec(name=name, datatype=datatype, shape=shape) for name, datatype, shape in outputs]
+    return Scorer(metric, Signature(inputs=[], outputs=specs))
+
+
+SCORES = ("scores", "FP32", [4])
+LABEL = ("label", "INT64", [])
+
+
+def test_the_largest_score_is_the_class():
+    top1 = scorer("top1", SCORES)
+    found = top1.predictions(np.array([[0, 3, 1, 2], [9, 1, 1, 1]], "f4"))
+    assert found.tolist() == [1, 0]
+    assert top1.accuracy(found, np.array([1, 2])) == 0.5
+
+
+def test_a_label_output_is_taken_by_name_not_by_its_scores():
+    top1 = scorer("top1", LABEL, SCORES)
+    assert top1.output == "label"
+    assert top1.predictions(np.array([7, 9])).tolist() == [7, 9]
+    top1.check(np.array([7, 9, 11, 13]))  # a classifier's classes may be any numbers
+    with pytest.raises(UploadRejected, match="5 different labels"):
+        top1.check(np.arange(5))
+
+
+def test_one_score_alone_is_a_probability():
+    for shape in ([1], []):
+        top1 = scorer("top1", ("p", "FP32", shape))
+        column = np.array([0.2, 0.7], "f4").reshape(2, *shape)
+        assert top1.predictions(column).tolist() == [0, 1]
+        top1.check(np.array([0, 1]))
+        with pytest.raises(UploadRejected, match="label 2"):
+            top1.check(np.array([0, 2]))
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 2**40])
+def test_labels_of_other_classes_are_refused(wrong):
+    with pytest.raises(UploadRejected, match="outside the model's 4 classes"):
+        scorer("top1", SCORES).check(np.array([0, wrong]))
+
+
+def test_top5_takes_the_label_among_the_five_best():
+    top5 = scorer("top5", ("scores", "FP32", [7]))
+    found = top5.predictions(np.arange(14, dtype="f4").reshape(2, 7))
+    assert top5.accuracy(found, np.array([2, 1])) == 0.5
+    assert top5.agreement(found, found[:, ::-1]) == 0.0
+    with pytest.raises(UploadRejected, match="more than five"):
+        scorer("top5", SCORES)
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 20), elements=st.floats(-1e6, 1e6)), st.sampled_from(["mae", "rmse"]))
+def test_errors_become_a_share_that_is_one_without_error(values, metric):
+    numbers = scorer(metric, ("y", "FP32", [1]))
+    found = numbers.predictions(values.reshape(-1, 1))
+    assert numbers.accuracy(found, values) == 1.0
+    assert numbers.agreement(found, found) == 1.0
+    assert 0.0 <= numbers.accuracy(found + 1.0, values) < 1.0
+
+
+def test_mae_and_rmse_are_what_they_are_called():
+    values, labels = np.array([[1.0], [2.0]]), np.array([1.0, 5.0])
+    assert scorer("mae", ("y", "FP32", [1])).accuracy(values, labels) == 1 / (1 + 1.5)
+    assert scorer("rmse", ("y", "FP32", [1])).accuracy(values, labels) == 1 / (1 + np.sqrt(4.5))
+
+
+@given(hnp.arrays(np.float32, (8, 4), elements=st.floats(-5, 5, width=32)), st.data())
+def test_scores_are_shares(scores, data):
+    labels = np.array(data.draw(st.lists(st.integers(0, 3), min_size=8, max_size=8)))
+    top1 = scorer("top1", SCORES)
+    found = top1.predictions(scores)
+    share = top1.accuracy(found, labels)
+    assert share == sum(int(a == b) for a, b in zip(found, labels, strict=True)) / 8
+    assert top1.agreement(found, found) == 1.0
+
+
+def test_labels_of_another_shape_are_refused():
+    top1 = scorer("top1", SCORES)
+    with pytest.raises(UploadRejected, match="shape"):
+        top1.accuracy(np.zeros(3, int), np.zeros((3, 2), int))
+    assert top1.agreement(np.zeros(3), np.zeros(4)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs"), [("bleu", [SCORES]), ("top1", [("s", "BYTES", [])]), ("mae", [("s", "BYTES", [1])])]
+)
+def test_what_cannot_be_scored_is_refused(metric, outputs):
+    with pytest.raises(UploadRejected):
+        scorer(metric, *outputs)
