@@ -40,13 +40,11 @@ from services.core.actor import (
 )
 from services.core.placement import Device
 from services.core.quarantine import quarantined_at
-from services.monitor.devices import DeviceState
-from services.monitor.facts import Facts
-from services.monitor.journal import Journal
-from services.monitor.loads import Loads
-from services.monitor.machine import SampleMachine
-from services.monitor.moves import Moves
-from services.monitor.orders import LEADER, Orders
+from services.monitor.devices import MonitoredDevice
+from services.monitor.effects import Journal, SampleMachine
+from services.monitor.executors import ExecutorEvents
+from services.monitor.loading import LEADER, InstanceTable, WorkerOrders
+from services.monitor.mitigation import Migrations
 from services.monitor.policy import Knobs
 
 KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
@@ -80,11 +78,11 @@ class MonitorActor:
         self._subjects = subjects
         self._knobs = knobs = knobs or Knobs()
         self._journal = journal = Journal(worker, hardware, subjects, incarnation, kind)
-        self._devices = {spec.name: DeviceState(worker, spec, prices) for spec in devices}
-        self._loads = Loads(worker, self._devices, journal, knobs)
-        self._moves = Moves(worker, self._devices, self._loads, journal, knobs)
-        self._orders = orders = Orders(worker, self._loads, journal)
-        self._facts = facts = Facts(self._devices, self._loads, self._moves, orders, journal, knobs)
+        self._devices = {spec.name: MonitoredDevice(worker, spec, prices) for spec in devices}
+        self._loads = InstanceTable(worker, self._devices, journal, knobs)
+        self._moves = Migrations(worker, self._devices, self._loads, journal, knobs)
+        self._orders = orders = WorkerOrders(worker, self._loads, journal)
+        self._facts = facts = ExecutorEvents(self._devices, self._loads, self._moves, orders, journal, knobs)
         self._sampling = False
         self._started = 0.0
         self._takes: dict[type, Callable[[Any], None]] = {

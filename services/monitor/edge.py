@@ -8,7 +8,7 @@ import psutil
 
 from bus.port import Bus
 from services.core.quarantine import quarantine_key
-from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
+from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 
 CGROUP = Path("/sys/fs/cgroup")
 

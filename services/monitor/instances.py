@@ -16,7 +16,7 @@ BACKLOG_GAIN = 0.3  # the same of a report in which there was always work waitin
 PLENTY = 8  # batches in a report that make it count in full
 FACTORS = (0.2, 5.0)  # bounds of the live correction
 
-Change = tuple[str | None, State, State, str]  # app, from, to, reason
+StateChange = tuple[str | None, State, State, str]  # app, from, to, reason
 
 
 def busy_by_app(sample: InstanceSample) -> dict[str, float]:
@@ -40,7 +40,7 @@ class Recent(NamedTuple):
     waiting: float
 
 
-class Instance:
+class MonitoredInstance:
     """One variant loaded, loading or unloading on one device.
 
     apps: the state that each app using it was last told; None stands for nobody, where it was loaded for none. owner: the app it
@@ -80,15 +80,15 @@ class Instance:
 
     # -- state
 
-    def move(self, to: State, reason: str, now: float) -> list[Change]:
+    def move(self, to: State, reason: str, now: float) -> list[StateChange]:
         """The whole instance goes to another state, for every app; returns what changed."""
-        changes: list[Change] = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
+        changes: list[StateChange] = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
         self.apps = dict.fromkeys(self.apps, to)
         if self.state != to:
             self.state, self.since = to, now
         return changes
 
-    def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[Change]:
+    def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[StateChange]:
         """Take one report in; returns the apps that are new here, as changes from Inactive."""
         self._sums = None
         self._reports.append((now, seconds, sample))
@@ -96,7 +96,7 @@ class Instance:
             self._reports.popleft()
         waited = min(self.queued, sample.queued)
         self.queued = sample.queued
-        changes: list[Change] = []
+        changes: list[StateChange] = []
         for app in sample.apps:
             if app.items <= 0:
                 continue
@@ -116,7 +116,7 @@ class Instance:
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
         return changes
 
-    def moved(self, cores: list[int], now: float, reason: str) -> list[Change]:
+    def moved(self, cores: list[int], now: float, reason: str) -> list[StateChange]:
         """It runs elsewhere now: what was measured before says nothing any more. Returns what changed."""
         self.cores = cores
         self.factor = 1.0
@@ -124,14 +124,14 @@ class Instance:
         self._sums = None
         return self.move("Active", reason, now) if self.state in SERVING else []
 
-    def judge(self, given: Thresholds, instances: int, now: float) -> list[Change]:
+    def judge(self, given: Thresholds, instances: int, now: float) -> list[StateChange]:
         """Judge the instance, and each app that uses it by its own SLO; returns what changed.
 
         instances: of its variant on this worker, itself included.
         """
         if self.state not in SERVING or not self._reports:
             return []
-        changes: list[Change] = []
+        changes: list[StateChange] = []
         seen = self._observed(given)
         limits = thresholds_for(self.record.hardware, seen.profiled_s, instances, given)
         state, reason = judge(self.state, seen, limits)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from services.core.lifecycle import BY_HARDWARE, COUNTED, Thresholds
 from services.core.placement import NOTHING, OVERCOMMIT, Amount, short_of
-from services.monitor.instances import Instance
+from services.monitor.instances import MonitoredInstance
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
@@ -38,13 +38,13 @@ class Knobs(Struct, frozen=True, kw_only=True):
 
 
 def make_room(
-    instances: Iterable[Instance],
+    instances: Iterable[MonitoredInstance],
     need: Amount,
-    apps_of: Callable[[Instance], Iterable[str]],
+    apps_of: Callable[[MonitoredInstance], Iterable[str]],
     least: Callable[[str], int],
     now: float,
     idle_s: float,
-) -> list[Instance] | None:
+) -> list[MonitoredInstance] | None:
     """The instances to unload so that so much becomes free, least recently used first; None when it cannot be.
 
     Only idle ones go, and none that an app in use still needs: `least(app)` instances stay with each app that `apps_of`
@@ -55,7 +55,7 @@ def make_room(
     for instance in present:
         for app in apps_of(instance):
             serving[app] = serving.get(app, 0) + 1
-    victims: list[Instance] = []
+    victims: list[MonitoredInstance] = []
     freed = NOTHING
     for instance in sorted(present, key=lambda instance: instance.last_used):
         if short_of(need, freed).none:
@@ -71,7 +71,7 @@ def make_room(
     return victims if short_of(need, freed).none else None
 
 
-def to_release(instances: Sequence[Instance], keep: int) -> list[Instance]:
+def to_release(instances: Sequence[MonitoredInstance], keep: int) -> list[MonitoredInstance]:
     """Which of one variant's instances go so that `keep` stay: not yet loaded ones first, then the least busy, oldest use."""
     present = [instance for instance in instances if instance.state in COUNTED]
     present.sort(key=lambda instance: (instance.state != "Loading", instance.queued, instance.last_used))
@@ -81,3 +81,57 @@ def to_release(instances: Sequence[Instance], keep: int) -> list[Instance]:
 def scaler(orderer: str) -> str:
     """Who scales, as events name it: "model" and "vm" for the two autoscalers, "dispatcher" for everybody else."""
     return next((name for name in ("model", "vm") if orderer.startswith(name)), "dispatcher")
+
+
+# -- Loads that failed: a pause that doubles with each failure in a row, and quarantine for what fails again and
+# again. Pure.
+
+RETRY_FIRST = 1.0  # s until a variant whose load failed may be tried again; doubles
+RETRY_LAST = 60.0
+
+
+class LoadFailures:
+    """By variant, on one worker. quarantine_after: failures in a row; 0: never.
+
+    quarantined: variant -> reason; such a variant is not tried again until an operator releases it.
+    """
+
+    def __init__(self, quarantine_after: int = 0) -> None:
+        self.quarantined: dict[str, str] = {}
+        self._after = quarantine_after
+        self._of: dict[str, tuple[int, float, str]] = {}
+
+    def failed(self, variant: str, reason: str, now: float) -> bool:
+        """One more failure; True when this one puts the variant into quarantine.
+
+        Nothing begins during the pause, so what fails then began with the one that failed before, and counts as one with it.
+        """
+        count, until, _ = self._of.get(variant, (0, now, ""))
+        if now < until:
+            return False
+        count += 1
+        pause = min(RETRY_LAST, RETRY_FIRST * 2.0 ** min(count - 1, 10))
+        self._of[variant] = (count, now + pause, reason)
+        if not self._after or count < self._after or variant in self.quarantined:
+            return False
+        self.quarantined[variant] = f"its last {count} loads failed: {reason}"
+        return True
+
+    def succeeded(self, variant: str) -> None:
+        self._of.pop(variant, None)
+
+    def release(self, variant: str) -> bool:
+        """It may be tried again, at once; False when it was not in quarantine."""
+        self._of.pop(variant, None)
+        return self.quarantined.pop(variant, None) is not None
+
+    def obstacle(self, variant: str, now: float) -> str:
+        """Why it may not be tried now; empty when it may."""
+        why = self.quarantined.get(variant)
+        if why is not None:
+            return f"{variant} is quarantined here until infaas.admin.release-variant names it: {why}"
+        count, until, reason = self._of.get(variant, (0, 0.0, ""))
+        if now >= until:
+            return ""
+        times = "the last load" if count == 1 else f"the last {count} loads"
+        return f"{times} failed ({reason}); it is tried again in {until - now:.0f} s at the earliest"

@@ -8,9 +8,18 @@ from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Tensor
 from bus.messages.scaling import LeaderRecord, StartMachine
-from services.autoscaler.models.work import Solve, Solved
-from services.autoscaler.vms import notes
-from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop
+from services.autoscaler.models.actor import Solve, Solved
+from services.autoscaler.vms.commands import (
+    LEADER,
+    ClaimLease,
+    DeleteRecord,
+    LeaseClaimed,
+    SaveRecord,
+    Start,
+    Stop,
+    decode_leader,
+    machine_key,
+)
 from services.core.planning.plan import Solver
 from services.core.quarantine import quarantine_key
 from services.executor.commands import (
@@ -24,7 +33,7 @@ from services.executor.commands import (
     Shrink,
     UnloadModel,
 )
-from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
+from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from services.simulation.hardware import SimulatedDevice, SimulatedMachine
 from services.simulation.kernel import Environment
 
@@ -140,12 +149,12 @@ class SimulatedControllerEdge:
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         match command:
-            case Claim():
+            case ClaimLease():
                 return STORE, self._claim(command)
-            case Save():
-                self._environment.put(self._bucket, notes.key_of(command.record.worker), encode(command.record))
-            case Drop():
-                self._environment.put(self._bucket, notes.key_of(command.worker), None)
+            case SaveRecord():
+                self._environment.put(self._bucket, machine_key(command.record.worker), encode(command.record))
+            case DeleteRecord():
+                self._environment.put(self._bucket, machine_key(command.worker), None)
             case Start():
                 self._start(command.order)
             case Stop():
@@ -154,9 +163,9 @@ class SimulatedControllerEdge:
                 return 0.0, ValueError(f"simulated controllers cannot {type(command).__name__}")
         return STORE, None
 
-    def _claim(self, claim: Claim) -> Claimed:
-        present: LeaderRecord | None = notes.leader(self._environment.get(self._bucket, notes.LEADER))
+    def _claim(self, claim: ClaimLease) -> LeaseClaimed:
+        present: LeaderRecord | None = decode_leader(self._environment.get(self._bucket, LEADER))
         if not claim.allows(present):
-            return Claimed(ok=False, present=present)
-        self._environment.put(self._bucket, notes.LEADER, encode(claim.record))
-        return Claimed(ok=True)
+            return LeaseClaimed(ok=False, present=present)
+        self._environment.put(self._bucket, LEADER, encode(claim.record))
+        return LeaseClaimed(ok=True)

@@ -13,10 +13,10 @@ from bus.messages.scaling import StartMachine
 from bus.subjects import Subjects
 from services.autoscaler.models.__main__ import knobs_of as planning_knobs
 from services.autoscaler.models.actor import ModelAutoscaler
-from services.autoscaler.models.baselines import Chosen
+from services.autoscaler.models.baselines import FixedVariant
 from services.autoscaler.vms.__main__ import SETTLE_PERIODS
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.policy import Kind, Limits
+from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.core.ask import Ask, Decision
 from services.core.catalog import key_of
 from services.core.cluster import ClusterView
@@ -173,7 +173,7 @@ class SimulatedSystem:
         settings = self._settings
         ours = settings.machines
         kinds = {
-            spec.kind: Kind(
+            spec.kind: PricedKind(
                 name=spec.kind,
                 devices=spec.devices,
                 price_per_hour=spec.price_per_hour,
@@ -183,7 +183,7 @@ class SimulatedSystem:
             )
             for spec in specs
         }
-        limits = Limits(
+        limits = FleetLimits(
             kinds=kinds,
             utilisation_above=ours.utilisation_above,
             overloaded_share=ours.overloaded_share,
@@ -259,7 +259,7 @@ class SimulatedSystem:
             planning_knobs(settings),
             policy=settings.autoscaler.policy,
             period_s=settings.autoscaler.period_s,
-            choice={app: Chosen(one.variant, one.instances) for app, one in self._policy.choice.items()},
+            choice={app: FixedVariant(one.variant, one.instances) for app, one in self._policy.choice.items()},
         )
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:

@@ -7,7 +7,7 @@ import pytest
 from bus.codec import encode
 from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine
 from bus.subjects import Subjects
-from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start
+from services.autoscaler.vms.commands import ClaimLease, DeleteRecord, LeaseClaimed, SaveRecord, Start
 from services.autoscaler.vms.edge import ControllerEdge
 from tests.support.servers.buses import Buses, Connects
 
@@ -16,8 +16,8 @@ def record(holder: str, epoch: int, until: float = 0.0) -> LeaderRecord:
     return LeaderRecord(holder=holder, epoch=epoch, until=until)
 
 
-def claim(holder: str, epoch: int, expected: LeaderRecord | None, until: float = 0.0) -> Claim:
-    return Claim(record=record(holder, epoch, until), expected=expected, by=holder)
+def claim(holder: str, epoch: int, expected: LeaderRecord | None, until: float = 0.0) -> ClaimLease:
+    return ClaimLease(record=record(holder, epoch, until), expected=expected, by=holder)
 
 
 def test_of_many_claims_at_once_one_wins_and_the_others_learn_whose(buses: Buses) -> None:
@@ -30,7 +30,8 @@ def test_of_many_claims_at_once_one_wins_and_the_others_learn_whose(buses: Buses
             winners = [n for n, result in enumerate(results) if result.ok]
             assert len(winners) == 1
             assert all(
-                r in (Claimed(ok=True), Claimed(ok=False, present=record(f"vm-{winners[0]}", epoch))) for r in results
+                r in (LeaseClaimed(ok=True), LeaseClaimed(ok=False, present=record(f"vm-{winners[0]}", epoch)))
+                for r in results
             )
 
     buses.run(body)
@@ -63,10 +64,10 @@ def test_notes_are_kept_and_dropped(buses: Buses) -> None:
         bus = await connect()
         edge = ControllerEdge(bus, Subjects(buses.prefix), None)
         note = MachineRecord(worker="cpu-1-1", kind="cpu", epoch=1, state="Booting", at=5.0)
-        await edge.perform(Save(record=note))
+        await edge.perform(SaveRecord(record=note))
         bucket = await bus.key_value(Subjects(buses.prefix).control_bucket)
         assert (await bucket.get("machine.cpu-1-1")).value == encode(note)
-        await edge.perform(Drop(worker="cpu-1-1"))
+        await edge.perform(DeleteRecord(worker="cpu-1-1"))
         assert await bucket.keys() == []
 
     buses.run(body)

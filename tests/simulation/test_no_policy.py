@@ -52,7 +52,8 @@ WIRING = {
     "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy
     # Names of keys in buckets.
-    "services.autoscaler.vms:notes": {"edges.py"},
+    "services.autoscaler.vms.commands:machine_key": {"edges.py"},
+    "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
     "services.core.quarantine:quarantine_key": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
     "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},

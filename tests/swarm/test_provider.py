@@ -16,7 +16,7 @@ from services.autoscaler.vms.commands import Inventory
 from services.autoscaler.vms.commands import Node as Known
 from services.autoscaler.vms.providers import swarmnodes
 from services.autoscaler.vms.providers.base import ProviderError
-from services.autoscaler.vms.providers.managers import Managers, OutOfSequence
+from services.autoscaler.vms.providers.swarm import Managers, OutOfSequence
 from services.autoscaler.vms.providers.swarm import Swarm as Provider
 from services.core.settings import SwarmSettings
 from tests.support.servers.nats import run
@@ -378,5 +378,5 @@ def _nodes(client: Any) -> Any:
     return client.nodes()
 
 
-def _update(one: swarmnodes.Machine, spec: dict[str, Any]) -> Callable[[Any], Any]:
+def _update(one: swarmnodes.SwarmNode, spec: dict[str, Any]) -> Callable[[Any], Any]:
     return lambda client: client.update_node(one.id, one.version, spec)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from services.autoscaler.models.coverage import missing
-from services.autoscaler.models.situation import Situation
+from services.autoscaler.models.problem import Situation
 from services.core.digest import cores_of
 from services.core.goal import merit
 from services.core.planning.delivered import Delivered, deliver
@@ -29,7 +29,7 @@ def roomy(problem: Problem) -> Problem:
     return replace(problem, slack=problem.slack * ROOMY) if problem.goal == "accuracy" else problem
 
 
-class Missed(Struct, frozen=True):
+class AccuracyGap(Struct, frozen=True):
     """A load that less accurate variants serve for want of room. demand: index; load: items/s; variants: better ones, best first."""
 
     demand: int
@@ -96,7 +96,7 @@ class Accuracy:
                 taken[name] += cores_of(self._seen.records[one.name]) * served.of(c) / one.saturation_qps
         return any(cores > problem.resources[name] * (1 + 1e-6) for name, cores in taken.items())
 
-    def missed(self, plan: Plan) -> Iterator[Missed]:
+    def missed(self, plan: Plan) -> Iterator[AccuracyGap]:
         """What this plan has less accurate variants serve than might be."""
         problem = self._seen.problem
         served = self._served(plan.instances)
@@ -114,4 +114,4 @@ class Accuracy:
             if load > 0.01 * group.need and better and best > now + GAIN:
                 count = max(1, ceil(load / better[0].saturation_qps - 1e-6))
                 names = tuple(one.name for one in better)
-                yield Missed(group.demands[0], load, names, count, now, merit(better[0].accuracy))
+                yield AccuracyGap(group.demands[0], load, names, count, now, merit(better[0].accuracy))

@@ -1,8 +1,4 @@
-"""The model-autoscaler of one worker: every second it looks whether what runs here carries the load, and orders what should.
-
-It plans only the load that this worker serves; what does not fit here, or belongs on hardware that only others have, it asks
-of the controller. Loads and unloads are orders to this worker's monitor, so nothing here waits for them.
-"""
+"""The model-autoscaler of one worker: every second it checks whether what runs here carries the load, and orders what should."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -14,13 +10,11 @@ from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release, Work
 from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.models.accuracy import roomy
-from services.autoscaler.models.baselines import Choices, Chosen, static_changes
-from services.autoscaler.models.loads import Load, Loads
-from services.autoscaler.models.others import Others
-from services.autoscaler.models.policy import Change, Decision, Elsewhere, InfaasScaling
-from services.autoscaler.models.situation import Knobs, Situation, situation
-from services.autoscaler.models.supply import Facts
-from services.autoscaler.models.work import Solve, Solved
+from services.autoscaler.models.baselines import Choices, FixedVariant, static_changes
+from services.autoscaler.models.demand import ClassLoad, LoadEstimator
+from services.autoscaler.models.policy import CapacityRequest, InfaasScaling, InstanceChange, ScalingDecision
+from services.autoscaler.models.problem import Knobs, Situation, situation
+from services.autoscaler.models.supply import OtherWorkers, ProfileCache
 from services.core.actor import (
     After,
     Changed,
@@ -38,8 +32,27 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.cost import load_seconds
+from services.core.planning.plan import Plan
+from services.core.planning.problem import Problem
 
-Policy = Literal["infaas", "replicate", "static", "off"]
+
+class Solve(Struct, frozen=True):
+    """Plan for this problem; the answer is `Solved`."""
+
+    problem: Problem
+
+
+class Solved(Struct, frozen=True):
+    """The plan, and how long it took in milliseconds."""
+
+    plan: Plan
+    milliseconds: float
+
+
+# -- The model-autoscaler of one worker: every second it looks whether what runs here carries the load, and orders
+# what should.
+
+ScalingPolicy = Literal["infaas", "replicate", "static", "off"]
 
 GONE = 2.0  # s without our monitor's heartbeat, or a dispatcher's digest: the last one says nothing any more
 BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
@@ -51,7 +64,7 @@ ASK_AGAIN = 5.0  # s before the controller is asked for the same again, beside t
 GROWN = 1.5  # ... unless it is for so many times the load
 
 
-class Look(Struct, frozen=True):
+class ReviewLoad(Struct, frozen=True):
     """Timer: is the load carried?"""
 
 
@@ -65,9 +78,9 @@ class ModelAutoscaler:
         prices: Mapping[str, float],
         knobs: Knobs,
         *,
-        policy: Policy = "infaas",
+        policy: ScalingPolicy = "infaas",
         period_s: float = 1.0,
-        choice: Mapping[str, Chosen] | None = None,
+        choice: Mapping[str, FixedVariant] | None = None,
     ) -> None:
         self._worker = worker
         self._name = f"model-{worker}"
@@ -79,9 +92,9 @@ class ModelAutoscaler:
         self._scaling = InfaasScaling(knobs.hold_s)
         self._choices = Choices(choice or {})
         self._catalog = Catalog()
-        self._facts = Facts()
+        self._facts = ProfileCache()
         self._synced = False
-        self._loads = Loads(everything=policy == "static")
+        self._loads = LoadEstimator(everything=policy == "static")
         self._beat: tuple[float, WorkerHeartbeat | None] = (0.0, None)
         self._digest: tuple[float, FleetDigest | None] = (0.0, None)
         self._roster: dict[tuple[str, bool], list[str]] = {}
@@ -125,7 +138,7 @@ class ModelAutoscaler:
                 self._loads.take(message, now)
                 if self._jumped(now):
                     return self._look(now)
-            case Look():
+            case ReviewLoad():
                 self._looks += 1
                 return [After("look", self._period, message), *self._look(now)]
             case Done():
@@ -139,7 +152,7 @@ class ModelAutoscaler:
             case Synced():
                 self._synced = True
             case Started():
-                return [] if self._policy == "off" else [After("look", self._period, Look())]
+                return [] if self._policy == "off" else [After("look", self._period, ReviewLoad())]
         return []
 
     # -- looking
@@ -159,7 +172,7 @@ class ModelAutoscaler:
         if not self._synced or self._seen is not None or mine is None or now - heard > GONE or mine.draining:
             return []
         told, digest = self._digest
-        others = Others(self._worker, digest if now - told <= GONE else None)
+        others = OtherWorkers(self._worker, digest if now - told <= GONE else None)
         if self._policy == "static" and not self._choices.open(mine, self._loads.apps, self._roster, self._catalog):
             return []
         fell = JUMP * self._rate < self._planned
@@ -175,20 +188,20 @@ class ModelAutoscaler:
             return []
         if self._policy == "static":
             changes = static_changes(self._worker, self._roster, seen, self._choices, self._catalog)
-            return self._carry_out(seen, Decision(tuple(changes)))
+            return self._carry_out(seen, ScalingDecision(tuple(changes)))
         if not (self._scaling.soon(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
             return []
         self._seen, self._planned = seen, self._rate
         return [Do("solve", Solve(roomy(seen.problem)), PATIENCE)]
 
     def _situation(
-        self, mine: WorkerHeartbeat, others: Others, now: float, *, glance: bool = False
+        self, mine: WorkerHeartbeat, others: OtherWorkers, now: float, *, glance: bool = False
     ) -> Situation | None:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
         only = {} if self._policy == "infaas" else self._choices.variants
         loads = self._loads.classes(now)
         if self._policy == "static":  # what was chosen is dealt out to all workers, whichever of them the load goes to
-            loads = [Load(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
+            loads = [ClassLoad(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
         return situation(
             mine,
             others,
@@ -212,14 +225,14 @@ class ModelAutoscaler:
     # -- orders
 
     def _carry_out(
-        self, seen: Situation, decision: Decision, solved: Solved | None = None, now: float = 0.0
+        self, seen: Situation, decision: ScalingDecision, solved: Solved | None = None, now: float = 0.0
     ) -> list[Effect]:
         effects: list[Effect] = [self._order(seen, change, solved) for change in decision.changes]
         for one in decision.elsewhere:
             effects.extend(self._ask(seen, one, now))
         return effects
 
-    def _order(self, seen: Situation, change: Change, solved: Solved | None) -> Effect:
+    def _order(self, seen: Situation, change: InstanceChange, solved: Solved | None) -> Effect:
         by = PlannedBy(solved.plan.solver, solved.milliseconds, solved.plan.objective) if solved else None
         if change.kind == "unload":
             away = Release(
@@ -245,7 +258,7 @@ class ModelAutoscaler:
         pause = self._barred.get(reply.variant, (0.0, BARRED))[1]
         self._barred[reply.variant] = (now + pause, min(BARRED_MOST, 2 * pause))
 
-    def _ask(self, seen: Situation, one: Elsewhere, now: float) -> list[Effect]:
+    def _ask(self, seen: Situation, one: CapacityRequest, now: float) -> list[Effect]:
         app = seen.apps[one.demand]
         key = (app, one.variants)
         until, asked = self._asked.get(key, (0.0, 0.0))

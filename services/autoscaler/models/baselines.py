@@ -11,13 +11,13 @@ from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import WorkerHeartbeat
-from services.autoscaler.models.policy import Change
-from services.autoscaler.models.situation import Situation
+from services.autoscaler.models.policy import InstanceChange
+from services.autoscaler.models.problem import Situation
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED
 
 
-class Chosen(Struct, frozen=True):
+class FixedVariant(Struct, frozen=True):
     """What serves an app: a variant, and how many instances in the whole cluster (static only)."""
 
     variant: str
@@ -27,7 +27,7 @@ class Chosen(Struct, frozen=True):
 class Choices:
     """The developer's choice for each app: by settings, else made from the first load that is seen, and kept."""
 
-    def __init__(self, given: Mapping[str, Chosen]) -> None:
+    def __init__(self, given: Mapping[str, FixedVariant]) -> None:
         self._of = dict(given)
         self._given = dict(sorted(given.items()))
 
@@ -70,7 +70,7 @@ class Choices:
     def variants(self) -> dict[str, str]:
         return {app: chosen.variant for app, chosen in self._of.items()}
 
-    def of(self, app: str) -> Chosen | None:
+    def of(self, app: str) -> FixedVariant | None:
         return self._of.get(app)
 
     def learn(self, seen: Situation) -> None:
@@ -84,12 +84,12 @@ class Choices:
             able = [one for one in problem.candidates if all(d.accepts(one) for d in demands)]
             if able:
                 best = min(able, key=lambda one: (ceil(load / one.saturation_qps) * one.cost_per_s, one.name))
-                self._of[app] = Chosen(best.name, ceil(load / best.saturation_qps))
+                self._of[app] = FixedVariant(best.name, ceil(load / best.saturation_qps))
 
 
 def static_changes(
     worker: str, roster: Mapping[tuple[str, bool], list[str]], seen: Situation, choices: Choices, catalog: Catalog
-) -> list[Change]:
+) -> list[InstanceChange]:
     """This worker's part of what was chosen: instances are dealt out in turn, by the names of the workers with such a device.
 
     What the settings chose is dealt out app after app, so that the first worker does not get all; what was chosen when its load
@@ -105,7 +105,9 @@ def static_changes(
             continue
         count = _dealt(worker, roster, seen.records[chosen.variant], chosen.instances, turns.get(app, 0))
         if running.get(chosen.variant, 0) < count:
-            changes.append(Change(chosen.variant, count, "load", f"chosen for {app}: {chosen.instances} in all"))
+            changes.append(
+                InstanceChange(chosen.variant, count, "load", f"chosen for {app}: {chosen.instances} in all")
+            )
     return changes
 
 

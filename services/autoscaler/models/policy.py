@@ -6,20 +6,19 @@ broken: an instance goes only when those that can answer without it carry every 
 Where accuracy is the goal the same holds: less of it at once where load is not carried, more of it after T_v.
 """
 
-from collections.abc import Iterator
-from math import inf
+from collections.abc import Iterator, Mapping
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from bus.messages.scaling import ClassDemand
 from services.autoscaler.models.accuracy import GAIN, Accuracy, roomy
-from services.autoscaler.models.bridging import bridges, room
 from services.autoscaler.models.coverage import missing
-from services.autoscaler.models.situation import Situation
+from services.autoscaler.models.problem import Situation
 from services.core.planning.plan import Action, Plan
 from services.core.planning.problem import Candidate, Problem
 
 
-class Change(NamedTuple):
+class InstanceChange(NamedTuple):
     """This worker is to have so many instances of a variant. kind: as scaling events name actions."""
 
     variant: str
@@ -28,7 +27,7 @@ class Change(NamedTuple):
     reason: str
 
 
-class Elsewhere(NamedTuple):
+class CapacityRequest(NamedTuple):
     """What another worker should load. demand: index; variants: those that would do, best first; load: items/s."""
 
     demand: int
@@ -39,9 +38,9 @@ class Elsewhere(NamedTuple):
     reason: str
 
 
-class Decision(NamedTuple):
-    changes: tuple[Change, ...] = ()
-    elsewhere: tuple[Elsewhere, ...] = ()
+class ScalingDecision(NamedTuple):
+    changes: tuple[InstanceChange, ...] = ()
+    elsewhere: tuple[CapacityRequest, ...] = ()
 
 
 class InfaasScaling:
@@ -68,12 +67,12 @@ class InfaasScaling:
         """What they will lack when the load grows by what plans leave room for: the same where cost is the goal."""
         return _lacking(roomy(now.problem))
 
-    def decide(self, seen: Situation, plan: Plan, now: float) -> Decision:
+    def decide(self, seen: Situation, plan: Plan, now: float) -> ScalingDecision:
         """What to do of this plan now."""
         short = self.short(seen)
         outlook = _outlook(seen, plan, short, short or self.soon(seen))
-        changes: list[Change] = []
-        elsewhere: list[Elsewhere] = []
+        changes: list[InstanceChange] = []
+        elsewhere: list[CapacityRequest] = []
         wanted: set[tuple[str, str]] = set()
         by_name = {one.name: one for one in seen.problem.candidates}
         for action in plan.actions:
@@ -86,7 +85,7 @@ class InfaasScaling:
             if more:
                 if outlook.soon or held >= self._hold:
                     order = outlook.more(one, action, held)
-                    if isinstance(order, Change):
+                    if isinstance(order, InstanceChange):
                         changes.append(order)
                     else:
                         elsewhere.append(order)
@@ -104,7 +103,7 @@ class InfaasScaling:
         changes.extend(_to_fall_back_on(outlook.kept, changes, by_name, seen))
         for change in changes:  # the next change of the same variant waits its own time
             self._since.pop((change.variant, "fewer"), None)
-        return Decision(tuple(changes), tuple(elsewhere))
+        return ScalingDecision(tuple(changes), tuple(elsewhere))
 
 
 class _Outlook(NamedTuple):
@@ -127,7 +126,7 @@ class _Outlook(NamedTuple):
         """Whether more instances would bring neither load nor accuracy worth mentioning."""
         return self.accuracy is not None and not self.soon and self.after < self.before + GAIN
 
-    def more(self, one: Candidate, action: Action, held: float) -> Change | Elsewhere:
+    def more(self, one: Candidate, action: Action, held: float) -> InstanceChange | CapacityRequest:
         """So many instances more, here or, of hardware that is not here, on another worker. held: s that they have been wanted."""
         seen = self.seen
         why = _why_more(seen, one, self.soon) if self.soon else f"cheaper than what runs, for {held:.0f} s"
@@ -135,12 +134,12 @@ class _Outlook(NamedTuple):
             swap = f"{self.before:.4g} -> {self.after:.4g}"
             why = f"{why}; accuracy {swap}" if self.soon else f"more accurate: {swap}, for {held:.0f} s"
         if one.name in seen.here:
-            return Change(one.name, one.running + action.delta, action.kind, why)
+            return InstanceChange(one.name, one.running + action.delta, action.kind, why)
         k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
         need, load = seen.problem.slack * seen.problem.demands[k].load, action.delta * one.saturation_qps
         cause = "accuracy" if self.accuracy and not self.short else "hardware"
         why = f"{action.kind}: {why}"
-        return Elsewhere(k, cause, (one.name,), min(load, need) if need > 0 else load, action.delta, why)
+        return CapacityRequest(k, cause, (one.name,), min(load, need) if need > 0 else load, action.delta, why)
 
     def spares(self, one: Candidate) -> bool:
         """Whether one instance of this variant may go without anybody noticing."""
@@ -148,12 +147,12 @@ class _Outlook(NamedTuple):
             return False
         return _carried_without(self.seen, one) and (self.accuracy is None or self.accuracy.spares(one))
 
-    def fewer(self, one: Candidate, held: float) -> Change:
+    def fewer(self, one: Candidate, held: float) -> InstanceChange:
         """One instance less. held: s that it has not been wanted."""
         why = f"not needed for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s"
         if self.accuracy and self.accuracy.crowded():
             why = f"cores are short for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s with them"
-        return Change(one.name, one.running - 1, "unload", why)
+        return InstanceChange(one.name, one.running - 1, "unload", why)
 
 
 def _outlook(seen: Situation, plan: Plan, short: dict[int, float], soon: dict[int, float]) -> _Outlook:
@@ -185,16 +184,16 @@ def _lacking(problem: Problem) -> dict[int, float]:
     return missing(problem.candidates, problem.demands, running, problem.slack)
 
 
-def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[Elsewhere]:
+def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[CapacityRequest]:
     """What other workers might serve more accurately, if they have room."""
     for one in accuracy.missed(plan):
         why = f"more accurate: {one.now:.4g} -> {one.best:.4g} for {one.load:.4g} items/s"
-        yield Elsewhere(one.demand, "accuracy", one.variants, one.load, one.instances, why)
+        yield CapacityRequest(one.demand, "accuracy", one.variants, one.load, one.instances, why)
 
 
 def _bridging(
-    changes: list[Change], elsewhere: list[Elsewhere], by_name: dict[str, Candidate], seen: Situation
-) -> Iterator[Change]:
+    changes: list[InstanceChange], elsewhere: list[CapacityRequest], by_name: dict[str, Candidate], seen: Situation
+) -> Iterator[InstanceChange]:
     """Quick instances for as long as what was just ordered, here or of other workers, takes to load."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
     ordered |= {one.variants[0]: one.instances for one in elsewhere if one.variants[0] not in ordered}
@@ -202,12 +201,12 @@ def _bridging(
     for name, count in bridges(seen, ordered).items():
         one = by_name[name]
         why = f"serves until {slowest.name} is loaded, in {slowest.load_s:.1f} s" if slowest else ""
-        yield Change(name, one.running + count, "replicate" if one.running else "load", why)
+        yield InstanceChange(name, one.running + count, "replicate" if one.running else "load", why)
 
 
 def _to_fall_back_on(
-    kept: set[str], changes: list[Change], by_name: dict[str, Candidate], seen: Situation
-) -> Iterator[Change]:
+    kept: set[str], changes: list[InstanceChange], by_name: dict[str, Candidate], seen: Situation
+) -> Iterator[InstanceChange]:
     """One instance of each of these, where there is room: cores are shared, and it uses them only while it serves."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
     free = room(seen, ordered)
@@ -216,7 +215,7 @@ def _to_fall_back_on(
         takes = {pool: amount for pool, amount in one.uses.items() if pool not in seen.problem.time_shared}
         fits = all(free.get(pool, inf) >= amount for pool, amount in (*takes.items(), ("", one.cost_per_s)))
         if not one.running and one.most is None and fits:
-            yield Change(name, 1, "load", "to fall back on while what is more accurate is full")
+            yield InstanceChange(name, 1, "load", "to fall back on while what is more accurate is full")
 
 
 def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:
@@ -254,7 +253,7 @@ def _load(seen: Situation, one: Candidate) -> float:
     return sum(demand.load for demand in seen.problem.demands if demand.accepts(one))
 
 
-def _unmet(seen: Situation, plan: Plan) -> Iterator[Elsewhere]:
+def _unmet(seen: Situation, plan: Plan) -> Iterator[CapacityRequest]:
     """What the plan could not carry: the worker is full, so the controller is asked. It may add machines that nobody has yet."""
     for one in plan.unmet:
         demand = seen.problem.demands[one.demand]
@@ -263,4 +262,62 @@ def _unmet(seen: Situation, plan: Plan) -> Iterator[Elsewhere]:
         names = (*(c.name for c in able), *(seen.absent[one.demand] if seen.absent else ()))
         if names:
             count = max(1, round(one.missing / able[0].saturation_qps + 0.499) if able else 1, one.instances)
-            yield Elsewhere(one.demand, "full", names, one.missing, count, one.reason)
+            yield CapacityRequest(one.demand, "full", names, one.missing, count, one.reason)
+
+
+# -- What serves until a slow load is done: quick instances beside those that run, where there is room. Pure.
+
+SLOW_S = 1.0  # a load that takes longer is bridged
+QUICKER = 4.0  # by what loads so many times as fast
+
+
+def bridges(seen: Situation, ordered: Mapping[str, int]) -> dict[str, int]:
+    """Instances to add, by variant, until those that are `ordered` (instances more of a variant) are loaded."""
+    problem = seen.problem
+    by_name = {one.name: one for one in problem.candidates}
+    slowest = max((by_name[name].load_s for name in ordered), default=0.0)
+    if slowest < SLOW_S:
+        return {}
+    lacking = missing(problem.candidates, problem.demands, seen.serving, problem.slack)
+    left = room(seen, ordered)
+    found: dict[str, int] = {}
+    for k, lack in lacking.items():
+        quick = [
+            one
+            for one in problem.candidates
+            if one.name in seen.here
+            and one.name not in ordered
+            and one.most is None
+            and QUICKER * one.load_s <= slowest
+            and problem.demands[k].accepts(one)
+        ]
+        for one in sorted(quick, key=lambda one: (one.cost_per_s / one.saturation_qps, one.name)):
+            count = min(ceil(lack / one.saturation_qps - 1e-9), _fitting(one, left))
+            if count <= 0:
+                continue
+            for pool, amount in _takes(one).items():
+                left[pool] = left.get(pool, inf) - count * amount
+            found[one.name] = found.get(one.name, 0) + count
+            lack -= count * one.saturation_qps
+            if lack <= 0:
+                break
+    return found
+
+
+def _takes(one: Candidate) -> dict[str, float]:
+    return {**one.uses, "": one.cost_per_s}
+
+
+def room(seen: Situation, ordered: Mapping[str, int]) -> dict[str, float]:
+    """What is left of each resource, and of the budget (""), beside all that runs and is ordered."""
+    room = {**seen.problem.resources, "": seen.problem.budget_per_s}
+    for one in seen.problem.candidates:
+        count = one.running + ordered.get(one.name, 0)
+        for pool, amount in _takes(one).items():
+            room[pool] = room.get(pool, inf) - count * amount
+    return room
+
+
+def _fitting(one: Candidate, room: Mapping[str, float]) -> int:
+    most = min((room.get(pool, inf) / amount for pool, amount in _takes(one).items() if amount > 0), default=0.0)
+    return 0 if most < 1 else 10**6 if most == inf else floor(most + 1e-9)

@@ -1,19 +1,66 @@
-"""What there is to serve with: devices and instances as heartbeats tell them, and what an instance can carry. Pure."""
+"""What there is to serve with: devices and instances by heartbeats, and what an instance can carry. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.digest import FleetDigest, PoolDigest, VariantDigest
 from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.coverage import accepted
-from services.autoscaler.models.others import Others
 from services.core.cost import HANDLING_MS, LatencyTable, instance_price_per_s, load_seconds
 from services.core.digest import YOUNG, busy_cores, cores_of
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import fits
 from services.core.planning.problem import Candidate, Demand
+
+
+class OtherWorkers:
+    """digest: None while none has come, or the last one is too old: then nothing is known of others."""
+
+    def __init__(self, worker: str, digest: FleetDigest | None) -> None:
+        self._worker = worker
+        self._holders: dict[str, str] = {}
+        self._able: dict[tuple[str, bool], str] = {}
+        self.pools: list[PoolDigest] = digest.pools if digest is not None else []
+        self.variants: list[VariantDigest] = digest.variants if digest is not None else []
+        self.alone = digest is None or digest.workers < 2
+        for row in self.variants:
+            name = self._first(row.holders)
+            if name is not None:
+                known = self._holders.get(row.variant)
+                self._holders[row.variant] = name if known is None or name < known else known
+        for pool in self.pools:
+            name = self._first(pool.first)
+            if name is not None:
+                self._able[pool.kind, pool.simulated] = name
+
+    def _first(self, names: Iterable[str]) -> str | None:
+        return next((name for name in names if name != self._worker), None)
+
+    def holder(self, records: Iterable[VariantRecord]) -> str | None:
+        """The first of the others that has one of these variants, or is loading it."""
+        found = None
+        for record in records:
+            name = self._holders.get(record.variant)
+            if name is not None and (found is None or name < found):
+                found = name
+        return found
+
+    def able(self, kinds: Iterable[tuple[str, bool]]) -> str | None:
+        """The first of the others that has a device of one of these kinds."""
+        return min((self._able[kind] for kind in kinds if kind in self._able), default=None)
+
+    def instances(self, records: Iterable[VariantRecord], mine: WorkerHeartbeat) -> int:
+        """How many instances of these variants the others have or are loading."""
+        names = {record.variant for record in records}
+        own = sum(one.variant in names and one.state in COUNTED for one in mine.instances)
+        return max(0, sum(row.instances for row in self.variants if row.variant in names) - own)
+
+
+# -- What there is to serve with: devices and instances as heartbeats tell them, and what an instance can carry.
+# Pure.
 
 KEPT = 100_000  # rates
 LEAST_SHARE = 0.01  # of its cores, that an instance takes without any load
@@ -22,7 +69,7 @@ LEAST_RATE = (
 )
 
 
-class Facts:
+class ProfileCache:
     """What follows from a variant's profile alone, kept: tables by variant, throughput by variant and latency."""
 
     def __init__(self) -> None:
@@ -48,7 +95,7 @@ class Facts:
         return rate
 
 
-class Supply:
+class FleetSupply:
     """Devices and instances: this worker's as its heartbeat tells, the others' in sums, as far as they are of kinds that it has not.
 
     Pools are named "cpu/cores", and "away/gpu/cores" on other workers.
@@ -57,11 +104,11 @@ class Supply:
     def __init__(
         self,
         mine: WorkerHeartbeat,
-        others: Others,
+        others: OtherWorkers,
         records: Mapping[str, VariantRecord],
         prices: Mapping[str, float],
         memory_share: float,
-        facts: Facts,
+        facts: ProfileCache,
         now: float,
     ) -> None:
         self._facts = facts
@@ -113,7 +160,7 @@ class Supply:
             if status.state == "Loading" or self._now - status.since < YOUNG:
                 self._young.add(name)
 
-    def _count_others(self, others: Others) -> None:
+    def _count_others(self, others: OtherWorkers) -> None:
         for pool in others.pools:
             if (pool.kind, pool.simulated) not in self._here:
                 self._shapes[pool.kind, pool.simulated] = list(pool.shapes)

@@ -10,7 +10,7 @@ from bus.subjects import Subjects, valid_name
 from services.autoscaler.vms import metrics
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.edge import ControllerEdge
-from services.autoscaler.vms.policy import Kind, Limits
+from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
 from services.core.cost import UnknownPrice, price_per_hour
@@ -38,7 +38,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     except ProviderError as error:
         raise SettingsError(str(error)) from error
     fixed = provider is None or settings.autoscaler.policy == "static"  # nobody adds or removes machines
-    limits = Limits(
+    limits = FleetLimits(
         kinds={} if fixed else kinds_of(settings),
         utilisation_above=ours.utilisation_above,
         overloaded_share=ours.overloaded_share,
@@ -67,10 +67,10 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     return [Runtime("vm-autoscaler", make, bus, subjects, edge, insight=metrics)]
 
 
-def kinds_of(settings: Settings) -> dict[str, Kind]:
+def kinds_of(settings: Settings) -> dict[str, PricedKind]:
     """The kinds of machine in settings, with what one has and costs; raises SettingsError."""
     prices = load_prices(settings.prices)
-    found: dict[str, Kind] = {}
+    found: dict[str, PricedKind] = {}
     for name, spec in settings.machines.kinds.items():
         where = f"machines.kinds.{name}"
         if not valid_name(name) or len(name) > LONGEST_KIND:
@@ -82,7 +82,7 @@ def kinds_of(settings: Settings) -> dict[str, Kind]:
             price = sum(price_per_hour(device.kind, prices, device.cores) for device in devices)
         except (ValueError, UnknownPrice) as error:
             raise SettingsError(f"{where}: {error}") from error
-        found[name] = Kind(
+        found[name] = PricedKind(
             name=name,
             devices=tuple(devices),
             price_per_hour=price,

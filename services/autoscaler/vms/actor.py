@@ -12,30 +12,34 @@ from msgspec import Struct
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity
 from bus.subjects import Subjects
-from services.autoscaler.vms import notes
-from services.autoscaler.vms.commands import Inventory
+from services.autoscaler.vms.commands import (
+    LEADER,
+    ControllerEffects,
+    Inventory,
+    decode_leader,
+    decode_machine,
+    worker_of_key,
+)
+from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet, in_state
+from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
-from services.autoscaler.vms.leaving import Leaving
 from services.autoscaler.vms.machines import Machines
-from services.autoscaler.vms.orders import Orders
-from services.autoscaler.vms.placing import Placing
+from services.autoscaler.vms.orders import DryRun, MachineOrders
+from services.autoscaler.vms.placement import InstancePlacement
 from services.autoscaler.vms.policy import (
     Add,
     Blocked,
+    FleetLimits,
     Hardware,
-    Limits,
+    HardwareNeed,
     Remove,
-    Seen,
-    Want,
+    WorkerSummary,
     answer,
     below_minimum,
     removal,
     wants,
 )
-from services.autoscaler.vms.rehearsing import Rehearsal
-from services.autoscaler.vms.stock import Stock
-from services.autoscaler.vms.turn import Turn
 from services.core.actor import (
     After,
     Changed,
@@ -61,15 +65,15 @@ DONE = "finished"  # the fact that ends registration work
 AT_MOST = 8  # variants that a new machine is filled with
 
 
-class Beat(Struct, frozen=True):
+class RenewLease(Struct, frozen=True):
     """Timer: look to the lease."""
 
 
-class Look(Struct, frozen=True):
+class ReviewFleet(Struct, frozen=True):
     """Timer: decide."""
 
 
-class Errand(Struct, frozen=True):
+class RegistrationProgress(Struct, frozen=True):
     """What every fact about registration work has: the worker that does it."""
 
     worker: str
@@ -86,7 +90,7 @@ class Controller:
         self,
         name: str,
         subjects: Subjects,
-        limits: Limits,
+        limits: FleetLimits,
         *,
         period_s: float = 2.0,
         lease_s: float = 3.0,
@@ -106,13 +110,15 @@ class Controller:
         self._period = period_s
         self._share = memory_share
         self._catalog = Catalog()
-        self._turn = turn = Turn(name, subjects, simulated=simulated)
-        self._stock = stock = Stock(self.fleet, turn, surveyed=inventory and bool(limits.kinds))
-        orders = Orders(self.fleet, turn, limits, stock)
+        self._turn = turn = ControllerEffects(name, subjects, simulated=simulated)
+        self._stock = stock = InventoryView(self.fleet, turn, surveyed=inventory and bool(limits.kinds))
+        orders = MachineOrders(self.fleet, turn, limits, stock)
         self._machines = Machines(self.fleet, self._catalog, turn, limits, stock, orders, insists=insists)
-        self._placing = Placing(self.fleet, self._catalog, turn, memory_share, cores_overcommit)
-        self._leaving = Leaving(self.fleet, self._catalog, turn, self._machines, stock, memory_share, cores_overcommit)
-        self._rehearsal = Rehearsal(turn, orders) if dry_run else None
+        self._placing = InstancePlacement(self.fleet, self._catalog, turn, memory_share, cores_overcommit)
+        self._leaving = MachineDrain(
+            self.fleet, self._catalog, turn, self._machines, stock, memory_share, cores_overcommit
+        )
+        self._rehearsal = DryRun(turn, orders) if dry_run else None
         self._started = 0.0
         self._led_since = 0.0
         self._led = 0  # the epoch that we have taken up
@@ -131,7 +137,7 @@ class Controller:
             Inlet(subject=s.controller("ask"), message=AskForCapacity),
             Inlet(subject=s.workshop("*"), message=bytes),
             *(
-                Inlet(subject=s.registrar(fact), message=Errand)
+                Inlet(subject=s.registrar(fact), message=RegistrationProgress)
                 for fact in ("built", "variant-failed", "progress", DONE)
             ),
             Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
@@ -147,11 +153,11 @@ class Controller:
         match message:
             case WorkerHeartbeat():
                 self.fleet.heartbeat(message, now)
-            case Look():
-                turn.add(After("look", self._period, Look()))
+            case ReviewFleet():
+                turn.add(After("look", self._period, ReviewFleet()))
                 self._look()
-            case Beat():
-                turn.add(After("beat", self.lease.period, Beat()))
+            case RenewLease():
+                turn.add(After("beat", self.lease.period, RenewLease()))
                 self._claim()
             case Done() | Failed() | TimedOut():
                 self._ended(message)
@@ -159,7 +165,7 @@ class Controller:
                 self._asked(message)
             case bytes():
                 self.fleet.errand(envelope.subject.split(".")[-2], now, over=False)
-            case Errand():
+            case RegistrationProgress():
                 self.fleet.errand(message.worker, now, over=envelope.subject.endswith(f".{DONE}"))
             case LoadReply():
                 self._placing.replied(envelope.subject, message)
@@ -173,8 +179,8 @@ class Controller:
                     self._claim()
             case Started():
                 self._started = now
-                turn.add(After("beat", self.lease.period, Beat()))
-                turn.add(After("look", self._period, Look()))
+                turn.add(After("beat", self.lease.period, RenewLease()))
+                turn.add(After("look", self._period, ReviewFleet()))
             case Stopping():
                 claim = self.lease.give_up(now)
                 if claim is not None:
@@ -191,12 +197,12 @@ class Controller:
     def _changed(self, change: Changed, now: float) -> None:
         if change.bucket == self._subjects.catalog_bucket:
             self._catalog.apply(change.key, change.value)
-        elif change.key == notes.LEADER:
-            self.lease.changed(notes.leader(change.value), now)
+        elif change.key == LEADER:
+            self.lease.changed(decode_leader(change.value), now)
         else:
-            worker = notes.worker_of(change.key)
+            worker = worker_of_key(change.key)
             if worker is not None and not self.lease.epoch:  # who leads knows better: it is an echo
-                self.fleet.noted(worker, notes.machine(change.value), now)
+                self.fleet.noted(worker, decode_machine(change.value), now)
 
     def _take_up(self) -> None:
         """A new epoch of ours: whatever we thought to be under way is an earlier leader's."""
@@ -275,14 +281,14 @@ class Controller:
         if not self._leaving.worker:
             self._remove(shut, idle=not found)
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[WorkerSummary]:
         return self.fleet.seen(self._turn.now, self._limits.settle_s)
 
-    def _answer(self, want: Want) -> None:
+    def _answer(self, want: HardwareNeed) -> None:
         """A rule asks for a machine: it gets what is in trouble now on that hardware."""
         self._add(want.hardware, self._chosen(want), self._in_trouble(want.hardware))
 
-    def _chosen(self, want: Want) -> Add | Blocked:
+    def _chosen(self, want: HardwareNeed) -> Add | Blocked:
         return answer(want, self._seen(), self._limits, self._share, self._machines.held, self._stock.lacking)
 
     def _add(self, hardware: Hardware, chosen: Add | Blocked, place: Sequence[tuple[str, str]] = ()) -> str | None:
@@ -297,7 +303,7 @@ class Controller:
             return self._machines.add(chosen, place)
         return None
 
-    def _machine_for(self, want: Want) -> str | None:
+    def _machine_for(self, want: HardwareNeed) -> str | None:
         """For an ask: the machine that boots for it already, one that need not go after all, or a new one."""
         leaving = self._leaving.worker
         if leaving and self._leaving.advance({want.hardware}):
@@ -335,7 +341,7 @@ class Controller:
         elif chosen is not None:
             self._leaving.begin(chosen, shut)
 
-    def _may_leave(self, worker: Seen) -> bool:
+    def _may_leave(self, worker: WorkerSummary) -> bool:
         """Whether there is anything to drain: neither what has not come yet nor what nobody hears of."""
         known = self.fleet.workers[worker.name]
         ordered = known.record is not None and known.record.state == "Booting"

@@ -6,8 +6,17 @@ from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import LeaderRecord
 from bus.port import Bus, KeyValue, NotFound, WrongRevision
 from bus.subjects import Subjects
-from services.autoscaler.vms.commands import Claim, Claimed, Drop, Save, Start, Stop, Survey
-from services.autoscaler.vms.notes import LEADER, key_of
+from services.autoscaler.vms.commands import (
+    LEADER,
+    ClaimLease,
+    DeleteRecord,
+    LeaseClaimed,
+    ListMachines,
+    SaveRecord,
+    Start,
+    Stop,
+    machine_key,
+)
 from services.autoscaler.vms.providers.base import Provider
 
 
@@ -25,24 +34,24 @@ class ControllerEdge:
         if self._bucket is None:
             self._bucket = await self._bus.key_value(self._subjects.control_bucket)
         match command:
-            case Claim():
+            case ClaimLease():
                 return await _claim(self._bucket, command)
-            case Save():
-                await self._bucket.put(key_of(command.record.worker), encode(command.record))
-            case Drop():
-                await self._bucket.delete(key_of(command.worker))
+            case SaveRecord():
+                await self._bucket.put(machine_key(command.record.worker), encode(command.record))
+            case DeleteRecord():
+                await self._bucket.delete(machine_key(command.worker))
             case Start() if self._provider is not None:
                 await self._provider.start(command.order)
             case Stop() if self._provider is not None:
                 await self._provider.stop(command.order)
-            case Survey() if self._provider is not None:
+            case ListMachines() if self._provider is not None:
                 return await self._provider.survey()
             case _:
                 raise ValueError(f"the controller's edge cannot {type(command).__name__}")
         return None
 
 
-async def _claim(bucket: KeyValue, claim: Claim) -> Claimed:
+async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:
     present, revision = await _present(bucket)
     if claim.allows(present):
         body = encode(claim.record)
@@ -54,8 +63,8 @@ async def _claim(bucket: KeyValue, claim: Claim) -> Claimed:
         except WrongRevision:
             present, _ = await _present(bucket)
         else:
-            return Claimed(ok=True)
-    return Claimed(ok=False, present=present)
+            return LeaseClaimed(ok=True)
+    return LeaseClaimed(ok=False, present=present)
 
 
 async def _present(bucket: KeyValue) -> tuple[LeaderRecord | None, int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
-from services.autoscaler.vms.policy import Hardware, Kind, Seen
+from services.autoscaler.vms.policy import Hardware, PricedKind, WorkerSummary
 from services.core.cluster import busy_share
 from services.core.lifecycle import COUNTED, SERVING
 
@@ -19,7 +19,7 @@ ENDED_S = 600.0  # s for which one that was stopped is known again, should it co
 FORGET_S = 60.0  # s after which it is taken to be gone, if nobody has noted that it should be there
 
 
-class Worker:
+class FleetWorker:
     """One worker. seen: when its last heartbeat came (0: none yet); busy: when it last served or loaded something.
 
     threads: of a variant, where its machine is not its own: then only what its instances compute counts as use of its CPU,
@@ -133,11 +133,11 @@ class Worker:
 
 
 class Fleet:
-    """kinds: of machine that may be started here; workers of other kinds are counted and left alone. threads: see Worker."""
+    """kinds: of machine that may be started here; workers of other kinds are counted and left alone. threads: see FleetWorker."""
 
-    def __init__(self, kinds: Mapping[str, Kind], threads: Threads | None = None) -> None:
+    def __init__(self, kinds: Mapping[str, PricedKind], threads: Threads | None = None) -> None:
         self._threads = threads
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, FleetWorker] = {}
         self._kinds = kinds
         self._ended: dict[
             str, tuple[int, float]
@@ -146,7 +146,7 @@ class Fleet:
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> None:
         worker = self.workers.get(beat.worker)
         if worker is None:
-            worker = self.workers[beat.worker] = Worker(beat.worker, now, self._threads)
+            worker = self.workers[beat.worker] = FleetWorker(beat.worker, now, self._threads)
         if beat.incarnation != worker.ended:
             worker.heard(beat, now)
 
@@ -163,11 +163,11 @@ class Fleet:
         if worker is None:
             if record is None:
                 return
-            worker = self.workers[name] = Worker(name, now, self._threads)
+            worker = self.workers[name] = FleetWorker(name, now, self._threads)
             worker.ended = self._ended.get(name, (None, 0.0))[0]
         if worker.beat is not None and _begins(worker, record) and (worker.leaving or now - worker.seen > SILENT_S):
             ended = worker.beat.incarnation  # the name is used again: nothing of who had it concerns this one
-            worker = self.workers[name] = Worker(name, now, self._threads)
+            worker = self.workers[name] = FleetWorker(name, now, self._threads)
             worker.ended = ended
         worker.record = record
         if record is None and worker.beat is None:
@@ -188,16 +188,16 @@ class Fleet:
                 del self.workers[worker.name]
         self._ended = {name: one for name, one in self._ended.items() if now - one[1] < ENDED_S}
 
-    def _stopped(self, worker: Worker) -> bool:
+    def _stopped(self, worker: FleetWorker) -> bool:
         """Whether it is one that was stopped, of which late heartbeats came."""
         return worker.beat is not None and self._ended.get(worker.name, (None, 0.0))[0] == worker.beat.incarnation
 
     # -- as the rules see it
 
-    def seen(self, now: float, settle_s: float) -> list[Seen]:
+    def seen(self, now: float, settle_s: float) -> list[WorkerSummary]:
         return [self._seen(worker, now, settle_s) for worker in self.workers.values()]
 
-    def state(self, worker: Worker, now: float, settle_s: float = 0.0) -> str:
+    def state(self, worker: FleetWorker, now: float, settle_s: float = 0.0) -> str:
         record = worker.record
         if record is not None and record.state == "Booting":
             return "Booting"
@@ -213,17 +213,19 @@ class Fleet:
             return "Booting"
         return "Ready"
 
-    def _seen(self, worker: Worker, now: float, settle_s: float) -> Seen:
+    def _seen(self, worker: FleetWorker, now: float, settle_s: float) -> WorkerSummary:
         state = self.state(worker, now, settle_s)
         kind = self._kinds.get(worker.kind)
         if worker.beat is None:
             price = kind.price_per_hour if kind is not None else 0.0
             hardware = kind.hardware if kind is not None else frozenset()
-            return Seen(name=worker.name, kind=worker.kind, state=state, price_per_hour=price, hardware=hardware)
+            return WorkerSummary(
+                name=worker.name, kind=worker.kind, state=state, price_per_hour=price, hardware=hardware
+            )
         overloaded = self._troubled(worker, "Overloaded")
         memory = sum(device.memory_mb for device in worker.devices)
         taken = sum(device.memory_used_mb for device in worker.devices)
-        return Seen(
+        return WorkerSummary(
             name=worker.name,
             kind=worker.kind,
             state=state,
@@ -237,7 +239,7 @@ class Fleet:
         )
 
     @staticmethod
-    def _troubled(worker: Worker, state: str) -> dict[Hardware, int]:
+    def _troubled(worker: FleetWorker, state: str) -> dict[Hardware, int]:
         found: Counter[Hardware] = Counter()
         for one in worker.instances:
             hardware = worker.hardware_of(one)
@@ -245,17 +247,17 @@ class Fleet:
                 found[hardware] += 1
         return dict(found)
 
-    def ready(self, now: float) -> list[Worker]:
+    def ready(self, now: float) -> list[FleetWorker]:
         """Workers that take new work."""
         return [w for w in self.workers.values() if w.alive(now) and self.state(w, now) == "Ready"]
 
-    def serving(self, variants: Iterable[str], workers: Iterable[Worker]) -> int:
+    def serving(self, variants: Iterable[str], workers: Iterable[FleetWorker]) -> int:
         """How many instances of these variants serve on these workers."""
         wanted = set(variants)
         return sum(one.variant in wanted and one.state in SERVING for worker in workers for one in worker.instances)
 
 
-def _begins(worker: Worker, record: MachineRecord | None) -> bool:
+def _begins(worker: FleetWorker, record: MachineRecord | None) -> bool:
     """Whether this note is about a new machine, not about the one that is known."""
     if record is None or record.state != "Booting":
         return False

@@ -6,7 +6,7 @@ however late messages are; and what one orders carries its epoch, in case a mach
 """
 
 from bus.messages.scaling import LeaderRecord
-from services.autoscaler.vms.commands import Claim, Claimed
+from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 
 RENEWALS = 3  # in the length of a lease
 MARGIN = 0.1  # part of the lease at its end in which its holder does not act any more
@@ -45,7 +45,7 @@ class Lease:
         if record is None or record.holder != self._holder:
             self.epoch = 0
 
-    def due(self, now: float) -> Claim | None:
+    def due(self, now: float) -> ClaimLease | None:
         """What to ask for now: a renewal, or the lead when nobody seems to have it."""
         if self._asking is not None or self._changed is None:
             return None
@@ -61,9 +61,9 @@ class Lease:
             epoch = (present.epoch if present is not None else 0) + 1
         self._asked = now
         self._asking = LeaderRecord(holder=self._holder, epoch=epoch, until=now + self._lease_s)
-        return Claim(record=self._asking, expected=self._present, by=self._holder)
+        return ClaimLease(record=self._asking, expected=self._present, by=self._holder)
 
-    def claimed(self, result: Claimed | None, now: float) -> None:
+    def claimed(self, result: LeaseClaimed | None, now: float) -> None:
         """How the last claim ended; None: nobody knows (the next one finds out)."""
         asked, self._asking = self._asking, None
         if asked is None or result is None:
@@ -74,11 +74,11 @@ class Lease:
         elif result.present != self._present:
             self.changed(result.present, now)
 
-    def give_up(self, now: float) -> Claim | None:
+    def give_up(self, now: float) -> ClaimLease | None:
         """Let somebody else lead at once; None when we do not."""
         if not self.epoch or self._present is None:
             return None
         free = LeaderRecord(holder="", epoch=self.epoch, until=now)
-        claim = Claim(record=free, expected=self._present, by=self._holder)
+        claim = ClaimLease(record=free, expected=self._present, by=self._holder)
         self.epoch = 0
         return claim

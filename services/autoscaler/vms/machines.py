@@ -6,17 +6,14 @@ from msgspec.structs import replace
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine
-from services.autoscaler.vms.commands import Start, Stop
-from services.autoscaler.vms.fleet import SILENT_S, Fleet, Worker
-from services.autoscaler.vms.orders import Orders, record_of
-from services.autoscaler.vms.policy import Add, Limits
-from services.autoscaler.vms.stock import Stock
-from services.autoscaler.vms.turn import Turn
+from services.autoscaler.vms.commands import ControllerEffects, Start, Stop
+from services.autoscaler.vms.fleet import SILENT_S, Fleet, FleetWorker
+from services.autoscaler.vms.inventory import InventoryView
+from services.autoscaler.vms.orders import START_S, STOP_S, MachineOrders, record_of
+from services.autoscaler.vms.policy import Add, FleetLimits
 from services.core.actor import Do
 from services.core.catalog import Catalog
 
-START_S = 8.0  # s for a provider to say that a start is under way
-STOP_S = 20.0
 BOOT_S = 60.0  # s beyond its boot time for a machine to make itself known
 PLACE_S = 15.0  # s in which a machine that was added by a rule is filled
 PAUSES = (
@@ -40,10 +37,10 @@ class Machines:
         self,
         fleet: Fleet,
         catalog: Catalog,
-        turn: Turn,
-        limits: Limits,
-        stock: Stock,
-        orders: Orders,
+        turn: ControllerEffects,
+        limits: FleetLimits,
+        stock: InventoryView,
+        orders: MachineOrders,
         *,
         insists: bool = False,
     ) -> None:
@@ -130,7 +127,7 @@ class Machines:
             elif record.state == "Stopping" and turn.now >= self._asked.get(record.worker, 0.0):
                 self.stop(record.worker)
 
-    def _boot(self, worker: Worker, record: MachineRecord) -> None:
+    def _boot(self, worker: FleetWorker, record: MachineRecord) -> None:
         turn = self._turn
         node = self._stock.node(record.worker)
         if worker.alive(turn.now):
@@ -157,7 +154,7 @@ class Machines:
         self._stock.act(record.worker)
         turn.add(Do(("start", record.worker), Start(order=self._orders.again(record)), START_S))
 
-    def _fill(self, worker: Worker, record: MachineRecord) -> None:
+    def _fill(self, worker: FleetWorker, record: MachineRecord) -> None:
         """Load what it was added for; repeated until it is there, since orders are idempotent."""
         turn = self._turn
         for variant, app in record.place:
@@ -193,7 +190,7 @@ class Machines:
         turn.worker_state(record.worker, self._hardware(record.kind), "Booting", "Failed", reason)
         self._lose(None, record, "")
 
-    def _lose(self, worker: Worker | None, record: MachineRecord, why: str) -> None:
+    def _lose(self, worker: FleetWorker | None, record: MachineRecord, why: str) -> None:
         """Give it up; should it be there after all, it is stopped."""
         turn = self._turn
         if worker is not None and why:
@@ -251,7 +248,7 @@ class Machines:
         self._asked.pop(worker, None)
         self._tries.pop(worker, None)
 
-    def _patience(self, worker: Worker, record: MachineRecord) -> tuple[float, str]:
+    def _patience(self, worker: FleetWorker, record: MachineRecord) -> tuple[float, str]:
         """How long a worker may be silent, and why no longer where that is not said by the time itself."""
         node = self._stock.node(record.worker)
         if node is None:

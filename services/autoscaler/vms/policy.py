@@ -22,7 +22,7 @@ from services.core.placement import Device, misfit
 Hardware = tuple[str, bool]  # device kind, and whether it is simulated
 
 
-class Kind(Struct, frozen=True, kw_only=True):
+class PricedKind(Struct, frozen=True, kw_only=True):
     """A kind of machine that may be started: what one has, what it costs (US$ per hour), and how many there may be."""
 
     name: str
@@ -41,10 +41,10 @@ class Kind(Struct, frozen=True, kw_only=True):
         return any(not misfit(record, device, memory_share) for device in self.devices)
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class FleetLimits(Struct, frozen=True, kw_only=True):
     """The settings of the same names. budget_per_hour: US$, inf = none. settle_s: how long a new machine counts as booting."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, PricedKind]
     utilisation_above: float = 0.8
     overloaded_share: float = 0.8
     idle_s: float = 30.0
@@ -52,7 +52,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     budget_per_hour: float = inf
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class WorkerSummary(Struct, frozen=True, kw_only=True):
     """One worker as the rules see it.
 
     state: "Booting" (ordered, or just come), "Ready", "Draining" (on its way out), or "Silent". utilisation: of the least used
@@ -72,7 +72,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     used: float = 0.0
 
 
-class Want(Struct, frozen=True, kw_only=True):
+class HardwareNeed(Struct, frozen=True, kw_only=True):
     """One more worker with this hardware is wanted, and why. record: of what it must be able to carry, if anything."""
 
     hardware: Hardware
@@ -101,7 +101,7 @@ class Blocked(Struct, frozen=True, kw_only=True):
     kind: str = ""
 
 
-def wants(workers: Iterable[Seen], limits: Limits) -> list[Want]:
+def wants(workers: Iterable[WorkerSummary], limits: FleetLimits) -> list[HardwareNeed]:
     """What the three rules ask for, at most once for each hardware."""
     ready = [worker for worker in workers if worker.state == "Ready"]
     found: dict[Hardware, str] = {}
@@ -127,13 +127,13 @@ def wants(workers: Iterable[Seen], limits: Limits) -> list[Want]:
             f"{len(troubled)} of {len(ready)} workers have Overloaded variants, more than {limits.overloaded_share:.0%}; "
             f"most of them run on {called(hardware)}",
         )
-    return [Want(hardware=hardware, reason=reason) for hardware, reason in found.items()]
+    return [HardwareNeed(hardware=hardware, reason=reason) for hardware, reason in found.items()]
 
 
 def answer(
-    want: Want,
-    workers: Sequence[Seen],
-    limits: Limits,
+    want: HardwareNeed,
+    workers: Sequence[WorkerSummary],
+    limits: FleetLimits,
     memory_share: float,
     held: Callable[[str], bool] = lambda _: False,
     lacking: Callable[[str], str] = lambda _: "",
@@ -160,8 +160,8 @@ def answer(
 
 
 def below_minimum(
-    workers: Sequence[Seen],
-    limits: Limits,
+    workers: Sequence[WorkerSummary],
+    limits: FleetLimits,
     held: Callable[[str], bool],
     lacking: Callable[[str], str] = lambda _: "",
     going: Collection[str] = (),
@@ -186,7 +186,9 @@ def below_minimum(
     return blocked
 
 
-def removal(workers: Sequence[Seen], limits: Limits, spared: Callable[[str], bool] = lambda _: False) -> Remove | None:
+def removal(
+    workers: Sequence[WorkerSummary], limits: FleetLimits, spared: Callable[[str], bool] = lambda _: False
+) -> Remove | None:
     """The emptiest idle worker that can go: at most one at a time. spared: those not to be touched now."""
     if any(worker.state == "Draining" for worker in workers):
         return None
@@ -209,7 +211,7 @@ def removal(workers: Sequence[Seen], limits: Limits, spared: Callable[[str], boo
     return None
 
 
-def bill(workers: Iterable[Seen]) -> float:
+def bill(workers: Iterable[WorkerSummary]) -> float:
     """US$ per hour of all workers, those that boot or are silent too."""
     return sum(worker.price_per_hour for worker in workers)
 
@@ -218,7 +220,7 @@ def called(hardware: Hardware) -> str:
     return f"simulated {hardware[0]}" if hardware[1] else hardware[0]
 
 
-def _affordable(kind: Kind, reason: str, workers: Iterable[Seen], limits: Limits) -> Add | Blocked:
+def _affordable(kind: PricedKind, reason: str, workers: Iterable[WorkerSummary], limits: FleetLimits) -> Add | Blocked:
     after = bill(workers) + kind.price_per_hour
     if after > limits.budget_per_hour * (1 + 1e-9):
         why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
@@ -227,5 +229,5 @@ def _affordable(kind: Kind, reason: str, workers: Iterable[Seen], limits: Limits
     return Add(kind=kind.name, reason=f"{reason}; all workers then cost {after:.4g}{limit} US$/h")
 
 
-def _on_all(having: Sequence[Seen]) -> str:
+def _on_all(having: Sequence[WorkerSummary]) -> str:
     return "on the only worker that has it" if len(having) == 1 else f"on all {len(having)} workers that have it"

@@ -1,4 +1,4 @@
-"""Recorded cost as a time line. Rows come as meters write them (services/monitor/meter.py): at the end of each period, for each
+"""Recorded cost as a time line. Rows come as meters write them (services/monitor/devices.py): at the end of each period, for each
 device one row of what nobody used, as long as the period, and the rows of its instances, which may be shorter.
 """
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from services.autoscaler.models.baselines import Choices
-from services.autoscaler.models.situation import Situation
+from services.autoscaler.models.problem import Situation
 from services.autoscaler.models.supply import throughput
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total

@@ -5,13 +5,12 @@ from typing import Any
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.models.actor import ModelAutoscaler, Policy
-from services.autoscaler.models.baselines import Chosen
-from services.autoscaler.models.situation import Knobs
-from services.autoscaler.models.work import Solve, Solved
+from services.autoscaler.models.actor import ModelAutoscaler, ScalingPolicy, Solve, Solved
+from services.autoscaler.models.baselines import FixedVariant
+from services.autoscaler.models.problem import Knobs
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.commands import Claim, Claimed
-from services.autoscaler.vms.policy import Limits
+from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
+from services.autoscaler.vms.policy import FleetLimits
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.goal import Goal
@@ -20,7 +19,7 @@ from services.core.planning.solvers import make_solver
 from services.core.selection import InfaasPolicy
 from services.executor.actor import Executor
 from services.monitor.actor import MonitorActor
-from services.monitor.machine import MachineSample
+from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet
 from tests.support.simulated.fleet import Device as Scripted
 
@@ -35,11 +34,11 @@ class ScalingFleet(Fleet):
         self,
         *variants: VariantRecord,
         workers: int = 1,
-        policy: Policy = "infaas",
+        policy: ScalingPolicy = "infaas",
         solver: str = "greedy",
         hold_s: float = 5.0,
         goal: Goal = "cost",
-        choice: dict[str, Chosen] | None = None,
+        choice: dict[str, FixedVariant] | None = None,
         devices: dict[str, tuple[Device, ...]] | None = None,
         controlled: bool = False,
         **more: Any,
@@ -65,9 +64,9 @@ class ScalingFleet(Fleet):
 
     def _start_controller(self) -> None:
         """One that leads, and has no machines to add."""
-        controller = Controller("vm-c0", self.subjects, Limits(kinds={}))
+        controller = Controller("vm-c0", self.subjects, FleetLimits(kinds={}))
         self.stage.enter(
-            "c0", controller, lambda command: (0.01, Claimed(ok=True) if isinstance(command, Claim) else None)
+            "c0", controller, lambda command: (0.01, LeaseClaimed(ok=True) if isinstance(command, ClaimLease) else None)
         )
         for record in self.records:
             self.stage.send("c0", Changed("infaas-catalog", key_of(record), encode(record)))

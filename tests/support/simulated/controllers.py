@@ -8,24 +8,35 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine, StopMachine
 from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.commands import Claim, Claimed, Drop, Inventory, Node, Save, Start, Stop, Survey
-from services.autoscaler.vms.notes import LEADER, key_of
-from services.autoscaler.vms.policy import Kind, Limits
+from services.autoscaler.vms.commands import (
+    LEADER,
+    ClaimLease,
+    DeleteRecord,
+    Inventory,
+    LeaseClaimed,
+    ListMachines,
+    Node,
+    SaveRecord,
+    Start,
+    Stop,
+    machine_key,
+)
+from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.placement import Device
 from services.core.selection import InfaasPolicy, SelectionPolicy
 from services.monitor.actor import MonitorActor
-from services.monitor.machine import MachineSample
+from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
 BUCKET = "infaas-control"
 
 
-def kind(name: str = "cpu", **more: Any) -> Kind:
-    return Kind(
+def kind(name: str = "cpu", **more: Any) -> PricedKind:
+    return PricedKind(
         name=name,
         devices=(CPU,),
         price_per_hour=price_per_hour("cpu", PRICES, 2),
@@ -45,7 +56,7 @@ class CloudFleet(Fleet):
     ) -> None:
         self.kinds = more.pop("kinds", (kind(),))
         self.manner: dict[str, Any] = more.pop("manner", {})  # what controllers are told about whoever starts machines
-        self.limits = Limits(kinds={each.name: each for each in self.kinds}, **more.pop("limits", {}))
+        self.limits = FleetLimits(kinds={each.name: each for each in self.kinds}, **more.pop("limits", {}))
         self.bucket: dict[str, bytes] = {}
         self.started: list[StartMachine] = []
         self.stopped: list[StopMachine] = []
@@ -128,18 +139,18 @@ class CloudFleet(Fleet):
         if name in self.cut_off and not isinstance(command, Start | Stop):
             return 0.5, OSError("the bucket cannot be reached")
         match command:
-            case Claim():
+            case ClaimLease():
                 value = self.bucket.get(LEADER)
                 present = msgspec.msgpack.decode(value, type=LeaderRecord) if value else None
                 if not command.allows(present):
-                    return 0.01, Claimed(ok=False, present=present)
+                    return 0.01, LeaseClaimed(ok=False, present=present)
                 self._write(LEADER, encode(command.record))
-                return 0.01, Claimed(ok=True)
-            case Save():
-                self._write(key_of(command.record.worker), encode(command.record))
-            case Drop():
-                self._write(key_of(command.worker), None)
-            case Survey():
+                return 0.01, LeaseClaimed(ok=True)
+            case SaveRecord():
+                self._write(machine_key(command.record.worker), encode(command.record))
+            case DeleteRecord():
+                self._write(machine_key(command.worker), None)
+            case ListMachines():
                 return 0.05, self.survey()
             case Start():
                 order = command.order
@@ -195,7 +206,7 @@ class CloudFleet(Fleet):
             self.stage.send(name, Changed(BUCKET, key, value))
 
     def machine(self, worker: str) -> MachineRecord | None:
-        value = self.bucket.get(key_of(worker))
+        value = self.bucket.get(machine_key(worker))
         return msgspec.msgpack.decode(value, type=MachineRecord) if value else None
 
 

@@ -19,7 +19,7 @@ from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.monitor.actor import MonitorActor
-from services.monitor.machine import MachineSample
+from services.monitor.effects import MachineSample
 from tests.support.simulated.virtual_time import Stage
 
 SIGNATURE = Signature(

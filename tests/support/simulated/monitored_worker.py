@@ -25,7 +25,7 @@ from bus.subjects import Subjects
 from services.core.actor import After, Cancel, Changed, Do, Done, Envelope, Publish, Record, Started, Stopping, Synced
 from services.core.placement import Device
 from services.monitor.actor import MonitorActor
-from services.monitor.machine import MachineSample
+from services.monitor.effects import MachineSample
 from services.monitor.policy import Knobs
 
 S = Subjects()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, State, WorkerHeartbeat
-from services.autoscaler.models.others import Others
+from services.autoscaler.models.supply import OtherWorkers
 from services.core.digest import digest_of
 from services.core.lifecycle import COUNTED, SERVING
 from tests.support.simulated.fleet import variant
@@ -76,7 +76,7 @@ def test_sums_are_those_of_the_workers_that_take_new_work(found: list[WorkerHear
 
 @given(beats, st.sampled_from(["w1", "w2", "w3"]))
 def test_who_is_first_without_me(found: list[WorkerHeartbeat], me: str) -> None:
-    others = Others(me, digest_of("d0", found, RECORDS.get, NOW)[0])
+    others = OtherWorkers(me, digest_of("d0", found, RECORDS.get, NOW)[0])
     rest = sorted((one for one in found if not one.draining and one.worker != me), key=lambda one: one.worker)
     for name, record in RECORDS.items():
         holders = [one.worker for one in rest if any(i.variant == name and i.state in COUNTED for i in one.instances)]
@@ -86,5 +86,5 @@ def test_who_is_first_without_me(found: list[WorkerHeartbeat], me: str) -> None:
 
 
 def test_without_a_digest_nothing_is_known_of_others() -> None:
-    others = Others("w1", None)
+    others = OtherWorkers("w1", None)
     assert others.holder(RECORDS.values()) is None and others.able([("cpu", False)]) is None and others.alone

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
 from services.core.placement import Device
-from services.monitor.machine import MachineSample
+from services.monitor.effects import MachineSample
 from services.monitor.policy import Knobs
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 

@@ -9,7 +9,7 @@ import pytest
 from bus.memory import MemoryBus
 from services.core.quarantine import quarantine_key
 from services.monitor.edge import MachineEdge
-from services.monitor.machine import KeepQuarantine, MachineSample, SampleMachine
+from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from tests.support.servers.nats import run
 
 

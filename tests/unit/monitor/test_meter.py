@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bus.messages.events import CostEvent
-from services.monitor.meter import Meter
+from services.monitor.devices import Meter
 from tests.unit.core.test_cost import Variant
 
 RECORD = Variant().record()

@@ -1,9 +1,26 @@
 """Where an interfered instance goes: the policy alone."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from bus.messages.events import ScalingEvent, StateEvent
+from bus.messages.fleet import (
+    ExecutorReport,
+    InstanceLoaded,
+    InstanceMoved,
+    InstanceSample,
+    InstanceUnloaded,
+    LoadInstance,
+    MoveInstance,
+    UnloadInstance,
+)
+from bus.messages.scaling import AskForCapacity, Drain
+from services.core.placement import Device
+from services.monitor.effects import MachineSample
 from services.monitor.mitigation import (
     BUSIEST,
     GAIN,
@@ -14,6 +31,8 @@ from services.monitor.mitigation import (
     better_cores,
     mitigate,
 )
+from services.monitor.policy import Knobs
+from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
 @pytest.mark.parametrize(
@@ -74,3 +93,204 @@ def test_one_glance_at_a_core_says_little() -> None:
     for _ in range(10):
         use.sample({0: 1.0})
     assert use.busy == {0: pytest.approx(1.0, abs=0.01)}
+
+
+# -- The monitor brings slowed instances elsewhere: other cores, another device, or it asks the controller.
+
+KNOBS = Knobs(mitigate_after_s=2.0, mitigate_again_s=20.0)
+HOGGED = MachineSample(utilisation=0.6, memory_used_mb=500.0, cores={0: 1.0, 1: 0.1})
+FULL = MachineSample(utilisation=1.0, memory_used_mb=500.0, cores={0: 1.0, 1: 1.0})
+
+
+def said(world: World, kind: type) -> list[Any]:
+    return [message for _, message in world.published if isinstance(message, kind)]
+
+
+def slowed(world: World, instance: str, seconds: float, slower: float = 6.0) -> None:
+    """It serves so long, slower than its profile."""
+    for _ in range(round(seconds * 2)):
+        world.advance(0.5)
+        world.report({instance: {"faces": 5}}, slower=slower)
+
+
+def moved(world: World, order: MoveInstance, **changes: Any) -> InstanceMoved:
+    fact = InstanceMoved(
+        instance=order.instance, variant="v", device="cpu", incarnation=1, cores=order.cores, proof="1 thread on core 1"
+    )
+    fact = replace(fact, **changes)
+    world.tell(fact)
+    return fact
+
+
+def test_interference_moves_an_instance_to_the_idle_core() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    slowed(world, instance, 1.5)
+    assert world.states() == {instance: "Interfered"}
+    assert said(world, MoveInstance) == [], "it may be over in a moment"
+    slowed(world, instance, 2.5)
+    assert said(world, MoveInstance) == [MoveInstance(instance=instance, cores=[1])]
+    moved(world, said(world, MoveInstance)[0])
+    assert world.states() == {instance: "Active"}, "it is judged afresh"
+    assert world.told()[instance].factor == 1.0
+    assert "core 1 (10% busy) would be better; 1 thread on core 1" in world.of(StateEvent)[-1].reason
+    [event] = [event for event in world.of(ScalingEvent) if event.action == "migrate"]
+    assert (event.scaler, event.variant, event.app) == ("monitor", "v", "faces")
+
+
+def test_an_instance_whose_queries_have_ended_stays() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    slowed(world, instance, 1.5)
+    assert world.states() == {instance: "Interfered"}
+    for _ in range(8):
+        world.advance(0.5)
+        world.report({})
+    assert said(world, MoveInstance) == []
+
+
+def test_not_again_within_the_back_off() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    slowed(world, instance, 5.0)
+    moved(world, said(world, MoveInstance)[0])
+    world.machine = replace(HOGGED, cores={0: 0.0, 1: 1.0})  # the neighbour follows
+    slowed(world, instance, 15.0)
+    assert world.states() == {instance: "Interfered"}
+    assert len(said(world, MoveInstance)) == 1
+    slowed(world, instance, 6.0)
+    assert said(world, MoveInstance)[1:] == [MoveInstance(instance=instance, cores=[0])]
+
+
+def test_what_recovers_by_itself_stays() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    slowed(world, instance, 1.0)
+    slowed(world, instance, 10.0, slower=1.0)
+    assert said(world, MoveInstance) == []
+    assert world.states() == {instance: "Active"}
+
+
+def test_nowhere_to_go_asks_the_controller_and_goes_on() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = FULL
+    instance = world.load(variant())
+    slowed(world, instance, 10.0)
+    assert said(world, MoveInstance) == []
+    [ask] = said(world, AskForCapacity)
+    assert [subject for subject, message in world.published if message == ask] == [S.controller("ask")]
+    assert (ask.worker, ask.why, ask.variants, ask.app, ask.instances) == ("w1", "interfered", ["v"], "faces", 1)
+    assert ask.load == pytest.approx(10.0)
+    assert ask.latency_ms == pytest.approx(30_000.0)
+    assert "no idler cores and no other device" in ask.reason
+    assert world.states() == {instance: "Interfered"}, "it serves until another worker's instance does"
+    slowed(world, instance, 15.0)
+    assert len(said(world, AskForCapacity)) == 2
+
+
+def test_a_move_that_fails_asks_the_controller() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    slowed(world, instance, 4.0)
+    moved(world, said(world, MoveInstance)[0], error="this process cannot run on core 1", cores=[])
+    assert len(said(world, AskForCapacity)) == 1
+    assert world.states() == {instance: "Interfered"}
+    assert not [event for event in world.of(ScalingEvent) if event.action == "migrate"]
+
+
+def test_a_draining_worker_moves_nothing() -> None:
+    world = World(knobs=KNOBS)
+    world.machine = HOGGED
+    instance = world.load(variant())
+    world.tell(Drain(epoch=1))
+    slowed(world, instance, 10.0)
+    assert said(world, MoveInstance) == said(world, AskForCapacity) == []
+
+
+# -- another device
+
+
+GPUS = [
+    CPU,
+    *(Device(name=f"gpu-{n}", kind="gpu", cores=1, memory_mb=1000.0, simulated=True) for n in range(2)),
+]
+ON_GPU = replace(variant("g", memory_mb=500.0), hardware="gpu", simulated=True)
+
+
+def facts(device: str, instance: str) -> dict[str, Any]:
+    return {"instance": instance, "variant": "g", "device": device, "incarnation": 1}
+
+
+def report(world: World, device: str, instance: str | None, slower: float = 1.0) -> None:
+    samples = []
+    if instance is not None:
+        app = InstanceSample(instance, "g", 0, 0.0, 10, 10, 0.1 * slower, 0.1, [])
+        samples.append(app)
+    world.tell(
+        ExecutorReport(
+            worker="w1", device=device, incarnation=1, at=world.now, seconds=0.5, samples=samples, memory_mb=1.0
+        )
+    )
+
+
+def gpu_world() -> tuple[World, str, str, str]:
+    """A world whose instance runs on one of two GPUs; instance, its device, the other device."""
+    world = World(GPUS, knobs=KNOBS)
+    for name in ("gpu-0", "gpu-1"):
+        report(world, name, None)
+    instance = world.ensure(ON_GPU).instances[0]
+    [subject] = [subject for subject, message in world.published if isinstance(message, LoadInstance)]
+    here = subject.split(".")[3]
+    there = {"gpu-0": "gpu-1", "gpu-1": "gpu-0"}[here]
+    world.tell(InstanceLoaded(load_ms=1.0, memory_mb=1.0, proof="here", **facts(here, instance)))
+    return world, instance, here, there
+
+
+def interfere(world: World, instance: str, here: str, there: str) -> None:
+    for _ in range(8):
+        world.advance(0.5)
+        report(world, here, instance, slower=4.0)
+        report(world, there, None)
+        world.report()
+
+
+def test_another_device_takes_over_before_the_first_lets_go() -> None:
+    world, instance, here, there = gpu_world()
+    world.published.clear()
+    interfere(world, instance, here, there)
+    subject, order = next((s, m) for s, m in world.published if isinstance(m, LoadInstance))
+    assert subject == S.executor("w1", there, "load")
+    assert world.states() == {instance: "Interfered", order.instance: "Loading"}
+    assert said(world, UnloadInstance) == []
+    [event] = [event for event in world.of(ScalingEvent) if event.action == "migrate"]
+    assert f"{there} has room" in event.reason
+    world.tell(InstanceLoaded(load_ms=1.0, memory_mb=1.0, proof="there", **facts(there, order.instance)))
+    assert world.states() == {instance: "Unloading", order.instance: "Active"}
+    assert said(world, UnloadInstance) == [UnloadInstance(instance=instance)]
+    world.tell(InstanceUnloaded(**facts(here, instance)))
+    assert world.states() == {order.instance: "Active"}
+
+
+def test_another_device_without_room_is_none() -> None:
+    world, instance, here, there = gpu_world()
+    other = replace(ON_GPU, variant="h", model="m-h")
+    taken = world.ensure(other).instances[0]
+    world.tell(InstanceLoaded(load_ms=1.0, memory_mb=1.0, proof="there", **facts(there, taken) | {"variant": "h"}))
+    world.published.clear()
+    for _ in range(8):
+        world.advance(0.5)
+        report(world, here, instance, slower=4.0)
+        world.tell(
+            ExecutorReport(
+                worker="w1", device=there, incarnation=1, at=world.now, seconds=0.5, memory_mb=1.0,
+                samples=[InstanceSample(taken, "h", 0, 0.0, 0, 0, 0.0, 0.0, [])],
+            )
+        )  # fmt: skip
+        world.report()
+    assert said(world, LoadInstance) == []
+    assert [ask.why for ask in said(world, AskForCapacity)] == ["interfered"]

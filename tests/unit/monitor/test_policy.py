@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from bus.messages.fleet import State
 from services.core.placement import Amount
-from services.monitor.failures import Failures
-from services.monitor.instances import Instance
-from services.monitor.policy import make_room, scaler, to_release
+from services.monitor.instances import MonitoredInstance
+from services.monitor.policy import LoadFailures, make_room, scaler, to_release
 from tests.support.simulated.monitored_worker import variant
 
 
@@ -20,13 +19,13 @@ def instance(
     state: State = "Active",
     queued: int = 0,
     memory_mb: float = 100.0,
-) -> Instance:
-    made = Instance(name, variant(name, memory_mb=memory_mb), "cpu", state, 0.0, app)
+) -> MonitoredInstance:
+    made = MonitoredInstance(name, variant(name, memory_mb=memory_mb), "cpu", state, 0.0, app)
     made.last_used, made.queued = used, queued
     return made
 
 
-def room(instances: list[Instance], need_mb: float, least: int = 1, cores: float = 0.0) -> list[str] | None:
+def room(instances: list[MonitoredInstance], need_mb: float, least: int = 1, cores: float = 0.0) -> list[str] | None:
     need = Amount(need_mb, cores)
     victims = make_room(
         instances, need, lambda i: [app for app in i.apps if app], lambda _: least, now=100.0, idle_s=1.0
@@ -101,7 +100,7 @@ def test_release_takes_what_is_not_loaded_yet_then_the_idle() -> None:
 
 
 def test_a_failed_load_waits_longer_each_time() -> None:
-    failures = Failures()
+    failures = LoadFailures()
     assert failures.obstacle("v", 0.0) == ""
     pauses = []
     now = 0.0

@@ -49,3 +49,17 @@ class Local:
             raise ProviderError(f"the answer to {what} cannot be read: {bad}") from bad
         if error:
             raise ProviderError(error)
+
+
+# -- Machines that take their time: workers of this machine that are started only after their kind's `boot_s`
+# (INFaaS: 20 to 30 s).
+
+
+class Simulated(Local):
+    """As `Local`, with the boot time; every event about what it starts says that it is simulated."""
+
+    simulated = True
+    shared_machine = True
+
+    async def start(self, order: StartMachine) -> None:
+        await self._ask("start", replace(order, simulated=True), START_S)

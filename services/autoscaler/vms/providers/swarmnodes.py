@@ -26,7 +26,7 @@ _OVER = frozenset(
 )  # of tasks; the others may still run
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class SwarmNode(Struct, frozen=True, kw_only=True):
     """A node. version: of what is known here, for updates. spec: whole, since an update replaces it. updated: Unix s.
 
     up: also while nothing is known: a manager that has only just come to lead has yet to hear from the nodes.
@@ -56,12 +56,12 @@ class Machine(Struct, frozen=True, kw_only=True):
         return self.labels.get(BOUGHT) == "true"
 
 
-def machine(found: Mapping[str, Any]) -> Machine:
+def machine(found: Mapping[str, Any]) -> SwarmNode:
     """One item of GET /nodes."""
     spec, description = dict(found.get("Spec") or {}), found.get("Description") or {}
     labels = dict(spec.get("Labels") or {})
     engine = (description.get("Engine") or {}).get("Labels") or {}
-    return Machine(
+    return SwarmNode(
         id=found["ID"],
         name=description.get("Hostname", ""),
         version=int(found["Version"]["Index"]),
@@ -75,13 +75,13 @@ def machine(found: Mapping[str, Any]) -> Machine:
     )
 
 
-def named(machines: Iterable[Machine], name: str) -> list[Machine]:
+def named(machines: Iterable[SwarmNode], name: str) -> list[SwarmNode]:
     """Those of this host name, the one that counts first: a machine that has joined anew leaves its old node behind."""
     found = [one for one in machines if one.name == name]
     return sorted(found, key=lambda one: (one.up, one.created), reverse=True)
 
 
-def ambiguous(same: Sequence[Machine]) -> bool:
+def ambiguous(same: Sequence[SwarmNode]) -> bool:
     """Whether several machines that are up have this name."""
     return sum(one.up for one in same) > 1
 
@@ -100,7 +100,7 @@ def busy(tasks: Iterable[Mapping[str, Any]], now: float = inf) -> set[str]:
 
 
 def inventory(
-    machines: Sequence[Machine], tasks: Iterable[Mapping[str, Any]], now: float
+    machines: Sequence[SwarmNode], tasks: Iterable[Mapping[str, Any]], now: float
 ) -> tuple[list[Node], list[str]]:
     """What the controller is told, and names that cannot be used: no worker can be called so, or two machines are."""
     taken, found, unusable = busy(tasks, now), [], []
@@ -126,7 +126,7 @@ def inventory(
     return found, unusable
 
 
-def obstacle(one: Machine, order: StartMachine, now: float) -> str:
+def obstacle(one: SwarmNode, order: StartMachine, now: float) -> str:
     """Why this machine may not carry the worker that is ordered; empty when it may, or does already."""
     late = outdated(one, order.epoch, now)
     if late:
@@ -144,7 +144,7 @@ def obstacle(one: Machine, order: StartMachine, now: float) -> str:
     return ""
 
 
-def started(one: Machine, order: StartMachine) -> dict[str, str]:
+def started(one: SwarmNode, order: StartMachine) -> dict[str, str]:
     """Its labels when it carries the worker."""
     labels = one.labels | {WORKER: order.kind, EPOCH: str(order.epoch)}
     if order.order:
@@ -154,13 +154,13 @@ def started(one: Machine, order: StartMachine) -> dict[str, str]:
     return labels
 
 
-def stopped(one: Machine, order: StopMachine) -> dict[str, str]:
+def stopped(one: SwarmNode, order: StopMachine) -> dict[str, str]:
     """Its labels when it does not any more. The epoch stays, so that no earlier leader's order is obeyed."""
     labels = {key: value for key, value in one.labels.items() if key not in (WORKER, ORDER)}
     return labels | {EPOCH: str(order.epoch)} if one.worker else labels
 
 
-def outdated(one: Machine, epoch: int, now: float) -> str:
+def outdated(one: SwarmNode, epoch: int, now: float) -> str:
     """Why an order of this epoch comes too late; empty when it does not."""
     label = one.labels.get(EPOCH, "")
     if not label.isdigit() or epoch >= int(label) or now - one.updated > STALE_S:

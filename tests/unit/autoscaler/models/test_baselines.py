@@ -1,7 +1,7 @@
 """What static systems deal out, and to whom."""
 
 from bus.codec import encode
-from services.autoscaler.models.baselines import Choices, Chosen
+from services.autoscaler.models.baselines import Choices, FixedVariant
 from services.core.catalog import Catalog, key_of
 from tests.support.simulated.fleet import variant
 
@@ -12,10 +12,10 @@ def test_what_settings_chose_for_several_apps_is_dealt_out_app_after_app_by_kind
         record = variant(name, hardware=hardware)
         catalog.apply(key_of(record), encode(record))
     given = {
-        "d": Chosen("y-cpu"),
-        "a": Chosen("x-cpu", 2),
-        "b": Chosen("z-gpu"),
-        "c": Chosen("y-cpu", 3),
-        "e": Chosen("unknown"),
+        "d": FixedVariant("y-cpu"),
+        "a": FixedVariant("x-cpu", 2),
+        "b": FixedVariant("z-gpu"),
+        "c": FixedVariant("y-cpu", 3),
+        "e": FixedVariant("unknown"),
     }
     assert Choices(given).turns(catalog) == {"a": 0, "b": 0, "c": 2, "d": 5}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.scaling import LeaderRecord
-from services.autoscaler.vms.commands import Claim, Claimed
+from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 from services.autoscaler.vms.lease import Lease
 
 
@@ -14,11 +14,11 @@ class Bucket:
     def __init__(self) -> None:
         self.record: LeaderRecord | None = None
 
-    def claim(self, claim: Claim) -> Claimed:
+    def claim(self, claim: ClaimLease) -> LeaseClaimed:
         if not claim.allows(self.record):
-            return Claimed(ok=False, present=self.record)
+            return LeaseClaimed(ok=False, present=self.record)
         self.record = claim.record
-        return Claimed(ok=True)
+        return LeaseClaimed(ok=True)
 
 
 def lead(lease: Lease, bucket: Bucket, now: float) -> None:
@@ -88,7 +88,7 @@ steps = st.lists(
 @given(steps)
 def test_never_two_act_and_epochs_only_grow(script: list[tuple[int, float, str]]) -> None:
     bucket, leases, now, epochs = Bucket(), [Lease(f"c{n}", 3.0) for n in range(3)], 0.0, [0]
-    late: list[tuple[Lease, Claimed]] = []
+    late: list[tuple[Lease, LeaseClaimed]] = []
     for lease in leases:
         lease.known(now)
     for who, seconds, fate in script:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from services.autoscaler.vms.policy import (
     Add,
     Blocked,
-    Kind,
-    Limits,
-    Seen,
-    Want,
+    FleetLimits,
+    HardwareNeed,
+    PricedKind,
+    WorkerSummary,
     answer,
     below_minimum,
     bill,
@@ -26,18 +26,18 @@ from tests.support.simulated.fleet import variant
 CPU, GPU, SIMGPU = ("cpu", False), ("gpu", False), ("gpu", True)
 
 
-def kind(name: str = "cpu", price: float = 0.1, **more: Any) -> Kind:
+def kind(name: str = "cpu", price: float = 0.1, **more: Any) -> PricedKind:
     devices = [Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)]
     if more.pop("gpu", False):
         devices.append(Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0, simulated=True))
-    return Kind(name=name, devices=tuple(devices), price_per_hour=price, **({"minimum": 1, "maximum": 5} | more))
+    return PricedKind(name=name, devices=tuple(devices), price_per_hour=price, **({"minimum": 1, "maximum": 5} | more))
 
 
-def limits(*kinds: Kind, **more: Any) -> Limits:
-    return Limits(kinds={each.name: each for each in kinds or (kind(),)}, **more)
+def limits(*kinds: PricedKind, **more: Any) -> FleetLimits:
+    return FleetLimits(kinds={each.name: each for each in kinds or (kind(),)}, **more)
 
 
-def worker(name: str, busy: float = 0.1, **more: Any) -> Seen:
+def worker(name: str, busy: float = 0.1, **more: Any) -> WorkerSummary:
     fields = {
         "kind": "cpu",
         "state": "Ready",
@@ -45,10 +45,10 @@ def worker(name: str, busy: float = 0.1, **more: Any) -> Seen:
         "hardware": frozenset({CPU}),
         "utilisation": {CPU: busy},
     }
-    return Seen(name=name, **(fields | more))
+    return WorkerSummary(name=name, **(fields | more))
 
 
-def wanted(*workers: Seen, **more: Any) -> list[tuple[str, bool]]:
+def wanted(*workers: WorkerSummary, **more: Any) -> list[tuple[str, bool]]:
     return [want.hardware for want in wants(workers, limits(**more))]
 
 
@@ -98,36 +98,36 @@ def test_reasons_say_what_was_seen() -> None:
 
 def test_the_cheapest_kind_that_has_the_hardware() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2), kind("gpu", 3.0, gpu=True))
-    assert isinstance(add := answer(Want(hardware=CPU, reason="r"), [worker("a")], some, 0.8), Add)
+    assert isinstance(add := answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8), Add)
     assert add.kind == "small"
-    assert isinstance(add := answer(Want(hardware=SIMGPU, reason="r"), [worker("a")], some, 0.8), Add)
+    assert isinstance(add := answer(HardwareNeed(hardware=SIMGPU, reason="r"), [worker("a")], some, 0.8), Add)
     assert add.kind == "gpu"
-    assert answer(Want(hardware=GPU, reason="r"), [worker("a")], some, 0.8) == Blocked()
+    assert answer(HardwareNeed(hardware=GPU, reason="r"), [worker("a")], some, 0.8) == Blocked()
 
 
 def test_a_booting_machine_is_the_answer() -> None:
     boots = worker("b", state="Booting", utilisation={})
-    assert answer(Want(hardware=CPU, reason="r"), [worker("a"), boots], limits(), 0.8) == Blocked()
+    assert answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), boots], limits(), 0.8) == Blocked()
 
 
 def test_it_must_carry_what_it_is_wanted_for() -> None:
     large = variant(threads=4)
-    assert answer(Want(hardware=CPU, reason="r", record=large), [], limits(), 0.8) == Blocked()
+    assert answer(HardwareNeed(hardware=CPU, reason="r", record=large), [], limits(), 0.8) == Blocked()
 
 
 def test_a_kind_that_failed_rests_and_another_takes_its_place() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2))
-    add = answer(Want(hardware=CPU, reason="r"), [worker("a")], some, 0.8, lambda name: name == "small")
+    add = answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8, lambda name: name == "small")
     assert isinstance(add, Add)
     assert add.kind == "big"
 
 
 def test_the_budget_is_said() -> None:
     tight = limits(budget_per_hour=0.25)
-    assert answer(Want(hardware=CPU, reason="r"), [worker("a")], tight, 0.8) == Add(
+    assert answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], tight, 0.8) == Add(
         kind="cpu", reason="r; all workers then cost 0.2 of 0.25 US$/h"
     )
-    blocked = answer(Want(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
+    blocked = answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
     assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25", kind="cpu")
 
 
@@ -141,7 +141,7 @@ def test_the_minimum_is_kept() -> None:
 # -- removal
 
 
-def idle(name: str, **more: Any) -> Seen:
+def idle(name: str, **more: Any) -> WorkerSummary:
     return worker(name, 0.0, idle_s=31.0, **more)
 
 
@@ -173,7 +173,7 @@ def test_machines_of_kinds_that_are_not_ours_stay() -> None:
 
 states = st.sampled_from(["Ready", "Booting", "Draining", "Silent"])
 seen = st.builds(
-    Seen,
+    WorkerSummary,
     name=st.uuids().map(str),
     kind=st.sampled_from(["cpu", "gpu", "other"]),
     state=states,
@@ -199,7 +199,7 @@ some_limits = st.builds(
 
 
 @given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
-def test_never_above_maximum_or_budget(workers: list[Seen], some: Limits) -> None:
+def test_never_above_maximum_or_budget(workers: list[WorkerSummary], some: FleetLimits) -> None:
     answers = [answer(want, workers, some, 0.8) for want in wants(workers, some)]
     for add in [*answers, below_minimum(workers, some, lambda _: False)]:
         if isinstance(add, Add):
@@ -209,7 +209,7 @@ def test_never_above_maximum_or_budget(workers: list[Seen], some: Limits) -> Non
 
 
 @given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
-def test_never_below_minimum_and_never_what_is_busy(workers: list[Seen], some: Limits) -> None:
+def test_never_below_minimum_and_never_what_is_busy(workers: list[WorkerSummary], some: FleetLimits) -> None:
     chosen = removal(workers, some)
     if chosen is None:
         return

@@ -16,7 +16,7 @@ from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.chunks import DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk, uid_of
 from services.jobs.runner.policy import Knobs
-from services.monitor.machine import MachineSample
+from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 

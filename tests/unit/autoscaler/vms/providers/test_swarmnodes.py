@@ -6,7 +6,7 @@ import pytest
 
 from bus.messages.scaling import StartMachine, StopMachine
 from services.autoscaler.vms.providers.swarmnodes import (
-    Machine,
+    SwarmNode,
     ambiguous,
     busy,
     inventory,
@@ -24,7 +24,7 @@ AT = "2025-11-22T03:00:00.123456789Z"
 CONSTRAINT = "node.labels.infaas.worker == cpu"
 
 
-def node(name: str = "n1", **more: Any) -> Machine:
+def node(name: str = "n1", **more: Any) -> SwarmNode:
     labels = {f"infaas.{key}": value for key, value in more.pop("labels", {"pool": "cpu"}).items()}
     found: dict[str, Any] = {
         "ID": f"id-{name}",

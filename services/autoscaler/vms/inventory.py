@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from services.autoscaler.vms.commands import Inventory, Node, Survey
+from services.autoscaler.vms.commands import ControllerEffects, Inventory, ListMachines, Node
 from services.autoscaler.vms.fleet import SILENT_S, Fleet
-from services.autoscaler.vms.turn import Turn
 from services.core.actor import Do
 
 SURVEY_S = 15.0  # s: several managers may have to be asked, one after the other
 
 
-class Stock:
+class InventoryView:
     """surveyed: whether the provider has an inventory; without, machines are made under names of their own."""
 
-    def __init__(self, fleet: Fleet, turn: Turn, *, surveyed: bool = False) -> None:
+    def __init__(self, fleet: Fleet, turn: ControllerEffects, *, surveyed: bool = False) -> None:
         self.surveyed = surveyed
         self._fleet = fleet
         self._turn = turn
@@ -53,7 +52,7 @@ class Stock:
         """Begin a survey, unless one is under way."""
         if self.surveyed and self._asked is None:
             self._asked = self._turn.now
-            self._turn.add(Do(("survey", str(self._turn.epoch)), Survey(), SURVEY_S))
+            self._turn.add(Do(("survey", str(self._turn.epoch)), ListMachines(), SURVEY_S))
 
     def found(self, inventory: Inventory) -> None:
         """What came of it."""

@@ -24,7 +24,7 @@ Needs = tuple[str, float | None, float, float | None, str | None, str | None, st
 Counts = dict[Band, dict[str, int]]  # items by class and worker
 
 
-class Load(Struct, frozen=True):
+class ClassLoad(Struct, frozen=True):
     """One class: its needs, items/s by worker (worker "": what nobody could take), and when its last query came.
 
     Where it is one worker's, "*" stands for all others. counted, turned_away: items of the last seconds, and of them those that
@@ -47,7 +47,7 @@ class Load(Struct, frozen=True):
         return self.by_worker.get("", 0.0) / self.rate if self.rate > 0 else 0.0
 
 
-class Loads:
+class LoadEstimator:
     """Follows the reports of all dispatchers. everything: the part of other workers counts, too, and not only what is refused."""
 
     def __init__(self, *, everything: bool = False) -> None:
@@ -55,7 +55,7 @@ class Loads:
         self._reports: dict[str, deque[tuple[float, float, Counts]]] = {}
         self._needs: dict[Band, tuple[float, ClassDemand]] = {}  # the last time, and what was asked for
         self._bands: dict[Needs, Band] = {}
-        self._known: tuple[float, list[Load]] | None = None  # at that time
+        self._known: tuple[float, list[ClassLoad]] | None = None  # at that time
 
     def take(self, report: DemandReport, now: float) -> None:
         """One report; the needs of a class are the strictest of its last reports."""
@@ -105,13 +105,13 @@ class Loads:
                 found += sum(ours.get(name, 0) for ours in counts.values() for name in names) / seconds
         return found
 
-    def classes(self, now: float) -> list[Load]:
+    def classes(self, now: float) -> list[ClassLoad]:
         """Every class that is remembered, in a fixed order."""
         if self._known is None or self._known[0] != now:
             self._known = (now, self._classes(now))
         return self._known[1]
 
-    def _classes(self, now: float) -> list[Load]:
+    def _classes(self, now: float) -> list[ClassLoad]:
         for name in [name for name, kept in self._reports.items() if not kept or now - kept[-1][0] > SILENT]:
             del self._reports[name]
         for of in [of for of, (at, _) in self._needs.items() if now - at > FORGET]:
@@ -128,7 +128,7 @@ class Loads:
                 rates[""] = _turned_away(seconds, ours, sum(rates.values()))
             counts = {worker: sum(items) for worker, items in ours.items()}
             by_worker = {w: r for w, r in sorted(rates.items()) if r > 0}
-            found.append(Load(needs, by_worker, at, sum(counts.values()), counts.get("", 0)))
+            found.append(ClassLoad(needs, by_worker, at, sum(counts.values()), counts.get("", 0)))
         found.sort(key=lambda load: repr(self._band(load.needs)))
         return found
 
@@ -192,7 +192,7 @@ def _turned_away(seconds: Sequence[float], series: Mapping[str, Sequence[int]], 
     return max(min(mean, _rate(seconds, refused)), _rate(seconds, came) - taken)
 
 
-def share_of(worker: str, load: Load, app_loads: Iterable[Load], holders: Sequence[str]) -> float:
+def share_of(worker: str, load: ClassLoad, app_loads: Iterable[ClassLoad], holders: Sequence[str]) -> float:
     """The items/s of a class that this worker plans for: what it takes, and its part of what nobody could take.
 
     That part goes by what each worker takes of the app; while nobody takes anything, all of it is the first holder's.

@@ -4,22 +4,22 @@ The worker that receives an order accepts or refuses it; a refusal tries the nex
 at last a machine is added, if the limits allow.
 """
 
-from collections.abc import Callable
-from math import ceil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from math import ceil, floor, inf
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.fleet import EnsureLoaded, LoadReply, Release
+from bus.messages.fleet import DeviceStatus, EnsureLoaded, LoadReply, Release
 from bus.messages.scaling import AskForCapacity
-from services.autoscaler.vms.fleet import Fleet
-from services.autoscaler.vms.packing import BUSY, pack
-from services.autoscaler.vms.policy import Want
-from services.autoscaler.vms.turn import Turn
+from services.autoscaler.vms.commands import ControllerEffects
+from services.autoscaler.vms.fleet import Fleet, FleetWorker
+from services.autoscaler.vms.policy import HardwareNeed
 from services.core.catalog import Catalog
 from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING
+from services.core.placement import Amount, Device, cores_needed, misfit, total
 
 REPLY_S = 2.0  # s after which a worker that has not answered is taken to refuse
 PATIENCE_S = 30.0  # s beyond its load time for an instance to be there
@@ -31,7 +31,7 @@ GROWN = 1.5  # times the load that a pending ask is for: more than that is not l
 
 Key = tuple[str, float | None, float, bool, int]
 # Has a machine started for a want; its name, or None when none may be. Asked again for the same want, it names the same one.
-AddMachine = Callable[[Want], str | None]
+AddMachine = Callable[[HardwareNeed], str | None]
 
 
 class Placed(Struct, frozen=True):
@@ -57,10 +57,12 @@ class Pending:
         self.over = 0.0  # when to forget it; 0: it is being worked on
 
 
-class Placing:
+class InstancePlacement:
     """overcommit: how often a worker promises a core of its CPU; used where no better place is left."""
 
-    def __init__(self, fleet: Fleet, catalog: Catalog, turn: Turn, memory_share: float, overcommit: float) -> None:
+    def __init__(
+        self, fleet: Fleet, catalog: Catalog, turn: ControllerEffects, memory_share: float, overcommit: float
+    ) -> None:
         self._fleet = fleet
         self._catalog = catalog
         self._turn = turn
@@ -222,7 +224,9 @@ class Placing:
             if record is None:
                 continue
             reason = f"no worker has room for {name}, that {ask.worker} asked for ({ask.why})"
-            found = add_machine(Want(hardware=(record.hardware, record.simulated), reason=reason, record=record))
+            found = add_machine(
+                HardwareNeed(hardware=(record.hardware, record.simulated), reason=reason, record=record)
+            )
             if found is not None:
                 return found
         return None
@@ -255,3 +259,77 @@ class Placing:
                 "release",
                 Release(variant=variant, keep=keep, orderer=turn.name, reason=why, epoch=turn.epoch),
             )
+
+
+# -- On which workers instances go: bin packing, the fullest that still has room first, so that others empty
+# (INFaaS, 4.2.3). Pure.
+
+BUSY = 1.0  # threads for each CPU core when instances are placed for their load, not for being there
+FULL = 0.8  # part of its time that a device which takes instances in turn may be used, for the same reason
+
+
+def room(record: VariantRecord, status: DeviceStatus, memory_share: float, overcommit: float = BUSY) -> int:
+    """How many more instances of a variant the device has room for, by its last heartbeat."""
+    device = Device(
+        name=status.device,
+        kind=status.kind,
+        cores=status.cores,
+        memory_mb=status.memory_mb,
+        simulated=status.simulated,
+    )
+    if not status.alive or misfit(record, device, memory_share):
+        return 0
+    free = total(device, memory_share, overcommit) - Amount(status.memory_used_mb, status.cores_used)
+    memory, cores = record.profile.memory_mb, cores_needed(record)
+    most = min(free.memory_mb / memory if memory > 0 else inf, free.cores / cores if cores > 0 else inf)
+    return max(0, floor(min(most, 1000.0) + 1e-9))
+
+
+def pack(
+    record: VariantRecord,
+    count: int,
+    workers: Iterable[FleetWorker],
+    memory_share: float,
+    *,
+    overcommit: float = BUSY,
+    without: Collection[str] = (),
+    emptiest_first: bool = False,
+    share: float = 0.0,
+    promised: Mapping[str, float] = {},
+) -> dict[str, int]:
+    """Worker to the number of new instances there, `count` together, or as many as there is room for.
+
+    share: of a device's time that each will use where instances take turns (cores are not counted); promised: the same by worker,
+    of what has been ordered and does not compute yet.
+    """
+    rooms: list[tuple[float, str, int]] = []
+    for worker in workers:
+        if worker.name in without:
+            continue
+        devices = [(room(record, device, memory_share, overcommit), device) for device in worker.devices]
+        if share > 0 and cores_needed(record) == 0:
+            busy = promised.get(worker.name, 0.0)
+            devices = [(min(number, _in_time(device, share, busy)), device) for number, device in devices]
+        space = sum(number for number, _ in devices)
+        if space > 0:
+            free = [device for number, device in devices if number > 0]
+            used = min(d.utilisation for d in free) if emptiest_first else -_fullness(free)
+            rooms.append((used, worker.name, space))
+    found: dict[str, int] = {}
+    for _, name, space in sorted(rooms):
+        here = min(space, count - sum(found.values()))
+        if here > 0:
+            found[name] = here
+    return found
+
+
+def _in_time(device: DeviceStatus, share: float, promised: float) -> int:
+    """How many more the device has time for; one that needs all of it has to have it for itself."""
+    free = FULL - max(0.0, device.utilisation - device.offline) - promised
+    return max(0, floor(free / min(share, FULL) + 1e-9))
+
+
+def _fullness(devices: Collection[DeviceStatus]) -> float:
+    """The part of these devices' memory that is taken."""
+    memory = sum(device.memory_mb for device in devices)
+    return sum(device.memory_used_mb for device in devices) / memory if memory > 0 else 0.0

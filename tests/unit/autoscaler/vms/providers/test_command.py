@@ -10,8 +10,7 @@ import pytest
 
 from bus.messages.scaling import StartMachine, StopMachine
 from services.autoscaler.vms.providers.base import ProviderError
-from services.autoscaler.vms.providers.command import Command
-from services.autoscaler.vms.providers.hook import Hook
+from services.autoscaler.vms.providers.command import Command, Hook
 from services.core.settings import CommandSettings
 from tests.support.clients.responders import until
 from tests.support.servers.nats import run

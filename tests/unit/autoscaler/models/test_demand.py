@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.scaling import ClassDemand, DemandReport
-from services.autoscaler.models.loads import FORGET, Load, Loads, rate, share_of
+from services.autoscaler.models.demand import FORGET, ClassLoad, LoadEstimator, rate, share_of
 
 
 def poisson(rng: random.Random, mean: float) -> int:
@@ -51,7 +51,7 @@ def report(dispatcher: str, *rows: ClassDemand, seconds: float = 0.5) -> DemandR
 
 
 def test_dispatchers_add_up_and_one_that_falls_silent_no_longer_counts() -> None:
-    loads = Loads()
+    loads = LoadEstimator()
     now = 100.0
     for _ in range(6):
         now += 0.5
@@ -71,9 +71,9 @@ def test_dispatchers_add_up_and_one_that_falls_silent_no_longer_counts() -> None
     assert loads.classes(now + FORGET + 1) == []
 
 
-def told(*pairs: tuple[int, int]) -> Load:
+def told(*pairs: tuple[int, int]) -> ClassLoad:
     """The load after half-seconds in which so many items were taken, and so many by nobody."""
-    loads, now = Loads(), 100.0
+    loads, now = LoadEstimator(), 100.0
     for taken, refused in pairs:
         now += 0.5
         loads.take(report("d0", ClassDemand("app", "w", taken, 50.0), ClassDemand("app", "", refused, 50.0)), now)
@@ -101,11 +101,11 @@ def test_refusals_that_have_ended_no_longer_count() -> None:
 
 def test_refused_load_is_shared_by_what_workers_take_of_the_app() -> None:
     needs = ClassDemand("app", "", 0, 50.0)
-    mixed = Load(needs, {"w0": 30.0, "w1": 10.0, "": 8.0}, 0.0)
+    mixed = ClassLoad(needs, {"w0": 30.0, "w1": 10.0, "": 8.0}, 0.0)
     assert share_of("w0", mixed, [mixed], ["w0", "w1"]) == 36.0
     assert share_of("w1", mixed, [mixed], ["w0", "w1"]) == 12.0
-    nobody = Load(needs, {"": 8.0}, 0.0)
+    nobody = ClassLoad(needs, {"": 8.0}, 0.0)
     assert share_of("w1", nobody, [nobody], ["w1", "w2"]) == 8.0
     assert share_of("w2", nobody, [nobody], ["w1", "w2"]) == 0.0
-    other = Load(ClassDemand("app", "", 0, 500.0), {"w2": 5.0}, 0.0)
+    other = ClassLoad(ClassDemand("app", "", 0, 500.0), {"w2": 5.0}, 0.0)
     assert share_of("w2", nobody, [nobody, other], ["w1", "w2"]) == 8.0

@@ -13,27 +13,26 @@ from bus.messages.fleet import (
     InstanceUnloaded,
 )
 from services.core.lifecycle import COUNTED
-from services.monitor.devices import DeviceState
-from services.monitor.instances import Instance, busy_by_app
-from services.monitor.journal import Journal
-from services.monitor.loads import Loads
-from services.monitor.moves import Moves
-from services.monitor.orders import Orders
+from services.monitor.devices import MonitoredDevice
+from services.monitor.effects import Journal
+from services.monitor.instances import MonitoredInstance, busy_by_app
+from services.monitor.loading import InstanceTable, WorkerOrders
+from services.monitor.mitigation import Migrations
 from services.monitor.policy import Knobs
 
 UNLISTED = 2  # reports in a row without an instance after which its executor has lost it
 REORDER = 4  # reports in a row without an instance that should be loading after which the order is repeated
 
 
-class Facts:
+class ExecutorEvents:
     """heard: devices whose executor has listed its instances since the catalogue is known."""
 
     def __init__(
         self,
-        devices: Mapping[str, DeviceState],
-        loads: Loads,
-        moves: Moves,
-        orders: Orders,
+        devices: Mapping[str, MonitoredDevice],
+        loads: InstanceTable,
+        moves: Migrations,
+        orders: WorkerOrders,
         journal: Journal,
         knobs: Knobs,
     ) -> None:
@@ -81,7 +80,9 @@ class Facts:
         if instance is not None:
             self._moves.moved(instance, fact)
 
-    def _told_of(self, fact: InstanceLoaded | InstanceFailed | InstanceUnloaded | InstanceMoved) -> Instance | None:
+    def _told_of(
+        self, fact: InstanceLoaded | InstanceFailed | InstanceUnloaded | InstanceMoved
+    ) -> MonitoredInstance | None:
         device = self._devices.get(fact.device)
         if device is None or not self._meet(device, fact.incarnation):
             return None
@@ -107,7 +108,7 @@ class Facts:
             self.heard.add(report.device)
         self._miss(device, {sample.instance for sample in report.samples})
 
-    def _miss(self, device: DeviceState, listed: set[str]) -> None:
+    def _miss(self, device: MonitoredDevice, listed: set[str]) -> None:
         """What an executor should have and does not list: words were lost, or its actor was started again."""
         for instance in list(device.instances.values()):
             if instance.id in listed or (instance.state == "Loading" and instance.ordered is None):
@@ -121,7 +122,12 @@ class Facts:
                 self._loads.lost(instance, "the executor no longer has it")
 
     def _take(
-        self, device: DeviceState, instance: Instance, sample: InstanceSample, seconds: float, siblings: int
+        self,
+        device: MonitoredDevice,
+        instance: MonitoredInstance,
+        sample: InstanceSample,
+        seconds: float,
+        siblings: int,
     ) -> None:
         """One instance's part of a report. siblings: instances of its variant here, itself included."""
         now = self._journal.now
@@ -150,7 +156,7 @@ class Facts:
                 self._loads.failed(instance, reason)
                 self._loads.gone(instance, reason)
 
-    def _meet(self, device: DeviceState, incarnation: int) -> bool:
+    def _meet(self, device: MonitoredDevice, incarnation: int) -> bool:
         """Something was heard of this executor process; False when it is one that has ended."""
         if incarnation == device.dead:
             return False

@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import CostEvent, InstanceEventSample, ScalingEvent, StateEvent, WorkerEvent, WorkerSample
 from bus.messages.fleet import LoadInstance, MoveInstance, PlannedBy, State, UnloadInstance, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Effect, Publish, Record
-from services.monitor.devices import DeviceState
-from services.monitor.instances import Change, Instance
-from services.monitor.machine import KeepQuarantine, MachineSample
+from services.monitor.devices import MonitoredDevice
+from services.monitor.instances import MonitoredInstance, StateChange
 
 
 class Journal:
@@ -47,7 +48,7 @@ class Journal:
 
     # -- to executors
 
-    def order_load(self, instance: Instance, price_per_s: float) -> None:
+    def order_load(self, instance: MonitoredInstance, price_per_s: float) -> None:
         subject = self._subjects.executor(self._worker, instance.device, "load")
         order = LoadInstance(instance=instance.id, variant=instance.record, price_per_s=price_per_s)
         self._out.append(Publish(subject, order))
@@ -56,7 +57,7 @@ class Journal:
         subject = self._subjects.executor(self._worker, device, "unload")
         self._out.append(Publish(subject, UnloadInstance(instance=instance)))
 
-    def order_move(self, instance: Instance, cores: list[int]) -> None:
+    def order_move(self, instance: MonitoredInstance, cores: list[int]) -> None:
         subject = self._subjects.executor(self._worker, instance.device, "move")
         self._out.append(Publish(subject, MoveInstance(instance=instance.id, cores=cores)))
 
@@ -67,8 +68,8 @@ class Journal:
 
     def heartbeat(
         self,
-        devices: Iterable[DeviceState],
-        instances: Iterable[Instance],
+        devices: Iterable[MonitoredDevice],
+        instances: Iterable[MonitoredInstance],
         quarantined: Mapping[str, str],
         *,
         draining: bool,
@@ -91,7 +92,7 @@ class Journal:
 
     # -- for history
 
-    def states(self, instance: Instance, changes: Iterable[Change]) -> None:
+    def states(self, instance: MonitoredInstance, changes: Iterable[StateChange]) -> None:
         """An instance changed its state, for some apps or all."""
         for app, old, new, reason in changes:
             self.told = False
@@ -178,7 +179,7 @@ class Journal:
     def costs(self, rows: Iterable[CostEvent]) -> None:
         self._out.extend(Record(row) for row in rows)
 
-    def samples(self, device: DeviceState, seconds: float) -> None:
+    def samples(self, device: MonitoredDevice, seconds: float) -> None:
         """How the device and each of its instances did in the last so many seconds."""
         present = list(device.instances.values())
         event = WorkerSample(
@@ -196,7 +197,7 @@ class Journal:
         for instance in present:
             self._instance_samples(instance, seconds)
 
-    def _instance_samples(self, instance: Instance, seconds: float) -> None:
+    def _instance_samples(self, instance: MonitoredInstance, seconds: float) -> None:
         """A row for each app that used it: load and utilisation are the app's, the rest is the instance's."""
         for app, load, utilisation in instance.by_app(self.now - seconds):
             event = InstanceEventSample(
@@ -216,5 +217,31 @@ class Journal:
             )
             self._out.append(Record(event))
 
-    def utilisation(self, device: DeviceState) -> float:
+    def utilisation(self, device: MonitoredDevice) -> float:
         return self.machine.utilisation if device.is_machine else device.utilisation
+
+
+# -- What a monitor asks of its edge. Pure.
+
+
+class SampleMachine(Struct, frozen=True):
+    """How busy is this machine? The answer is a `MachineSample`."""
+
+
+class MachineSample(Struct, frozen=True, kw_only=True):
+    """utilisation: of the worker's cores since the sample before, 0..1. memory_used_mb: of the machine, by everybody.
+
+    cores: utilisation of each core that this worker may use, by its number.
+    """
+
+    utilisation: float
+    memory_used_mb: float
+    cores: dict[int, float] = {}
+
+
+class KeepQuarantine(Struct, frozen=True):
+    """Write down that this variant is not to be loaded on this worker, and why: it outlives this process."""
+
+    worker: str
+    variant: str
+    reason: str

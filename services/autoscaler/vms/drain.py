@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
-from services.autoscaler.vms.fleet import Fleet, Worker
+from services.autoscaler.vms.commands import ControllerEffects
+from services.autoscaler.vms.fleet import Fleet, FleetWorker
+from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
-from services.autoscaler.vms.packing import pack
+from services.autoscaler.vms.placement import pack
 from services.autoscaler.vms.policy import Hardware, Remove
-from services.autoscaler.vms.stock import Stock
-from services.autoscaler.vms.turn import Turn
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED, SERVING
 
@@ -22,16 +22,16 @@ MOVE_S = 60.0  # s for its last instances to be loaded elsewhere
 SPARE_S = 30.0  # s for which a worker that could not go, or was needed after all, is left alone
 
 
-class Leaving:
+class MachineDrain:
     """At most one machine. overcommit: how often a worker promises a core of its CPU."""
 
     def __init__(
         self,
         fleet: Fleet,
         catalog: Catalog,
-        turn: Turn,
+        turn: ControllerEffects,
         machines: Machines,
-        stock: Stock,
+        stock: InventoryView,
         memory_share: float,
         overcommit: float,
     ) -> None:
@@ -107,7 +107,7 @@ class Leaving:
 
     # -- moving
 
-    def _move(self, worker: Worker) -> None:
+    def _move(self, worker: FleetWorker) -> None:
         turn = self._turn
         if worker.serves and not self._must:
             self._stay(worker, "it serves again")
@@ -126,7 +126,7 @@ class Leaving:
                 self._stay(worker, f"nowhere else is room for {variant}, the last of {app}")
                 return
 
-    def _last(self, worker: Worker, rest: Collection[Worker]) -> dict[str, str]:
+    def _last(self, worker: FleetWorker, rest: Collection[FleetWorker]) -> dict[str, str]:
         """App to one of its variants here, for each app that has too few instances serving on the others."""
         here = {one.variant: one for one in worker.instances if one.state in SERVING}
         found: dict[str, str] = {}
@@ -140,7 +140,7 @@ class Leaving:
                 found[app.app] = max(ours, key=lambda variant: (here[variant].load, variant))
         return found
 
-    def _elsewhere(self, app: str, variant: str, rest: Collection[Worker]) -> bool:
+    def _elsewhere(self, app: str, variant: str, rest: Collection[FleetWorker]) -> bool:
         """See to it that one more instance of this variant is loaded on another worker; False when there is no room."""
         turn, record = self._turn, self._catalog.variant(variant)
         if record is None:
@@ -159,7 +159,7 @@ class Leaving:
 
     # -- draining
 
-    def _begin_draining(self, worker: Worker) -> None:
+    def _begin_draining(self, worker: FleetWorker) -> None:
         turn = self._turn
         self.phase, self._since, self._quiet = "draining", turn.now, turn.now
         record = worker.note("Draining", turn.epoch, turn.now, self._reason, self._stock.order_of(worker.name))
@@ -175,7 +175,7 @@ class Leaving:
         turn = self._turn
         turn.order(self.worker, "drain", Drain(epoch=turn.epoch, reason=self._reason, orderer=turn.name))
 
-    def _drain(self, worker: Worker) -> None:
+    def _drain(self, worker: FleetWorker) -> None:
         now = self._turn.now
         if now - max(worker.seen, self._since) > LOST_S:
             self.phase, self._tries = "stopping", 0  # it has gone by itself; what is left of it is to go, too
@@ -190,7 +190,7 @@ class Leaving:
             self.phase, self._tries = "stopping", 0
             self._stop()
 
-    def _stay(self, worker: Worker, why: str) -> None:
+    def _stay(self, worker: FleetWorker, why: str) -> None:
         """It does not go."""
         turn = self._turn
         self._spared[worker.name] = turn.now + SPARE_S

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from services.autoscaler.vms.providers.base import ProviderError
-from services.autoscaler.vms.providers.managers import Away, Managers, OutOfSequence
+from services.autoscaler.vms.providers.swarm import Away, Managers, OutOfSequence
 from tests.support.servers.nats import free_port, run
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
@@ -224,7 +224,7 @@ def test_one_that_was_given_up_while_it_waited_leaves_the_rest_in_order() -> Non
 def test_without_docker_py_the_remedy_is_said() -> None:
     code = (
         "import sys; sys.modules['docker'] = None\n"
-        "from services.autoscaler.vms.providers.managers import Managers\n"
+        "from services.autoscaler.vms.providers.swarm import Managers\n"
         "try: Managers(['tcp://a:1'], '', 1.0)\n"
         "except OSError as error: print(error)"
     )

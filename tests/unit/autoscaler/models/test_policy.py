@@ -1,7 +1,7 @@
 """Two workers with different hardware serve one app: who of them may rely on the other and let its instance go."""
 
 from services.autoscaler.models.policy import InfaasScaling
-from services.autoscaler.models.situation import Situation
+from services.autoscaler.models.problem import Situation
 from services.core.planning.greedy import GreedySolver
 from services.core.planning.problem import Candidate, Demand, Problem
 
