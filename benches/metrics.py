@@ -13,7 +13,7 @@ from collections.abc import Callable
 import rig  # noqa: F401  (makes the packages importable)
 
 from bus.messages.events import OutcomeEvent
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.executor.instances import BatchTally
 from services.shell.metrics.exposition import page as process_page
 from services.shell.metrics.exposition import system_page
@@ -45,8 +45,8 @@ def outcomes(count: int) -> list[OutcomeEvent]:
     ]
 
 
-def many(series: int) -> Family:
-    family = Family("infaas_bench", "gauge", "Many series.")
+def many(series: int) -> MetricFamily:
+    family = MetricFamily("infaas_bench", "gauge", "Many series.")
     for number in range(series):
         family.add(number, worker="w0", device="cpu", variant=f"variant-{number}")
     return family

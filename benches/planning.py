@@ -17,23 +17,23 @@ import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 
 from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
+from services.core.planning.highs import Unsolved
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Problem
+from services.core.planning.problem import PlanningProblem
 from services.core.planning.solvers import make_solver
-from services.core.planning.tableau import Unsolved
 from tests.support.data.planning_problems import broken, random_problem, scarce
 
 GREEDY = GreedySolver()
 TIGHTNESS = {"free": None, "scarce": (0.8, 1.5), "tight": (0.6, 1.2)}
 
 
-def problem_of(seed: int, kind: str, apps: int | None = None, variants: int = 6) -> Problem:
+def problem_of(seed: int, kind: str, apps: int | None = None, variants: int = 6) -> PlanningProblem:
     loose = random_problem(seed, apps=apps, variants=variants)
     limits = TIGHTNESS[kind]
     return loose if limits is None else scarce(loose, GREEDY.solve(loose), seed, *limits)
 
 
-def feasible(kind: str, count: int) -> Iterator[tuple[Problem, Plan]]:
+def feasible(kind: str, count: int) -> Iterator[tuple[PlanningProblem, Plan]]:
     exact = ExactSolver(time_limit_s=5.0, gap=1e-3)
     seed = 0
     while count:
@@ -76,7 +76,7 @@ def speed(architectures: int, kind: str, repeats: int) -> None:
         print(f"{size:8} {kind:7} {name:12} {at(taken, 0.5):9.2f} {at(taken, 0.99):9.2f}  {counts}", flush=True)
 
 
-def timed(solve: Callable[[Problem], Plan], problem: Problem) -> tuple[float, str]:
+def timed(solve: Callable[[PlanningProblem], Plan], problem: PlanningProblem) -> tuple[float, str]:
     began = time.perf_counter()
     try:
         status: str = solve(problem).status

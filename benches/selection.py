@@ -16,10 +16,9 @@ import rig  # noqa: F401  (makes the packages importable)
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow, Signature, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.ask import Ask
-from services.core.baselines import BruteForce
-from services.core.cluster import ClusterView
-from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import BruteForce, InfaasPolicy, SelectionPolicy
 
 SIGNATURE = Signature(inputs=[], outputs=[])
 EVERY = 5  # one variant in so many has an instance

@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.memorystores import ConsumerState, MemoryKeyValue, MemoryObjectStore, Stream
-from bus.patterns import check_headers, check_pattern, check_subject, matches
+from bus.memorystores import MemoryConsumer, MemoryKeyValue, MemoryObjectStore, MemoryStream
 from bus.port import (
     Buffer,
     BusClosed,
     BusError,
     Consumer,
     Delivery,
-    Handler,
+    DeliveryHandler,
     KeyValue,
     NoResponders,
     NotFound,
@@ -30,6 +29,7 @@ from bus.port import (
     Subscription,
     in_pieces,
 )
+from bus.subjects import check_headers, check_pattern, check_subject, matches
 
 _log = logging.getLogger("infaas.bus")
 
@@ -48,7 +48,7 @@ class Broker:
     def __init__(self, max_payload: int = 8 * 2**20) -> None:
         self.max_payload = max_payload
         self.subscriptions: list[MemorySubscription] = []
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, MemoryStream] = {}
         self.buckets: dict[str, MemoryKeyValue] = {}
         self.objects: dict[str, MemoryObjectStore] = {}
         self._queue: deque[_Published] = deque()
@@ -109,7 +109,7 @@ class Broker:
 class MemorySubscription:
     """One subscription of one connection."""
 
-    def __init__(self, owner: "MemoryBus", pattern: str, handler: Handler, queue: str) -> None:
+    def __init__(self, owner: "MemoryBus", pattern: str, handler: DeliveryHandler, queue: str) -> None:
         self.owner = owner
         self.pattern = pattern
         self.queue = queue
@@ -199,7 +199,7 @@ class MemoryBus:
         if answer is not None and not answer.done():
             answer.set_result(delivery)
 
-    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+    async def subscribe(self, subject: str, handler: DeliveryHandler, queue: str = "") -> Subscription:
         self._usable()
         check_pattern(subject)
         if queue:
@@ -235,7 +235,7 @@ class MemoryBus:
         self._usable()
         stream = self._broker.streams.get(spec.name)
         if stream is None:
-            self._broker.streams[spec.name] = Stream(spec)
+            self._broker.streams[spec.name] = MemoryStream(spec)
         else:
             stream.spec = spec
 
@@ -246,7 +246,7 @@ class MemoryBus:
         if kept is None:
             raise NotFound(f"no stream {stream}")
         if name not in kept.consumers:
-            kept.consumers[name] = ConsumerState(kept, subject, ack_wait_s)
+            kept.consumers[name] = MemoryConsumer(kept, subject, ack_wait_s)
         return kept.consumers[name]
 
     async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue:

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bus.patterns import check_key, matches
-from bus.port import Buffer, BusError, Entry, NotFound, Stored, StreamSpec, WrongRevision, in_pieces
+from bus.port import Buffer, BusError, KeyValueEntry, NotFound, Stored, StreamSpec, WrongRevision, in_pieces
+from bus.subjects import check_key, matches
 
 Report = Callable[[Exception], None]
 
@@ -14,7 +14,7 @@ Report = Callable[[Exception], None]
 class MemoryStored:
     """One message handed to a consumer; until it is acknowledged it comes back after the consumer's ack wait."""
 
-    def __init__(self, consumer: "ConsumerState", sequence: int, record: "Record", deliveries: int) -> None:
+    def __init__(self, consumer: "MemoryConsumer", sequence: int, record: "StreamRecord", deliveries: int) -> None:
         self._consumer = consumer
         self._sequence = sequence
         self.subject = record.subject
@@ -32,7 +32,7 @@ class MemoryStored:
         self._consumer.extend(self._sequence)
 
 
-class Record:
+class StreamRecord:
     """One message in a stream."""
 
     __slots__ = ("at", "data", "message_id", "subject")
@@ -48,13 +48,13 @@ class Record:
         return len(self.subject) + len(self.data) + len(self.message_id)
 
 
-class Stream:
+class MemoryStream:
     """Messages in order of arrival, with the limits of its spec."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
-        self.records: dict[int, Record] = {}
-        self.consumers: dict[str, ConsumerState] = {}
+        self.records: dict[int, StreamRecord] = {}
+        self.consumers: dict[str, MemoryConsumer] = {}
         self._next = 1
         self._bytes = 0
         self._known: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Stream:
             return self._known[message_id]
         now = asyncio.get_running_loop().time()
         self._expire(now)
-        record = Record(subject, data, message_id, now)
+        record = StreamRecord(subject, data, message_id, now)
         if 0 < self.spec.max_bytes < self._bytes + record.size:
             if self.spec.full == "refuse":
                 raise BusError(f"stream {self.spec.name} is full: {self._bytes} of {self.spec.max_bytes} bytes")
@@ -96,10 +96,10 @@ class Stream:
                 self.remove(sequence)
 
 
-class ConsumerState:
+class MemoryConsumer:
     """A named position in a stream, shared by all who opened it."""
 
-    def __init__(self, stream: Stream, pattern: str, ack_wait_s: float) -> None:
+    def __init__(self, stream: MemoryStream, pattern: str, ack_wait_s: float) -> None:
         self._stream = stream
         self._pattern = pattern
         self._ack_wait = ack_wait_s
@@ -110,7 +110,7 @@ class ConsumerState:
         for sequence, record in stream.records.items():
             self.arrived(sequence, record)
 
-    def arrived(self, sequence: int, record: Record) -> None:
+    def arrived(self, sequence: int, record: StreamRecord) -> None:
         if matches(self._pattern, record.subject):
             self._again(sequence)
 
@@ -162,23 +162,25 @@ class ConsumerState:
             timer.cancel()
 
 
-class KeyWatch:
+class MemoryWatch:
     """One open watch of a bucket."""
 
-    def __init__(self, watches: "list[KeyWatch]", handler: Callable[[Entry | None], None], report: Report) -> None:
+    def __init__(
+        self, watches: "list[MemoryWatch]", handler: Callable[[KeyValueEntry | None], None], report: Report
+    ) -> None:
         self._watches = watches
         self._handler = handler
         self._report = report
         watches.append(self)
 
-    def tell(self, entry: Entry | None) -> None:
+    def tell(self, entry: KeyValueEntry | None) -> None:
         asyncio.get_running_loop().call_soon(self._tell, entry)
 
     async def drain(self) -> None:
         if self in self._watches:
             self._watches.remove(self)
 
-    def _tell(self, entry: Entry | None) -> None:
+    def _tell(self, entry: KeyValueEntry | None) -> None:
         if self in self._watches:
             try:
                 self._handler(entry)
@@ -190,15 +192,15 @@ class MemoryKeyValue:
     """One bucket; keys keep the grammar of NATS."""
 
     def __init__(self, report: Report) -> None:
-        self._entries: dict[str, Entry] = {}
-        self._watches: list[KeyWatch] = []
+        self._entries: dict[str, KeyValueEntry] = {}
+        self._watches: list[MemoryWatch] = []
         self._revision = 0
         self._report = report
 
     async def put(self, key: str, value: bytes) -> int:
         return self._set(key, value)
 
-    async def get(self, key: str) -> Entry:
+    async def get(self, key: str) -> KeyValueEntry:
         check_key(key)
         entry = self._entries.get(key)
         if entry is None or entry.value is None:
@@ -223,8 +225,8 @@ class MemoryKeyValue:
     async def keys(self) -> list[str]:
         return [entry.key for entry in self._entries.values() if entry.value is not None]
 
-    async def watch(self, handler: Callable[[Entry | None], None]) -> KeyWatch:
-        watch = KeyWatch(self._watches, handler, self._report)
+    async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> MemoryWatch:
+        watch = MemoryWatch(self._watches, handler, self._report)
         for entry in sorted(self._entries.values(), key=lambda entry: entry.revision):
             watch.tell(entry)
         watch.tell(None)
@@ -233,7 +235,7 @@ class MemoryKeyValue:
     def _set(self, key: str, value: bytes | None) -> int:
         check_key(key)
         self._revision += 1
-        entry = self._entries[key] = Entry(key, value, self._revision)
+        entry = self._entries[key] = KeyValueEntry(key, value, self._revision)
         for watch in list(self._watches):
             watch.tell(entry)
         return self._revision

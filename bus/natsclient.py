@@ -1,13 +1,4 @@
-"""nats-py's client with a direct path for messages: no Msg object, queue, task or coroutine per message.
-
-What is nats-py's here: connecting, authentication, TLS, server discovery, reconnecting, replaying subscriptions. What is ours:
-bytes go from the transport straight into our parser and from there into plain handlers; publishing appends to nats-py's
-buffer of pending commands, which is written once per turn of the event loop.
-
-Overridden or used beyond its public interface (pinned to nats-py 2.16; tests/contract/test_bus_nats.py breaks loudly when one
-of these changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_err`, `_pending`, `_pending_data_size`, `_pongs`,
-`_subs`, `_status`, `_process_info`, `_process_op_err`, `_ps`.
-"""
+"""nats-py's TCP transport, with the received bytes handed on as they come."""
 
 import asyncio
 import contextlib
@@ -18,11 +9,91 @@ from typing import Any
 from nats import errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 
 from bus.natsparser import Parser, ProtocolViolation, write_headers
-from bus.natstransport import CLOSE_S, READ_SIZE, DirectTransport, LostConnection
-from bus.patterns import check_pattern, check_subject
-from bus.port import Buffer, BusClosed, BusError, Handler, PayloadTooLarge, in_pieces
+from bus.port import Buffer, BusClosed, BusError, DeliveryHandler, PayloadTooLarge, in_pieces
+from bus.subjects import check_pattern, check_subject
+
+READ_SIZE = 256 * 1024
+CLOSE_S = 1.0  # a peer that takes longer to take our last bytes is dropped
+
+
+class LostConnection(OSError):
+    """The connection went away while something was waiting on it."""
+
+
+class _Reader(asyncio.StreamReader):
+    """A stream reader that can hand its bytes on as they come, instead of keeping them for `read`."""
+
+    _sink: Callable[[bytes], None] | None = None
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        waiting = bytes(self._buffer)  # type: ignore[attr-defined]
+        self._buffer.clear()  # type: ignore[attr-defined]
+        self._sink = sink
+        if waiting:
+            sink(waiting)
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        if self._sink is None:
+            super().feed_data(data)
+        else:
+            self._sink(data)
+
+
+class DirectTransport(TcpTransport):  # type: ignore[misc]
+    """nats-py's TCP transport with our reader; it never waits long for a peer that does not read."""
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        reader = _Reader(limit=max(buffer_size, READ_SIZE), loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        async with asyncio.timeout(connect_timeout):
+            transport, _ = await loop.create_connection(lambda: protocol, uri.hostname, uri.port)
+        self._bare_io_reader = self._io_reader = reader
+        self._bare_io_writer = self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        reader = _Reader(limit=max(buffer_size, READ_SIZE), loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        protocol._over_ssl = True  # type: ignore[attr-defined]  # over TLS there is no half-closed connection to keep
+        host = uri if isinstance(uri, str) else uri.hostname
+        async with asyncio.timeout(connect_timeout):
+            transport = await loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=host)
+        if transport is None:
+            raise LostConnection("the connection to NATS was lost while TLS was set up")
+        self._io_reader = reader
+        self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return int(self._io_writer.transport.get_write_buffer_size())
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        """From now on received bytes go to `sink`."""
+        if isinstance(self._io_reader, _Reader):
+            self._io_reader.divert(sink)
+
+    def abort(self) -> None:
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+    async def wait_closed(self) -> None:
+        if self._io_writer is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._io_writer.wait_closed()
+        except TimeoutError:
+            self.abort()
+        except OSError:
+            pass  # it is closed, whatever it died of
+
+
+# -- nats-py's client with a direct path for messages: no Msg object, queue, task or coroutine per message.
 
 WRITE_AT = 64 * 1024  # this much pending is written at once, without waiting for the end of the turn
 BACKLOG = 1024 * 1024  # while the socket holds back more than this, what is new stays in our bounded buffer
@@ -42,7 +113,7 @@ class DirectClient(Client):  # type: ignore[misc]
         self, on_fault: Callable[[str, Exception], None], on_trouble: Callable[[Exception], None], most_pending: int
     ) -> None:
         super().__init__()
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, DeliveryHandler] = {}
         self._on_trouble = on_trouble
         self._most_pending = most_pending
         self._kicked = False
@@ -129,7 +200,7 @@ class DirectClient(Client):  # type: ignore[misc]
 
     # ---- subscribing
 
-    def listen(self, subject: str, handler: Handler, queue: str = "") -> int:
+    def listen(self, subject: str, handler: DeliveryHandler, queue: str = "") -> int:
         """Subscribe; returns the subscription's id. It is replayed after every reconnect."""
         check_pattern(subject)
         if queue:

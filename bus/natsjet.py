@@ -1,15 +1,169 @@
-"""JetStream over core requests: its JSON API, durable publishing, streams.
+"""Streams and buckets that have to be there: found, made, brought in line, and copied to as many servers as there are."""
 
-API: https://docs.nats.io/reference/reference-protocols/nats_api_reference. Error codes: the server's errors.json.
-"""
-
-from collections.abc import Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from bus.natsstreams import JetError, Streams
-from bus.port import Buffer, BusError, Delivery, NoResponders, NotFound, StreamSpec
+from bus.port import Buffer, BusError, Delivery, Forbidden, NoResponders, NotFound, StreamSpec
+
+MOST_REPLICAS = 3
+NO_PEERS = (10005, 10023, 10074)  # not so many servers, or none with room, or no cluster at all
+NOT_YET = (10008, 10009)  # the cluster elects a leader
+STREAM_EXISTS = 10058  # with another configuration
+PATIENCE_S = 20.0  # for a leader, or for whoever may make the stream
+PAUSE_S = 0.25
+_log = logging.getLogger("infaas.bus")
+
+
+class JetError(BusError):
+    """JetStream said no. code: the server's own error code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class LostStream(BusError):
+    """A stream or bucket that was there is not there any more; the text says what to do."""
+
+
+class Hidden(Forbidden):
+    """We have no right to know whether it is there: waiting changes nothing."""
+
+
+class Api(Protocol):
+    """What is asked of JetStream's API."""
+
+    async def call(self, verb: str, body: Any = None) -> dict[str, Any]: ...
+    async def stream_info(self, stream: str) -> dict[str, Any]: ...
+
+
+class Streams:
+    """Those of one connection. clustered: whether the server is one of several; replicas: how many copies, 0 as many as fit, up to 3.
+    patience_s: to wait for the cluster's leader, or for whoever may make a stream.
+
+    before(name) is awaited before a stream is made that is not there, and may raise; seen(name, created) when one has been found or
+    made, with the time of its creation as the server writes it.
+    """
+
+    def __init__(self, api: Api, clustered: Callable[[], bool]) -> None:
+        self.replicas = 0
+        self.patience_s = PATIENCE_S
+        self.before: Callable[[str], Awaitable[None]] | None = None
+        self.seen: Callable[[str, str], Awaitable[None]] | None = None
+        self._api = api
+        self._clustered = clustered
+        self._kept: set[str] = set()  # those that we are to make if need be
+        self._others: set[str] = set()  # those that we may not make
+
+    async def make(self, config: dict[str, Any], update: tuple[str, ...] = ()) -> None:
+        """Make sure the stream exists; where it does with another configuration, the keys in `update` are brought in line."""
+        name = config["name"]
+        until = asyncio.get_running_loop().time() + self.patience_s
+        while True:
+            try:
+                await self._made(config, update)
+            except Hidden:
+                raise
+            except Forbidden:
+                self._others.add(name)
+                if asyncio.get_running_loop().time() > until:
+                    raise BusError(
+                        f"{name} is not there, and we may not make it: is the service that does, the registrar or recorder, running?"
+                    ) from None
+            except JetError as error:
+                if error.code not in NOT_YET or asyncio.get_running_loop().time() > until:
+                    raise
+            except (LostStream, NotFound):
+                raise
+            except BusError:  # a cluster without a leader does not answer
+                if not self._clustered() or asyncio.get_running_loop().time() > until:
+                    raise
+            else:
+                self._kept.add(name)
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def created(self, name: str) -> str:
+        """When a stream was made, as the server writes it; raises NotFound."""
+        return str((await self._api.stream_info(name))["created"])
+
+    async def _made(self, config: dict[str, Any], update: tuple[str, ...]) -> None:
+        name = config["name"]
+        made = False
+        try:
+            info = await self._api.stream_info(name)
+        except Forbidden as error:
+            raise Hidden(f"{name} is not for us: {error}") from error
+        except NotFound:
+            if name in self._others:
+                raise Forbidden(f"{name} is another service's to make") from None
+            if self.before is not None:
+                await self.before(name)
+            try:
+                info, made = await self._create(config), True
+            except JetError as error:
+                if error.code != STREAM_EXISTS:
+                    raise
+                info = await self._api.stream_info(name)  # somebody was faster
+        if self.seen is not None:
+            await self.seen(name, str(info["created"]))
+        if made:
+            return
+        present = info["config"]
+        if any(present.get(key) != config.get(key) for key in update):
+            present |= {key: config[key] for key in update}
+            await self._api.call(f"STREAM.UPDATE.{name}", present)
+        await self._copy(name, present)
+
+    async def _create(self, config: dict[str, Any]) -> dict[str, Any]:
+        numbers = self._wanted()
+        for replicas in numbers:
+            try:
+                return await self._api.call(f"STREAM.CREATE.{config['name']}", config | {"num_replicas": replicas})
+            except JetError as error:
+                if error.code not in NO_PEERS or replicas == numbers[-1]:
+                    raise
+        raise BusError(f"{config['name']} cannot be made")
+
+    def _wanted(self) -> tuple[int, ...]:
+        if self.replicas:
+            return (self.replicas,)
+        return tuple(range(MOST_REPLICAS, 0, -1)) if self._clustered() else (1,)
+
+    # ---- servers join
+
+    async def lift(self) -> None:
+        """Copy what has fewer replicas than there could be by now to more servers; never to fewer."""
+        if self._wanted() == (1,):
+            return
+        for name in sorted(self._kept):
+            try:
+                await self._copy(name, (await self._api.stream_info(name))["config"])
+            except BusError as error:
+                _log.debug("replicas of %s: %s", name, error)
+
+    async def _copy(self, name: str, present: dict[str, Any]) -> None:
+        for replicas in self._wanted():
+            if replicas <= present["num_replicas"]:
+                return
+            try:
+                await self._api.call(f"STREAM.UPDATE.{name}", present | {"num_replicas": replicas})
+            except Forbidden:
+                return  # it is another service's to keep
+            except JetError as error:
+                if error.code not in NO_PEERS:
+                    _log.warning("%s stays at %d replicas: %s", name, present["num_replicas"], error)
+                    return
+            else:
+                _log.info("%s has %d replicas now, before %d", name, replicas, present["num_replicas"])
+                return
+
+
+# -- JetStream over core requests: its JSON API, durable publishing, streams.
 
 __all__ = ["NANO", "WRONG_SEQUENCE", "JetError", "JetStream", "Requests"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from bus.patterns import check_headers
-from bus.port import Delivery, Handler
+from bus.port import Delivery, DeliveryHandler
+from bus.subjects import check_headers
 
 LARGE = 32 * 1024  # payloads above this that arrive in pieces are joined once, not searched again with every piece
 MAX_LINE = 1024 * 1024  # a control line longer than this is no NATS server speaking
@@ -31,7 +31,7 @@ class Parser:
 
     def __init__(
         self,
-        handlers: Mapping[str, Handler],
+        handlers: Mapping[str, DeliveryHandler],
         on_fault: Callable[[str, Exception], None],
         on_ping: Callable[[], None],
         on_pong: Callable[[], None],

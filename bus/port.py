@@ -51,7 +51,7 @@ class Delivery(NamedTuple):
     status: str = ""
 
 
-Handler = Callable[[Delivery], None]
+DeliveryHandler = Callable[[Delivery], None]
 
 
 Buffer = bytes | bytearray | memoryview  # memoryviews of single bytes
@@ -69,7 +69,7 @@ class Subscription(Protocol):
         """Take nothing new; return once everything already delivered was handled."""
 
 
-class Entry(NamedTuple):
+class KeyValueEntry(NamedTuple):
     """One state of one key. value None: deleted. revision grows with every change in the bucket."""
 
     key: str
@@ -81,7 +81,7 @@ class KeyValue(Protocol):
     """A bucket of small values, each key with a revision."""
 
     async def put(self, key: str, value: bytes) -> int: ...
-    async def get(self, key: str) -> Entry:
+    async def get(self, key: str) -> KeyValueEntry:
         """Raises NotFound."""
 
     async def create(self, key: str, value: bytes) -> int:
@@ -92,7 +92,7 @@ class KeyValue(Protocol):
 
     async def delete(self, key: str) -> None: ...
     async def keys(self) -> list[str]: ...
-    async def watch(self, handler: Callable[[Entry | None], None]) -> Subscription:
+    async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:
         """Every key's present value first, then None once, then each change; it survives reconnects."""
 
 
@@ -177,7 +177,7 @@ class Bus(Protocol):
     ) -> Delivery:
         """Raises NoResponders, RequestTimeout."""
 
-    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+    async def subscribe(self, subject: str, handler: DeliveryHandler, queue: str = "") -> Subscription:
         """Every message on `subject` (wildcards * and >), or one of the queue group's share. An exception in `handler`
         is reported to the bus's error callback and ends nothing.
         """

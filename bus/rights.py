@@ -7,7 +7,7 @@ Inboxes tell who asks: `_INBOX_.<app>.<name>` of an app's client and `_INBOX_.@.
 answered by services; `_SERVICE_.<name>` belongs to services that nobody answers but the server.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from bus.subjects import Subjects
@@ -69,7 +69,7 @@ class Rights(NamedTuple):
     subscribe: tuple[str, ...]
 
 
-class Line(NamedTuple):
+class SubjectRights(NamedTuple):
     """A name of `Subjects`: its patterns for one identity, who publishes there and who hears it."""
 
     name: str
@@ -78,7 +78,7 @@ class Line(NamedTuple):
     subscribe: frozenset[Role] = frozenset()
 
 
-class Store(NamedTuple):
+class StoreRights(NamedTuple):
     """A stream or bucket of `Subjects`. keys: what `puts` may write there instead of everything."""
 
     name: str
@@ -97,129 +97,133 @@ def _r(*roles: Role) -> frozenset[Role]:
 _SERVICES = frozenset(ROLES) - ASKERS
 _ASKING = _r("gateway", "dashboard", "operator", "supervisor")
 
-LINES: tuple[Line, ...] = (
+SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     # outsiders
-    Line(
+    SubjectRights(
         "query",
         lambda s, i: (s.query(i.app or "*"),),
         _r("client", "gateway", "operator"),
         _r("dispatcher"),
     ),
-    Line(
+    SubjectRights(
         "feedback",
         lambda s, i: (s.feedback(i.app or "*"),),
         _r("client", "gateway", "operator"),
         _r("dispatcher"),
     ),
-    Line(
+    SubjectRights(
         "explain",
         lambda s, i: (s.explain(i.app or "*"),),
         _r("client", "gateway", "dashboard", "operator"),
         _r("dispatcher"),
     ),
-    Line("list", lambda s, _: (s.list(),), _ASKING | {"client"}, _r("dispatcher", "jobs")),
-    Line("admin", lambda s, _: (s.admin(),), _r("operator"), _r("registrar")),
-    Line("register", lambda s, _: (s.register(),), _r("operator"), _r("registrar")),
-    Line(
+    SubjectRights("list", lambda s, _: (s.list(),), _ASKING | {"client"}, _r("dispatcher", "jobs")),
+    SubjectRights("admin", lambda s, _: (s.admin(),), _r("operator"), _r("registrar")),
+    SubjectRights("register", lambda s, _: (s.register(),), _r("operator"), _r("registrar")),
+    SubjectRights(
         "registration",
         lambda s, _: (s.registration(),),
         _r("gateway", "operator", "supervisor", "registrar"),
         _r("gateway", "operator", "registrar"),
     ),
-    Line("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
-    Line("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
-    Line("event", lambda s, _: (s.event("feedback"),), _r("dispatcher")),
-    Line(
+    SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
+    SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
+    SubjectRights("event", lambda s, _: (s.event("feedback"),), _r("dispatcher")),
+    SubjectRights(
         "event",
         lambda s, _: tuple(s.event(kind) for kind in ("state", "cost", "worker-sample", "instance-sample")),
         _r("monitor"),
     ),
-    Line("event", lambda s, _: (s.event("scaling"), s.event("worker")), _r("monitor", "vm-autoscaler")),
-    Line("event", lambda s, _: (s.event("registration"),), _r("registrar")),
-    Line("event", lambda s, _: (s.event("job"),), _r("jobs")),
+    SubjectRights("event", lambda s, _: (s.event("scaling"), s.event("worker")), _r("monitor", "vm-autoscaler")),
+    SubjectRights("event", lambda s, _: (s.event("registration"),), _r("registrar")),
+    SubjectRights("event", lambda s, _: (s.event("job"),), _r("jobs")),
     # a query's way
-    Line("execute", lambda s, i: (s.execute(i.worker, "*"),), _r("dispatcher", "offline"), _r("executor")),
-    Line("done", lambda s, _: (s.done("*"),), _r("executor"), _r("dispatcher", "offline")),
-    Line("undelivered", lambda s, _: (s.undelivered("*"),), frozenset(), _r("dispatcher", "offline")),
-    Line("trying", lambda s, _: (s.trying("*"),), _r("executor"), _r("dispatcher", "offline")),
-    Line(
+    SubjectRights("execute", lambda s, i: (s.execute(i.worker, "*"),), _r("dispatcher", "offline"), _r("executor")),
+    SubjectRights("done", lambda s, _: (s.done("*"),), _r("executor"), _r("dispatcher", "offline")),
+    SubjectRights("undelivered", lambda s, _: (s.undelivered("*"),), frozenset(), _r("dispatcher", "offline")),
+    SubjectRights("trying", lambda s, _: (s.trying("*"),), _r("executor"), _r("dispatcher", "offline")),
+    SubjectRights(
         "resubmit",
         lambda s, _: (s.resubmit(), s.resubmit("*")),
         _r("executor", "dispatcher"),
         _r("dispatcher", "offline"),
     ),
-    Line("loads", lambda s, _: (s.loads("*"),), _r("monitor"), _r("dispatcher", "model-autoscaler", "offline")),
+    SubjectRights(
+        "loads", lambda s, _: (s.loads("*"),), _r("monitor"), _r("dispatcher", "model-autoscaler", "offline")
+    ),
     # the fleet
-    Line(
+    SubjectRights(
         "worker_heartbeat",
         lambda s, i: (s.worker_heartbeat(i.worker),),
         _r("monitor"),
         _r("dispatcher", "registrar", "vm-autoscaler", "model-autoscaler", "offline", "operator", "supervisor"),
     ),
-    Line(
+    SubjectRights(
         "dispatcher_heartbeat",
         lambda s, _: (s.dispatcher_heartbeat(),),
         _r("dispatcher", "offline"),
         _r("executor", "gateway", "operator"),
     ),
-    Line("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler")),
-    Line("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
-    Line(
+    SubjectRights("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler")),
+    SubjectRights("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
+    SubjectRights(
         "controller",
         lambda s, _: (s.controller("ask"),),
         _r("monitor", "model-autoscaler"),
         _r("vm-autoscaler"),
     ),
-    Line("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
-    Line("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
-    Line(
+    SubjectRights("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
+    SubjectRights("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
+    SubjectRights(
         "worker",
         lambda s, i: (s.worker(i.worker, "load"), s.worker(i.worker, "release")),
         _r("dispatcher", "model-autoscaler", "vm-autoscaler", "offline"),
         _r("monitor"),
     ),
-    Line("worker", lambda s, i: (s.worker(i.worker, "drain"),), _r("vm-autoscaler", "supervisor"), _r("monitor")),
-    Line("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
-    Line("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
-    Line("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),
-    Line(
+    SubjectRights(
+        "worker", lambda s, i: (s.worker(i.worker, "drain"),), _r("vm-autoscaler", "supervisor"), _r("monitor")
+    ),
+    SubjectRights("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
+    SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),
+    SubjectRights("monitor", lambda s, i: (s.monitor(i.worker, "*"),), _r("executor"), _r("monitor")),
+    SubjectRights(
         "exited",
         lambda s, i: (s.exited(i.worker),),
         _r("supervisor"),
         _r("dispatcher", "monitor", "registrar", "offline"),
     ),
     # registration work
-    Line(
+    SubjectRights(
         "workshop",
         lambda s, i: (s.workshop(i.worker),),
         _r("registrar"),
         _r("executor", "vm-autoscaler"),
     ),
-    Line(
+    SubjectRights(
         "registrar",
         lambda s, _: tuple(s.registrar(f) for f in ("inspected", "built", "variant-failed", "progress", "finished")),
         _r("executor"),
         _r("registrar", "vm-autoscaler"),
     ),
-    Line(
+    SubjectRights(
         "registrar",
         lambda s, _: (s.registrar("alive"), s.registrar("undelivered.*.*")),
         _r("registrar"),
         _r("registrar"),
     ),
     # offline jobs
-    Line("job", lambda s, i: (s.job(i.app or "*"),), _r("client", "gateway", "operator"), _r("jobs")),
-    Line(
+    SubjectRights("job", lambda s, i: (s.job(i.app or "*"),), _r("client", "gateway", "operator"), _r("jobs")),
+    SubjectRights(
         "job_status",
         lambda s, _: (s.job_status(),),
         _r("client", "gateway", "operator", "jobs"),
         _r("gateway", "operator", "jobs"),
     ),
-    Line("job_cancel", lambda s, _: (s.job_cancel(),), _r("client", "gateway", "operator"), _r("jobs")),
-    Line("job_chunks", lambda s, _: (s.job_chunks(),), _r("jobs")),
-    Line("offline", lambda s, _: (s.offline("part"), s.offline("note")), _r("offline"), _r("jobs")),
-    Line("offline", lambda s, _: (s.offline("alive"),), _r("jobs"), _r("jobs")),
-    Line(
+    SubjectRights("job_cancel", lambda s, _: (s.job_cancel(),), _r("client", "gateway", "operator"), _r("jobs")),
+    SubjectRights("job_chunks", lambda s, _: (s.job_chunks(),), _r("jobs")),
+    SubjectRights("offline", lambda s, _: (s.offline("part"), s.offline("note")), _r("offline"), _r("jobs")),
+    SubjectRights("offline", lambda s, _: (s.offline("alive"),), _r("jobs"), _r("jobs")),
+    SubjectRights(
         "offline_answer",
         lambda s, i: (s.offline_answer(i.worker),),
         _r("executor", "dispatcher"),
@@ -235,18 +239,18 @@ _BUCKETS: dict[
     "inputs_bucket": (_r("executor", "gateway", "operator"), _r("gateway", "operator")),
     "outputs_bucket": (_r("executor", "gateway", "operator", "offline"),) * 2,
 }
-STORES: tuple[Store, ...] = (
-    Store("outcome_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
-    Store("event_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
-    Store("job_stream", "stream", creates=_r("jobs"), reads=_r("offline")),
-    Store(
+STORE_RIGHTS: tuple[StoreRights, ...] = (
+    StoreRights("outcome_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
+    StoreRights("event_stream", "stream", creates=_r("recorder"), reads=_r("recorder", "operator")),
+    StoreRights("job_stream", "stream", creates=_r("jobs"), reads=_r("offline")),
+    StoreRights(
         "catalog_bucket",
         "kv",
         creates=_r("registrar"),
         reads=_SERVICES | {"gateway", "operator"},
         writes=_r("registrar"),
     ),
-    Store(
+    StoreRights(
         "control_bucket",
         "kv",
         creates=_r("registrar"),
@@ -255,10 +259,12 @@ STORES: tuple[Store, ...] = (
         puts=_r("monitor"),
         keys="quarantine.>",
     ),
-    Store("status_bucket", "kv", creates=_r("registrar"), reads=_r("registrar", "operator"), writes=_r("registrar")),
-    Store("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),
-    *(Store(name, "objects", _r("registrar"), reads, writes) for name, (reads, writes) in _BUCKETS.items()),
-    Store(
+    StoreRights(
+        "status_bucket", "kv", creates=_r("registrar"), reads=_r("registrar", "operator"), writes=_r("registrar")
+    ),
+    StoreRights("jobs_bucket", "kv", creates=_r("jobs"), reads=_r("jobs", "offline", "operator"), writes=_r("jobs")),
+    *(StoreRights(name, "objects", _r("registrar"), reads, writes) for name, (reads, writes) in _BUCKETS.items()),
+    StoreRights(
         "parts_bucket",
         "objects",
         creates=_r("jobs"),
@@ -283,13 +289,13 @@ def rights(identity: Identity, subjects: Subjects) -> Rights:
     subscribe = {f"{identity.inbox}.>"}
     allowed = {name for verb in identity.verbs for name in _CLIENT_LINES[verb]}
     for role in identity.roles:
-        for line in LINES:
+        for line in SUBJECT_RIGHTS:
             if role == "client" and line.name not in allowed:
                 continue
             patterns = line.patterns(subjects, identity)
             publish.update(patterns if role in line.publish else ())
             subscribe.update(patterns if role in line.subscribe else ())
-        for store in STORES:
+        for store in STORE_RIGHTS:
             publish.update(_of_store(role, store, getattr(subjects, store.name)))
         if role in ANSWERERS:
             publish.add(f"{OWN}.>")
@@ -310,7 +316,7 @@ def sharing(identities: Iterable[Identity]) -> list[Identity]:
     return [user._replace(buckets=every) if "operator" in user.roles else user for user in users]
 
 
-def _of_store(role: Role, store: Store, name: str) -> Iterable[str]:
+def _of_store(role: Role, store: StoreRights, name: str) -> Iterable[str]:
     stream = {"kv": "KV_", "objects": "OBJ_", "stream": ""}[store.kind] + name
     if role in store.creates:
         yield from _creates(stream)
@@ -369,3 +375,55 @@ def _consumes(stream: str) -> Iterable[str]:
     yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"
     yield f"$JS.ACK.{stream}.>"
     yield f"$JS.ACK.*.*.{stream}.>"
+
+
+# -- Whose requests may be answered: the one thing of a message that NATS does not check is its reply subject. Pure.
+
+STREAM = "Nats-Stream"  # header of a message that JetStream hands out on request
+
+
+def from_stream(reply: str, headers: Mapping[str, str] | None) -> bool:
+    """Whether JetStream sent this. No order comes that way: whoever may read a stream can have its messages sent to any subject."""
+    return reply.startswith("$JS.") or (headers is not None and STREAM in headers)
+
+
+def app_of(reply: str) -> str:
+    """The app whose client wants the answer here; empty where that is not known, or where it may ask for any app."""
+    first, _, rest = reply.partition(".")
+    app = rest.partition(".")[0]
+    return app if first == OWN and app != ANY_APP else ""
+
+
+class ReplyCheck:
+    """Looks at what outsiders ask, before anybody acts on it.
+
+    inbox: one of our own. It tells whether users have inboxes of their own (`infaas auth`): then nobody else's is answered.
+    Otherwise anything is but what belongs to the system and to NATS itself: an answer published there would be an order in our name.
+    """
+
+    def __init__(self, subjects: Subjects, inbox: str) -> None:
+        self._space = f"{subjects.prefix}."
+        self._closed = inbox.startswith((f"{OWN}.", f"{SERVICE}."))
+        self._of_app = (subjects.query(), subjects.feedback(), subjects.explain(), subjects.job())
+        self._others = (
+            subjects.list(),
+            subjects.list("jobs"),
+            subjects.admin(),
+            subjects.register(),
+            subjects.registration(),
+            subjects.job_status(),
+            subjects.job_cancel(),
+        )
+
+    def guards(self, inlet: str) -> bool:
+        """Whether requests that come in here are outsiders'."""
+        return inlet in self._of_app or inlet in self._others
+
+    def may_answer(self, inlet: str, subject: str, reply: str) -> bool:
+        """Whether the reply subject is the caller's own."""
+        if not self._closed:
+            return not reply.startswith((self._space, "$"))
+        tokens = reply.split(".", 3)
+        if len(tokens) < 4 or tokens[0] != OWN:
+            return False
+        return inlet not in self._of_app or tokens[1] in (ANY_APP, subject.rpartition(".")[2])

@@ -11,7 +11,7 @@ from compare import Figure, Row, holds, near
 from msgspec.structs import replace
 
 from infaas.cli.planfile import read_plan_file
-from services.core.planning.problem import Problem
+from services.core.planning.problem import PlanningProblem
 from services.core.planning.solvers import make_solver
 
 EXAMPLE = compare.ROOT / "docs" / "examples" / "plan.toml"
@@ -44,7 +44,7 @@ def build(seeds: Sequence[int] = (), short: bool = False) -> Figure:
     return Figure("table23", "Tables 2 and 3: the cheapest instances of three variants", rows)
 
 
-def _problem(qps: float, slo_ms: float) -> Problem:
+def _problem(qps: float, slo_ms: float) -> PlanningProblem:
     problem = read_plan_file(EXAMPLE)
     (demand,) = problem.demands
     return replace(problem, demands=(replace(demand, load=qps, latency_ms=slo_ms),), budget_per_s=inf)

@@ -3,7 +3,7 @@
 python benches/paper/table7.py             five times 2,000 decisions of each kind
 python benches/paper/table7.py --short     500 decisions
 
-The dispatcher's own selection (services/core/selection.py, services/core/baselines.py) on a view of twelve workers in which
+The dispatcher's own selection (services/core/selection/policy.py, services/core/selection/policy.py) on a view of twelve workers in which
 every fifth variant has an instance. State (a): none that the query may be given has one, so a load is ordered; (b): one of them is
 Active. Needs asked before are what clients mostly send; for needs never seen nothing is kept from earlier queries. Times are
 measured on the wall's clock.
@@ -19,10 +19,9 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.ask import Ask, Decision
-from services.core.baselines import BruteForce
-from services.core.cluster import ClusterView
-from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import BruteForce, Decision, InfaasPolicy, SelectionPolicy
 from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
 

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from bus.messages import catalog, digest, events, fleet, flow, jobs, public, scaling, work
+from bus.messages import catalog, events, fleet, flow, jobs, public, scaling, work
+from bus.messages import fleet as digest
 from bus.subjects import Subjects
 
 NAMES = Subjects()

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bus.port import BusError, Entry
+from bus.port import BusError, KeyValueEntry
 from infaas.cli.table import Column, print_table
 from infaas.client import Client
 
@@ -88,7 +88,7 @@ async def _registrations(client: Client) -> list[Item]:
     found: dict[str, Item] = {}
     complete = asyncio.Event()
 
-    def heard(entry: Entry | None) -> None:
+    def heard(entry: KeyValueEntry | None) -> None:
         if entry is None:
             complete.set()
         elif entry.key.startswith("registration.") and entry.value is not None:

@@ -12,7 +12,7 @@ from infaas.cli.output import fail, for_the_result, show
 from infaas.cli.planfile import read_plan_file
 from infaas.cli.table import Column, number, print_table
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Problem
+from services.core.planning.problem import PlanningProblem
 from services.core.planning.solvers import make_solver
 
 _COLUMNS = (
@@ -83,7 +83,7 @@ def _document(found: Plan, solve_ms: float) -> dict[str, Any]:
     return document
 
 
-def _render(problem: Problem, found: Plan, solve_ms: float) -> None:
+def _render(problem: PlanningProblem, found: Plan, solve_ms: float) -> None:
     kinds = {action.variant: f"{action.kind} {action.delta:+d}" for action in found.actions}
     rows = [
         {

@@ -11,8 +11,15 @@ import msgspec
 from msgspec import Struct
 
 from infaas.cli.output import usage
-from services.core.goal import Goal
-from services.core.planning.problem import Candidate, Demand, InvalidProblem, Objective, Problem, check
+from services.core.cost import Goal
+from services.core.planning.problem import (
+    CandidateVariant,
+    InvalidPlanningProblem,
+    Objective,
+    PlanningProblem,
+    RequirementClass,
+    check,
+)
 
 
 class _Block(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +84,7 @@ _WORDS = {
 }
 
 
-def read_plan_file(path: Path) -> Problem:
+def read_plan_file(path: Path) -> PlanningProblem:
     """The problem that the file states; ends the command (bad usage) when it states none."""
     raw = _read(path)
     try:
@@ -91,7 +98,7 @@ def read_plan_file(path: Path) -> Problem:
     problem = _problem(file)
     try:
         check(problem)
-    except InvalidProblem as error:
+    except InvalidPlanningProblem as error:
         flaw = error.flaw
         part, key = _PARTS.get(flaw.part, flaw.part), _KEYS.get(flaw.key, flaw.key)
         usage(f"{path}: {_place(part, flaw.number, key, raw)}: {flaw.reason}")
@@ -135,10 +142,10 @@ def _read(path: Path) -> dict[str, Any]:
         usage(f"{path} is not valid TOML: it is nested too deeply")
 
 
-def _problem(file: PlanFile) -> Problem:
-    return Problem(
+def _problem(file: PlanFile) -> PlanningProblem:
+    return PlanningProblem(
         candidates=tuple(
-            Candidate(
+            CandidateVariant(
                 name=one.name,
                 apps=(one.app,) if isinstance(one.app, str) else tuple(one.app),
                 model=one.model,
@@ -154,7 +161,7 @@ def _problem(file: PlanFile) -> Problem:
             for one in file.variant
         ),
         demands=tuple(
-            Demand(
+            RequirementClass(
                 app=one.name,
                 load=one.qps,
                 latency_ms=inf if one.latency_ms is None else one.latency_ms,

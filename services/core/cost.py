@@ -7,6 +7,7 @@ per core for the kinds in PER_CORE, per whole device for all others.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Literal
 
 from bus.messages.catalog import ProfileRow, Signature, VariantRecord
 
@@ -170,3 +171,14 @@ def _interpolate(points: list[tuple[int, float]], batch: int) -> float:
         return low_ms * batch / low
     high, high_ms = points[at]
     return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
+
+
+# -- What the system serves for: least cost, or most accuracy. One definition for selection, planning and scaling.
+# Pure.
+
+Goal = Literal["cost", "accuracy"]
+
+
+def merit(accuracy: float | None) -> float:
+    """What an accuracy counts where more of it is wanted: one that was never measured, nothing."""
+    return 0.0 if accuracy is None else accuracy

@@ -7,8 +7,15 @@ variant run there, and who of several workers is first, where one of them must a
 from collections.abc import Callable, Iterable
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.digest import FleetDigest, FleetRoster, PoolDigest, PoolRoster, VariantDigest
-from bus.messages.fleet import InstanceStatus, WorkerHeartbeat
+from bus.messages.fleet import (
+    FleetDigest,
+    FleetRoster,
+    InstanceStatus,
+    PoolDigest,
+    PoolRoster,
+    VariantDigest,
+    WorkerHeartbeat,
+)
 from services.core.cost import PER_CORE
 from services.core.lifecycle import COUNTED, SERVING
 

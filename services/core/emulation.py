@@ -25,7 +25,7 @@ PROVENANCE = "synthetic"
 SINGLE_MS = "cpu_single_ms"  # attribute: what one item took on the CPU, where outputs can be computed
 
 
-class Kind(Struct, frozen=True, kw_only=True):
+class AcceleratorKind(Struct, frozen=True, kw_only=True):
     """One kind of accelerator. The last three figures are those of a whole device; see the module for the others."""
 
     fixed_ms: float
@@ -37,9 +37,9 @@ class Kind(Struct, frozen=True, kw_only=True):
     device_memory_mb: float
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, AcceleratorKind] = {
     # A V100 has 16 GB and runs one batch at a time.
-    "gpu": Kind(
+    "gpu": AcceleratorKind(
         fixed_ms=2.0,
         speedup=185.0,
         load_ms=7500.0,
@@ -49,7 +49,7 @@ KINDS: Mapping[str, Kind] = {
         device_memory_mb=16384.0,
     ),
     # One chip: four cores with 8 GB together; its compiled models are for small batches.
-    "inferentia": Kind(
+    "inferentia": AcceleratorKind(
         fixed_ms=10.0,
         speedup=20.0,
         load_ms=4000.0,
@@ -124,7 +124,7 @@ def computable(record: VariantRecord, items: int, seconds: float) -> bool:
     return items * float(record.attributes.get(SINGLE_MS, "inf")) <= seconds * 1000.0
 
 
-def _row(row: ProfileRow, made: Kind) -> ProfileRow:
+def _row(row: ProfileRow, made: AcceleratorKind) -> ProfileRow:
     """A sleep has no spread worth naming and takes no CPU."""
     ms = made.fixed_ms + row.p50_ms / made.speedup
     return ProfileRow(batch=row.batch, p50_ms=ms, p99_ms=ms, cpu_ms=0.0, wall_over_cpu=1.0, length=row.length)

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MICROSECONDS = (1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)  # in seconds
@@ -51,14 +51,14 @@ class Histogram:
         return sum(self.counts)
 
 
-class Family:
+class MetricFamily:
     """One metric: all its samples, each with its labels. unit-bearing names as Prometheus wants them."""
 
     __slots__ = ("help", "kind", "name", "samples")
 
-    def __init__(self, name: str, kind: Kind, help: str) -> None:
+    def __init__(self, name: str, kind: MetricKind, help: str) -> None:
         self.name = name
-        self.kind: Kind = kind
+        self.kind: MetricKind = kind
         self.help = help
         self.samples: list[tuple[dict[str, str], float | Histogram]] = []
 
@@ -69,7 +69,7 @@ class Family:
 class Insight(Protocol):
     """What a service shows of its actor: a module with these two functions."""
 
-    def families(self, actor: Any, /) -> Iterable[Family]:
+    def families(self, actor: Any, /) -> Iterable[MetricFamily]:
         """Its numbers now."""
         ...
 
@@ -78,9 +78,9 @@ class Insight(Protocol):
         ...
 
 
-def named(families: Iterable[Family]) -> list[Family]:
+def named(families: Iterable[MetricFamily]) -> list[MetricFamily]:
     """One family a name: several actors of a process show the same ones."""
-    found: dict[str, Family] = {}
+    found: dict[str, MetricFamily] = {}
     for family in families:
         known = found.setdefault(family.name, family)
         if known is not family:

@@ -104,3 +104,19 @@ def shortage(variant: str, need: Amount, taken: Amount, limit: Amount, device: s
         f"{variant} needs {need.cores:.0f} core{'s' * (need.cores != 1)}; instances in use take {taken.cores:.0f} of the "
         f"{limit.cores:.0f} that {device} may promise"
     )
+
+
+# -- Where quarantines are kept: keys `quarantine.<worker>.<variant>` of the control bucket, so that they outlive a
+# monitor.
+
+_PREFIX = "quarantine"
+
+
+def quarantine_key(worker: str, variant: str) -> str:
+    return f"{_PREFIX}.{worker}.{variant}"
+
+
+def quarantined_at(key: str) -> tuple[str, str] | None:
+    """(worker, variant) of such a key; None for any other."""
+    parts = key.split(".")
+    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == _PREFIX else None

@@ -28,9 +28,9 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
-from services.core.ask import LoadOrder
-from services.core.cluster import ClusterView, Instance
-from services.core.selection import SelectionPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.instances import Instance
+from services.core.selection.policy import LoadOrder, SelectionPolicy
 from services.dispatcher.apps import Apps
 from services.dispatcher.default_output import DefaultDeadlines, DefaultDue, ended, expired
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand

@@ -3,9 +3,9 @@
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed, Synced
-from services.core.appview import AppView
 from services.core.catalog import Catalog
-from services.core.cluster import ClusterView
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import AppView
 
 
 class Apps:

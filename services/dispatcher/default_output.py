@@ -15,8 +15,8 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.flow import HandBack
 from bus.messages.public import Answer, Error, Tensor
 from services.core.actor import After, Effect
-from services.core.ask import INFINITE
-from services.core.fallback import default_at
+from services.core.outcomes import default_at
+from services.core.selection.eligibility import INFINITE
 from services.dispatcher.query import Query
 
 WORTH_WAITING = frozenset({"deadline", "overloaded", "unsatisfiable"})  # something better may come before the deadline

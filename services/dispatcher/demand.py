@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable
 
-from bus.messages.digest import FleetDigest
-from bus.messages.fleet import EnsureLoaded, WorkerHeartbeat
+from bus.messages.fleet import EnsureLoaded, FleetDigest, WorkerHeartbeat
 from bus.messages.scaling import ClassDemand, DemandReport
 from bus.subjects import Subjects
 from services.core.actor import Publish
-from services.core.ask import INFINITE, Ask, LoadOrder
 from services.core.demand import ANY, Counted, classes
 from services.core.digest import digest_of
+from services.core.selection.eligibility import INFINITE, Ask
+from services.core.selection.policy import LoadOrder
 from services.dispatcher.apps import Apps
 from services.dispatcher.query import Query
 

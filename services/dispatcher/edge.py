@@ -5,9 +5,8 @@ import itertools
 import os
 from collections.abc import Callable
 
-from services.core.baselines import BruteForce, RoundRobin
-from services.core.goal import Goal
-from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.core.cost import Goal
+from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin, SelectionPolicy
 from services.core.settings import DispatcherSettings, MachineSettings
 from services.shell.settings import SettingsError
 

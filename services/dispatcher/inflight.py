@@ -7,9 +7,8 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.flow import DoneBatch, Route
 from bus.messages.public import Error, Refusal
 from services.core.actor import Effect, Envelope, Publish
-from services.core.cluster import Instance
-from services.core.history import History
-from services.core.outcome import answered, refused
+from services.core.outcomes import OutcomeLog, answered, refused
+from services.core.selection.instances import Instance
 from services.dispatcher.default_output import default_answer, falls_back
 from services.dispatcher.query import Query, spans_of
 
@@ -104,7 +103,7 @@ class Outcomes:
     """Every end of a query passes here, and is counted in `history`."""
 
     def __init__(self, dispatcher: str, policy: str, new_uid: Callable[[], bytes]) -> None:
-        self.history = History()
+        self.history = OutcomeLog()
         self._dispatcher = dispatcher
         self._policy = policy
         self._new_uid = new_uid

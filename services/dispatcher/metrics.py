@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
-from services.core.ask import Ask, Decision
-from services.core.cluster import ClusterView
-from services.core.goal import Goal
-from services.core.metric import MICROSECONDS, Family, Histogram
-from services.core.selection import SelectionPolicy
+from services.core.cost import Goal
+from services.core.metric import MICROSECONDS, Histogram, MetricFamily
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import Decision, SelectionPolicy
 from services.dispatcher.actor import Dispatcher
 
 EVERY = 0.05  # s
@@ -40,18 +40,20 @@ class DispatcherMetrics:
     def __init__(self, decisions: Histogram | None = None) -> None:
         self._decisions = decisions
 
-    def families(self, actor: Dispatcher) -> Iterable[Family]:
-        in_flight = Family("infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are.")
+    def families(self, actor: Dispatcher) -> Iterable[MetricFamily]:
+        in_flight = MetricFamily(
+            "infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are."
+        )
         in_flight.add(len(actor.flights.flying), place="executor")
         in_flight.add(len(actor.flights.waiting), place="waiting")
         in_flight.add(len(actor.flights.retries), place="retrying")
-        workers = Family("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
+        workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
         workers.add(len(actor.view.workers))
-        instances = Family("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
+        instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")
         instances.add(len(actor.view.instances))
         if self._decisions is None:
             return in_flight, workers, instances
-        seconds = Family(
+        seconds = MetricFamily(
             "infaas_decision_seconds", "histogram", "Selection of one query; at most 20 a second are timed."
         )
         seconds.add(self._decisions)

@@ -12,11 +12,11 @@ from bus.messages.public import Error, QueryHead
 from bus.rights import OWN
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Envelope
-from services.core.ask import INFINITE, Ask
-from services.core.cluster import Instance
 from services.core.cost import bucket_of
-from services.core.intake import BadRequest, check_name, check_requirements, count_items, length_of
+from services.core.selection.eligibility import INFINITE, Ask
+from services.core.selection.instances import Instance
 from services.core.trace import Span, Trace, read, span_id
+from services.core.validation import BadRequest, check_name, check_requirements, count_items, length_of
 from services.dispatcher.apps import Apps
 
 

@@ -5,13 +5,12 @@ from typing import Any
 
 from bus.messages.public import Candidate, Error, Explanation, Listing, ListRequest, Refusal, Requirements
 from services.core.actor import Effect, Envelope, Publish
-from services.core.appview import AppView
-from services.core.ask import INFINITE, Ask, Decision
 from services.core.catalog import Catalog
-from services.core.cluster import ClusterView, Worker
-from services.core.intake import BadRequest, check_name, check_requirements
-from services.core.plans import Group
-from services.core.selection import SelectionPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
+from services.core.selection.instances import Worker
+from services.core.selection.policy import Decision, SelectionPolicy
+from services.core.validation import BadRequest, check_name, check_requirements
 
 
 def question(envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy) -> Iterable[Effect]:
@@ -73,7 +72,7 @@ def _winner(decision: Decision, view: ClusterView) -> str | None:
     return None
 
 
-def state_of(group: Group, app: AppView, view: ClusterView) -> str:
+def state_of(group: VariantInstances, app: AppView, view: ClusterView) -> str:
     """The best state of any instance of a variant, for this app; Quarantined where no worker would load it."""
     if group.active:
         return "Active"

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Iterable
 
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.core.settings import Settings
 from services.engine.engine import Engine
 from services.engine.http import Listener
@@ -88,13 +88,13 @@ async def _pages(settings: Settings, proxy: Proxy) -> asyncio.Server | None:
         raise SystemExit(f"cannot listen on {asked.host}:{asked.port} (metrics.port): {error.strerror}") from error
 
 
-def families(proxy: Proxy) -> Iterable[Family]:
+def families(proxy: Proxy) -> Iterable[MetricFamily]:
     """What it counts."""
-    requests = Family(
+    requests = MetricFamily(
         "infaas_engine_requests_total", "counter", "Requests to the engine proxy, by what became of them."
     )
     for outcome, count in (("passed", proxy.passed), ("refused", proxy.refused), ("failed", proxy.failed)):
         requests.add(count, outcome=outcome)
-    changes = Family("infaas_engine_label_changes_total", "counter", "Nodes whose labels were changed.")
+    changes = MetricFamily("infaas_engine_label_changes_total", "counter", "Nodes whose labels were changed.")
     changes.add(proxy.changes)
     return requests, changes

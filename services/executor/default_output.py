@@ -5,7 +5,7 @@ import heapq
 from msgspec import Struct
 
 from services.core.actor import After, Effect
-from services.core.fallback import default_at
+from services.core.outcomes import default_at
 from services.executor.queue import QueuedQuery
 
 Key = tuple[bytes, int]

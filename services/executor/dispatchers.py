@@ -7,7 +7,7 @@ from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, Route
 from bus.subjects import Subjects
 from services.core.actor import Effect, Publish, Record
-from services.core.outcome import answered
+from services.core.outcomes import answered
 from services.executor.instances import Loaded
 
 BATCHES = 20_000  # unacknowledged done batches kept per dispatcher

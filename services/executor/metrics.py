@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from services.core.metric import ITEMS, Family, Histogram
+from services.core.metric import ITEMS, Histogram, MetricFamily
 from services.executor.actor import Executor
 
 
-def families(actor: Executor) -> Iterable[Family]:
-    waiting = Family("infaas_instance_queue_items", "gauge", "Items that wait in an instance's queue.")
-    running = Family("infaas_instance_running_items", "gauge", "Items that an instance computes now.")
-    factor = Family(
+def families(actor: Executor) -> Iterable[MetricFamily]:
+    waiting = MetricFamily("infaas_instance_queue_items", "gauge", "Items that wait in an instance's queue.")
+    running = MetricFamily("infaas_instance_running_items", "gauge", "Items that an instance computes now.")
+    factor = MetricFamily(
         "infaas_instance_latency_factor", "gauge", "Live correction of the profiled latency; 1: as profiled."
     )
     for loaded in actor.instances.values():
@@ -22,10 +22,10 @@ def families(actor: Executor) -> Iterable[Family]:
         waiting.add(loaded.queue.items, **where)
         running.add(loaded.running_items, **where)
         factor.add(loaded.queue.factor, **where)
-    pending = Family("infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended.")
+    pending = MetricFamily("infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended.")
     pending.add(len(actor._pending), worker=actor.worker, device=actor.device)
-    sizes = Family("infaas_batch_items", "histogram", "Items of the batches that were computed.")
-    busy = Family("infaas_batch_seconds_total", "counter", "Time spent computing batches.")
+    sizes = MetricFamily("infaas_batch_items", "histogram", "Items of the batches that were computed.")
+    busy = MetricFamily("infaas_batch_seconds_total", "counter", "Time spent computing batches.")
     for variant, tally in actor._residents.tallies.items():
         where = {"worker": actor.worker, "device": actor.device, "variant": variant}
         histogram = Histogram(ITEMS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.gateway.actor import Gateway
 from services.gateway.door import Door
 
@@ -13,34 +13,36 @@ class GatewayInsight:
     def __init__(self, door: Door) -> None:
         self._door = door
 
-    def families(self, actor: Gateway) -> Iterable[Family]:
+    def families(self, actor: Gateway) -> Iterable[MetricFamily]:
         del actor
         traffic = self._door.traffic
-        requests = Family(
+        requests = MetricFamily(
             "infaas_gateway_requests_total",
             "counter",
             "Requests that have their reply, by protocol and status; 499: the client left before.",
         )
         for (protocol, status), count in traffic.requests.items():
             requests.add(count, protocol=protocol, status=status)
-        seconds = Family("infaas_gateway_request_seconds", "histogram", "A request's head to its reply, by protocol.")
+        seconds = MetricFamily(
+            "infaas_gateway_request_seconds", "histogram", "A request's head to its reply, by protocol."
+        )
         for protocol, histogram in traffic.seconds.items():
             seconds.add(histogram, protocol=protocol)
-        received = Family("infaas_gateway_received_bytes_total", "counter", "Bytes of requests' bodies.")
+        received = MetricFamily("infaas_gateway_received_bytes_total", "counter", "Bytes of requests' bodies.")
         for protocol, size in traffic.received.items():
             received.add(size, protocol=protocol)
-        sent = Family("infaas_gateway_sent_bytes_total", "counter", "Bytes of replies' bodies.")
+        sent = MetricFamily("infaas_gateway_sent_bytes_total", "counter", "Bytes of replies' bodies.")
         for protocol, size in traffic.sent.items():
             sent.add(size, protocol=protocol)
-        running = Family("infaas_gateway_requests_under_way", "gauge", "Requests without their reply.")
+        running = MetricFamily("infaas_gateway_requests_under_way", "gauge", "Requests without their reply.")
         for protocol, count in traffic.running.items():
             running.add(count, protocol=protocol)
-        queries = Family(
+        queries = MetricFamily(
             "infaas_gateway_queries_total", "counter", "Queries passed on, by protocol and the refusal's code, or ok."
         )
         for (protocol, code), count in self._door.asked.items():
             queries.add(count, protocol=protocol, code=code)
-        resent = Family(
+        resent = MetricFamily(
             "infaas_gateway_resent_total", "counter", "Times that a query was sent again for want of a reply."
         )
         resent.add(self._door.client.resent)

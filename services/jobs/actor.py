@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bus.callers import app_of
 from bus.messages.jobs import (
     OVER,
     JobAccepted,
@@ -24,6 +23,7 @@ from bus.messages.jobs import (
     SubmitJob,
 )
 from bus.messages.public import Code, Error, Listing, ListRequest, Refusal
+from bus.rights import app_of
 from bus.subjects import JOBS, Subjects
 from services.core.actor import (
     After,
@@ -43,7 +43,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkCancelled, TakeOverJob
 from services.jobs.job import ActiveJob
 from services.jobs.policy import Limits, check, listed, record_of, route_of
@@ -405,8 +405,8 @@ def _same(status: JobStatus, app: str, ask: SubmitJob) -> bool:
 # -- metrics
 
 
-def families(actor: Coordinator) -> Iterable[Family]:
-    jobs = Family("infaas_jobs", "gauge", "Offline jobs that are remembered, by their state.")
+def families(actor: Coordinator) -> Iterable[MetricFamily]:
+    jobs = MetricFamily("infaas_jobs", "gauge", "Offline jobs that are remembered, by their state.")
     for state, count in Counter(record.status.state for record in actor._records.values()).items():
         jobs.add(count, state=state)
     return (jobs,)

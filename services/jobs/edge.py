@@ -12,7 +12,7 @@ import msgspec
 from bus.codec import decode, encode
 from bus.messages.jobs import OVER, Chunk, JobRecord, Part
 from bus.messages.public import Error, ObjectRef
-from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, StreamSpec, WrongRevision
+from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, StreamSpec, WrongRevision
 from bus.subjects import Subjects
 from services.jobs.commands import (
     Abandon,
@@ -298,7 +298,7 @@ class JobsEdge:
         await self._records.delete(command.job)
         self._revisions.pop(command.job, None)
 
-    async def _entry(self, job: str) -> Entry | None:
+    async def _entry(self, job: str) -> KeyValueEntry | None:
         try:
             return await self._records.get(job)
         except NotFound:

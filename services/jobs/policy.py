@@ -13,7 +13,7 @@ from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
-from services.core.intake import BadRequest, check_name
+from services.core.validation import BadRequest, check_name
 from services.jobs.commands import JobRoute
 from services.jobs.urls import BadUrl, parse
 

@@ -38,8 +38,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.core.placement import Device
-from services.core.quarantine import quarantined_at
+from services.core.placement import Device, quarantined_at
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import Journal, SampleMachine
 from services.monitor.executors import ExecutorEvents

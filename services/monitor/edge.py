@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from bus.port import Bus
-from services.core.quarantine import quarantine_key
+from services.core.placement import quarantine_key
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 
 CGROUP = Path("/sys/fs/cgroup")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bus.messages.fleet import DeviceStatus
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.monitor.actor import MonitorActor
 
 MB = 2**20
@@ -15,13 +15,13 @@ def _statuses(actor: MonitorActor) -> list[DeviceStatus]:
     return [device.status(journal.utilisation(device)) for device in actor._devices.values()]
 
 
-def families(actor: MonitorActor) -> Iterable[Family]:
+def families(actor: MonitorActor) -> Iterable[MetricFamily]:
     worker, devices = actor._worker, _statuses(actor)
-    alive = Family("infaas_device_up", "gauge", "1 while the device's executor is heard.")
-    utilisation = Family("infaas_device_utilisation_ratio", "gauge", "How busy the device is.")
-    memory = Family("infaas_device_memory_bytes", "gauge", "What the device has.")
-    promised = Family("infaas_device_memory_promised_bytes", "gauge", "What its instances have been promised.")
-    price = Family("infaas_device_price_dollars_per_hour", "gauge", "What the device costs.")
+    alive = MetricFamily("infaas_device_up", "gauge", "1 while the device's executor is heard.")
+    utilisation = MetricFamily("infaas_device_utilisation_ratio", "gauge", "How busy the device is.")
+    memory = MetricFamily("infaas_device_memory_bytes", "gauge", "What the device has.")
+    promised = MetricFamily("infaas_device_memory_promised_bytes", "gauge", "What its instances have been promised.")
+    price = MetricFamily("infaas_device_price_dollars_per_hour", "gauge", "What the device costs.")
     for status in devices:
         where = {
             "worker": worker,
@@ -34,14 +34,16 @@ def families(actor: MonitorActor) -> Iterable[Family]:
         memory.add(status.memory_mb * MB, **where)
         promised.add(status.memory_used_mb * MB, **where)
         price.add(status.price_per_hour, **where)
-    states = Family("infaas_instances", "gauge", "Instances of a variant by their state.")
+    states = MetricFamily("infaas_instances", "gauge", "Instances of a variant by their state.")
     for (device, variant, state), count in Counter(
         (instance.device, instance.record.variant, instance.state) for instance in actor._loads.instances.values()
     ).items():
         states.add(count, worker=worker, device=device, variant=variant, state=state)
-    shut = Family("infaas_quarantined_variants", "gauge", "Variants that are not loaded here until they are released.")
+    shut = MetricFamily(
+        "infaas_quarantined_variants", "gauge", "Variants that are not loaded here until they are released."
+    )
     shut.add(len(actor._loads.failures.quarantined), worker=worker)
-    draining = Family("infaas_worker_draining", "gauge", "1 while the worker takes nothing new.")
+    draining = MetricFamily("infaas_worker_draining", "gauge", "1 while the worker takes nothing new.")
     draining.add(int(actor._orders.draining), worker=worker)
     return alive, utilisation, memory, promised, price, states, shut, draining
 

@@ -24,7 +24,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 
 TIDY_EVERY = 3600.0  # s
 MAINTAIN_EVERY = 30.0  # s
@@ -186,11 +186,13 @@ def pause_after_failure(failures: int) -> float:
 # -- metrics
 
 
-def families(actor: Recorder) -> Iterable[Family]:
-    failing = Family("infaas_recorder_failures_in_a_row", "gauge", "Tries since the last success, by what is tried.")
+def families(actor: Recorder) -> Iterable[MetricFamily]:
+    failing = MetricFamily(
+        "infaas_recorder_failures_in_a_row", "gauge", "Tries since the last success, by what is tried."
+    )
     for what in {*STREAMS, *actor._failures}:
         failing.add(actor._failures.get(what, 0), what=what)
-    written = Family(
+    written = MetricFamily(
         "infaas_recorder_batches_total", "counter", "Batches of events that are in the database, by stream."
     )
     for stream, count in actor.written.items():

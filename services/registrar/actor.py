@@ -42,7 +42,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.registrar.changes import change_for
 from services.registrar.checks import MOST_TEXT, registration_error
 from services.registrar.commands import (
@@ -388,8 +388,10 @@ def _taken(field: str, request: Register) -> Error:
 # -- metrics
 
 
-def families(actor: Registrar) -> Iterable[Family]:
-    works = Family("infaas_registrations_under_way", "gauge", "Registrations that have not ended, all registrars'.")
+def families(actor: Registrar) -> Iterable[MetricFamily]:
+    works = MetricFamily(
+        "infaas_registrations_under_way", "gauge", "Registrations that have not ended, all registrars'."
+    )
     works.add(len(actor._works))
     return (works,)
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from bus.codec import decode, encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
-from bus.port import Bus, Entry, KeyValue, NotFound, ObjectStore, WrongRevision
+from bus.port import Bus, KeyValue, KeyValueEntry, NotFound, ObjectStore, WrongRevision
 from bus.subjects import Subjects
 from services.core.catalog import app_key, key_of, model_key, variant_key
-from services.core.quarantine import quarantined_at
+from services.core.placement import quarantined_at
 from services.registrar.changes import amend
 from services.registrar.commands import (
     AddVariants,
@@ -182,7 +182,7 @@ class RegistrarEdge:
         """Read, change, write back if nobody else wrote meanwhile; else once more."""
         key = app_key(change.app)
         while True:
-            entry: Entry | None = None
+            entry: KeyValueEntry | None = None
             before: AppRecord | None = None
             try:
                 entry = await self._catalog.get(key)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from bus.messages.catalog import Profile, VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantPlan
-from services.core.dominance import mark
+from services.core.catalog import mark_dominated
 from services.core.emulation import KINDS, emulated, originals
 
 LONGEST_NAME = 64
@@ -157,7 +157,7 @@ def simulated_variants(measured: Iterable[VariantRecord], kinds: Iterable[str]) 
     return tuple(
         record
         for kind in sorted(set(kinds) & KINDS.keys())
-        for record in mark(
+        for record in mark_dominated(
             emulated(original, kind, _simulated_name(original, kind)) for original in originals(pool, kind)
         )
     )

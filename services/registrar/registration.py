@@ -17,7 +17,7 @@ from bus.messages.work import (
     WorkProgress,
 )
 from bus.subjects import WITHOUT_APP
-from services.core.dominance import mark
+from services.core.catalog import mark_dominated
 from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
 from services.registrar.policy import Rules, simulated_variants, why_not
 
@@ -214,7 +214,7 @@ class Registration:
     def _measured(self) -> tuple[VariantRecord, ...]:
         inspected, request = self.inspected, self.work.request
         assert inspected is not None, "records are written after the build"
-        return mark(
+        return mark_dominated(
             VariantRecord(
                 variant=name,
                 model=request.model,

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 
-from bus.callers import from_stream
 from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import LeaderRecord, MachineReply, StartMachine, StopMachine
-from bus.port import Bus, BusError, Delivery, Entry, Subscription
+from bus.port import Bus, BusError, Delivery, KeyValueEntry, Subscription
+from bus.rights import from_stream
 from bus.subjects import Subjects, valid_name
 from services.shell.process import ServerError
 
@@ -73,7 +73,7 @@ class Hosting:
 
     # -- orders
 
-    def _changed(self, entry: Entry | None) -> None:
+    def _changed(self, entry: KeyValueEntry | None) -> None:
         if entry is not None and entry.key == LEADER and entry.value is not None:
             with suppress(BadMessage):
                 self._epoch = max(self._epoch, decode(LeaderRecord, entry.value).epoch)

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from bus.natsstreams import LostStream, Streams
+from bus.natsjet import LostStream, Streams
 from bus.port import BusError, Forbidden, NotFound
 from bus.subjects import Subjects
 from services.core.settings import Settings

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from bus.callers import Callers, from_stream
 from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
 from bus.messages.flow import Execute
 from bus.messages.public import Error, Refusal
-from bus.port import Bus, BusError, Delivery, Entry, PayloadTooLarge, Subscription
+from bus.port import Bus, BusError, Delivery, KeyValueEntry, PayloadTooLarge, Subscription
+from bus.rights import ReplyCheck, from_stream
 from bus.subjects import Subjects
 from services.core.actor import (
     Actor,
@@ -40,7 +40,7 @@ from services.core.actor import (
     TimedOut,
     Undelivered,
 )
-from services.core.metric import Family, Insight
+from services.core.metric import Insight, MetricFamily
 from services.core.trace import Span
 from services.shell.clock import now as unix_now
 from services.shell.metrics.counts import Counts
@@ -94,7 +94,7 @@ class Runtime:
         self._make = make
         self._bus = bus
         self._subjects = subjects
-        self._callers = Callers(subjects, bus.new_inbox())
+        self._callers = ReplyCheck(subjects, bus.new_inbox())
         self._edge = edge
         self._inline = getattr(edge, "inline", None)
         self._clock = clock
@@ -218,8 +218,8 @@ class Runtime:
 
         return on_delivery
 
-    def _watcher(self, bucket: str) -> Callable[[Entry | None], None]:
-        def on_entry(entry: Entry | None) -> None:
+    def _watcher(self, bucket: str) -> Callable[[KeyValueEntry | None], None]:
+        def on_entry(entry: KeyValueEntry | None) -> None:
             message = Synced(bucket) if entry is None else Changed(bucket, entry.key, entry.value)
             self._deliver(Envelope(self._clock(), message))
 
@@ -373,7 +373,7 @@ class Runtime:
             return "it is being started again"
         return self._insight.missing(self._actor, now) if self._insight is not None else ""
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[MetricFamily]:
         """Its numbers now, and those of its actor; none before its start."""
         if not self._generation:
             return

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from bus.natsstreams import LostStream
+from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from services.core.settings import Settings
 from services.shell import telemetry

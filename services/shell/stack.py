@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.fleet import ExecutorExited
-from bus.natsstreams import LostStream
+from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.core.settings import GatewaySettings, Settings, WorkerSettings

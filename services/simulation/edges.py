@@ -20,8 +20,8 @@ from services.autoscaler.vms.commands import (
     decode_leader,
     machine_key,
 )
+from services.core.placement import quarantine_key
 from services.core.planning.plan import Solver
-from services.core.quarantine import quarantine_key
 from services.executor.commands import (
     BatchResult,
     LoadedModel,

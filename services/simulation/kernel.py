@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from bus.codec import decode, encode
 from bus.messages.events import Event
-from bus.patterns import matches
+from bus.subjects import matches
 from services.core.actor import (
     Actor,
     After,

@@ -17,12 +17,12 @@ from services.autoscaler.models.baselines import FixedVariant
 from services.autoscaler.vms.__main__ import SETTLE_PERIODS
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
-from services.core.ask import Ask, Decision
 from services.core.catalog import key_of
-from services.core.cluster import ClusterView
-from services.core.goal import Goal
+from services.core.cost import Goal
 from services.core.planning.solvers import make_solver
-from services.core.selection import SelectionPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.settings import MachineKind
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.edge import load_policy

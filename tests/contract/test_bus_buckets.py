@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.port import BusError, Entry, NotFound, WrongRevision
+from bus.port import BusError, KeyValueEntry, NotFound, WrongRevision
 from tests.support.servers.buses import Buses, Connects, until
 
 
@@ -19,7 +19,7 @@ def test_a_key_has_the_value_put_last(buses: Buses) -> None:
         await bucket.put("model.m/1", b"")
         same = await two.key_value(f"{buses.prefix}-b", create=False)
         assert second > first
-        assert await same.get("app.faces") == Entry("app.faces", b"\x00\xff", second)
+        assert await same.get("app.faces") == KeyValueEntry("app.faces", b"\x00\xff", second)
         assert (await same.get("model.m/1")).value == b""
         assert sorted(await same.keys()) == ["app.faces", "model.m/1"]
         with pytest.raises(NotFound, match=r"app\.other"):
@@ -38,7 +38,7 @@ def test_a_deleted_key_is_not_there_and_may_be_made_again(buses: Buses) -> None:
             await bucket.get("k")
         assert await bucket.keys() == []
         revision = await bucket.create("k", b"2")
-        assert await bucket.get("k") == Entry("k", b"2", revision)
+        assert await bucket.get("k") == KeyValueEntry("k", b"2", revision)
 
     buses.run(body)
 
@@ -53,7 +53,7 @@ def test_compare_and_set_lets_one_win(buses: Buses) -> None:
         renewed = await one.update("leader", b"three", revision)
         with pytest.raises(WrongRevision, match="leader"):
             await two.update("leader", b"four", revision)
-        assert await two.get("leader") == Entry("leader", b"three", renewed)
+        assert await two.get("leader") == KeyValueEntry("leader", b"three", renewed)
         with pytest.raises(WrongRevision, match="leader"):
             await two.create("leader", b"five")
 
@@ -67,7 +67,7 @@ def test_a_watch_tells_what_is_then_that_this_is_all_then_what_changes(buses: Bu
         await bucket.put("a", b"old")
         await bucket.put("b", b"1")
         await bucket.put("a", b"new")
-        got: list[Entry | None] = []
+        got: list[KeyValueEntry | None] = []
         watch = await (await two.key_value(f"{buses.prefix}-b")).watch(got.append)
         await until(lambda: None in got)
         assert [(e.key, e.value) for e in got[:-1] if e] == [("b", b"1"), ("a", b"new")]
@@ -88,12 +88,12 @@ def test_a_watch_tells_what_is_then_that_this_is_all_then_what_changes(buses: Bu
 def test_a_watch_of_an_empty_bucket_is_complete_at_once(buses: Buses) -> None:
     async def body(connect: Connects) -> None:
         bucket = await (await connect()).key_value(f"{buses.prefix}-b")
-        got: list[Entry | None] = []
+        got: list[KeyValueEntry | None] = []
         await bucket.watch(got.append)
         await until(lambda: got == [None])
         revision = await bucket.put("a", b"1")
         await until(lambda: len(got) == 2)
-        assert got == [None, Entry("a", b"1", revision)]
+        assert got == [None, KeyValueEntry("a", b"1", revision)]
 
     buses.run(body)
 
@@ -103,7 +103,7 @@ def test_a_watch_sees_every_one_of_many_keys(buses: Buses) -> None:
         bus = await connect()
         bucket = await bus.key_value(f"{buses.prefix}-b")
         await asyncio.gather(*[bucket.put(f"variant.v{n}", os.urandom(2000)) for n in range(500)])
-        got: list[Entry | None] = []
+        got: list[KeyValueEntry | None] = []
         await bucket.watch(got.append)
         await until(lambda: None in got)
         assert got.index(None) == 500
@@ -117,9 +117,9 @@ def test_a_watcher_that_raises_goes_on(buses: Buses) -> None:
         errors: list[Exception] = []
         bus = await connect(on_error=errors.append)
         bucket = await bus.key_value(f"{buses.prefix}-b")
-        got: list[Entry | None] = []
+        got: list[KeyValueEntry | None] = []
 
-        def handle(entry: Entry | None) -> None:
+        def handle(entry: KeyValueEntry | None) -> None:
             got.append(entry)
             if entry is not None and entry.value == b"bad":
                 raise ValueError("cannot digest this")

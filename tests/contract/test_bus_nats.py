@@ -14,7 +14,7 @@ import pytest
 from nats.aio.client import Client
 
 from bus.natsbus import NatsBus, connector
-from bus.port import BusError, Delivery, Entry, RequestTimeout, Status, StreamSpec
+from bus.port import BusError, Delivery, KeyValueEntry, RequestTimeout, Status, StreamSpec
 from tests.support.servers.buses import until
 from tests.support.servers.nats import NatsServer, run
 
@@ -53,7 +53,7 @@ def test_everything_goes_on_after_the_server_was_killed(server: NatsServer) -> N
         consumer = await bus.consumer("S", "c")
         bucket = await bus.key_value("b")
         await bucket.put("k", b"before")
-        seen: list[Entry | None] = []
+        seen: list[KeyValueEntry | None] = []
         await bucket.watch(seen.append)
         store = await bus.object_store("o")
         await store.put("o", bytes(400_000))
@@ -122,7 +122,7 @@ def test_a_watch_begins_again_when_the_server_lost_everything(server: NatsServer
         bucket = await bus.key_value("b")
         for number in range(10):
             await bucket.put(f"k{number}", b"old")
-        seen: list[Entry | None] = []
+        seen: list[KeyValueEntry | None] = []
         await bucket.watch(seen.append)
         await until(lambda: len(seen) == 11)
         server.stop()
@@ -132,7 +132,7 @@ def test_a_watch_begins_again_when_the_server_lost_everything(server: NatsServer
         bucket = await bus.key_value("b")
         await bucket.put("k", b"new")
         await until(lambda: len(seen) == 12)
-        assert seen[11] == Entry("k", b"new", 1)
+        assert seen[11] == KeyValueEntry("k", b"new", 1)
         await bus.close()
 
     run(body())

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 import pytest
 from msgspec import json
 
-from bus.callers import Callers, from_stream
 from bus.codec import encode
 from bus.port import Bus, Delivery, Forbidden
+from bus.rights import ReplyCheck, from_stream
 from bus.subjects import Subjects
 from infaas.auth.book import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
@@ -174,12 +174,12 @@ def test_answers_go_to_the_inbox_of_the_app_that_was_asked_for(server: Secured) 
 def test_whose_reply_subject_it_is(reply: str, open_: bool, closed: bool) -> None:
     inlet = SUBJECTS.query()
     for inbox, answered in (("_INBOX.x", open_), ("_SERVICE_.dispatcher.x", closed), ("_INBOX_.@.gateway.x", closed)):
-        callers = Callers(SUBJECTS, inbox)
+        callers = ReplyCheck(SUBJECTS, inbox)
         assert callers.guards(inlet)
         assert callers.may_answer(inlet, SUBJECTS.query("faces"), reply) is answered
 
 
 def test_what_services_tell_each_other_is_not_looked_at() -> None:
-    callers = Callers(SUBJECTS, "_INBOX.x")
+    callers = ReplyCheck(SUBJECTS, "_INBOX.x")
     inner = (SUBJECTS.execute("w", "cpu"), LOAD, SUBJECTS.done("d"), SUBJECTS.worker_heartbeat())
     assert not any(map(callers.guards, inner))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bus.natsbus import NatsBus
-from bus.natsstreams import LostStream
+from bus.natsjet import LostStream
 from bus.port import BusError, NotFound
 from bus.subjects import Subjects
 from services.core.settings import BusSettings, Settings, StoreSettings

@@ -10,10 +10,9 @@ import pytest
 
 from bus.messages.events import EVENTS
 from bus.natsbus import NatsBus
-from bus.patterns import matches
 from bus.port import BusError, Delivery, Forbidden
-from bus.rights import LINES, ROLES, STORES, Identity, rights
-from bus.subjects import Subjects
+from bus.rights import ROLES, STORE_RIGHTS, SUBJECT_RIGHTS, Identity, rights
+from bus.subjects import Subjects, matches
 from infaas.client import Client
 from infaas.demo import data
 from infaas.errors import Refused
@@ -101,20 +100,22 @@ async def denied_to_subscribe(bus: NatsBus, subjects: list[str]) -> set[str]:
 
 def test_no_subject_stream_or_bucket_is_without_its_line() -> None:
     names = {name for name, _ in inspect.getmembers(Subjects) if not name.startswith("_")} - {"prefix"}
-    assert names == {line.name for line in LINES} | {store.name for store in STORES}
+    assert names == {line.name for line in SUBJECT_RIGHTS} | {store.name for store in STORE_RIGHTS}
 
 
 def test_what_is_published_somebody_may_hear() -> None:
     # These go into a stream and to a server's client library: nobody subscribes them.
     to_streams = {"event", "job_chunks"}
-    for line in LINES:
+    for line in SUBJECT_RIGHTS:
         assert line.subscribe or line.name in to_streams, line.name
         # The server's 503 comes on the first; the second is for who hears events of all kinds.
         assert line.publish or line.name in ("undelivered", "event"), line.name
 
 
 def test_every_kind_of_event_has_its_publishers() -> None:
-    events = [p for line in LINES if line.publish and line.name == "event" for p in line.patterns(SUBJECTS, NOBODY)]
+    events = [
+        p for line in SUBJECT_RIGHTS if line.publish and line.name == "event" for p in line.patterns(SUBJECTS, NOBODY)
+    ]
     assert sorted(events) == sorted(SUBJECTS.event(event.kind) for event in EVENTS)
 
 

@@ -18,10 +18,8 @@ import pytest
 
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.vms.actor import Controller
-from services.core.ask import Decision
-from services.core.baselines import BruteForce, RoundRobin
 from services.core.planning.solvers import make_solver
-from services.core.selection import InfaasPolicy
+from services.core.selection.policy import BruteForce, Decision, InfaasPolicy, RoundRobin
 from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
 from services.jobs.actor import Coordinator
@@ -50,11 +48,11 @@ WIRING = {
     "services.jobs.runner.__main__:knobs_of": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
-    "services.core.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy
+    "services.core.selection.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy
     # Names of keys in buckets.
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
     "services.autoscaler.vms.commands:decode_leader": {"edges.py"},
-    "services.core.quarantine:quarantine_key": {"edges.py"},
+    "services.core.placement:quarantine_key": {"edges.py"},
     # The developer of a static system chooses before the run, by that system's own rule.
     "services.autoscaler.models.baselines:Choices": {"scenario/baseline.py"},
     "services.autoscaler.models.supply:throughput": {"scenario/baseline.py"},

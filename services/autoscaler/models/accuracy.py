@@ -1,7 +1,7 @@
 """Where accuracy is the goal: what instances deliver of it, whether more is worth a swap, and what other workers might add. Pure.
 
 Selection sends each query to the most accurate instance that is in time, so what instances deliver follows from their number alone
-(`services.core.planning.delivered`). The machines are taken as they are: swaps for accuracy never ask for new ones.
+(`services.core.planning.flow`). The machines are taken as they are: swaps for accuracy never ask for new ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.problem import Situation
+from services.core.cost import merit
 from services.core.digest import cores_of
-from services.core.goal import merit
-from services.core.planning.delivered import Delivered, deliver
+from services.core.planning.flow import DeliveredAccuracy, deliver
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Candidate, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem
 from services.core.planning.program import Program, compile_program
 
 GAIN = 0.002  # of mean accuracy: what a swap must bring
@@ -24,7 +24,7 @@ RESERVE = 1.5  # times slack: what those that stay must carry before an instance
 ROOMY = 1.15  # times slack: what is planned must carry the load and this much more, so that a load that varies does not undo it
 
 
-def roomy(problem: Problem) -> Problem:
+def roomy(problem: PlanningProblem) -> PlanningProblem:
     """What is asked of the solver: plans for accuracy leave some room, so that between two plans neither is given up for the other."""
     return replace(problem, slack=problem.slack * ROOMY) if problem.goal == "accuracy" else problem
 
@@ -48,7 +48,7 @@ class Accuracy:
         self._program: Program = compile_program(seen.problem)
         self._need = sum(group.need for group in self._program.groups)
 
-    def _served(self, counts: Mapping[str, int]) -> Delivered:
+    def _served(self, counts: Mapping[str, int]) -> DeliveredAccuracy:
         return deliver(self._program, [counts.get(one.name, 0) for one in self._seen.problem.candidates])
 
     def of(self, counts: Mapping[str, int]) -> float:
@@ -59,7 +59,7 @@ class Accuracy:
         """What there is, with what is being loaded."""
         return {one.name: one.running for one in self._seen.problem.candidates}
 
-    def spares(self, one: Candidate) -> bool:
+    def spares(self, one: CandidateVariant) -> bool:
         """Whether one instance of this variant may go.
 
         Either nothing is lost by it, and those that stay carry a good deal more than there is: what could serve less accurately

@@ -5,8 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from bus.messages.digest import FleetDigest, FleetRoster
-from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release, WorkerHeartbeat
+from bus.messages.fleet import EnsureLoaded, FleetDigest, FleetRoster, LoadReply, PlannedBy, Release, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.models.accuracy import roomy
@@ -33,13 +32,13 @@ from services.core.actor import (
 from services.core.catalog import Catalog
 from services.core.cost import load_seconds
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Problem
+from services.core.planning.problem import PlanningProblem
 
 
 class Solve(Struct, frozen=True):
     """Plan for this problem; the answer is `Solved`."""
 
-    problem: Problem
+    problem: PlanningProblem
 
 
 class Solved(Struct, frozen=True):

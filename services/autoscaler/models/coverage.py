@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from services.core.planning.problem import Candidate, Demand
+from services.core.planning.problem import CandidateVariant, RequirementClass
 
 TOLERANCE = 1e-9
 
 
 def missing(
-    candidates: Sequence[Candidate], demands: Sequence[Demand], counts: Mapping[str, int], slack: float
+    candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], counts: Mapping[str, int], slack: float
 ) -> dict[int, float]:
     """Items/s that the demands (by index) lack of slack × load with so many instances of each candidate.
 
@@ -30,7 +30,7 @@ def missing(
     return short
 
 
-def accepted(candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[list[int]]:
+def accepted(candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass]) -> list[list[int]]:
     """For each demand the candidates (indices) that may answer it."""
     by_app: dict[str, list[int]] = {}
     for c, one in enumerate(candidates):
@@ -43,7 +43,7 @@ def _augment(
     start: int, able: list[list[int]], left: list[float], need: list[float], flow: list[dict[int, float]]
 ) -> bool:
     """Find room for some of one demand, moving others aside (a shortest augmenting path); False when there is none."""
-    # Candidate: the demand that wants it, and the candidate that one leaves.
+    # CandidateVariant: the demand that wants it, and the candidate that one leaves.
     came: dict[int, tuple[int, int | None]] = {}
     queue: deque[tuple[int, int | None]] = deque([(start, None)])
     seen = {start}

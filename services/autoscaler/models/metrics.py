@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from services.autoscaler.models.actor import GONE, ModelAutoscaler
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 
 
-def families(actor: ModelAutoscaler) -> Iterable[Family]:
-    load = Family("infaas_autoscaler_load_items_per_second", "gauge", "Load of this worker when last looked at.")
+def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
+    load = MetricFamily("infaas_autoscaler_load_items_per_second", "gauge", "Load of this worker when last looked at.")
     load.add(actor._rate, worker=actor._worker)
-    barred = Family(
+    barred = MetricFamily(
         "infaas_autoscaler_barred_variants", "gauge", "Variants that were refused here, planned without for now."
     )
     barred.add(len(actor._barred), worker=actor._worker)

@@ -15,7 +15,7 @@ from services.autoscaler.models.accuracy import GAIN, Accuracy, roomy
 from services.autoscaler.models.coverage import missing
 from services.autoscaler.models.problem import Situation
 from services.core.planning.plan import Action, Plan
-from services.core.planning.problem import Candidate, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem
 
 
 class InstanceChange(NamedTuple):
@@ -126,7 +126,7 @@ class _Outlook(NamedTuple):
         """Whether more instances would bring neither load nor accuracy worth mentioning."""
         return self.accuracy is not None and not self.soon and self.after < self.before + GAIN
 
-    def more(self, one: Candidate, action: Action, held: float) -> InstanceChange | CapacityRequest:
+    def more(self, one: CandidateVariant, action: Action, held: float) -> InstanceChange | CapacityRequest:
         """So many instances more, here or, of hardware that is not here, on another worker. held: s that they have been wanted."""
         seen = self.seen
         why = _why_more(seen, one, self.soon) if self.soon else f"cheaper than what runs, for {held:.0f} s"
@@ -141,13 +141,13 @@ class _Outlook(NamedTuple):
         why = f"{action.kind}: {why}"
         return CapacityRequest(k, cause, (one.name,), min(load, need) if need > 0 else load, action.delta, why)
 
-    def spares(self, one: Candidate) -> bool:
+    def spares(self, one: CandidateVariant) -> bool:
         """Whether one instance of this variant may go without anybody noticing."""
         if one.name in self.kept and self.seen.serving[one.name] <= 1:
             return False
         return _carried_without(self.seen, one) and (self.accuracy is None or self.accuracy.spares(one))
 
-    def fewer(self, one: Candidate, held: float) -> InstanceChange:
+    def fewer(self, one: CandidateVariant, held: float) -> InstanceChange:
         """One instance less. held: s that it has not been wanted."""
         why = f"not needed for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s"
         if self.accuracy and self.accuracy.crowded():
@@ -163,7 +163,7 @@ def _outlook(seen: Situation, plan: Plan, short: dict[int, float], soon: dict[in
     return _Outlook(seen, short, soon, accuracy, accuracy.fallbacks(), before, after)
 
 
-def _carried_without(seen: Situation, one: Candidate) -> bool:
+def _carried_without(seen: Situation, one: CandidateVariant) -> bool:
     """Whether those that can answer now carry every class without one instance of this variant.
 
     Of other workers' hardware only what is cheaper counts: two workers that relied on each other would both let go.
@@ -179,7 +179,7 @@ def _carried_without(seen: Situation, one: Candidate) -> bool:
     return not missing(problem.candidates, problem.demands, left, problem.slack)
 
 
-def _lacking(problem: Problem) -> dict[int, float]:
+def _lacking(problem: PlanningProblem) -> dict[int, float]:
     running = {one.name: one.running for one in problem.candidates}
     return missing(problem.candidates, problem.demands, running, problem.slack)
 
@@ -192,7 +192,10 @@ def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[CapacityRequest]:
 
 
 def _bridging(
-    changes: list[InstanceChange], elsewhere: list[CapacityRequest], by_name: dict[str, Candidate], seen: Situation
+    changes: list[InstanceChange],
+    elsewhere: list[CapacityRequest],
+    by_name: dict[str, CandidateVariant],
+    seen: Situation,
 ) -> Iterator[InstanceChange]:
     """Quick instances for as long as what was just ordered, here or of other workers, takes to load."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
@@ -205,7 +208,7 @@ def _bridging(
 
 
 def _to_fall_back_on(
-    kept: set[str], changes: list[InstanceChange], by_name: dict[str, Candidate], seen: Situation
+    kept: set[str], changes: list[InstanceChange], by_name: dict[str, CandidateVariant], seen: Situation
 ) -> Iterator[InstanceChange]:
     """One instance of each of these, where there is room: cores are shared, and it uses them only while it serves."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
@@ -218,7 +221,7 @@ def _to_fall_back_on(
             yield InstanceChange(name, 1, "load", "to fall back on while what is more accurate is full")
 
 
-def _why_more(seen: Situation, one: Candidate, short: dict[int, float]) -> str:
+def _why_more(seen: Situation, one: CandidateVariant, short: dict[int, float]) -> str:
     problem = roomy(seen.problem)
     for k, lack in short.items():
         demand = problem.demands[k]
@@ -249,7 +252,7 @@ def _parts(needs: ClassDemand) -> Iterator[str]:
             yield name
 
 
-def _load(seen: Situation, one: Candidate) -> float:
+def _load(seen: Situation, one: CandidateVariant) -> float:
     return sum(demand.load for demand in seen.problem.demands if demand.accepts(one))
 
 
@@ -304,7 +307,7 @@ def bridges(seen: Situation, ordered: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _takes(one: Candidate) -> dict[str, float]:
+def _takes(one: CandidateVariant) -> dict[str, float]:
     return {**one.uses, "": one.cost_per_s}
 
 
@@ -318,6 +321,6 @@ def room(seen: Situation, ordered: Mapping[str, int]) -> dict[str, float]:
     return room
 
 
-def _fitting(one: Candidate, room: Mapping[str, float]) -> int:
+def _fitting(one: CandidateVariant, room: Mapping[str, float]) -> int:
     most = min((room.get(pool, inf) / amount for pool, amount in _takes(one).items() if amount > 0), default=0.0)
     return 0 if most < 1 else 10**6 if most == inf else floor(most + 1e-9)

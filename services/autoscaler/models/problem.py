@@ -11,10 +11,9 @@ from bus.messages.fleet import WorkerHeartbeat
 from services.autoscaler.models.demand import LINGER, ClassLoad, share_of
 from services.autoscaler.models.supply import LEAST_RATE, FleetSupply, OtherWorkers, ProfileCache
 from services.core.catalog import Catalog
-from services.core.cost import UnknownPrice, price_per_hour
-from services.core.goal import Goal
+from services.core.cost import Goal, UnknownPrice, price_per_hour
 from services.core.lifecycle import COUNTED
-from services.core.planning.problem import Candidate, Demand, Objective, Problem
+from services.core.planning.problem import CandidateVariant, Objective, PlanningProblem, RequirementClass
 
 WITHOUT_APP = "_."  # queries that name a model and no app are counted under this prefix
 
@@ -128,7 +127,11 @@ def strictest(wanted: list[ClassDemandShare], facts: ProfileCache) -> dict[str, 
 
 
 def absent(
-    one: ClassDemandShare, demand: Demand, there: Collection[str], facts: ProfileCache, prices: Mapping[str, float]
+    one: ClassDemandShare,
+    demand: RequirementClass,
+    there: Collection[str],
+    facts: ProfileCache,
+    prices: Mapping[str, float],
 ) -> tuple[str, ...]:
     """Names of its variants that meet latency and accuracy and are not `there` to plan with, cheapest first.
 
@@ -183,7 +186,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     that nobody has, cheapest first.
     """
 
-    problem: Problem
+    problem: PlanningProblem
     records: dict[str, VariantRecord]
     serving: dict[str, int]
     here: frozenset[str]
@@ -235,13 +238,13 @@ def situation(
     for i, one in enumerate(wanted):
         for record in one.scope:
             serves.setdefault(record.variant, []).append(scopes[i])
-    candidates: list[Candidate] = []
+    candidates: list[CandidateVariant] = []
     for name, record in sorted(records.items()):
         candidate = supply.candidate(record, tuple(serves[name]), limits.get(name, inf), barred=name in barred)
         if candidate is not None:
             candidates.append(candidate)
     demands = tuple(
-        Demand(
+        RequirementClass(
             app=scopes[i],
             load=one.rate,
             latency_ms=inf if one.load is None or one.load.needs.latency_ms is None else one.load.needs.latency_ms,
@@ -257,7 +260,7 @@ def situation(
         shared = supply.time_shared(candidates)
         resources |= shared
         candidates = supply.in_time(candidates, demands, knobs.slack)
-    problem = Problem(
+    problem = PlanningProblem(
         candidates=tuple(candidates),
         demands=demands,
         resources=resources,
@@ -298,11 +301,11 @@ def _pressed(load: ClassLoad) -> bool:
 
 def _crowded(
     worker: str,
-    candidates: list[Candidate],
-    demands: Sequence[Demand],
+    candidates: list[CandidateVariant],
+    demands: Sequence[RequirementClass],
     wanted: Sequence[ClassDemandShare],
     supply: FleetSupply,
-) -> list[Candidate]:
+) -> list[CandidateVariant]:
     """While queries of a class are refused its instances are full, whatever their profiles say: what they take is all they can."""
     factor: dict[str, float] = {}
     for demand, one in zip(demands, wanted, strict=True):

@@ -6,14 +6,13 @@ from math import inf
 from msgspec.structs import replace
 
 from bus.messages.catalog import VariantRecord
-from bus.messages.digest import FleetDigest, PoolDigest, VariantDigest
-from bus.messages.fleet import WorkerHeartbeat
+from bus.messages.fleet import FleetDigest, PoolDigest, VariantDigest, WorkerHeartbeat
 from services.autoscaler.models.coverage import accepted
 from services.core.cost import HANDLING_MS, LatencyTable, instance_price_per_s, load_seconds
 from services.core.digest import YOUNG, busy_cores, cores_of
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import fits
-from services.core.planning.problem import Candidate, Demand
+from services.core.planning.problem import CandidateVariant, RequirementClass
 
 
 class OtherWorkers:
@@ -193,7 +192,7 @@ class FleetSupply:
 
     def candidate(
         self, record: VariantRecord, serves: tuple[str, ...], limit_s: float, *, barred: bool
-    ) -> Candidate | None:
+    ) -> CandidateVariant | None:
         """The variant as planning sees it; None when no device could have it."""
         shapes = [
             (cores, memory)
@@ -214,7 +213,7 @@ class FleetSupply:
         running = self.running.get(record.variant, 0)
         pool = self._pool(record.hardware, simulated=record.simulated)
         here = self.is_here(record)
-        return Candidate(
+        return CandidateVariant(
             name=record.variant,
             apps=serves,
             model=record.model,
@@ -231,11 +230,13 @@ class FleetSupply:
             cost_per_1000=price * (alone_ms + HANDLING_MS),  # as services.core.cost.cost_per_1000 has it, one at a time
         )
 
-    def settled(self, candidates: Sequence[Candidate]) -> bool:
+    def settled(self, candidates: Sequence[CandidateVariant]) -> bool:
         """Whether what runs of these has run for a while, so that what it serves says what it can."""
         return not any(one.name in self._young for one in candidates)
 
-    def totals(self, candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> dict[str, float]:
+    def totals(
+        self, candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], slack: float
+    ) -> dict[str, float]:
         """What the candidates may take together: what those that run have, and what is free.
 
         Cores count as free as far as instances that run neither use them now nor will for the load to be carried.
@@ -252,12 +253,14 @@ class FleetSupply:
                 totals[pool] = totals.get(pool, 0.0) + amount * one.running
         return totals
 
-    def time_shared(self, candidates: Sequence[Candidate]) -> dict[str, float]:
+    def time_shared(self, candidates: Sequence[CandidateVariant]) -> dict[str, float]:
         """Cores of this worker that the candidates' instances may compute on, each for a share of the time."""
         pools = {self._cores_of(one) for one in candidates if self.is_here(self._records[one.name])}
         return {pool: max(0.0, self._spare.get(pool, 0.0)) for pool in sorted(pools)}
 
-    def in_time(self, candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> list[Candidate]:
+    def in_time(
+        self, candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], slack: float
+    ) -> list[CandidateVariant]:
         """The same, with the cores of this worker that an instance can use at most: for all the load that may come to it."""
         need = dict.fromkeys((one.name for one in candidates), 0.0)
         for demand, indices in zip(demands, accepted(candidates, demands), strict=True):
@@ -272,11 +275,13 @@ class FleetSupply:
         return found
 
     @staticmethod
-    def _cores_of(one: Candidate) -> str:
+    def _cores_of(one: CandidateVariant) -> str:
         return next(pool for pool in one.uses if pool.endswith("/cores"))
 
 
-def _utilisations(candidates: Sequence[Candidate], demands: Sequence[Demand], slack: float) -> dict[str, float]:
+def _utilisations(
+    candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], slack: float
+) -> dict[str, float]:
     """By variant: the share of its time that its busiest demand needs, were it spread over all that may answer it."""
     found = dict.fromkeys((one.name for one in candidates), 0.0)
     for demand, indices in zip(demands, accepted(candidates, demands), strict=True):

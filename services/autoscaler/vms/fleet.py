@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.policy import Hardware, PricedKind, WorkerSummary
-from services.core.cluster import busy_share
 from services.core.lifecycle import COUNTED, SERVING
+from services.core.selection.cluster import busy_share
 
 Threads = Callable[[str], int]
 SILENT_S = 5.0  # s without a heartbeat after which nothing is expected of a worker

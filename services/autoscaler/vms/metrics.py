@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from services.autoscaler.vms.actor import Controller
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 
 
-def families(actor: Controller) -> Iterable[Family]:
-    leads = Family("infaas_controller_leads", "gauge", "1 while this VM-autoscaler leads the cluster.")
+def families(actor: Controller) -> Iterable[MetricFamily]:
+    leads = MetricFamily("infaas_controller_leads", "gauge", "1 while this VM-autoscaler leads the cluster.")
     leads.add(int(actor.lease.epoch > 0))
-    workers = Family("infaas_controller_workers", "gauge", "Workers that this VM-autoscaler knows.")
+    workers = MetricFamily("infaas_controller_workers", "gauge", "Workers that this VM-autoscaler knows.")
     workers.add(len(actor.fleet.workers))
     return leads, workers
 

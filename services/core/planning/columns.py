@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.core.planning.cover import Offer, Search
+from services.core.planning.cover import CoverSearch, Offer
 from services.core.planning.covers import TooMany, covers
-from services.core.planning.deadline import Deadline
-from services.core.planning.program import Program, Supply, priced
-from services.core.planning.tableau import Unsolved
+from services.core.planning.exact import Deadline
+from services.core.planning.highs import Unsolved
+from services.core.planning.program import InstanceSupply, Program, priced
 
 if TYPE_CHECKING:
     from numpy import float64, intp
@@ -22,7 +22,7 @@ class Column(NamedTuple):
     """What a group still needs beside what is held, and its supplies. offers, least: as of the prices; the cheapest cover costs `least`."""
 
     need: float
-    supplies: tuple[Supply, ...]
+    supplies: tuple[InstanceSupply, ...]
     offers: tuple[Offer, ...]
     least: float
 
@@ -40,7 +40,7 @@ class Column(NamedTuple):
     def at(self, prices: Sequence[float]) -> "Column | None":
         """The same where rows have these prices; None when the search for the cheapest cover takes too long."""
         offers = tuple(Offer(one.candidate, priced(one, prices), one.rate, one.high - one.low) for one in self.supplies)
-        search = Search(self.need, offers, (), _STEPS)
+        search = CoverSearch(self.need, offers, (), _STEPS)
         search.run()
         return (
             self._replace(offers=offers, least=search.cost) if search.finished and search.counts is not None else None

@@ -23,7 +23,7 @@ class Offer(NamedTuple):
     fresh: bool = True
 
 
-class Menu(NamedTuple):
+class SortedOffers(NamedTuple):
     """Offers by the price of their throughput. ratio: these prices; left: what the offers from there on can carry."""
 
     offers: Sequence[Offer]
@@ -31,7 +31,7 @@ class Menu(NamedTuple):
     left: list[float]
 
 
-def menu(offers: Sequence[Offer], *, in_order: bool = False) -> Menu:
+def sorted_offers(offers: Sequence[Offer], *, in_order: bool = False) -> SortedOffers:
     """Of these offers, in any order unless told."""
     if not in_order:
         offers = sorted(offers, key=_by_throughput)
@@ -43,18 +43,18 @@ def menu(offers: Sequence[Offer], *, in_order: bool = False) -> Menu:
         able += one.most * one.rate
         left.append(able)
     left.reverse()
-    return Menu(offers, ratio, left)
+    return SortedOffers(offers, ratio, left)
 
 
 def _by_throughput(one: Offer) -> tuple[float, float]:
     return one.price / one.rate, one.price
 
 
-class Search:
+class CoverSearch:
     """The search for one load. need: items/s. room: what is left in each row, () for any. steps: how many branches to look at."""
 
-    def __init__(self, need: float, offers: Menu | Sequence[Offer], room: Sequence[float], steps: int) -> None:
-        self._menu = offers if isinstance(offers, Menu) else menu(offers)
+    def __init__(self, need: float, offers: SortedOffers | Sequence[Offer], room: Sequence[float], steps: int) -> None:
+        self._menu = offers if isinstance(offers, SortedOffers) else sorted_offers(offers)
         self._need, self._room, self._steps = need, room, steps
         self.cost = inf
         self.counts: dict[int, int] | None = None

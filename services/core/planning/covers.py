@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil, inf
 
-from services.core.planning.cover import Menu, Offer, menu
+from services.core.planning.cover import Offer, SortedOffers, sorted_offers
 
 _EPS = 1e-9
 
@@ -19,13 +19,13 @@ def covers(need: float, offers: Sequence[Offer], limit: float, most: int) -> lis
     stays one without one of its instances is left out: what it costs and takes is never less.
     """
     listed = sorted(range(len(offers)), key=lambda i: offers[i].price / offers[i].rate)
-    search = _Covers(need, menu([offers[i] for i in listed], in_order=True), limit, most)
+    search = _Covers(need, sorted_offers([offers[i] for i in listed], in_order=True), limit, most)
     search.descend(0, need, 0.0, inf, ())
     return [tuple((listed[at], n) for at, n in one) for one in search.found]
 
 
 class _Covers:
-    def __init__(self, need: float, menu: Menu, limit: float, most: int) -> None:
+    def __init__(self, need: float, menu: SortedOffers, limit: float, most: int) -> None:
         self._offers, self._ratio, self._left = menu
         self._enough, self._limit, self._most = _EPS * need, limit, most
         self.found: list[tuple[tuple[int, int], ...]] = []

@@ -1,24 +1,69 @@
-"""The exact solver: the integer programme as it is, by HiGHS.
+"""One limit on time for everything that a solve does. Deciding code has no clock of its own: it is handed in."""
 
-INFaaS (Romero et al., section 4.2.1) gave it to Gurobi, which took 50 s for 100 architectures. Here a variable exists only for
-supplies that can be of use, and flows only for variants that several groups share.
-"""
-
+from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
-from services.core.planning.conclude import conclude
-from services.core.planning.deadline import Clock, Deadline
-from services.core.planning.model import Model
-from services.core.planning.plan import Plan
-from services.core.planning.problem import Problem
-from services.core.planning.program import Group, Program, compile_program
-from services.core.planning.tableau import Unsolved
+from msgspec.structs import replace
+
+from services.core.planning.flow import SAME
+from services.core.planning.greedy_accuracy import GreedyAccuracySolver, better
+from services.core.planning.highs import AccuracyModel, AccuracyResult, CostModel, Unsolved
+from services.core.planning.plan import Plan, conclude
+from services.core.planning.problem import PlanningProblem
+from services.core.planning.program import DemandGroup, Program, compile_program
+
+_MARGIN = 0.9  # of what is left, for one run of HiGHS: it looks at its clock only now and then
+_LEAST = 1e-6  # s: HiGHS takes no limit of 0
+
+Clock = Callable[[], float]  # s, from any beginning
+
+
+class Deadline:
+    """From now, so many seconds by this clock; without a clock nobody knows what is left, and each run of HiGHS gets them all."""
+
+    def __init__(self, limit_s: float | None = None, clock: Clock | None = None) -> None:
+        self._limit = inf if limit_s is None else limit_s
+        self._clock = clock if limit_s is not None else None
+        self._end = self._limit + self._clock() if self._clock else inf
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit, and a clock to tell when it is reached."""
+        return self._clock is not None
+
+    def left(self) -> float:
+        """Seconds, 0 when there are none; infinite without a limit."""
+        return max(0.0, self._end - self._clock()) if self._clock else self._limit
+
+    def passed(self) -> bool:
+        return self.left() <= 0
+
+    def bounding(self, options: dict[str, Any], share: float = 1.0) -> dict[str, Any]:
+        """Options of HiGHS for a run that may take this share of what is left."""
+        left = self.left()
+        if left == inf:
+            return options
+        if self._clock:
+            share *= _MARGIN
+        return options | {"time_limit": max(_LEAST, left * share)}
+
+    def sooner(self, limit_s: float) -> "Deadline":
+        """One that ends this many seconds from now, if that is before this one does."""
+        return Deadline(min(limit_s, self.left()), self._clock) if self._clock else self
+
+    def since(self, limit_s: float) -> "Deadline":
+        """One that ends this many seconds after this one's beginning, if that is before this one does."""
+        return self.sooner(max(0.0, limit_s - (self._limit - self.left())))
+
+
+# -- The exact solver: the integer programme as it is, by HiGHS.
 
 Short = dict[int, tuple[float, int]]  # group: the items/s and the instances that it lacks
 OPTIMAL = 1e-4  # relative gap below which a plan counts as optimal, although the search was ended before its own gap
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Counts of all candidates, how far from optimal they may be (relative), and whether the gap was closed."""
 
     counts: list[int]
@@ -49,7 +94,7 @@ class ExactSolver:
         """The end of a solve that begins now."""
         return Deadline(self._time_limit, self._clock)
 
-    def solve(self, problem: Problem) -> Plan:
+    def solve(self, problem: PlanningProblem) -> Plan:
         """The cheapest plan; raises Unsolved when the limits end the search before any is found."""
         deadline = self.deadline()
         return self.solve_program(compile_program(problem), deadline)
@@ -62,21 +107,21 @@ class ExactSolver:
         if found is not None:
             return self.concluded(program, found, short=hopeless)
         left, short = carried(program, groups, deadline.bounding(self.options(share), share))
-        answer = Model(program, left).run(deadline.bounding(self.options(share)))
+        answer = CostModel(program, left).run(deadline.bounding(self.options(share)))
         if answer is None:
             raise Unsolved("the solver contradicts itself about what can be carried")
-        return self.concluded(program, Found(*answer), short=hopeless | short)
+        return self.concluded(program, SearchResult(*answer), short=hopeless | short)
 
-    def search(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> Found | None:
+    def search(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> SearchResult | None:
         """What carries every group that anybody can carry; None when there is no such plan. Raises Unsolved."""
         options = (deadline or self.deadline()).bounding(self.options(share), share)
-        answer = Model(program, apart(program)[0]).run(options)
+        answer = CostModel(program, apart(program)[0]).run(options)
         if answer is None:
             return None
         counts, gap, closed = answer
-        return Found(counts, gap, closed or gap <= max(self.gap, OPTIMAL))
+        return SearchResult(counts, gap, closed or gap <= max(self.gap, OPTIMAL))
 
-    def concluded(self, program: Program, found: Found, short: Short) -> Plan:
+    def concluded(self, program: Program, found: SearchResult, short: Short) -> Plan:
         """The plan that these counts are."""
         return conclude(
             program,
@@ -96,21 +141,79 @@ class ExactSolver:
         return options
 
 
-def apart(program: Program) -> tuple[dict[int, Group], Short]:
+def apart(program: Program) -> tuple[dict[int, DemandGroup], Short]:
     """The groups that somebody can carry, and what the others lack, which is all."""
     groups = dict(enumerate(program.groups))
     hopeless = {g: (group.need, group.least) for g, group in groups.items() if not group.candidates}
     return {g: group for g, group in groups.items() if group.candidates}, hopeless
 
 
-def carried(program: Program, groups: dict[int, Group], options: dict[str, Any]) -> tuple[dict[int, Group], Short]:
+def carried(
+    program: Program, groups: dict[int, DemandGroup], options: dict[str, Any]
+) -> tuple[dict[int, DemandGroup], Short]:
     """What is left of these groups where they go short of as little as can be, and of what they do. Raises Unsolved."""
-    short = Model(program, groups, elastic=True).shortage(options)
+    short = CostModel(program, groups, elastic=True).shortage(options)
     told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
     return {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}, told
 
 
-def _less(group: Group, missing: float, instances: int) -> Group:
+def _less(group: DemandGroup, missing: float, instances: int) -> DemandGroup:
     """What is left to carry; nothing, where that is only the solver's tolerance."""
     left = group.need - missing
     return group._replace(need=left * (1 - 1e-7) if left > 1e-6 * group.need else 0.0, least=group.least - instances)
+
+
+# -- Exact plans where accuracy is the goal: as much load as can be, then the most accuracy, then the least cost, by
+# HiGHS.
+
+_FIRST = 0.5  # of the time that is left, for the run before the last
+
+
+class ExactAccuracySolver:
+    """Backed by the greedy plan, which is taken where the limits end the search before it has found a better one.
+
+    exact: whose limits hold; its gap is at least SAME.
+    """
+
+    name = "ilp"
+
+    def __init__(self, exact: ExactSolver) -> None:
+        self._exact = exact
+        self._greedy = GreedyAccuracySolver()
+
+    def solve(self, problem: PlanningProblem) -> Plan:
+        """Never raises Unsolved; `solver` in the plan says whose it is."""
+        deadline = self._exact.deadline()
+        program = compile_program(problem)
+        rough = self._greedy.solve_program(program)
+        try:
+            plan = self._solved(program, deadline)
+        except Unsolved as unsolved:
+            return replace(rough, reason="; ".join(filter(None, (f"exact solver: {unsolved}", rough.reason))))
+        if plan.status == "optimal" or not better(program, rough, plan):
+            return plan
+        return replace(rough, reason="the exact solver stopped at its limit with no better plan")
+
+    def _solved(self, program: Program, deadline: Deadline) -> Plan:
+        groups, short = apart(program)
+        model = AccuracyModel(program, groups)
+        best = model.most_accurate(deadline.bounding(self._exact.options(), _FIRST))
+        if best is None:
+            groups, lacking = carried(program, groups, deadline.bounding(self._exact.options(), _FIRST))
+            short |= lacking
+            model = AccuracyModel(program, groups)
+            best = model.most_accurate(deadline.bounding(self._exact.options(), _FIRST))
+        if best is None:
+            raise Unsolved("the solver contradicts itself about what can be carried")
+        found = self._cheapest(model, best, deadline)
+        return self._exact.concluded(program, SearchResult(found.counts, found.gap, found.proven), short)
+
+    def _cheapest(self, model: AccuracyModel, best: AccuracyResult, deadline: Deadline) -> AccuracyResult:
+        """The same accuracy for less, if there is time to find out."""
+        try:
+            found = model.cheapest(best.worth - SAME, deadline.bounding(self._exact.options()))
+        except Unsolved:
+            found = None
+        if found is None:
+            return best._replace(proven=False)
+        return found._replace(gap=max(best.gap, found.gap), proven=best.proven and found.proven)

@@ -1,18 +1,52 @@
-"""A plan while the greedy solver builds it: counts, who gives how much to which group, and what room is left."""
+"""What a programme offers each of its groups, sorted once for each set of prices: a solver asks for it again and again."""
 
 from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple, Self
 
-from services.core.planning.cover import Menu, Offer, Search, menu
+from services.core.planning.cover import CoverSearch, Offer, SortedOffers, sorted_offers
 from services.core.planning.flow import spread
 from services.core.planning.program import Program, cost_of
-from services.core.planning.shelf import Shelf
+
+
+class OfferCache:
+    """Offers of whole supplies by group. own_first: candidates of each group, those that it shares with few others first."""
+
+    def __init__(self, program: Program) -> None:
+        self._menus: dict[tuple[int, tuple[float, ...]], SortedOffers] = {}
+        self.own_first = [sorted(group.candidates, key=lambda c: len(program.home[c])) for group in program.groups]
+        self._supplies = [
+            [
+                Offer(c, one.price, one.rate, one.high, one.weights, fresh)
+                for c in group.candidates
+                for fresh, one in ((False, program.running[c]), (True, program.fresh[c]))
+                if one.high > 0
+            ]
+            for group in program.groups
+        ]
+
+    def menu(self, g: int, prices: Sequence[float]) -> SortedOffers:
+        """All that group g may use, as if nothing was taken yet, where rows have prices; not to be changed."""
+        key = (g, tuple(prices))
+        found = self._menus.get(key)
+        if found is None:
+            found = self._menus[key] = sorted_offers([_at(one, prices) for one in self._supplies[g]])
+        return found
+
+
+def _at(offer: Offer, prices: Sequence[float]) -> Offer:
+    candidate, price, rate, most, weights, fresh = offer
+    for row, weight in weights:
+        price += prices[row] * weight
+    return Offer(candidate, price, rate, most, weights, fresh)
+
+
+# -- A plan while the greedy solver builds it: counts, who gives how much to which group, and what room is left.
 
 _EPS = 1e-9
 
 
-class State(NamedTuple):
+class GroupState(NamedTuple):
     """Of one group: counts and what is given of its candidates; of all: room and cost."""
 
     counts: list[int]
@@ -32,10 +66,10 @@ class Packing:
 
     __slots__ = ("_cost", "_given", "_given_by", "_program", "_shelf", "cheapest", "counts", "placed", "room")
 
-    def __init__(self, program: Program, shelf: Shelf | None = None) -> None:
+    def __init__(self, program: Program, shelf: OfferCache | None = None) -> None:
         """shelf: the programme's, shared by all its packings."""
         self._program = program
-        self._shelf = shelf or Shelf(program)
+        self._shelf = shelf or OfferCache(program)
         self.counts = [0] * len(program.home)
         self._cost = 0.0
         self.room = [1.0] * len(program.rows)
@@ -68,13 +102,15 @@ class Packing:
         twin._given, twin._given_by = [given.copy() for given in self._given], self._given_by[:]
         return twin
 
-    def state(self, g: int) -> State:
+    def state(self, g: int) -> GroupState:
         """All that placing group g, or taking back what it has, may change."""
         of = self._program.groups[g].candidates
         counts, given_by = [self.counts[c] for c in of], [self._given_by[c] for c in of]
-        return State(counts, given_by, self._given[g].copy(), self.room[:], self._cost, self.placed[g], self.cheapest)
+        return GroupState(
+            counts, given_by, self._given[g].copy(), self.room[:], self._cost, self.placed[g], self.cheapest
+        )
 
-    def restore(self, g: int, state: State) -> None:
+    def restore(self, g: int, state: GroupState) -> None:
         """Back to what it was, if nothing but group g changed meanwhile."""
         counts, given_by, self._given[g], self.room, self._cost, self.placed[g], self.cheapest = state
         for c, n, amount in zip(self._program.groups[g].candidates, counts, given_by, strict=True):
@@ -119,7 +155,7 @@ class Packing:
         room = self.room if bounded else ()
         need = group.need - sum(self._spare(c) for c in group.candidates if self.counts[c])
         if need > _EPS * group.need:
-            search = Search(need, self._menu(g, prices), room, steps)
+            search = CoverSearch(need, self._menu(g, prices), room, steps)
             found = search.run()
             self.cheapest &= search.finished
             if found is None:
@@ -184,7 +220,7 @@ class Packing:
                 self._given_by[c] += amount
                 need -= amount
 
-    def _menu(self, g: int, prices: Sequence[float]) -> Menu:
+    def _menu(self, g: int, prices: Sequence[float]) -> SortedOffers:
         """What is left of all offers, cheapest throughput first."""
         whole = self._shelf.menu(g, prices)
         counts = self.counts
@@ -200,7 +236,7 @@ class Packing:
                     left.append(offer._replace(most=most))
             else:
                 left.append(offer)
-        return menu(left, in_order=True)
+        return sorted_offers(left, in_order=True)
 
     def _top_up(self, g: int, prices: Sequence[float], *, bounded: bool) -> bool:
         lacking = self._program.groups[g].least - self._able(g)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.core.planning.beam import choose
 from services.core.planning.columns import Patterns, column, patterns
-from services.core.planning.deadline import Deadline
+from services.core.planning.exact import Deadline
+from services.core.planning.highs import Unsolved
 from services.core.planning.program import Program, cost
 from services.core.planning.relaxed import Relaxed, chosen, relaxed
-from services.core.planning.tableau import Unsolved
 
 if TYPE_CHECKING:
     from numpy import float64, intp

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from services.core.goal import Goal
+from services.core.cost import Goal
 
 Objective = Literal["multiplicative", "additive"]
 
 
-class Candidate(Struct, frozen=True, kw_only=True, gc=False):
+class CandidateVariant(Struct, frozen=True, kw_only=True, gc=False):
     """A variant that may run.
 
     latency_ms: of one batch. saturation_qps: items/s that one instance serves at most. cost_per_s: US$ per second of one
@@ -48,7 +48,7 @@ class Candidate(Struct, frozen=True, kw_only=True, gc=False):
         return 1000.0 * self.cost_per_s / self.saturation_qps
 
 
-class Demand(Struct, frozen=True, kw_only=True, gc=False):
+class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
     """A requirement class of one app.
 
     load: items/s. latency_ms: objective. accuracy: at least. cost: US$ per 1,000 items, at most. model, variant: what its
@@ -64,7 +64,7 @@ class Demand(Struct, frozen=True, kw_only=True, gc=False):
     variant: str | None = None
     least: int = 0
 
-    def accepts(self, candidate: Candidate) -> bool:
+    def accepts(self, candidate: CandidateVariant) -> bool:
         """Whether this candidate may answer these queries: constraint (2), and what else they ask for."""
         return (
             self.app in candidate.apps
@@ -76,7 +76,7 @@ class Demand(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class PlanningProblem(Struct, frozen=True, kw_only=True):
     """What to plan for.
 
     resources: totals by name; what is not named is unlimited. slack: throughput wanted over load, a ratio. loading_weight:
@@ -89,8 +89,8 @@ class Problem(Struct, frozen=True, kw_only=True):
     least cost.
     """
 
-    candidates: tuple[Candidate, ...]
-    demands: tuple[Demand, ...]
+    candidates: tuple[CandidateVariant, ...]
+    demands: tuple[RequirementClass, ...]
     resources: dict[str, float] = {}
     slack: float = 1.05
     loading_weight: float = 0.1
@@ -101,7 +101,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     goal: Goal = "cost"
 
 
-class Flaw(NamedTuple):
+class ProblemFlaw(NamedTuple):
     """What is wrong with a problem. part: "candidates", "demands", "resources", or empty; number: in that list, from 0."""
 
     part: str
@@ -110,10 +110,10 @@ class Flaw(NamedTuple):
     reason: str
 
 
-class InvalidProblem(ValueError):
+class InvalidPlanningProblem(ValueError):
     """A problem that means nothing; `flaw` says where."""
 
-    def __init__(self, flaw: Flaw) -> None:
+    def __init__(self, flaw: ProblemFlaw) -> None:
         place = flaw.part if flaw.number is None else f"{flaw.part}[{flaw.number}]"
         super().__init__(f"{place}{'.' * bool(place)}{flaw.key}: {flaw.reason}")
         self.flaw = flaw
@@ -124,8 +124,8 @@ LARGEST = 1e15  # of any other number: what adds up to more is no longer exact
 _POSITIVE, _AMOUNT, _SHARE, _COUNT = "above 0", "0 or more", "from 0 to 1", f"from 0 to {MOST}"
 
 
-def check(problem: Problem) -> None:
-    """Refuse a problem whose numbers mean nothing: raises InvalidProblem for the first flaw.
+def check(problem: PlanningProblem) -> None:
+    """Refuse a problem whose numbers mean nothing: raises InvalidPlanningProblem for the first flaw.
 
     For problems from outside; solvers do not repeat it.
     """
@@ -144,7 +144,7 @@ def check(problem: Problem) -> None:
         if one.name in seen:
             _refuse("candidates", i, "name", f"{one.name!r} is there twice")
         seen.add(one.name)
-    asked: set[Demand] = set()
+    asked: set[RequirementClass] = set()
     for i, demand in enumerate(problem.demands):
         _demand(i, demand)
         requirements = replace(demand, load=0.0, least=0)
@@ -154,7 +154,7 @@ def check(problem: Problem) -> None:
     _sizes(problem)
 
 
-def _candidate(i: int, one: Candidate) -> None:
+def _candidate(i: int, one: CandidateVariant) -> None:
     for key, value, rule in (
         ("latency_ms", one.latency_ms, _POSITIVE),
         ("saturation_qps", one.saturation_qps, _POSITIVE),
@@ -174,7 +174,7 @@ def _candidate(i: int, one: Candidate) -> None:
         _refuse("candidates", i, "most", f"is {one.most}, below least ({one.least})")
 
 
-def _demand(i: int, demand: Demand) -> None:
+def _demand(i: int, demand: RequirementClass) -> None:
     for key, value, rule in (
         ("load", demand.load, _AMOUNT),
         ("accuracy", demand.accuracy, _SHARE),
@@ -187,7 +187,7 @@ def _demand(i: int, demand: Demand) -> None:
         _refuse("demands", i, "cost", f"must be {_AMOUNT}, not {demand.cost:g}")
 
 
-def _sizes(problem: Problem) -> None:
+def _sizes(problem: PlanningProblem) -> None:
     for i, demand in enumerate(problem.demands):
         rates = [one.saturation_qps for one in problem.candidates if demand.accepts(one)]
         if rates and problem.slack * demand.load / max(rates) > MOST:
@@ -210,4 +210,4 @@ def _number(part: str, index: int | None, key: str, value: float, rule: str) -> 
 
 
 def _refuse(part: str, index: int | None, key: str, reason: str) -> None:
-    raise InvalidProblem(Flaw(part, index, key, reason))
+    raise InvalidPlanningProblem(ProblemFlaw(part, index, key, reason))

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from math import ceil, isfinite
 from typing import NamedTuple
 
-from services.core.planning.problem import Candidate, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem
 
 BUDGET = "budget, US$/s"  # as a row beside the resources
 _CHURN = 1e-7  # of two plans that cost the same, the one that changes less
 ROUNDING = 1e-9  # relative: 1.05 × 100 must not need more than 105
 
 
-class Supply(NamedTuple):
+class InstanceSupply(NamedTuple):
     """Instances that cost the same. candidate: index. low, high: how many. weights: (row, share of its total) of each."""
 
     candidate: int
@@ -33,7 +33,7 @@ class Supply(NamedTuple):
     weights: tuple[tuple[int, float], ...]
 
 
-class Group(NamedTuple):
+class DemandGroup(NamedTuple):
     """Demands (indices) that the same candidates (indices) may answer. need: items/s; least: instances."""
 
     demands: tuple[int, ...]
@@ -48,10 +48,10 @@ class Program(NamedTuple):
     running, fresh: the supplies of each candidate, by its index. home: the groups (indices) of each candidate.
     """
 
-    problem: Problem
-    running: tuple[Supply, ...]
-    fresh: tuple[Supply, ...]
-    groups: tuple[Group, ...]
+    problem: PlanningProblem
+    running: tuple[InstanceSupply, ...]
+    fresh: tuple[InstanceSupply, ...]
+    groups: tuple[DemandGroup, ...]
     home: tuple[tuple[int, ...], ...]
     rows: tuple[str, ...]
 
@@ -59,7 +59,7 @@ class Program(NamedTuple):
         return len(self.home[candidate]) > 1
 
 
-def compile_program(problem: Problem) -> Program:
+def compile_program(problem: PlanningProblem) -> Program:
     """The programme of a problem."""
     groups = _groups(problem)
     home: list[list[int]] = [[] for _ in problem.candidates]
@@ -89,15 +89,15 @@ def compile_program(problem: Problem) -> Program:
         most = needed if one.most is None else min(needed, one.most)
         low = min(one.least, one.running)
         high = min(one.running, most) if keeps else low
-        running.append(Supply(c, one.cost_per_s, one.saturation_qps, low, high, tuple(stays)))
+        running.append(InstanceSupply(c, one.cost_per_s, one.saturation_qps, low, high, tuple(stays)))
         low = max(0, one.least - one.running)
         high = max(low, min(needed, one.most - one.running) if one.most is not None else needed) if fits else low
         price = fresh_price(problem, one) * (1 + _CHURN)
-        fresh.append(Supply(c, price, one.saturation_qps, low, high, tuple(weights)))
+        fresh.append(InstanceSupply(c, price, one.saturation_qps, low, high, tuple(weights)))
     return Program(problem, tuple(running), tuple(fresh), groups, tuple(map(tuple, home)), rows)
 
 
-def fresh_price(problem: Problem, one: Candidate) -> float:
+def fresh_price(problem: PlanningProblem, one: CandidateVariant) -> float:
     """What adding an instance counts in the objective."""
     if problem.objective == "additive":
         return one.cost_per_s + problem.loading_weight * one.load_s
@@ -116,12 +116,12 @@ def cost_of(program: Program, c: int, n: int) -> float:
     return kept * running.price + (n - kept) * program.fresh[c].price
 
 
-def priced(supply: Supply, prices: Sequence[float]) -> float:
+def priced(supply: InstanceSupply, prices: Sequence[float]) -> float:
     """The price of one instance where the rows have prices too, each for the whole of it."""
     return supply.price + sum(prices[row] * weight for row, weight in supply.weights)
 
 
-def _groups(problem: Problem) -> tuple[Group, ...]:
+def _groups(problem: PlanningProblem) -> tuple[DemandGroup, ...]:
     members: dict[tuple[int, ...], list[int]] = {}
     by_app: dict[str, list[int]] = {}
     for c, one in enumerate(problem.candidates):
@@ -133,7 +133,7 @@ def _groups(problem: Problem) -> tuple[Group, ...]:
             members.setdefault(tuple(able), []).append(k)
     demands = problem.demands
     return tuple(
-        Group(
+        DemandGroup(
             tuple(of),
             able,
             problem.slack * sum(demands[k].load for k in of) * (1 - ROUNDING),
@@ -143,7 +143,7 @@ def _groups(problem: Problem) -> tuple[Group, ...]:
     )
 
 
-def _amounts(problem: Problem, one: Candidate) -> dict[str, float]:
+def _amounts(problem: PlanningProblem, one: CandidateVariant) -> dict[str, float]:
     """What one instance takes of everything that is limited."""
     limited = problem.resources
     if not limited:
@@ -155,7 +155,7 @@ def _amounts(problem: Problem, one: Candidate) -> dict[str, float]:
     return {**amounts, BUDGET: one.cost_per_s} if isfinite(problem.budget_per_s) else amounts
 
 
-def _limits(problem: Problem, amounts: list[dict[str, float]]) -> tuple[tuple[str, ...], list[float]]:
+def _limits(problem: PlanningProblem, amounts: list[dict[str, float]]) -> tuple[tuple[str, ...], list[float]]:
     """Names and what there is. Held instances are there, whatever the total.
 
     With make-before-break everything that runs keeps what it takes, and the limit is on what is added.

@@ -5,8 +5,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.core.planning.columns import Patterns
-from services.core.planning.deadline import Deadline
-from services.core.planning.tableau import Unsolved
+from services.core.planning.exact import Deadline
+from services.core.planning.highs import Unsolved
 
 if TYPE_CHECKING:
     from numpy import float64, intp

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import floor, inf
 
-from services.core.planning.cover import Offer, Search
-from services.core.planning.program import Group, Program, priced
+from services.core.planning.cover import CoverSearch, Offer
+from services.core.planning.program import DemandGroup, Program, priced
 
 _EPS = 1e-9
 
@@ -22,7 +22,7 @@ def trimmed(program: Program, prices: Sequence[float], excess: float, steps: int
         if group.least or group.need <= 0 or any(one.low for one in supplies):
             continue
         offers = [Offer(one.candidate, priced(one, prices), one.rate, one.high) for one in supplies]
-        search = Search(group.need, offers, (), steps)
+        search = CoverSearch(group.need, offers, (), steps)
         search.run()
         if not search.finished or search.counts is None:
             continue
@@ -37,17 +37,17 @@ def trimmed(program: Program, prices: Sequence[float], excess: float, steps: int
     return program._replace(running=tuple(running), fresh=tuple(fresh))
 
 
-def _usable(group: Group, offer: Offer, offers: Sequence[Offer], limit: float, steps: int) -> bool:
+def _usable(group: DemandGroup, offer: Offer, offers: Sequence[Offer], limit: float, steps: int) -> bool:
     """Whether a cover with one of this offer may cost no more than the limit."""
     rest = group.need - offer.rate
     if rest <= 0:
         return True
-    search = Search(rest, offers, (), steps)
+    search = CoverSearch(rest, offers, (), steps)
     search.run()
     return not search.finished or offer.price + search.cost <= limit + _EPS * abs(limit)
 
 
-def _most(group: Group, offer: Offer, cheapest: float, limit: float) -> int:
+def _most(group: DemandGroup, offer: Offer, cheapest: float, limit: float) -> int:
     """How many of this offer a cover of the group may have that costs no more than the limit."""
     limit += _EPS * abs(limit)
     dearer = offer.price - offer.rate * cheapest

@@ -34,8 +34,8 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
-from services.core.metric import Family
-from services.core.outcome import answered
+from services.core.metric import MetricFamily
+from services.core.outcomes import answered
 from services.jobs.runner.chunks import (
     NO_OUTPUTS,
     ChunkAnswer,
@@ -400,8 +400,8 @@ class Runner:
 # -- metrics
 
 
-def families(actor: Runner) -> Iterable[Family]:
-    chunks = Family(
+def families(actor: Runner) -> Iterable[MetricFamily]:
+    chunks = MetricFamily(
         "infaas_offline_chunks_held", "gauge", "Chunks of offline jobs that a worker has taken, by their state."
     )
     for state, count in Counter(held.state for held in actor._held.values()).items():

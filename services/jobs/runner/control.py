@@ -7,7 +7,7 @@ from bus.messages.fleet import EnsureLoaded, LoadReply, Release, WorkerHeartbeat
 from bus.messages.jobs import RunnerNote
 from bus.subjects import Subjects
 from services.core.actor import Effect, Publish
-from services.core.history import History
+from services.core.outcomes import OutcomeLog
 
 BEAT_S = 0.4
 AFTER_S = 5.0  # that it goes on beating when there is nothing to do any more
@@ -22,7 +22,7 @@ class RunnerReports:
         self._worker = worker
         self._subject = subjects.dispatcher_heartbeat(name)
         self._notes = subjects.offline("note")
-        self.history = History()
+        self.history = OutcomeLog()
         self._beaten = self._active = float("-inf")
         self._noted = float("-inf")
         self._why: str | None = None

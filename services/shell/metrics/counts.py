@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from services.core.metric import Family, Histogram, Kind
+from services.core.metric import Histogram, MetricFamily, MetricKind
 
 
 class Counts:
@@ -23,19 +23,21 @@ class Counts:
         self._commands[command, result] += 1
         self._seconds[command].observe(seconds)
 
-    def families(self, actor: str, *, under_way: int, held: int, lost: int) -> Iterator[Family]:
+    def families(self, actor: str, *, under_way: int, held: int, lost: int) -> Iterator[MetricFamily]:
         """under_way: commands; held, lost: events."""
-        messages = Family("infaas_messages_total", "counter", "Messages that actors took, by type.")
+        messages = MetricFamily("infaas_messages_total", "counter", "Messages that actors took, by type.")
         for message, (count,) in self.taken.items():
             messages.add(count, actor=actor, message=message)
-        commands = Family("infaas_commands_total", "counter", "Commands that edges carried out, by type and result.")
+        commands = MetricFamily(
+            "infaas_commands_total", "counter", "Commands that edges carried out, by type and result."
+        )
         for (command, result), count in self._commands.items():
             commands.add(count, actor=actor, command=command, result=result)
-        seconds = Family("infaas_command_seconds", "histogram", "How long commands took, by type.")
+        seconds = MetricFamily("infaas_command_seconds", "histogram", "How long commands took, by type.")
         for command, histogram in self._seconds.items():
             seconds.add(histogram, actor=actor, command=command)
         yield from (messages, commands, seconds)
-        single: tuple[tuple[str, Kind, str, int], ...] = (
+        single: tuple[tuple[str, MetricKind, str, int], ...] = (
             ("undecodable_messages_total", "counter", "Messages that were none of their subject's.", self.undecodable),
             (
                 "forged_messages_total",
@@ -50,6 +52,6 @@ class Counts:
             ("events_lost_total", "counter", "Recorded events dropped since too many were held.", lost),
         )
         for name, kind, about, value in single:
-            family = Family(f"infaas_{name}", kind, about)
+            family = MetricFamily(f"infaas_{name}", kind, about)
             family.add(value, actor=actor)
             yield family

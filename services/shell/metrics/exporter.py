@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from bus.port import Bus, BusError
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.clock import now as unix_now
 from services.shell.metrics import process
@@ -38,7 +38,7 @@ class Exporter:
         self._up = False
         self._server: asyncio.Server | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._page: Callable[[Iterable[Family], int, str], Page] | None = None
+        self._page: Callable[[Iterable[MetricFamily], int, str], Page] | None = None
         self.tally = Tally(asyncio.get_running_loop().time, settings.series) if self.on else None
 
     @property
@@ -101,11 +101,11 @@ class Exporter:
             self._page = await asyncio.to_thread(_page_maker)
         return self._page(self.families(), self._settings.series, accept)
 
-    def families(self) -> Iterable[Family]:
+    def families(self) -> Iterable[MetricFamily]:
         """Everything that this process shows."""
-        info = Family("infaas_process_info", "gauge", "The services in this process.")
+        info = MetricFamily("infaas_process_info", "gauge", "The services in this process.")
         info.add(1, service=self._name)
-        connected = Family("infaas_bus_connected", "gauge", "1 while there is a connection to NATS.")
+        connected = MetricFamily("infaas_bus_connected", "gauge", "1 while there is a connection to NATS.")
         connected.add(int(self._bus is not None and not self._lost))
         yield info
         yield connected
@@ -151,7 +151,7 @@ class Exporter:
         return [word for word in words if word] + [f"{name}: {word}" for name, word in found if word]
 
 
-def _page_maker() -> Callable[[Iterable[Family], int, str], Page]:
+def _page_maker() -> Callable[[Iterable[MetricFamily], int, str], Page]:
     """Imports prometheus_client, so not on the loop, and only where somebody asks."""
     from services.shell.metrics.exposition import page  # noqa: PLC0415
 

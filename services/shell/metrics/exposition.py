@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from services.core.metric import Family, Histogram, named
+from services.core.metric import Histogram, MetricFamily, named
 from services.shell.metrics.http import Page
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Snapshot(Collector):
         return self._metrics
 
 
-def page(families: Iterable[Family], most: int = 1000, accept: str = "") -> Page:
+def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -> Page:
     """One process's. Of a family with more than `most` samples the rest is left out, and counted in infaas_series_left_out.
 
     accept: the request's header; OpenMetrics where it is asked for, else Prometheus' text format.
@@ -38,7 +38,7 @@ def page(families: Iterable[Family], most: int = 1000, accept: str = "") -> Page
     return _encoded(_metrics(families, most), accept)
 
 
-def system_page(families: Iterable[Family], pages: Mapping[str, str], most: int = 1000, accept: str = "") -> Page:
+def system_page(families: Iterable[MetricFamily], pages: Mapping[str, str], most: int = 1000, accept: str = "") -> Page:
     """The families of `up` and its processes' pages (name to text format) as one: each series gets the label `process`.
 
     One that cannot be read is left out: another program may sit at the port of a process.
@@ -69,8 +69,8 @@ def _encoded(metrics: Iterable[Metric], accept: str) -> Page:
     return Page(200, encode(registry).decode(), content_type)
 
 
-def _metrics(families: Iterable[Family], most: int) -> Iterator[Metric]:
-    left_out = Family(
+def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:
+    left_out = MetricFamily(
         "infaas_series_left_out", "gauge", "Series of a metric beyond metrics.series, which are not shown."
     )
     for family in named(families):  # also one without samples: so what there may be is seen
@@ -81,7 +81,7 @@ def _metrics(families: Iterable[Family], most: int) -> Iterator[Metric]:
         yield _metric(left_out, len(left_out.samples))
 
 
-def _metric(family: Family, most: int) -> Metric:
+def _metric(family: MetricFamily, most: int) -> Metric:
     samples = family.samples[:most]
     names = list(dict.fromkeys(name for labels, _ in samples for name in labels))  # one that a sample lacks is empty
     plain = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily

@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.metrics import process
 from services.shell.metrics.http import Page, Pages, fetch, listen
@@ -94,12 +94,12 @@ class Hub:
         heard = {name: page.body for name, page in found.items() if page is not None and page.status == 200}
         return await asyncio.to_thread(_system_page, list(self._families(heard)), heard, self._settings.series, accept)
 
-    def _families(self, heard: Iterable[str]) -> Iterable[Family]:
+    def _families(self, heard: Iterable[str]) -> Iterable[MetricFamily]:
         running = self._supervisor.pids
-        up = Family(
+        up = MetricFamily(
             "infaas_part_up", "gauge", "1 while a process of the system runs and, if it has metrics, shows them."
         )
-        restarts = Family(
+        restarts = MetricFamily(
             "infaas_part_restarts_total", "counter", "How often a process of the system was started again."
         )
         for name, count in self._supervisor.restarts.items():
@@ -142,7 +142,7 @@ class Hub:
         return dict(zip(ports, pages, strict=True))
 
 
-def _system_page(families: list[Family], pages: dict[str, str], most: int, accept: str) -> Page:
+def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> Page:
     """Reading large pages takes a while, importing prometheus_client too: not on the loop, and only where somebody asks."""
     from services.shell.metrics.exposition import system_page  # noqa: PLC0415
 

@@ -6,25 +6,27 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 
 STARTED = time.time()
 
 
-def families() -> Iterable[Family]:
+def families() -> Iterable[MetricFamily]:
     """CPU, memory, open files; where there is no /proc, CPU alone."""
     spent = os.times()
-    cpu = Family("infaas_process_cpu_seconds_total", "counter", "CPU time of this process, user and system.")
+    cpu = MetricFamily("infaas_process_cpu_seconds_total", "counter", "CPU time of this process, user and system.")
     cpu.add(spent.user + spent.system)
-    started = Family("infaas_process_start_time_seconds", "gauge", "When it was started, Unix time.")
+    started = MetricFamily("infaas_process_start_time_seconds", "gauge", "When it was started, Unix time.")
     started.add(STARTED)
     yield cpu
     yield started
     with suppress(OSError, ValueError, IndexError):
-        resident = Family("infaas_process_resident_memory_bytes", "gauge", "Resident memory, shared parts included.")
+        resident = MetricFamily(
+            "infaas_process_resident_memory_bytes", "gauge", "Resident memory, shared parts included."
+        )
         resident.add(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
         yield resident
     with suppress(OSError):
-        opened = Family("infaas_process_open_fds", "gauge", "Open file descriptors.")
+        opened = MetricFamily("infaas_process_open_fds", "gauge", "Open file descriptors.")
         opened.add(len(os.listdir("/proc/self/fd")))
         yield opened

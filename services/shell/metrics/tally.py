@@ -20,7 +20,7 @@ from bus.messages.events import (
     WorkerEvent,
 )
 from bus.messages.jobs import OFFLINE
-from services.core.metric import SECONDS, Family, Histogram
+from services.core.metric import SECONDS, Histogram, MetricFamily
 
 OTHER, UNKNOWN, IDLE = "_other", "_unknown", "_idle"
 STRANGE = frozenset({"unknown_app", "bad_request"})  # whose app may be no app at all
@@ -159,7 +159,7 @@ class Tally:
         for row in rows:
             self._scaling[self._room(self._scaling, (row.scaler, row.action))] += max(1, abs(row.count))
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Everything counted so far."""
         query = ("app", "outcome")
         spent = ("worker", "hardware", "app", "variant", "simulated")
@@ -182,12 +182,18 @@ class Tally:
             _counter("infaas_events_total", "Events recorded.", self._rows, "kind"),
         ]
 
-    def _by_app(self) -> list[Family]:
-        latency = Family("infaas_query_latency_seconds", "histogram", "Arrival at the dispatcher to the answer.")
-        rated = Family("infaas_rated_answers_total", "counter", "Answers in time of variants with a measured accuracy.")
-        summed = Family("infaas_rated_answers_accuracy_total", "counter", "Their accuracies, summed up.")
-        attained = Family("infaas_slo_attainment_ratio", "gauge", "Answered in time over all offered, last minute.")
-        accurate = Family("infaas_effective_accuracy_ratio", "gauge", "Mean accuracy of answers in time, last minute.")
+    def _by_app(self) -> list[MetricFamily]:
+        latency = MetricFamily("infaas_query_latency_seconds", "histogram", "Arrival at the dispatcher to the answer.")
+        rated = MetricFamily(
+            "infaas_rated_answers_total", "counter", "Answers in time of variants with a measured accuracy."
+        )
+        summed = MetricFamily("infaas_rated_answers_accuracy_total", "counter", "Their accuracies, summed up.")
+        attained = MetricFamily(
+            "infaas_slo_attainment_ratio", "gauge", "Answered in time over all offered, last minute."
+        )
+        accurate = MetricFamily(
+            "infaas_effective_accuracy_ratio", "gauge", "Mean accuracy of answers in time, last minute."
+        )
         now = self._clock()
         for app, totals in self._apps.items():
             latency.add(totals.milliseconds.scaled(SECONDS, 0.001), app=app)
@@ -206,7 +212,7 @@ def _ends_of(rows: Sequence[Any]) -> list[str]:
     return [row.state for row in rows if row.state in ENDED]
 
 
-def _counter(name: str, help: str, table: dict[Any, Any], *labels: str) -> Family:
-    family = Family(name, "counter", help)
+def _counter(name: str, help: str, table: dict[Any, Any], *labels: str) -> MetricFamily:
+    family = MetricFamily(name, "counter", help)
     family.samples = [(dict(zip(labels, key, strict=True)), value) for key, value in table.items()]
     return family

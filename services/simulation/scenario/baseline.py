@@ -16,7 +16,7 @@ from services.autoscaler.models.problem import Situation
 from services.autoscaler.models.supply import throughput
 from services.core.cost import HANDLING_MS, PER_CORE, LatencyTable, instance_price_per_s, load_seconds
 from services.core.placement import Amount, Device, cores_needed, misfit, total
-from services.core.planning.problem import Candidate, Demand, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 from services.core.settings import MonitorSettings
 from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, StaticChoice, WorkloadSpec
 from services.simulation.workload import peak_rate
@@ -80,10 +80,10 @@ class Peaks:
                 of = self._of.setdefault(app, {})
                 of[asked] = of.get(asked, 0.0) + peak * share * load.items
 
-    def demands(self, app: str, needs: QueryNeeds) -> list[Demand]:
+    def demands(self, app: str, needs: QueryNeeds) -> list[RequirementClass]:
         """needs: where nothing is asked, so that something is chosen for every app."""
         return [
-            Demand(
+            RequirementClass(
                 app=app,
                 load=max(load, 1e-3),
                 latency_ms=inf if asked.latency_ms is None else asked.latency_ms,
@@ -133,7 +133,7 @@ def choose(
 def _first(
     app: str,
     records: Sequence[VariantRecord],
-    demands: list[Demand],
+    demands: list[RequirementClass],
     policy: PolicySpec,
     prices: Mapping[str, float],
     capacity: DeviceCapacity,
@@ -154,14 +154,14 @@ def _first(
 def _best(
     app: str,
     records: Sequence[VariantRecord],
-    demands: list[Demand],
+    demands: list[RequirementClass],
     policy: PolicySpec,
     prices: Mapping[str, float],
     capacity: DeviceCapacity,
 ) -> tuple[VariantRecord, int]:
     limit_s = min(demand.latency_ms for demand in demands) / 1000.0
     candidates = tuple(_candidate(app, one, limit_s, prices, capacity.device(one)) for one in records)
-    problem = Problem(candidates=candidates, demands=tuple(demands), slack=policy.settings.autoscaler.slack)
+    problem = PlanningProblem(candidates=candidates, demands=tuple(demands), slack=policy.settings.autoscaler.slack)
     named = {one.variant: one for one in records}
     choices = Choices({})
     asked = (app,) * len(demands)
@@ -179,20 +179,20 @@ def _best(
     return named[fastest.name], 1 if chosen is None else chosen.instances
 
 
-def _unlimited(demand: Demand) -> Demand:
-    return Demand(app=demand.app, load=demand.load)
+def _unlimited(demand: RequirementClass) -> RequirementClass:
+    return RequirementClass(app=demand.app, load=demand.load)
 
 
 def _candidate(
     app: str, record: VariantRecord, limit_s: float, prices: Mapping[str, float], device: Device | None
-) -> Candidate:
+) -> CandidateVariant:
     """As services/autoscaler/models/supply.py sees a variant."""
     table = LatencyTable(record)
     alone_ms = table.seconds(1) * 1000.0
     price = instance_price_per_s(
         record, prices, device.cores if device is not None else 1, device.memory_mb if device is not None else 0.0
     )
-    return Candidate(
+    return CandidateVariant(
         name=record.variant,
         apps=(app,),
         model=record.model,

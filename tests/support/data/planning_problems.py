@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from scipy.optimize import linprog
 
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Candidate, Demand, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 
 # latency ms, items/s, US$/s, load s, memory: the three of the paper's Table 2, on three kinds of hardware
 KINDS = {
@@ -17,7 +17,7 @@ KINDS = {
     "gpu": (15.0, 800.0, 16.0, 8.0, 2.0),
 }
 TABLE_2 = tuple(
-    Candidate(
+    CandidateVariant(
         name=name,
         apps=("classify",),
         model="resnet50",
@@ -31,13 +31,13 @@ TABLE_2 = tuple(
 )
 
 
-def table_3(load: float, latency_ms: float, **more: object) -> Problem:
+def table_3(load: float, latency_ms: float, **more: object) -> PlanningProblem:
     """The paper's example, with slack 1, lambda 0 and nothing running unless `more` says otherwise."""
-    demand = Demand(app="classify", load=load, latency_ms=latency_ms)
-    return replace(Problem(candidates=TABLE_2, demands=(demand,), slack=1.0, loading_weight=0.0), **more)
+    demand = RequirementClass(app="classify", load=load, latency_ms=latency_ms)
+    return replace(PlanningProblem(candidates=TABLE_2, demands=(demand,), slack=1.0, loading_weight=0.0), **more)
 
 
-def random_problem(seed: int, apps: int | None = None, variants: int = 6, spread: float = 0.4) -> Problem:
+def random_problem(seed: int, apps: int | None = None, variants: int = 6, spread: float = 0.4) -> PlanningProblem:
     """2 to 12 apps × 6 variants over three kinds; throughput, price and memory varied; nothing running, nothing scarce."""
     rng = Random(seed)
     candidates, demands = [], []
@@ -47,7 +47,7 @@ def random_problem(seed: int, apps: int | None = None, variants: int = 6, spread
             latency, rate, price, load_s, memory = KINDS[kind]
             rate, price, memory = (value * rng.uniform(1 - spread, 1 + spread) for value in (rate, price, memory))
             candidates.append(
-                Candidate(
+                CandidateVariant(
                     name=f"a{a}v{i}",
                     apps=(f"a{a}",),
                     model=f"m{a}",
@@ -59,11 +59,13 @@ def random_problem(seed: int, apps: int | None = None, variants: int = 6, spread
                     uses={f"{kind}_memory": memory},
                 )
             )
-        demands.append(Demand(app=f"a{a}", load=10 ** rng.uniform(0.7, 3.0), latency_ms=rng.choice([50.0, 300.0])))
-    return Problem(candidates=tuple(candidates), demands=tuple(demands))
+        demands.append(
+            RequirementClass(app=f"a{a}", load=10 ** rng.uniform(0.7, 3.0), latency_ms=rng.choice([50.0, 300.0]))
+        )
+    return PlanningProblem(candidates=tuple(candidates), demands=tuple(demands))
 
 
-def scarce(problem: Problem, plan: Plan, seed: int, least: float, most: float) -> Problem:
+def scarce(problem: PlanningProblem, plan: Plan, seed: int, least: float, most: float) -> PlanningProblem:
     """The same with totals between `least` and `most` times what this plan takes of each resource."""
     rng = Random(f"scarce {seed}")
     used: dict[str, float] = {}
@@ -75,7 +77,7 @@ def scarce(problem: Problem, plan: Plan, seed: int, least: float, most: float) -
     )
 
 
-def accuracy_problem(seed: int) -> Problem:
+def accuracy_problem(seed: int) -> PlanningProblem:
     """Served for accuracy, which slower variants of a kind have more of; 0.2 to 1.1 times the memory that the best would take."""
     rng = Random(f"accuracy {seed}")
     plain = random_problem(seed, variants=rng.choice([4, 6, 8]))
@@ -96,7 +98,7 @@ def accuracy_problem(seed: int) -> Problem:
     return replace(plain, candidates=candidates, resources=resources, goal="accuracy")
 
 
-def entangled_problem(seed: int) -> Problem:
+def entangled_problem(seed: int) -> PlanningProblem:
     """Several classes an app, variants that several apps share, some running or held, least instances, a budget."""
     rng = Random(seed)
     plain = random_problem(seed, apps=rng.randint(2, 4), variants=4)
@@ -113,7 +115,7 @@ def entangled_problem(seed: int) -> Problem:
         for one, running in ((one, rng.choice([0, 0, 0, 1, 2, 5])) for one in plain.candidates)
     ]
     demands = [
-        Demand(
+        RequirementClass(
             app=demand.app,
             load=demand.load * rng.random(),
             latency_ms=latency,
@@ -137,7 +139,7 @@ def entangled_problem(seed: int) -> Problem:
     )
 
 
-def running_problem(seed: int) -> Problem:
+def running_problem(seed: int) -> PlanningProblem:
     """As a running model-autoscaler poses it: 6 to 60 candidates on one worker and beside it, 1 to 10 demands, much running.
 
     Totals are what runs has and some of what is free; with make_before_break, held instances elsewhere, barred variants.
@@ -153,7 +155,7 @@ def running_problem(seed: int) -> Problem:
         running = rng.choice([0, 0, 0, 0, 1, 1, 2, 4])
         own = rng.choice(apps)
         candidates.append(
-            Candidate(
+            CandidateVariant(
                 name=f"v{i}",
                 apps=tuple({own, rng.choice(apps)}) if rng.random() < 0.2 else (own,),
                 model=f"m-{own}",
@@ -170,7 +172,7 @@ def running_problem(seed: int) -> Problem:
             )
         )
     demands = {
-        (app, latency, accuracy): Demand(
+        (app, latency, accuracy): RequirementClass(
             app=app,
             load=rng.choice([0.0, 1.0, 1.0, 1.0]) * 10 ** rng.uniform(0.0, 3.0),
             latency_ms=latency,
@@ -190,7 +192,7 @@ def running_problem(seed: int) -> Problem:
         for pool, amount in totals.items()
     }
     bill = sum(one.cost_per_s * one.running for one in candidates)
-    return Problem(
+    return PlanningProblem(
         candidates=tuple(candidates),
         demands=tuple(demands.values()),
         resources=totals,
@@ -200,14 +202,14 @@ def running_problem(seed: int) -> Problem:
     )
 
 
-def applied(problem: Problem, plan: Plan) -> Problem:
+def applied(problem: PlanningProblem, plan: Plan) -> PlanningProblem:
     """The same a moment later, when what was planned runs."""
     return replace(
         problem, candidates=tuple(replace(one, running=plan.instances[one.name]) for one in problem.candidates)
     )
 
 
-def broken(problem: Problem, plan: Plan) -> list[str]:
+def broken(problem: PlanningProblem, plan: Plan) -> list[str]:
     """The constraints that a plan breaks, by the text of the paper and not by the solvers' programme."""
     counts = [plan.instances[one.name] for one in problem.candidates]
     found = [
@@ -237,7 +239,7 @@ def broken(problem: Problem, plan: Plan) -> list[str]:
     return found
 
 
-def carried(problem: Problem, instances: Mapping[str, int]) -> bool:
+def carried(problem: PlanningProblem, instances: Mapping[str, int]) -> bool:
     """Whether the instances can share the load so that each class gets slack × its load from those it accepts."""
     wanted = [demand.load * problem.slack for demand in problem.demands]
     pairs = [
@@ -256,11 +258,11 @@ def carried(problem: Problem, instances: Mapping[str, int]) -> bool:
     return bool(linprog(np.zeros(len(pairs)), A_ub=rows, b_ub=limits).status == 0)
 
 
-def _legal(one: Candidate, n: int) -> bool:
+def _legal(one: CandidateVariant, n: int) -> bool:
     return one.least <= n and (one.most is None or n <= one.most)
 
 
-def _over(problem: Problem, counts: list[int], amounts: list[float], total: float, name: str) -> list[str]:
+def _over(problem: PlanningProblem, counts: list[int], amounts: list[float], total: float, name: str) -> list[str]:
     """What is held already is there, whatever the total; with make-before-break everything that runs."""
     mine = list(zip(problem.candidates, counts, amounts, strict=True))
     if problem.make_before_break and name not in problem.time_shared:

@@ -13,10 +13,10 @@ from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 from services.autoscaler.vms.policy import FleetLimits
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
-from services.core.goal import Goal
+from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.solvers import make_solver
-from services.core.selection import InfaasPolicy
+from services.core.selection.policy import InfaasPolicy
 from services.executor.actor import Executor
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample

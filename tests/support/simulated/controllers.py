@@ -26,7 +26,7 @@ from services.core.actor import Changed, Synced
 from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.placement import Device
-from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.core.selection.policy import InfaasPolicy, SelectionPolicy
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet, variant

@@ -14,7 +14,7 @@ from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
-from services.core.selection import InfaasPolicy, SelectionPolicy
+from services.core.selection.policy import InfaasPolicy, SelectionPolicy
 from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bus.codec import decode, encode
-from bus.patterns import matches
+from bus.subjects import matches
 from services.core.actor import (
     Actor,
     After,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.metric import SECONDS, Family, Histogram, named
+from services.core.metric import SECONDS, Histogram, MetricFamily, named
 
 values = st.lists(st.one_of(st.floats(0, 60), st.sampled_from(SECONDS)), max_size=50)
 
@@ -22,7 +22,11 @@ def test_many_at_once_are_counted_as_one_by_one(given_values: list[float]) -> No
 
 
 def test_families_of_one_name_become_one() -> None:
-    first, second, other = Family("a", "gauge", "?"), Family("a", "gauge", "?"), Family("b", "gauge", "?")
+    first, second, other = (
+        MetricFamily("a", "gauge", "?"),
+        MetricFamily("a", "gauge", "?"),
+        MetricFamily("b", "gauge", "?"),
+    )
     first.add(1, actor="x")
     second.add(2, actor="y")
     found = named([first, other, second])

@@ -13,8 +13,8 @@ from bus.messages.fleet import EnsureLoaded
 from bus.messages.public import QueryHead, Tensor
 from bus.tensors import to_array
 from services.core.actor import Changed
-from services.core.ask import Ask
 from services.core.catalog import key_of
+from services.core.selection.eligibility import Ask
 from services.dispatcher.default_output import FEW, MOST_BYTES, DefaultDeadlines, default_outputs
 from services.dispatcher.query import Query
 from tests.support.simulated.fleet import Fleet, variant

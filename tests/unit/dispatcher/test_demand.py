@@ -4,7 +4,7 @@ import pytest
 
 from bus.codec import decode
 from bus.messages.scaling import DemandReport
-from services.core.ask import Ask
+from services.core.selection.eligibility import Ask
 from services.dispatcher.demand import reason_of
 from tests.support.simulated.fleet import Fleet, variant
 

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from services.core.ask import Decision
+from services.core.selection.policy import Decision
 from services.dispatcher.metrics import EVERY, SampledPolicy
 
 

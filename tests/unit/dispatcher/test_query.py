@@ -12,8 +12,8 @@ from bus.messages.public import QueryHead, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Changed, Effect, Envelope, Publish, Stopping, Synced
 from services.core.catalog import key_of
-from services.core.cluster import ClusterView
-from services.core.selection import InfaasPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.policy import InfaasPolicy
 from services.core.trace import Span, read, span_id
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.apps import Apps

@@ -8,8 +8,8 @@ from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.catalog import Catalog
-from services.core.cluster import ClusterView
-from services.core.quarantine import quarantine_key
+from services.core.placement import quarantine_key
+from services.core.selection.cluster import ClusterView
 from services.dispatcher.questions import listing
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 

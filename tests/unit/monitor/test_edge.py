@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.memory import MemoryBus
-from services.core.quarantine import quarantine_key
+from services.core.placement import quarantine_key
 from services.monitor.edge import MachineEdge
 from services.monitor.effects import KeepQuarantine, MachineSample, SampleMachine
 from tests.support.servers.nats import run

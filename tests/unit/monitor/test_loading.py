@@ -20,7 +20,7 @@ from bus.messages.fleet import (
 from bus.messages.scaling import Drain, LeaderRecord
 from services.core.actor import Changed, Do, Envelope, Failed, TimedOut
 from services.core.cost import LOADING_S, instance_price_per_s
-from services.core.quarantine import quarantine_key
+from services.core.placement import quarantine_key
 from services.monitor.effects import KeepQuarantine
 from services.monitor.policy import Knobs
 from tests.support.simulated.monitored_worker import CPU, PRICES, S, World, variant

@@ -11,7 +11,7 @@ from bus.messages.fleet import ExecutorExited, LoadAccepted, Release
 from bus.messages.scaling import Drain
 from services.core.actor import Changed
 from services.core.lifecycle import legal
-from services.core.quarantine import quarantine_key
+from services.core.placement import quarantine_key
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 VARIANTS = {name: variant(name, memory_mb=memory) for name, memory in (("a", 100.0), ("b", 250.0), ("c", 400.0))}

@@ -13,7 +13,7 @@ from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import RegistrationStatus
 from bus.port import KeyValue, NotFound, ObjectStore
 from bus.subjects import Subjects
-from services.core.quarantine import quarantine_key, quarantined_at
+from services.core.placement import quarantine_key, quarantined_at
 from services.registrar.commands import (
     AddApp,
     AlreadyTaken,

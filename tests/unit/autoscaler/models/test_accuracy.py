@@ -10,7 +10,7 @@ import pytest
 from bus.codec import decode
 from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import AskForCapacity
-from services.core.goal import Goal
+from services.core.cost import Goal
 from tests.support.simulated.autoscaled_fleet import ScalingFleet
 from tests.support.simulated.fleet import variant
 

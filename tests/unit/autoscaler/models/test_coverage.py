@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from services.autoscaler.models.coverage import missing
-from services.core.planning.problem import Candidate, Demand
+from services.core.planning.problem import CandidateVariant, RequirementClass
 
 APPS = ("a", "b", "c", "d")
 
 
-def candidate(i: int, apps: tuple[str, ...], rate: float, latency_ms: float) -> Candidate:
-    return Candidate(
+def candidate(i: int, apps: tuple[str, ...], rate: float, latency_ms: float) -> CandidateVariant:
+    return CandidateVariant(
         name=f"v{i}", apps=apps, model="m", hardware="cpu", latency_ms=latency_ms, saturation_qps=rate, cost_per_s=1.0
     )
 
@@ -26,7 +26,7 @@ candidates = st.lists(
 ).map(lambda found: [candidate(i, apps, float(rate), float(ms)) for i, (apps, rate, ms) in enumerate(found)])
 demands = st.lists(
     st.builds(
-        Demand,
+        RequirementClass,
         app=st.sampled_from(APPS),
         load=st.integers(0, 100).map(float),
         latency_ms=st.sampled_from([10.0, 100.0]),
@@ -38,7 +38,7 @@ demands = st.lists(
 
 @given(candidates, demands, st.lists(st.integers(0, 3), min_size=6, max_size=6))
 def test_what_is_missing_is_as_little_as_can_be(
-    found: list[Candidate], asked: list[Demand], numbers: list[int]
+    found: list[CandidateVariant], asked: list[RequirementClass], numbers: list[int]
 ) -> None:
     counts = {one.name: n for one, n in zip(found, numbers, strict=False)}
     short = missing(found, asked, counts, 1.05)
@@ -55,6 +55,6 @@ def test_what_is_missing_is_as_little_as_can_be(
 
 def test_too_few_instances_are_missing_too() -> None:
     one = candidate(0, ("a",), 10.0, 5.0)
-    asked = [Demand(app="a", load=0.0, least=2)]
+    asked = [RequirementClass(app="a", load=0.0, least=2)]
     assert missing([one], asked, {"v0": 1}, 1.05) == {0: 0.0}
     assert missing([one], asked, {"v0": 2}, 1.05) == {}

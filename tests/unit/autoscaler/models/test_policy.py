@@ -3,13 +3,13 @@
 from services.autoscaler.models.policy import InfaasScaling
 from services.autoscaler.models.problem import Situation
 from services.core.planning.greedy import GreedySolver
-from services.core.planning.problem import Candidate, Demand, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 
 HOLD_S = 5.0
 
 
-def one(hardware: str, cost: float) -> Candidate:
-    return Candidate(
+def one(hardware: str, cost: float) -> CandidateVariant:
+    return CandidateVariant(
         name=f"m-{hardware}", apps=("app",), model="m", hardware=hardware, latency_ms=10.0, saturation_qps=100.0,
         cost_per_s=cost, load_s=1.0, running=1,
     )  # fmt: skip
@@ -19,12 +19,14 @@ def seen_by(hardware: str, load: float) -> Situation:
     """What the worker with this hardware sees; the other worker's instance it may not end."""
     both = [one("cheap", 1e-5), one("dear", 9e-5)]
     candidates = tuple(
-        c if c.hardware == hardware else Candidate(**{f: getattr(c, f) for f in c.__struct_fields__} | {"least": 1})
+        c
+        if c.hardware == hardware
+        else CandidateVariant(**{f: getattr(c, f) for f in c.__struct_fields__} | {"least": 1})
         for c in both
     )
-    demand = Demand(app="app", load=load, latency_ms=100.0)
+    demand = RequirementClass(app="app", load=load, latency_ms=100.0)
     return Situation(
-        problem=Problem(candidates=candidates, demands=(demand,), slack=1.05, make_before_break=True),
+        problem=PlanningProblem(candidates=candidates, demands=(demand,), slack=1.05, make_before_break=True),
         records={},
         serving={c.name: 1 for c in both},
         here=frozenset({f"m-{hardware}"}),

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from scipy.optimize import linprog
 
-from services.core.goal import merit
-from services.core.planning.delivered import deliver, worth_of
+from services.core.cost import merit
+from services.core.planning.flow import deliver, value_of
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Candidate, Demand, Problem
+from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 from services.core.planning.program import compile_program
 from services.core.planning.solvers import make_solver
 from tests.support.data.planning_problems import (
@@ -29,9 +29,9 @@ ILP = make_solver("ilp", time_limit_s=None, node_limit=300)
 GREEDY = make_solver("greedy")
 
 
-def variant(name: str, accuracy: float | None, rate: float, cost: float = 1.0, **more: object) -> Candidate:
+def variant(name: str, accuracy: float | None, rate: float, cost: float = 1.0, **more: object) -> CandidateVariant:
     fields: dict[str, object] = {"apps": ("app",), "model": name, "hardware": "cpu", "latency_ms": 10.0}
-    return Candidate(
+    return CandidateVariant(
         **(
             {"name": name, "accuracy": accuracy, "saturation_qps": rate, "cost_per_s": cost, "uses": {"cores": 1.0}}
             | fields
@@ -43,14 +43,14 @@ def variant(name: str, accuracy: float | None, rate: float, cost: float = 1.0, *
 GOOD, QUICK = variant("good", 0.78, 30.0), variant("quick", 0.69, 100.0)
 
 
-def problem(load: float, cores: float = 2.0, *candidates: Candidate, **more: object) -> Problem:
-    demands = (Demand(app="app", load=load),)
+def problem(load: float, cores: float = 2.0, *candidates: CandidateVariant, **more: object) -> PlanningProblem:
+    demands = (RequirementClass(app="app", load=load),)
     fields: dict[str, object] = {"resources": {"cores": cores}, "slack": 1.0, "goal": "accuracy", "demands": demands}
-    return Problem(candidates=candidates or (GOOD, QUICK), **(fields | more))  # type: ignore[arg-type]
+    return PlanningProblem(candidates=candidates or (GOOD, QUICK), **(fields | more))  # type: ignore[arg-type]
 
 
-def worth(of: Problem, plan: Plan) -> tuple[float, float]:
-    found = worth_of(compile_program(of), [plan.instances[one.name] for one in of.candidates])
+def worth(of: PlanningProblem, plan: Plan) -> tuple[float, float]:
+    found = value_of(compile_program(of), [plan.instances[one.name] for one in of.candidates])
     return found.carried, found.accuracy
 
 
@@ -103,7 +103,7 @@ def test_what_is_shared_in_time_need_not_hold_both_during_a_swap(solver: object)
     }
 
 
-def posed(seed: int) -> Problem:
+def posed(seed: int) -> PlanningProblem:
     """One of the kinds of problems that tests know, served for accuracy."""
     make = (accuracy_problem, entangled_problem, running_problem)[seed % 3]
     shared = frozenset({"cpu/cores"}) if seed % 2 else frozenset()
@@ -145,7 +145,7 @@ def test_the_exact_plan_is_the_best_of_all_there_are(seed: int) -> None:
                 apps=tuple(names[: rng.integers(1, 3)]), uses={"cores": float(rng.integers(1, 3))})
         for i in range(3)
     )  # fmt: skip
-    demands = tuple(Demand(app=name, load=float(rng.integers(1, 60))) for name in names)
+    demands = tuple(RequirementClass(app=name, load=float(rng.integers(1, 60))) for name in names)
     of = replace(problem(1.0, float(rng.integers(2, 6)), *candidates), demands=demands)
     program = compile_program(of)
     fitting = [
@@ -153,7 +153,7 @@ def test_the_exact_plan_is_the_best_of_all_there_are(seed: int) -> None:
         for counts in product(range(7), repeat=3)
         if sum(n * one.uses["cores"] for n, one in zip(counts, candidates, strict=True)) <= of.resources["cores"]
     ]
-    possible = [worth_of(program, counts) for counts in fitting]
+    possible = [value_of(program, counts) for counts in fitting]
     whole = sum(group.need for group in program.groups if group.candidates)
     carrying = [found for found in possible if found.carried >= whole * (1 - 1e-6)]
     if not carrying:
@@ -161,7 +161,7 @@ def test_the_exact_plan_is_the_best_of_all_there_are(seed: int) -> None:
     best = max(found.accuracy for found in carrying)
     cheapest = min(found.cost for found in carrying if found.accuracy >= best - 1e-9)
     plan = ILP.solve(of)
-    found = worth_of(program, [plan.instances[one.name] for one in candidates])
+    found = value_of(program, [plan.instances[one.name] for one in candidates])
     assert found.accuracy >= best - 2e-4
     assert found.cost <= cheapest + 1e-6
 

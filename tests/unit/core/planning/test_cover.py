@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.planning.cover import Offer, Search
+from services.core.planning.cover import CoverSearch, Offer
 
 OFFERS = st.lists(
     st.tuples(st.floats(0, 20), st.floats(0.5, 50), st.integers(1, 4), st.floats(0.01, 0.9)), min_size=1, max_size=4
@@ -18,7 +18,7 @@ def test_nothing_is_cheaper(offered: list[tuple[float, float, int, float]], need
         Offer(i, price, rate, most, ((0, weight),) if narrow else ())
         for i, (price, rate, most, weight) in enumerate(offered)
     ]
-    search = Search(need, offers, [1.0], steps=100_000)
+    search = CoverSearch(need, offers, [1.0], steps=100_000)
     found = search.run()
     assert search.finished
     costs = [
@@ -38,11 +38,11 @@ def test_nothing_is_cheaper(offered: list[tuple[float, float, int, float]], need
 
 def test_instances_that_run_and_fresh_ones_of_one_variant_add_up() -> None:
     offers = [Offer(0, 1.0, 5.0, 2), Offer(0, 1.2, 5.0, 100), Offer(1, 30.0, 100.0, 10)]
-    assert Search(20.0, offers, (), steps=100).run() == {0: 4}
+    assert CoverSearch(20.0, offers, (), steps=100).run() == {0: 4}
 
 
 def test_a_search_cut_short_says_so_and_keeps_what_it_found() -> None:
     offers = [Offer(i, 1.0 + 0.01 * i, 1.0 + 0.009 * i, 50) for i in range(8)]
-    search = Search(37.7, offers, (), steps=10)
+    search = CoverSearch(37.7, offers, (), steps=10)
     assert search.run() is not None
     assert not search.finished

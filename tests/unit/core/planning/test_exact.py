@@ -1,15 +1,17 @@
 """The exact solver against the paper's tables, brute force, and an independent check of every constraint."""
 
 from itertools import product
+from math import inf
 
 import pytest
 from msgspec.structs import replace
 
-from services.core.planning.conclude import objective
-from services.core.planning.exact import ExactSolver
+from services.core.planning.exact import Deadline, ExactSolver
 from services.core.planning.greedy import GreedySolver
-from services.core.planning.problem import Demand, Problem
-from services.core.planning.tableau import Unsolved
+from services.core.planning.highs import Unsolved
+from services.core.planning.plan import objective
+from services.core.planning.problem import PlanningProblem, RequirementClass
+from services.core.planning.solvers import make_solver
 from tests.support.data.planning_problems import (
     TABLE_2,
     broken,
@@ -84,18 +86,18 @@ def test_room_for_both_while_one_replaces_the_other() -> None:
 def test_a_variant_serves_two_apps_with_what_one_leaves() -> None:
     shared = replace(TABLE_2[2], apps=("classify", "detect"))
     problem = table_3(700, 300, candidates=(*TABLE_2[:2], shared))
-    demands = (*problem.demands, Demand(app="detect", load=100, latency_ms=50))
+    demands = (*problem.demands, RequirementClass(app="detect", load=100, latency_ms=50))
     assert SOLVER.solve(replace(problem, demands=demands)).instances == {"A": 0, "B": 0, "C": 1}
-    fuller = (*problem.demands, Demand(app="detect", load=150, latency_ms=50))
+    fuller = (*problem.demands, RequirementClass(app="detect", load=150, latency_ms=50))
     assert SOLVER.solve(replace(problem, demands=fuller)).instances == {"A": 0, "B": 1, "C": 1}
 
 
 def test_classes_are_carried_by_what_they_accept_only() -> None:
     measured = (replace(TABLE_2[0], accuracy=0.9), replace(TABLE_2[1], accuracy=0.7), replace(TABLE_2[2], accuracy=0.9))
     demands = (
-        Demand(app="classify", load=10, accuracy=0.8),
-        Demand(app="classify", load=10, latency_ms=50),
-        Demand(app="classify", load=0, cost=1.0, least=1),  # A costs 200 US$ per 1,000, B 30, C 20
+        RequirementClass(app="classify", load=10, accuracy=0.8),
+        RequirementClass(app="classify", load=10, latency_ms=50),
+        RequirementClass(app="classify", load=0, cost=1.0, least=1),  # A costs 200 US$ per 1,000, B 30, C 20
     )
     problem = table_3(0, 300, candidates=measured, demands=demands[:2])
     assert SOLVER.solve(problem).instances == {"A": 2, "B": 1, "C": 0}
@@ -135,23 +137,26 @@ def test_held_and_excluded_variants() -> None:
 
 def test_nothing_to_do() -> None:
     assert SOLVER.solve(table_3(0, 300)).actions == ()
-    assert SOLVER.solve(Problem(candidates=(), demands=())).status == "optimal"
-    assert SOLVER.solve(Problem(candidates=(), demands=(Demand(app="a", load=1),))).reason == "app a: has no variant"
+    assert SOLVER.solve(PlanningProblem(candidates=(), demands=())).status == "optimal"
+    assert (
+        SOLVER.solve(PlanningProblem(candidates=(), demands=(RequirementClass(app="a", load=1),))).reason
+        == "app a: has no variant"
+    )
 
 
-def small(seed: int) -> Problem:
+def small(seed: int) -> PlanningProblem:
     """At most four of each of three candidates, so that every plan can be looked at."""
     problem = random_problem(seed, apps=1, variants=3)
     candidates = tuple(replace(one, most=4, running=(seed + i) % 3) for i, one in enumerate(problem.candidates))
     load = (seed * 97) % 2500
     demands = (
-        Demand(app="a0", load=load, latency_ms=300),
-        Demand(app="a0", load=(seed * 31) % 150, latency_ms=50),
+        RequirementClass(app="a0", load=load, latency_ms=300),
+        RequirementClass(app="a0", load=(seed * 31) % 150, latency_ms=50),
     )
     return replace(problem, candidates=candidates, demands=demands, resources={"inferentia_memory": 3.0})
 
 
-def cheapest(problem: Problem) -> float | None:
+def cheapest(problem: PlanningProblem) -> float | None:
     """By looking at every plan."""
     found = []
     for counts in product(range(5), repeat=3):
@@ -204,3 +209,71 @@ def test_a_node_limit_gives_the_same_plan_every_time() -> None:
     first = limited.solve(problem)
     assert first == limited.solve(problem)
     assert broken(problem, first) == []
+
+
+# -- One limit on time for a whole solve: by a clock that the test turns.
+
+
+class Hands:
+    """A clock that moves by so much each time that somebody looks."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now, self.step = 100.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def hard(seed: int) -> PlanningProblem:
+    loose = random_problem(seed, apps=22, variants=8)
+    return scarce(loose, GreedySolver().solve(loose), seed, 0.8, 1.5)
+
+
+def test_what_is_left() -> None:
+    clock = Hands()
+    deadline = Deadline(2.0, clock)
+    soon, never = deadline.since(0.5), deadline.sooner(5.0)
+    clock.now += 0.4
+    assert (deadline.limited, deadline.passed(), soon.passed()) == (True, False, False)
+    assert deadline.left() == pytest.approx(1.6)
+    assert deadline.since(0.5).left() == pytest.approx(0.1)
+    assert deadline.since(0.3).passed()
+    assert deadline.bounding({"node_limit": 1}, 0.5) == {"node_limit": 1, "time_limit": pytest.approx(0.72)}
+    clock.now += 1.0
+    assert (soon.passed(), never.passed()) == (True, False)
+    clock.now += 1.0
+    assert (deadline.left(), deadline.passed(), never.passed()) == (0.0, True, True)
+    assert 0 < deadline.bounding({})["time_limit"] < 1e-3
+
+
+def test_without_a_clock_each_run_has_the_limit_and_without_a_limit_none() -> None:
+    assert Deadline(2.0).bounding({}) == {"time_limit": 2.0}
+    assert not Deadline(0.0).limited
+    assert Deadline(None, Hands()).left() == inf
+    assert Deadline().bounding({"node_limit": 3}) == {"node_limit": 3}
+
+
+@pytest.mark.parametrize("seed", [40, 83, 106, 147, 149, 182])
+def test_a_plan_that_time_cut_short_says_how_far_from_optimal_it_may_be(seed: int) -> None:
+    """Each look takes 1 ms here: whatever the machine, the search ends in the midst of something."""
+    problem = hard(seed)
+    cheapest = make_solver("ilp", time_limit_s=None).solve(problem)
+    assert cheapest.status == "optimal"
+    for step in (0.0003, 0.001, 0.003, 0.03):
+        plan = make_solver("ilp", time_limit_s=0.4, clock=Hands(step)).solve(problem)
+        assert broken(problem, plan) == []
+        if plan.status == "feasible" and plan.gap is not None:
+            assert plan.objective * (1 - plan.gap) <= cheapest.objective * (1 + 1e-4)
+            assert "limit" in plan.reason
+        elif plan.status == "optimal":
+            assert plan.objective == pytest.approx(cheapest.objective, rel=3e-4)
+
+
+def test_impatience_leaves_things_unproven_that_patience_proves() -> None:
+    problem = hard(182)
+    impatient = make_solver("ilp", time_limit_s=60.0, clock=Hands(0.001), patience_s=1e-6).solve(problem)
+    patient = make_solver("ilp", time_limit_s=60.0, clock=Hands(0.001), patience_s=None).solve(problem)
+    assert (impatient.status, patient.status) == ("feasible", "optimal")
+    assert impatient.gap is not None
+    assert patient.objective <= impatient.objective <= patient.objective / (1 - impatient.gap) * (1 + 1e-6)

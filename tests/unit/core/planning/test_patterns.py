@@ -10,18 +10,18 @@ from msgspec.structs import replace
 from services.core.planning.beam import choose
 from services.core.planning.exact import ExactSolver
 from services.core.planning.greedy import GreedySolver
+from services.core.planning.highs import Unsolved
 from services.core.planning.patterns import PatternSearch
-from services.core.planning.problem import Problem
+from services.core.planning.problem import PlanningProblem
 from services.core.planning.program import compile_program, cost
 from services.core.planning.solvers import make_solver
-from services.core.planning.tableau import Unsolved
 from tests.support.data.planning_problems import broken, random_problem, running_problem, scarce
 
 GREEDY, WHOLE = GreedySolver(), ExactSolver(time_limit_s=None, gap=1e-6)
 OPTIONS = {"mip_rel_gap": 1e-6}
 
 
-def crowded(seed: int) -> Problem:
+def crowded(seed: int) -> PlanningProblem:
     """Scarce, some running, some held, some barred, some needed whatever the load."""
     rng, loose = Random(seed), random_problem(seed, apps=6)
     problem = scarce(loose, GREEDY.solve(loose), seed, 0.7, 1.3)

@@ -3,11 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from services.core.planning.problem import Candidate, Demand, InvalidProblem, Problem, check
+from services.core.planning.problem import (
+    CandidateVariant,
+    InvalidPlanningProblem,
+    PlanningProblem,
+    RequirementClass,
+    check,
+)
 from tests.support.data.planning_problems import TABLE_2, entangled_problem, table_3
 
 NAN, INF = float("nan"), float("inf")
-DEMAND = Demand(app="classify", load=10, latency_ms=300)
+DEMAND = RequirementClass(app="classify", load=10, latency_ms=300)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +32,7 @@ DEMAND = Demand(app="classify", load=10, latency_ms=300)
     ],
 )
 def test_refused(changes: dict[str, object], place: str) -> None:
-    with pytest.raises(InvalidProblem) as refused:
+    with pytest.raises(InvalidPlanningProblem) as refused:
         check(table_3(10, 300, **changes))
     assert str(refused.value).startswith(f"{place}: ")
 
@@ -48,24 +54,24 @@ def test_refused(changes: dict[str, object], place: str) -> None:
     ],
 )
 def test_a_candidate_is_refused(field: str, value: float) -> None:
-    with pytest.raises(InvalidProblem, match=rf"^candidates\[1\]\.{field}: must be .*, not {value:g}$"):
+    with pytest.raises(InvalidPlanningProblem, match=rf"^candidates\[1\]\.{field}: must be .*, not {value:g}$"):
         check(table_3(10, 300, candidates=(TABLE_2[0], replace(TABLE_2[1], **{field: value}))))
 
 
 @pytest.mark.parametrize(("field", "value"), [("load", -1.0), ("latency_ms", 0.0), ("accuracy", -1.0), ("cost", -1.0)])
 def test_a_demand_is_refused(field: str, value: float) -> None:
-    with pytest.raises(InvalidProblem, match=rf"^demands\[0\]\.{field}: must be .*, not {value:g}$"):
+    with pytest.raises(InvalidPlanningProblem, match=rf"^demands\[0\]\.{field}: must be .*, not {value:g}$"):
         check(table_3(10, 300, demands=(replace(DEMAND, **{field: value}),)))
 
 
 def test_bounds_must_leave_something() -> None:
-    with pytest.raises(InvalidProblem, match="most: is 1, below least"):
+    with pytest.raises(InvalidPlanningProblem, match="most: is 1, below least"):
         check(table_3(10, 300, candidates=(replace(TABLE_2[0], least=2, most=1),)))
 
 
 def test_sense_passes() -> None:
     check(table_3(10, 300))
-    check(Problem(candidates=(), demands=()))
+    check(PlanningProblem(candidates=(), demands=()))
     for seed in range(20):
         check(entangled_problem(seed))
 
@@ -88,7 +94,7 @@ def test_sense_passes() -> None:
     ],
 )
 def test_what_a_demand_accepts(demand: dict[str, object], accepted: bool) -> None:
-    one: Candidate = replace(TABLE_2[0], accuracy=0.8)
+    one: CandidateVariant = replace(TABLE_2[0], accuracy=0.8)
     assert replace(DEMAND, **demand).accepts(one) is accepted
 
 

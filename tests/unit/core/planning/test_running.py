@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from services.core.planning.flow import spread
 from services.core.planning.plan import Plan
-from services.core.planning.problem import Problem, check
+from services.core.planning.problem import PlanningProblem, check
 from services.core.planning.program import compile_program
 from services.core.planning.solvers import SOLVERS, make_solver
 from tests.support.data.planning_problems import applied, broken, carried, running_problem
@@ -17,16 +17,16 @@ SEEDS, NAMES = st.integers(0, 10**9), st.sampled_from(SOLVERS)
 ROUNDS = 5  # of plans, until nothing changes any more: room that is freed may be worth using
 
 
-def solver(name: str) -> Callable[[Problem], Plan]:
+def solver(name: str) -> Callable[[PlanningProblem], Plan]:
     """Without a clock, so that the machine's load changes no plan."""
     return make_solver(name, time_limit_s=None, node_limit=2000).solve
 
 
-def instances(problem: Problem) -> dict[str, int]:
+def instances(problem: PlanningProblem) -> dict[str, int]:
     return {one.name: one.running for one in problem.candidates}
 
 
-def suffices(problem: Problem) -> bool:
+def suffices(problem: PlanningProblem) -> bool:
     """Whether what runs now meets every demand, and every bound on it."""
     return (
         carried(problem, instances(problem))

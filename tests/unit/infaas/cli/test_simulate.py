@@ -119,7 +119,7 @@ def test_policies_by_name_take_the_place_of_the_file_s(scenario: Path, capsys: p
 def test_what_a_policy_prints_is_not_among_the_results(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scenario.with_name("chatty.py").write_text(
         "import os\n"
-        "from services.core.selection import InfaasPolicy\n"
+        "from services.core.selection.policy import InfaasPolicy\n"
         "print('imported')\n"
         "class Chatty(InfaasPolicy):\n"
         "    def select(self, ask, now, view):\n"

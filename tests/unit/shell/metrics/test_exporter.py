@@ -13,7 +13,7 @@ from bus.natsbus import NatsBus
 from bus.port import Bus, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Envelope, Inlet, Record, Started, Watch
-from services.core.metric import Family
+from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.metrics.exporter import Exporter
 from services.shell.metrics.http import fetch
@@ -61,8 +61,8 @@ class Hands:
 
 
 class Insight:
-    def families(self, actor: Listener) -> Iterable[Family]:
-        words = Family("infaas_words", "gauge", "Words heard.")
+    def families(self, actor: Listener) -> Iterable[MetricFamily]:
+        words = MetricFamily("infaas_words", "gauge", "Words heard.")
         words.add(actor.words)
         return (words,)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from services.core.metric import Family, Histogram
+from services.core.metric import Histogram, MetricFamily
 from services.shell.metrics.exposition import page, system_page
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.4,*/*;q=0.1"
@@ -23,8 +23,8 @@ def read(text: str, *, openmetrics: bool = False) -> Found:
     }
 
 
-def gauge(value: float, **labels: str) -> Family:
-    family = Family("infaas_g", "gauge", "A gauge.")
+def gauge(value: float, **labels: str) -> MetricFamily:
+    family = MetricFamily("infaas_g", "gauge", "A gauge.")
     family.add(value, **labels)
     return family
 
@@ -43,7 +43,7 @@ def test_a_histogram_is_cumulative() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.5, 1.5, 9.0):
         histogram.observe(value)
-    family = Family("infaas_h", "histogram", "A histogram.")
+    family = MetricFamily("infaas_h", "histogram", "A histogram.")
     family.add(histogram, app="a")
     family.add(Histogram((1.0,)), app="b")
     found = read(page([family]).body)
@@ -56,7 +56,7 @@ def test_a_histogram_is_cumulative() -> None:
 
 
 def test_of_too_many_series_the_rest_is_counted() -> None:
-    family = Family("infaas_g", "gauge", "A gauge.")
+    family = MetricFamily("infaas_g", "gauge", "A gauge.")
     for number in range(10):
         family.add(number, app=str(number))
     found = read(page([family], most=4).body)
@@ -65,7 +65,7 @@ def test_of_too_many_series_the_rest_is_counted() -> None:
 
 
 def test_what_has_no_samples_yet_is_named() -> None:
-    assert "# TYPE infaas_g gauge" in page([Family("infaas_g", "gauge", "A gauge.")]).body
+    assert "# TYPE infaas_g gauge" in page([MetricFamily("infaas_g", "gauge", "A gauge.")]).body
 
 
 def test_a_label_that_a_series_lacks_is_empty() -> None:
@@ -79,9 +79,9 @@ def test_a_label_that_a_series_lacks_is_empty() -> None:
 
 
 def test_pages_of_several_processes_become_one() -> None:
-    histogram = Family("infaas_h", "histogram", "A histogram.")
+    histogram = MetricFamily("infaas_h", "histogram", "A histogram.")
     histogram.add(Histogram((1.0,)), app="a")
-    counter = Family("infaas_c_total", "counter", "A counter.")
+    counter = MetricFamily("infaas_c_total", "counter", "A counter.")
     counter.add(5)
     pages = {"one": page([gauge(1, app="a b"), histogram]).body, 'tw"o': page([gauge(2), histogram, counter]).body}
     body = system_page([counter], pages).body
@@ -101,9 +101,9 @@ def test_a_page_of_something_else_is_left_out() -> None:
 
 
 def test_who_prefers_openmetrics_gets_it() -> None:
-    counter = Family("infaas_c_total", "counter", "A counter.")
+    counter = MetricFamily("infaas_c_total", "counter", "A counter.")
     counter.add(5, app="a")
-    histogram = Family("infaas_h", "histogram", "A histogram.")
+    histogram = MetricFamily("infaas_h", "histogram", "A histogram.")
     histogram.add(Histogram((1.0,)), app="a")
     one = page([counter, histogram, gauge(0.5)], accept=OPENMETRICS)
     assert one.type.startswith("application/openmetrics-text")

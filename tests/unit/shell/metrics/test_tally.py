@@ -2,7 +2,7 @@
 
 from bus.messages.events import CostEvent, JobEvent, OutcomeEvent, ScalingEvent
 from bus.messages.jobs import OFFLINE
-from services.core.metric import Family, Histogram
+from services.core.metric import Histogram, MetricFamily
 from services.shell.metrics.tally import Tally
 
 
@@ -21,7 +21,7 @@ def outcome(app: str = "a", outcome: str = "ok", **more: object) -> OutcomeEvent
 
 def values(tally: Tally, name: str) -> dict[tuple[str, ...], float | Histogram]:
     (family,) = (family for family in tally.families() if family.name == name)
-    assert isinstance(family, Family)
+    assert isinstance(family, MetricFamily)
     return {tuple(labels.values()): value for labels, value in family.samples}
 
 

@@ -108,7 +108,7 @@ def test_machines_of_a_policy(tmp_path):
 
 def test_a_class_of_ones_own_is_found_beside_the_file(tmp_path):
     (tmp_path / "scenario_policy_of_mine.py").write_text(
-        "from services.core.baselines import RoundRobin\nclass Mine(RoundRobin):\n    name = 'mine'\n"
+        "from services.core.selection.policy import RoundRobin\nclass Mine(RoundRobin):\n    name = 'mine'\n"
         "class Broken:\n    def __init__(self): raise RuntimeError('not today')\n"
     )
     (found,) = read(tmp_path, changed(), policies=["scenario_policy_of_mine:Mine"]).policies

@@ -13,7 +13,7 @@ from bus.messages.catalog import AppRecord, Signature, TensorSpec
 from bus.messages.public import QueryHead, Requirements
 from bus.tensors import NUMPY_NAMES, BadTensor, fit
 from services.core.cost import open_axis
-from services.core.intake import (
+from services.core.validation import (
     ITEM_BYTES,
     MOST_AXES,
     MOST_ITEMS,

@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.core.goal import merit
-from services.core.planning.delivered import Worth, deliver
-from services.core.planning.program import Program, cost
+from services.core.cost import merit
+from services.core.planning.flow import SAME, PlanValue, deliver, value_of
+from services.core.planning.greedy import GreedySolver, Prices
+from services.core.planning.plan import Plan, conclude
+from services.core.planning.problem import PlanningProblem
+from services.core.planning.program import Program, compile_program, cost
 
 _EPS = 1e-9
 LEVELS = 24  # numbers of instances of one variant that are tried
 _MOST = 6  # candidates by each measure that are tried, where a group has many
 
 
-class State(NamedTuple):
+class PackingState(NamedTuple):
     """All that serving some groups may change."""
 
     counts: list[int]
@@ -28,7 +31,7 @@ class State(NamedTuple):
     room: Any
 
 
-class Tables(NamedTuple):
+class CandidateArrays(NamedTuple):
     """What never changes, as arrays over candidates: of instances that run and fresh ones, weights (candidate, row) and prices."""
 
     stays: Any
@@ -60,7 +63,7 @@ class Trials(NamedTuple):
     enough: Any
 
 
-def tables(program: Program) -> Tables:
+def tables(program: Program) -> CandidateArrays:
     """Of this programme."""
     size, rows = len(program.home), len(program.rows)
     stays, takes = np.zeros((size, rows)), np.zeros((size, rows))
@@ -69,7 +72,7 @@ def tables(program: Program) -> Tables:
             stays[c, row] = weight
         for row, weight in fresh.weights:
             takes[c, row] = weight
-    return Tables(
+    return CandidateArrays(
         stays,
         takes,
         np.array([one.price for one in program.running]),
@@ -108,10 +111,10 @@ def _numbers(rate: Any, most: Any, spare: Any, need: float) -> Any:
     return np.concatenate(blocks)
 
 
-class Deal:
+class AccuracyPacking:
     """counts: instances by candidate. room: what is left of each row, negative when overdrawn. Starts with what is held."""
 
-    def __init__(self, program: Program, facts: Tables, same: float) -> None:
+    def __init__(self, program: Program, facts: CandidateArrays, same: float) -> None:
         """same: accuracies that are closer to each other count as equal."""
         self._program, self._facts, self._same = program, facts, same
         self.counts = list(facts.low)
@@ -141,18 +144,18 @@ class Deal:
     def cost(self) -> float:
         return cost(self._program, self.counts)
 
-    def serves(self, groups: Sequence[int]) -> Worth:
+    def serves(self, groups: Sequence[int]) -> PlanValue:
         """What these groups get, and what everything costs."""
         worths = self._facts.worths
         flows = [(x, worths[c]) for g in groups for c, x in self._given[g].items()]
         carried = sum(x for x, _ in flows)
         worth = sum(x * value for x, value in flows)
-        return Worth(carried, worth / carried if carried > 0 else 0.0, self.cost())
+        return PlanValue(carried, worth / carried if carried > 0 else 0.0, self.cost())
 
-    def state(self, groups: Sequence[int]) -> State:
-        return State(self.counts[:], [self._given[g].copy() for g in groups], self._given_by[:], self.room)
+    def state(self, groups: Sequence[int]) -> PackingState:
+        return PackingState(self.counts[:], [self._given[g].copy() for g in groups], self._given_by[:], self.room)
 
-    def restore(self, groups: Sequence[int], state: State) -> None:
+    def restore(self, groups: Sequence[int], state: PackingState) -> None:
         """Back to what it was, if nothing but these groups changed meanwhile."""
         self.counts, given, self._given_by, self.room = state
         for g, of in zip(groups, given, strict=True):
@@ -252,3 +255,139 @@ class Deal:
         facts, counts = self._facts, np.array(self.counts, dtype=np.int64)
         kept = np.minimum(counts, facts.runs)
         self.room = 1.0 - kept @ facts.stays - (counts - kept) @ facts.takes
+
+
+# -- The greedy solver where accuracy is the goal: the cheapest plan that carries the load, upgraded as far as
+# resources go.
+
+_ROUNDS = 14  # of prices
+_SWEEPS = 4
+_FIRST = 6  # groups that go before others for a trial
+_SCALE = 0.05  # of the whole load times accuracy: the first price of a resource that is short by all there is
+
+
+class GreedyAccuracySolver:
+    """steps: of the search for the cheapest plan, for one group."""
+
+    name = "greedy"
+
+    def __init__(self, *, steps: int = 100) -> None:
+        self._cheapest = GreedySolver(steps=steps)
+
+    def solve(self, problem: PlanningProblem) -> Plan:
+        """A plan that keeps every constraint, usually near the most accurate. Its "infeasible" is no proof: none was found."""
+        return self.solve_program(compile_program(problem))
+
+    def solve_program(self, program: Program) -> Plan:
+        """The same, of a compiled problem."""
+        facts = tables(program)
+        groups = [g for g, group in enumerate(program.groups) if group.candidates]
+        groups.sort(key=lambda g: (len(program.groups[g].candidates), -program.groups[g].need))
+        started: list[AccuracyPacking] = []
+        prices = Prices(len(program.rows))
+        priced = self._priced(program, facts, groups, prices)
+        if priced is not None:
+            started.append(priced)
+        if priced is None or any(prices.values):
+            cheapest = AccuracyPacking(program, facts, SAME)
+            cheapest.set(self._cheapest.pack(program).packing.counts)
+            started.append(cheapest)
+        if any(one.high for one in program.running):
+            present = AccuracyPacking(program, facts, SAME)
+            present.set([one.high for one in program.running])
+            if present.fits():
+                started.append(present)
+        best: AccuracyPacking | None = None
+        for deal in started:
+            self._improve(program, deal, groups, prices)
+            if best is None or value_of(program, deal.counts).beats(value_of(program, best.counts)):
+                best = deal
+        return self._concluded(program, best.counts if best is not None else facts.low)
+
+    def _priced(self, program: Program, facts: Any, groups: Sequence[int], prices: Prices) -> AccuracyPacking | None:
+        """Everybody's best choice at prices at which they fit; None when none was found that do."""
+        import numpy as np  # noqa: PLC0415
+
+        scale = _SCALE * sum(group.need for group in program.groups)
+        best: AccuracyPacking | None = None
+        for _ in range(_ROUNDS):
+            deal = AccuracyPacking(program, facts, SAME)
+            now = np.array(prices.values)
+            whole = not [g for g in groups if not deal.place(g, now, bounded=False)]
+            room = deal.room.tolist()
+            if not deal.fits():
+                whole = self._moved(deal, groups, now) and whole
+            if deal.fits() and whole:
+                if best is None or value_of(program, deal.counts).beats(value_of(program, best.counts)):
+                    best = deal
+                if not any(prices.values) and min(room, default=0.0) >= 0:
+                    return best
+            prices.settle(scale, room)
+        return best
+
+    @staticmethod
+    def _moved(deal: AccuracyPacking, groups: Sequence[int], prices: Any) -> bool:
+        """Move groups, one after the other, to what there is room for; whether all of them found some."""
+        whole = True
+        for g in sorted(groups, key=deal.overdrawn, reverse=True):
+            if deal.fits():
+                break
+            if deal.overdrawn(g) > 0:
+                deal.take_back(g)
+                whole &= deal.place(g, prices, bounded=True)
+        return whole
+
+    def _improve(self, program: Program, deal: AccuracyPacking, groups: Sequence[int], prices: Prices) -> None:
+        """Choose anew for one group after the other, and for pairs, in the room that the others leave, while that is worth something."""
+        import numpy as np  # noqa: PLC0415
+
+        free, priced = np.zeros(len(program.rows)), np.array(prices.values)
+        for now in (priced, *[free] * _SWEEPS):
+            changed = False
+            for g in groups:
+                changed |= self._anew(deal, (g,), now)
+            if now is free:
+                if not changed:
+                    changed = self._exchanged(program, deal, groups, (free, priced))
+                deal.set(deal.counts)
+                if not changed:
+                    return
+
+    @staticmethod
+    def _anew(deal: AccuracyPacking, groups: Sequence[int], prices: Any) -> bool:
+        """Choose anew for these groups, the first one first; whether that was worth it."""
+        before, kept = deal.serves(groups), deal.state(groups)
+        for g in groups:
+            deal.take_back(g)
+        for g in groups:
+            deal.place(g, prices, bounded=True)
+        if deal.fits() and deal.serves(groups).beats(before):
+            return True
+        deal.restore(groups, kept)
+        return False
+
+    def _exchanged(self, program: Program, deal: AccuracyPacking, groups: Sequence[int], prices: Sequence[Any]) -> bool:
+        """Let those that have lost most go before another one each."""
+        if not program.rows:
+            return False
+        lost = {g: program.groups[g].need * (1 - deal.serves((g,)).accuracy) for g in groups}
+        first = sorted(groups, key=lambda g: -lost[g])[:_FIRST]
+        return any([self._anew(deal, (g, h), now) for g in first for h in groups if h != g for now in prices])  # noqa: C419
+
+    def _concluded(self, program: Program, counts: Sequence[int]) -> Plan:
+        served = deliver(program, counts)
+        short = {}
+        for g, group in enumerate(program.groups):
+            lack = group.need - sum(served.given[g].values())
+            missing = max(0.0, lack) if lack > 1e-6 * group.need else 0.0
+            instances = max(0, group.least - sum(counts[c] for c in group.candidates))
+            if missing or instances:
+                short[g] = (missing, instances)
+        return conclude(program, counts, solver=self.name, status="feasible", short=short)
+
+
+def better(program: Program, one: Plan, other: Plan) -> bool:
+    """Whether the first of two plans is worth more."""
+    names = [candidate.name for candidate in program.problem.candidates]
+    ours, theirs = (value_of(program, [plan.instances[name] for name in names]) for plan in (one, other))
+    return ours.beats(theirs)

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.ask import Ask
-from services.core.cluster import ClusterView, Instance
-from services.core.crowd import MANY, MOMENT, Crowd, usual
-from services.core.selection import InfaasPolicy
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.instances import MANY, MOMENT, Instance, InstanceSampler, usual
+from services.core.selection.policy import InfaasPolicy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
 RECORD = variant("m-v1-ort-fp32-t1-b1", max_batch=1, base_ms=100.0, per_item_ms=0.0)  # 100 ms, one at a time
@@ -86,7 +86,7 @@ def test_few_are_looked_at() -> None:
     known = next(iter(fleet.instances.values()))
     device = known.worker.devices["cpu"]
     instances: list[Instance] = [Counting(known.status, RECORD, known.worker, device) for _ in range(1000)]
-    crowd = Crowd(instances)
+    crowd = InstanceSampler(instances)
     for at in range(500):
         chosen = crowd.soonest(1, None, 10.0, NOW + at)
         assert chosen is not None

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.patterns import check_key, check_pattern, check_subject, matches
 from bus.port import BusError
-from bus.subjects import Subjects, valid_name
+from bus.subjects import Subjects, check_key, check_pattern, check_subject, matches, valid_name
 
 tokens = st.sampled_from(["a", "b", "ab", "é"])
 subjects = st.lists(tokens, min_size=1, max_size=5).map(".".join)

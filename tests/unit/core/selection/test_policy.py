@@ -9,12 +9,14 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, Profile, ProfileRow
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.ask import Ask
-from services.core.baselines import BruteForce, RoundRobin
-from services.core.cluster import ClusterView
-from services.core.goal import Goal, merit
-from services.core.selection import OVERHEAD, InfaasPolicy
-from tests.support.simulated.fleet import PRICES, variant
+from services.core.cost import HANDLING_MS, Goal, cost_per_1000, instance_price_per_s, merit, query_cost
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import Ask
+from services.core.selection.policy import OVERHEAD, BruteForce, InfaasPolicy, RoundRobin
+from services.core.settings import DispatcherSettings, MachineKind, MachineSettings
+from services.dispatcher.edge import load_policy
+from services.shell.settings import SettingsError
+from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 NOW = 1000.0
 STATES = ("Active", "Loading", "Overloaded", "Interfered", None)  # None: no instance
@@ -223,3 +225,131 @@ def test_another_variant_beside_full_ones_is_loaded_only_where_something_is_left
     loads = [policy.select(Ask("app", 1, now + 0.2, 0.2), now, view).load for now in times]
     assert any(load is not None and load.record.variant == "v1" for load in loads) == ordered
     assert not any(loads[:20])  # the autoscalers first
+
+
+# -- Dispatch by `pack` and by `auto`: low load goes to one worker, so that others empty; what it cannot carry goes
+# on.
+
+NAME = "m-v1-ort-fp32-t1-b8"
+
+
+def view_of_pack(*loads: float, utilisation: float = 0.5) -> ClusterView:
+    """Workers w0, w1, ... each with one instance that serves so many items/s, 2.5 ms each."""
+    view = ClusterView(PRICES)
+    view.set_app(AppRecord(app="app", links={"m": "1"}, signature=SIGNATURE), [variant(NAME)])
+    for number, load in enumerate(loads):
+        device = DeviceStatus(
+            device="cpu", kind="cpu", cores=1, memory_mb=4000.0, memory_used_mb=50.0, cores_used=1.0,
+            utilisation=utilisation, price_per_hour=0.1,
+        )  # fmt: skip
+        status = InstanceStatus(
+            instance=f"{NAME}.w{number}-1", variant=NAME, device="cpu", state="Active", since=0.0, load=load,
+            latency_ms=2.5, mean_batch=1.0 if load else 0.0,
+        )  # fmt: skip
+        beat = WorkerHeartbeat(
+            worker=f"w{number}", hardware="cpu", incarnation=1, at=0.0, devices=[device], instances=[status]
+        )
+        view.heartbeat(beat, 0.0)
+    return view
+
+
+def chosen(view: ClusterView, dispatch: str = "pack", latency: float = 1.0) -> str:
+    decision = InfaasPolicy(dispatch=dispatch, probe_share=0.0).select(Ask("app", 1, latency, latency), 0.0, view)
+    return view.instances[decision.assignments[0]].worker.name
+
+
+def test_the_fullest_worker_goes_on_being_filled() -> None:
+    assert chosen(view_of_pack(10.0, 200.0, 100.0)) == "w1"
+    assert chosen(view_of_pack(0.0, 0.0, 1.0)) == "w2"
+
+
+def test_among_equals_it_is_always_the_same_one() -> None:
+    assert {chosen(view_of_pack(*[0.0] * 3)) for _ in range(5)} == {"w0"}
+
+
+def test_a_full_one_is_left_alone() -> None:
+    assert chosen(view_of_pack(10.0, 330.0)) == "w0"  # 82 % busy
+
+
+def test_how_busy_the_machine_is_otherwise_does_not_matter() -> None:
+    assert chosen(view_of_pack(10.0, 200.0, utilisation=0.99)) == "w1"
+
+
+def test_what_has_just_been_sent_there_counts() -> None:
+    view = view_of_pack(10.0, 200.0)
+    view.instances[f"{NAME}.w1-1"].own = 1000
+    assert chosen(view, latency=30.0) == "w0"
+
+
+def test_spread_takes_the_least_loaded() -> None:
+    view = view_of_pack(10.0, 200.0)
+    view.instances[f"{NAME}.w0-1"].own = 5
+    assert chosen(view, "spread") == "w1"
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "kind", "provider", "packs"),
+    [
+        ("auto", None, "local", False),
+        ("auto", MachineKind(minimum=1, maximum=1), "local", False),
+        ("auto", MachineKind(minimum=1, maximum=2), "local", True),
+        ("auto", MachineKind(minimum=1, maximum=2), "off", False),
+        ("spread", MachineKind(minimum=1, maximum=2), "local", False),
+        ("pack", None, "local", True),
+    ],
+)
+def test_auto_packs_where_machines_may_come_and_go(
+    dispatch: str, kind: MachineKind | None, provider: str, packs: bool
+) -> None:
+    machines = MachineSettings(provider=provider, kinds={} if kind is None else {"cpu": kind})
+    policy = load_policy(DispatcherSettings(dispatch=dispatch), machines)
+    assert isinstance(policy, InfaasPolicy)
+    assert policy._pack is packs
+
+
+def test_another_dispatch_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"dispatcher\.dispatch 'heap' is none of auto, spread, pack"):
+        load_policy(DispatcherSettings(dispatch="heap"))
+
+
+# -- A cost ceiling from selection to account: what is chosen under it owes, batch by batch as predicted, no more
+# than it.
+
+
+@given(st.floats(0.001, 100.0), st.integers(1, 8))
+def test_the_expected_price_is_what_queries_of_such_batches_owe(base_ms: float, batch: int) -> None:
+    """For small models the handling of a batch is most of it."""
+    record = variant(base_ms=base_ms, per_item_ms=0.0)
+    price = instance_price_per_s(record, PRICES, 2, 8000.0)
+    busy = (base_ms + HANDLING_MS) / 1000.0
+    owed = 1000.0 * query_cost(price, busy, batch, 1)
+    assert cost_per_1000(record, price, batch) == pytest.approx(owed)
+
+
+def test_a_ceiling_passes_over_an_active_variant_that_is_dearer() -> None:
+    view = view_of([("Active", {"base_ms": 40.0, "accuracy": 0.9}), ("Active", {"base_ms": 1.0, "accuracy": 0.9})])
+    dear, cheap = (float(cost) for cost in view.apps["app"].cost)
+    policy = InfaasPolicy(probe_share=0.0)
+    assert policy.select(ask(cost=(dear + cheap) / 2), NOW, view).assignments == ("i1",)
+    refusal = policy.select(ask(cost=cheap * 0.99), NOW, view).refusal
+    assert refusal is not None
+    assert refusal.code == "unsatisfiable"
+    assert refusal.closest is not None
+    assert (refusal.closest.variant, refusal.closest.cost) == ("v1", pytest.approx(cheap))
+
+
+def test_a_batch_that_took_much_longer_says_that_it_missed_the_ceiling() -> None:
+    fleet = Fleet()
+    fleet.ask()
+    fleet.stage.run(1.0)
+    record = variant()
+    ceiling = 1.5 * cost_per_1000(record, instance_price_per_s(record, PRICES, 2, 8000.0))
+    label = fleet.ask(cost=ceiling)
+    fleet.stage.run(1.0)
+    (reply,) = fleet.replies(label)
+    assert (reply["missed"], 1000 * reply["cost"] <= ceiling) == ([], True)
+    fleet.devices["w0"].slow = 10.0
+    label = fleet.ask(cost=ceiling)
+    fleet.stage.run(1.0)
+    (reply,) = fleet.replies(label)
+    assert (reply["missed"], 1000 * reply["cost"] > ceiling) == (["cost"], True)

@@ -1,23 +1,44 @@
-"""getVariant: which instance answers a query (INFaaS, section 4.1; the order of docs/architecture.md).
+"""What a query asks of selection, and what selection decides."""
 
-1 Active instances whose predicted latency meets the deadline, cheapest variant first, or most accurate first where accuracy
-is the goal, so that it gives way to less accurate ones before anything is refused; 2 a variant that is loading or can be
-loaded, soonest first, the load starting in any case; 3 troubled instances that would still be in time, and a small share of
-probes; 4 a refusal that says why and what comes nearest.
-"""
-
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.public import Closest, Error
-from services.core.appview import AppView
-from services.core.ask import INFINITE, Ask, Decision, LoadOrder
-from services.core.cluster import ClusterView, Instance
-from services.core.crowd import MANY, PACK_BELOW
-from services.core.goal import Goal
-from services.core.plans import Group, Plan
+from services.core.cost import Goal, cost_per_1000, merit
+from services.core.selection.cluster import ClusterView
+from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
+from services.core.selection.instances import MANY, PACK_BELOW, Instance
+
+
+class LoadOrder(Struct, frozen=True, gc=False):
+    """Load this variant on this worker. seconds: predicted time until it can answer."""
+
+    record: VariantRecord
+    worker: str
+    seconds: float
+
+
+class Decision(Struct, frozen=True, gc=False):
+    """What to do with one query; reason says why, for the record.
+
+    assignments: instance ids, one a part (one, until ensembles). load: start this load in any case. wait: the query waits
+    for that load. refusal: the query ends here. stranded: nobody is there to serve it now; ask again when somebody is.
+    """
+
+    assignments: Sequence[str] = ()
+    load: LoadOrder | None = None
+    wait: bool = False
+    refusal: Error | None = None
+    stranded: bool = False
+    join: str | None = None
+    reason: str = ""
+
+
+# -- getVariant: which instance answers a query (INFaaS, section 4.1; the order of docs/architecture.md).
 
 OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
 REORDER = 3.0  # s that instances must have been full before a load on demand beside them: the autoscalers, who weigh costs, first
@@ -75,7 +96,9 @@ class InfaasPolicy:
             return Decision((instance.id,), reason="active")
         return self._beyond_active(ask, now, slack, view, app, plan)
 
-    def _within(self, groups: list[Group], ask: Ask, slack: float, *, troubled: bool = False) -> Instance | None:
+    def _within(
+        self, groups: list[VariantInstances], ask: Ask, slack: float, *, troubled: bool = False
+    ) -> Instance | None:
         """The first group, in the order of the goal, with an instance that would answer within `slack`."""
         items, length = ask.items, ask.length
         record: VariantRecord | None = None
@@ -101,7 +124,7 @@ class InfaasPolicy:
                 return self._packed(group, ask, slack) or best if self._pack and not troubled else best
         return None
 
-    def _at_ease(self, plan: Plan, ask: Ask, slack: float) -> Instance | None:
+    def _at_ease(self, plan: Eligibility, ask: Ask, slack: float) -> Instance | None:
         """The first group's best instance in time that would not have much waiting: accurate ones are offered all they can do."""
         items, length = ask.items, ask.length
         most = min(EASE * ask.latency_s, EASE_MOST)
@@ -120,7 +143,7 @@ class InfaasPolicy:
         return None
 
     @staticmethod
-    def _packed(group: Group, ask: Ask, slack: float) -> Instance | None:
+    def _packed(group: VariantInstances, ask: Ask, slack: float) -> Instance | None:
         """The instance in time on the fullest worker that is not yet full; the same one among equals, by name."""
         hardware = (group.record.hardware, group.record.simulated)
         best: Instance | None = None
@@ -138,7 +161,7 @@ class InfaasPolicy:
         return best
 
     def _beyond_active(
-        self, ask: Ask, now: float, slack: float, view: ClusterView, app: AppView, plan: Plan
+        self, ask: Ask, now: float, slack: float, view: ClusterView, app: AppView, plan: Eligibility
     ) -> Decision:
         soonest = INFINITE
         for group in plan.loading:
@@ -162,7 +185,9 @@ class InfaasPolicy:
         return refuse(ask, slack, app, plan, soonest, load)
 
 
-def order_for(plan: Plan, ask: Ask, now: float, view: ClusterView, *, spare_only: bool = False) -> LoadOrder | None:
+def order_for(
+    plan: Eligibility, ask: Ask, now: float, view: ClusterView, *, spare_only: bool = False
+) -> LoadOrder | None:
     """The eligible variant that would be ready soonest, on the least utilised worker of its hardware.
 
     spare_only: not where the device has nothing left, since there it would only take from those that serve already.
@@ -183,7 +208,7 @@ def _is_busy(view: ClusterView, worker: str, record: VariantRecord) -> bool:
     return used is not None and used >= BUSY
 
 
-def refuse(ask: Ask, slack: float, app: AppView, plan: Plan, soonest: float, load: LoadOrder | None) -> Decision:
+def refuse(ask: Ask, slack: float, app: AppView, plan: Eligibility, soonest: float, load: LoadOrder | None) -> Decision:
     """The end of the search: nobody can serve this in time. soonest: seconds until a load under way would be ready."""
     if not plan.any:
         return Decision(refusal=unsatisfiable(ask, app), load=load, reason="unsatisfiable")
@@ -234,3 +259,91 @@ def unsatisfiable(ask: Ask, app: AppView) -> Error:
     )
     text = f"no variant of app {ask.app!r} meets latency, accuracy and cost together: the closest is named"
     return Error(code="unsatisfiable", message=text, closest=closest)
+
+
+# -- Baselines beside the paper's policy: round-robin over what meets the needs, and brute force over every variant.
+
+
+class RoundRobin:
+    """Active instances that meet the needs, in turn; no account is taken of load, cost order or trouble."""
+
+    name = "round-robin"
+
+    def __init__(self, *, on_demand: bool = True) -> None:
+        self._turn = 0
+        self._on_demand = on_demand
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        app = view.apps[ask.app]
+        plan = app.plan(ask)
+        serving = [*plan.active, *plan.troubled]
+        instances = [i for group in serving for i in (*group.active, *group.troubled)]
+        if instances:
+            self._turn += 1
+            return Decision((instances[self._turn % len(instances)].id,), reason="its turn")
+        for group in plan.loading:
+            return Decision((group.loading[0].id,), reason="loading")
+        load = order_for(plan, ask, now, view) if self._on_demand else None
+        if load is not None:
+            return Decision(load=load, wait=True, reason="load on demand")
+        return refuse(ask, ask.deadline - now - OVERHEAD, app, plan, INFINITE, None)
+
+
+class BruteForce:
+    """The same choice as the paper's policy for Active variants, by looking at every variant afresh (its Table 7's rival)."""
+
+    name = "brute-force"
+
+    def __init__(self, *, on_demand: bool = True, goal: Goal = "cost") -> None:
+        self._on_demand = on_demand
+        self.goal = goal
+
+    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
+        app = view.apps[ask.app]
+        slack = ask.deadline - now - OVERHEAD
+        best: tuple[tuple[float, float], Instance] | None = None
+        soonest: tuple[float, VariantInstances] | None = None
+        possible = False
+        for i, group in enumerate(app.groups):
+            record = group.record
+            if not self._allowed(ask, group, current=bool(app.current[i])):
+                continue
+            alone = group.table.at(ask.length).seconds(ask.items)
+            price = next((x.price_per_s for x in group.active), view.nominal_price_per_s(record))
+            cost = cost_per_1000(record, price, app.batch[i])
+            if (
+                (record.accuracy if record.accuracy is not None else 1.0) < ask.accuracy
+                or alone > ask.latency_s
+                or cost > ask.cost
+            ):
+                continue
+            possible = True
+            rank = (-merit(record.accuracy) if self.goal == "accuracy" else 0.0, cost)
+            for instance in group.active:
+                if instance.predict(ask.items, ask.length) <= slack and (best is None or rank < best[0]):
+                    best = (rank, instance)
+            if not (group.active or group.loading or group.troubled):
+                ready = group.seconds_to_load + alone
+                if soonest is None or ready < soonest[0]:
+                    soonest = (ready, group)
+        if best is not None:
+            return Decision(
+                (best[1].id,), reason=f"{'most accurate' if self.goal == 'accuracy' else 'cheapest'} of all"
+            )
+        plan = app.plan(ask)
+        for group in plan.loading:
+            return Decision((group.loading[0].id,), reason="loading")
+        wanted = self._on_demand and possible and soonest is not None
+        load = order_for(plan, ask, now, view) if wanted else None
+        if load is not None and load.seconds <= slack:
+            return Decision(load=load, wait=True, reason="load on demand")
+        return refuse(ask, slack, app, plan, INFINITE if load is None else load.seconds, load)
+
+    @staticmethod
+    def _allowed(ask: Ask, group: VariantInstances, *, current: bool) -> bool:
+        record = group.record
+        if ask.variant is not None and ask.variant != record.variant:
+            return False
+        if ask.model not in (None, record.model) or ask.version not in (None, record.version):
+            return False
+        return current or ask.version is not None or ask.variant is not None

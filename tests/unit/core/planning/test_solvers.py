@@ -5,14 +5,13 @@ from math import inf
 import pytest
 
 from services.core.planning.exact import ExactSolver
-from services.core.planning.fallback import ExactOrGreedy
 from services.core.planning.greedy import GreedySolver
-from services.core.planning.problem import Problem
-from services.core.planning.solvers import SOLVERS, make_solver
+from services.core.planning.problem import PlanningProblem
+from services.core.planning.solvers import SOLVERS, ExactOrGreedy, make_solver
 from tests.support.data.planning_problems import broken, entangled_problem, random_problem, scarce, table_3
 
 
-def tight(seed: int) -> Problem:
+def tight(seed: int) -> PlanningProblem:
     loose = random_problem(seed, apps=12)
     return scarce(loose, GreedySolver().solve(loose), seed, 0.8, 1.0)
 

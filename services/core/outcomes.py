@@ -1,8 +1,12 @@
 """How a query ended, as an event: one definition for dispatchers (which write outcomes) and executors (for a dead dispatcher)."""
 
+from collections import deque
+
 from bus.messages.catalog import VariantRecord
-from bus.messages.events import OutcomeEvent
-from bus.messages.flow import Route
+from bus.messages.events import Event, OutcomeEvent
+from bus.messages.fleet import DispatcherHeartbeat
+from bus.messages.flow import DoneBatch, Route
+from services.core.actor import Record
 
 
 def answered(
@@ -79,3 +83,58 @@ def refused(route: Route, code: str, now: float, *, default: bool = False) -> Ou
         parent=route.parent,
         stage=route.stage,
     )
+
+
+# -- Events that a dispatcher (of queries, or of offline work) records, counted.
+
+
+class OutcomeLog:
+    """stored: number of events on disk. flushed: per executor queue, the highest done `seq` whose outcomes are."""
+
+    def __init__(self) -> None:
+        self.flushed: dict[str, int] = {}
+        self._recorded = 0
+        self._stored = 0
+        self._open: deque[tuple[int, str, int]] = deque()
+
+    def record(self, event: Event) -> Record:
+        self._recorded += 1
+        return Record(event)
+
+    @property
+    def recorded(self) -> int:
+        """How many events so far; `on_disk` says of such a number whether they all are kept."""
+        return self._recorded
+
+    def on_disk(self, number: int) -> bool:
+        return number <= self._stored
+
+    def covers(self, batch: DoneBatch) -> None:
+        """All outcomes of this batch have been recorded."""
+        if self._recorded <= self._stored:
+            self.flushed[batch.queue] = batch.seq
+        else:
+            self._open.append((self._recorded, batch.queue, batch.seq))
+
+    def stored(self, through: int) -> None:
+        self._stored = through
+        while self._open and self._open[0][0] <= through:
+            _, queue, seq = self._open.popleft()
+            self.flushed[queue] = seq
+
+    def heartbeat(self, dispatcher: str, now: float, *, leaving: bool) -> DispatcherHeartbeat:
+        return DispatcherHeartbeat(
+            dispatcher=dispatcher, incarnation=0, at=now, flushed=dict(self.flushed), leaving=leaving
+        )
+
+
+# -- When an app's default output is given: one definition for dispatchers, which hold queries, and executors, which
+# run them. Pure.
+
+DEFAULT_SHARE = 0.03  # of the time that the query had
+DEFAULT_MOST = 0.02  # s
+
+
+def default_at(arrived: float, deadline: float) -> float:
+    """The moment, in Unix seconds: before the deadline by what the answer's way to its client may take."""
+    return deadline - min(DEFAULT_MOST, DEFAULT_SHARE * max(0.0, deadline - arrived))

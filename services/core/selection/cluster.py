@@ -9,116 +9,12 @@ from heapq import nsmallest
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.core.appview import AppView
-from services.core.cost import LatencyTable, instance_price_per_s
-from services.core.crowd import MANY
-from services.core.goal import Goal
+from services.core.cost import Goal, instance_price_per_s
+from services.core.selection.eligibility import AppView
+from services.core.selection.instances import MANY, Instance, Worker
 
-# Queues are filled to 1/1.3 of what deadlines allow and no further. What a queue drains at is known to some tens of percent only
-# (neighbours, the loop, the bus); without this, under overload every query is admitted to end exactly at its deadline, and
-# whatever goes slower than predicted makes most of them late: work done for nothing. A shorter queue costs no throughput.
-CAUTION = 1.3
 FEW = 8  # least used workers remembered, of many
-STALE = 1.0  # s; what a heartbeat tells of a queue is up to so old: an executor reports to its monitor, which tells us
 SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
-
-
-class Instance:
-    """One loaded (or loading) variant on one device. own, others: items dispatched there and not yet done."""
-
-    __slots__ = (
-        "batch", "busy", "device", "factor", "id", "most_before", "most_lately", "noted", "others", "own", "per_item",
-        "per_queued", "price_per_s", "ready_at", "record", "state", "status", "table", "worker",
-    )  # fmt: skip
-
-    def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
-        self.id = status.instance
-        self.record = record
-        self.worker = worker
-        self.device = device.device
-        self.table = LatencyTable(record)
-        self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
-        self.per_queued = CAUTION * self.per_item
-        self.price_per_s = 0.0
-        self.own = 0
-        self.others = 0
-        self.most_lately = self.most_before = 0  # of our own items at a time, since `noted` and in the time before
-        self.noted = 0.0
-        self.batch = 1
-        self.busy = 0.0  # share of the time that it computes, as last told
-        self.factor = 1.0
-        self.ready_at = 0.0
-        self.state = "Inactive"
-        self.status = status
-
-    def predict(self, items: int, length: int | None = None) -> float:
-        """Seconds until these items would be answered, with caution: the queue ahead, then their own batch."""
-        table = self.table if length is None else self.table.at(length)
-        return ((self.own + self.others) * self.per_queued + table.seconds(items)) * self.factor
-
-    def take(self, items: int) -> None:
-        """We dispatch so many items there."""
-        self.own += items
-        self.most_lately = max(self.most_lately, self.own)
-
-    def told(self, queued: int, now: float) -> None:
-        """A heartbeat says how many items wait or are computed there, ours too: as it was up to STALE ago.
-
-        Ours that were there then are not others', even if they are done by now: else a queue that has just emptied would
-        look full until the next heartbeat, and nothing would be sent there to correct it.
-        """
-        self.others = max(0, queued - max(self.most_lately, self.most_before))
-        if now - self.noted >= STALE:
-            self.most_before, self.most_lately, self.noted = self.most_lately, self.own, now
-
-    @property
-    def ahead(self) -> float:
-        """Seconds of work that wait here."""
-        return (self.own + self.others) * self.per_item * self.factor
-
-    def state_for(self, app: str) -> str:
-        return self.status.app_states.get(app, self.status.state)
-
-
-class Worker:
-    """One worker as its monitor last described it. fullness: by kind of device (and whether simulated), the part of its cores
-    that its instances keep busy: of a machine that workers share, each one's own part. was_alive: a device of it has lived.
-    """
-
-    __slots__ = (
-        "devices", "draining", "fullness", "hardware", "incarnation", "instances", "kind", "name", "quarantined", "seen",
-        "skew", "was_alive",
-    )  # fmt: skip
-
-    def __init__(self, name: str, hardware: str) -> None:
-        self.name = name
-        self.hardware = hardware
-        self.incarnation = 0
-        self.seen = 0.0
-        self.skew = 0.0
-        self.draining = False
-        self.quarantined: dict[str, str] = {}  # variants that it will not load, and why
-        self.kind = ""
-        self.was_alive = False
-        self.fullness: dict[tuple[str, bool], float] = {}
-        self.devices: dict[str, DeviceStatus] = {}
-        self.instances: dict[str, Instance] = {}
-
-    def weigh(self) -> None:
-        """Its fullness by the latest figures of its instances."""
-        found: dict[tuple[str, bool], float] = {}
-        for instance in self.instances.values():
-            device = self.devices.get(instance.device)
-            if device is not None and instance.busy > 0:
-                kind = (device.kind, device.simulated)
-                threads = max(1, instance.record.threads) if device.kind == "cpu" else 1
-                found[kind] = found.get(kind, 0.0) + instance.busy * threads / max(1, device.cores)
-        self.fullness = found
-
-    def utilisation(self, kind: str, *, simulated: bool = False) -> float | None:
-        """Of the worker's least used living device of this kind, real or simulated; None when it has none."""
-        used = [d.utilisation for d in self.devices.values() if d.kind == kind and d.simulated == simulated and d.alive]
-        return min(used) if used else None
 
 
 class ClusterView:

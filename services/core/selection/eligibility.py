@@ -1,0 +1,356 @@
+"""Which variants of an app may serve one set of needs, in order: made as far as a query looks, and no further.
+
+The order is the app's (`AppView.in_order`): cheapest first, or most accurate first where that is the goal.
+Most queries end at the first few Active variants. So only those are looked at at once, in arrays that hold the Active
+variants alone, in that order; what is loading, troubled or could be loaded is worked out when somebody asks for it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from bus.messages.catalog import AppRecord, VariantRecord
+from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
+from services.core.selection.instances import MANY, InstanceSampler, usual
+
+if TYPE_CHECKING:
+    from services.core.selection.instances import Instance
+
+
+INFINITE = float("inf")
+
+
+class Ask(Struct, frozen=True, gc=False):
+    """A query's needs in SI units. deadline: Unix s, the earlier of latency and absolute deadline; cost: US$ per 1,000 items.
+
+    length: of the axis that varies, for models that have one, rounded up to what was measured.
+    """
+
+    app: str
+    items: int
+    deadline: float
+    latency_s: float = INFINITE
+    accuracy: float = 0.0
+    cost: float = INFINITE
+    model: str | None = None
+    version: str | None = None
+    variant: str | None = None
+    length: int | None = None
+
+
+# -- Which variants of an app may serve one set of needs, in order: made as far as a query looks, and no further.
+
+Readiness = Literal["active", "loading", "troubled"]
+RESOLUTION = 0.05  # s
+LOADABLE = 4  # alternatives kept, should a worker refuse the best
+FIRST = 8  # Active variants looked at before all of them are
+
+
+class VariantInstances:
+    """One variant of the app, with its instances by what they are good for. crowds: the same lists, for when they are long."""
+
+    __slots__ = ("active", "crowds", "loading", "record", "seconds_to_load", "table", "troubled", "where")
+
+    def __init__(self, record: VariantRecord) -> None:
+        self.record = record
+        self.table = LatencyTable(record)
+        self.seconds_to_load = load_seconds(record)
+        self.active: list[Instance] = []
+        self.loading: list[Instance] = []
+        self.troubled: list[Instance] = []
+        self.where: dict[Instance, list[Instance]] = {}
+        self.crowds: dict[Readiness, InstanceSampler] = {
+            "active": InstanceSampler(self.active), "loading": InstanceSampler(self.loading), "troubled": InstanceSampler(self.troubled)
+        }  # fmt: skip
+
+    @property
+    def serving(self) -> "tuple[tuple[Readiness, list[Instance]], ...]":
+        return ("active", self.active), ("troubled", self.troubled)
+
+    def put(self, instance: "Instance", where: "list[Instance] | None") -> None:
+        """Into one of the lists, or out of all; where it is already, there it stays."""
+        before = self.where.get(instance)
+        if before is where:
+            return
+        if before is not None:
+            before.remove(instance)
+            del self.where[instance]
+        if where is not None:
+            where.append(instance)
+            self.where[instance] = where
+
+
+class RankedVariants:
+    """The variants of an app that have an instance in one state, in order, with their static facts in the same order."""
+
+    def __init__(self, app: "AppView", mask: NDArray[np.bool_]) -> None:
+        found = app.in_order(np.flatnonzero(mask))
+        self.groups = [app.groups[i] for i in found.tolist()]
+        self._app = app
+        self._found = found
+        self._accuracy = app.accuracy[found]
+        self._cost = app.cost[found]
+        self._current = app.current[found]
+        self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
+
+    def eligible(self, ask: Ask) -> NDArray[np.intp]:
+        """Places in `groups` of those that meet accuracy, latency (inference alone), cost and what was pinned."""
+        if ask.variant is not None or ask.model is not None or ask.version is not None:
+            mask = self._app.pinned(ask)[self._found]
+        else:
+            mask = self._current
+        if ask.accuracy > 0.0:
+            mask = mask & (self._accuracy >= ask.accuracy)
+        if ask.latency_s < INFINITE:
+            key = (ask.items, ask.length)
+            latency = self._latency.get(key)
+            if latency is None:
+                latency = self._latency[key] = self._app.latency(*key)[self._found]
+            mask = mask & (latency <= ask.latency_s)
+        if ask.cost < INFINITE:
+            mask = mask & (self._cost <= ask.cost)
+        return np.flatnonzero(mask)
+
+
+class Eligibility:
+    """For one set of needs. first: the first few Active variants; the lists below: all of each kind, in order."""
+
+    __slots__ = ("_active", "_app", "_ask", "_loadable", "_loading", "_places", "_troubled", "first")
+
+    def __init__(self, app: "AppView", ask: Ask) -> None:
+        self._app = app
+        self._ask = ask
+        ranked = app.ranked("active")
+        self._places = ranked.eligible(ask)
+        self.first = [ranked.groups[i] for i in self._places[:FIRST].tolist()]
+        self._active = self.first if len(self.first) == self._places.size else None
+        self._loading: list[VariantInstances] | None = None
+        self._troubled: list[VariantInstances] | None = None
+        self._loadable: list[VariantInstances] | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether any variant at all, running or not, meets the needs."""
+        return bool(self.first) or bool(self._app.eligible(self._ask).any())
+
+    @property
+    def active(self) -> list[VariantInstances]:
+        """With an Active instance."""
+        if self._active is None:
+            groups = self._app.ranked("active").groups
+            self._active = [groups[i] for i in self._places.tolist()]
+        return self._active
+
+    @property
+    def loading(self) -> list[VariantInstances]:
+        """With an instance that is being loaded."""
+        if self._loading is None:
+            self._loading = self._in("loading")
+        return self._loading
+
+    @property
+    def troubled(self) -> list[VariantInstances]:
+        """With an Overloaded or Interfered instance."""
+        if self._troubled is None:
+            self._troubled = self._in("troubled")
+        return self._troubled
+
+    @property
+    def loadable(self) -> list[VariantInstances]:
+        """Without an instance, soonest ready first: the best few."""
+        if self._loadable is None:
+            self._loadable = self._soonest()
+        return self._loadable
+
+    def _in(self, kind: Readiness) -> list[VariantInstances]:
+        groups = self._app.ranked(kind).groups
+        return [groups[i] for i in self._app.ranked(kind).eligible(self._ask).tolist()] if groups else []
+
+    def _soonest(self) -> list[VariantInstances]:
+        app = self._app
+        idle = np.flatnonzero(app.eligible(self._ask) & ~(app.has_active | app.has_loading | app.has_troubled))
+        if not idle.size:
+            return []
+        # Load times are measured to some hundredths of a second: what is closer than that is as soon, and the cheaper
+        # one, then the one with more throughput, is meant.
+        ready = np.round((app.load_s[idle] + app.latency(self._ask.items, self._ask.length)[idle]) / RESOLUTION)
+        best = np.lexsort((-app.saturation[idle], app.cost[idle], ready))[:LOADABLE]
+        return [app.groups[i] for i in idle[best].tolist()]
+
+
+# -- One app's variants as arrays, and which of their instances can serve it now: the index that selection reads.
+
+CALM = 0.5  # s without a query that found its instances full, after which they are not full any more
+PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
+
+
+class AppView:
+    """The index of one app. goal: what its variants are ordered by, cheapest first or most accurate first."""
+
+    def __init__(
+        self,
+        app: AppRecord,
+        records: tuple[VariantRecord, ...],
+        price: Callable[[VariantRecord], float],
+        goal: Goal = "cost",
+    ) -> None:
+        self.app = app
+        self.goal = goal
+        self.records = records
+        # Versions that are not linked now serve only queries that name them.
+        self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
+        self.groups = [VariantInstances(record) for record in records]
+        self.index = {record.variant: i for i, record in enumerate(records)}
+        self.open_axis = open_axis(app.signature)
+        self.lengths = sorted({row.length for r in records for row in r.profile.rows if row.length is not None})
+        count = len(records)
+        self.accuracy: NDArray[np.float64] = np.array(
+            [1.0 if r.accuracy is None else r.accuracy for r in records], dtype=np.float64
+        )
+        self._merit: NDArray[np.float64] = np.array([merit(r.accuracy) for r in records], dtype=np.float64)
+        self.load_s: NDArray[np.float64] = np.array([g.seconds_to_load for g in self.groups], dtype=np.float64)
+        self.saturation: NDArray[np.float64] = np.array([r.profile.saturation_qps for r in records], dtype=np.float64)
+        self.cost: NDArray[np.float64] = np.zeros(count)
+        self.batch: list[int] = [1] * count
+        self._placed = [0] * count
+        self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
+        self.has_active: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
+        self._plans: dict[tuple[object, ...], Eligibility] = {}
+        self._ranked: dict[Readiness, RankedVariants] = {}
+        self.full_since = self._full_at = float("-inf")
+        self.asked = 0
+        self._price = [0.0] * count
+        self.reprice(price)
+
+    def full_for(self, now: float) -> float:
+        """Seconds for which its Active instances have been too full again and again; call it whenever they are."""
+        if now - self._full_at > CALM:
+            self.full_since = now
+        self._full_at = now
+        return now - self.full_since
+
+    def reprice(self, price: Callable[[VariantRecord], float]) -> None:
+        """Devices became known: variants without an instance are priced on them."""
+        for i, record in enumerate(self.records):
+            self._price[i] = price(record)
+            self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
+        self._changed()
+
+    def in_order(self, found: NDArray[np.intp]) -> NDArray[np.intp]:
+        """These variants (indices), those to be looked at first in front: by the goal, then by cost."""
+        if found.size < 2:
+            return found
+        if self.goal == "cost":
+            return found[np.argsort(self.cost[found], kind="stable")]
+        return found[np.lexsort((self.cost[found], -self._merit[found]))]
+
+    def latency(self, items: int, length: int | None = None) -> NDArray[np.float64]:
+        """Inference latency in s of a batch of so many items, by variant."""
+        column = self._latency.get((items, length))
+        if column is None:
+            column = np.array([g.table.at(length).seconds(items) for g in self.groups], dtype=np.float64)
+            if len(self._latency) < 256:
+                self._latency[items, length] = column
+        return column
+
+    # -- instances
+
+    def place(self, instance: "Instance") -> None:
+        """Put an instance into the list that its state for this app belongs to."""
+        i = self.index[instance.record.variant]
+        group = self.groups[i]
+        state = instance.state_for(self.app.app) if instance.state not in ("Inactive", "Unloading") else instance.state
+        if state == "Active":
+            group.put(instance, group.active)
+        elif state == "Loading":
+            group.put(instance, group.loading)
+        elif state in ("Overloaded", "Interfered"):
+            group.put(instance, group.troubled)
+        else:
+            group.put(instance, None)
+        batch = instance.batch if len(group.active) <= MANY else self._usual_batch(i)
+        if batch != self.batch[i] or instance.price_per_s != self._price[i]:
+            self.batch[i], self._price[i] = batch, instance.price_per_s
+            self.cost[i] = cost_per_1000(group.record, instance.price_per_s, batch)
+            self._changed()
+        self._refresh(i)
+
+    def _usual_batch(self, i: int) -> int:
+        """Of many instances: looked at now and then, since some of them always change theirs."""
+        active = self.groups[i].active
+        self._placed[i] = (self._placed[i] + 1) % len(active)
+        return self.batch[i] if self._placed[i] else usual(instance.batch for instance in active)
+
+    def unplace(self, instance: "Instance") -> None:
+        i = self.index.get(instance.record.variant)
+        if i is not None:
+            self.groups[i].put(instance, None)
+            self._refresh(i)
+
+    def _refresh(self, i: int) -> None:
+        """Whether there is any instance in each state; who may serve what changes only with that."""
+        group = self.groups[i]
+        for has, instances in (
+            (self.has_active, group.active),
+            (self.has_loading, group.loading),
+            (self.has_troubled, group.troubled),
+        ):
+            if has[i] != bool(instances):
+                has[i] = bool(instances)
+                self._changed()
+
+    def _changed(self) -> None:
+        self._plans.clear()
+        self._ranked.clear()
+
+    def ranked(self, state: Readiness) -> RankedVariants:
+        """The variants with an instance in this state."""
+        ranked = self._ranked.get(state)
+        if ranked is None:
+            mask = {"active": self.has_active, "loading": self.has_loading, "troubled": self.has_troubled}[state]
+            ranked = self._ranked[state] = RankedVariants(self, mask)
+        return ranked
+
+    # -- plans
+
+    def plan(self, ask: Ask) -> Eligibility:
+        """Who may serve these needs, by the static facts; kept until something changes."""
+        key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant, ask.length)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = Eligibility(self, ask)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
+
+    def eligible(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which variants meet accuracy, latency (inference alone), cost and what was pinned."""
+        latency = self.latency(ask.items, ask.length)
+        mask: NDArray[np.bool_] = (self.accuracy >= ask.accuracy) & (latency <= ask.latency_s)
+        mask &= self.cost <= ask.cost
+        if ask.variant is not None or ask.model is not None or ask.version is not None:
+            mask &= self.pinned(ask)
+        else:
+            mask &= self.current
+        return mask
+
+    def pinned(self, ask: Ask) -> NDArray[np.bool_]:
+        """Which variants the query's model, version and variant allow."""
+        if ask.variant is not None:
+            mask = np.zeros(len(self.records), dtype=bool)
+            i = self.index.get(ask.variant)
+            if i is not None and ask.model in (None, self.records[i].model):
+                mask[i] = ask.version in (None, self.records[i].version)
+            return mask
+        mask = np.array([ask.model in (None, r.model) for r in self.records], dtype=np.bool_)
+        if ask.version is None:
+            mask &= self.current
+        else:
+            mask &= np.array([ask.version == r.version for r in self.records], dtype=np.bool_)
+        return mask
