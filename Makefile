@@ -43,8 +43,8 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m infaas.asyncapi --check
-	$(BIN)/python -m services.gateway.openapi --check
+	$(BIN)/python -m tools.asyncapi --check
+	$(BIN)/python -m tools.openapi --check
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 format: $(VENV)/.ready-dev
@@ -52,8 +52,8 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 documents: $(VENV)/.ready-dev
-	$(BIN)/python -m infaas.asyncapi
-	$(BIN)/python -m services.gateway.openapi
+	$(BIN)/python -m tools.asyncapi
+	$(BIN)/python -m tools.openapi
 
 bench: $(VENV)/.ready
 	$(BIN)/python benches/path.py

@@ -5,14 +5,12 @@ from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import Settings
 from services.gateway.actor import Gateway
-from services.gateway.door import Door
-from services.gateway.edge import GatewayEdge, Server
-from services.gateway.http.access import BadTokens, Doorkeeper
+from services.gateway.edge import GatewayEdge, GatewayService, Server
+from services.gateway.http.access import AccessControl, BadTokens
 from services.gateway.http.app import build
-from services.gateway.http.server import HttpServer
-from services.gateway.http.tls import BadTls
+from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.metrics import GatewayInsight
-from services.gateway.registering import BadHosts
+from services.gateway.registration import BadAllowedHosts
 from services.shell.runtime import Runtime
 from services.shell.settings import load
 
@@ -20,7 +18,7 @@ from services.shell.settings import load
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One gateway; any number of them share a system. It listens from the runtime's start on."""
     subjects = Subjects(settings.prefix)
-    door = Door(settings.gateway, await Client(bus, prefix=settings.prefix).open())
+    door = GatewayService(settings.gateway, await Client(bus, prefix=settings.prefix).open())
 
     def make() -> Gateway:
         door.actor = Gateway(subjects)
@@ -28,16 +26,23 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 
     servers: list[Server] = []
     try:
-        keeper = Doorkeeper(settings.gateway)
+        keeper = AccessControl(settings.gateway)
         if settings.gateway.port:
             servers.append(HttpServer(build(door, keeper), settings.gateway))
         if settings.gateway.grpc_port:
             from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB for those who have it off)
 
             servers.append(GrpcServer(door, keeper, settings.gateway))
-    except (BadTokens, BadTls, BadHosts) as error:
+    except (BadTokens, BadTls, BadAllowedHosts) as error:
         raise SystemExit(str(error)) from error
-    runtime = Runtime("gateway", make, bus, subjects, GatewayEdge(door, servers), insight=GatewayInsight(door))
+    runtime = Runtime(
+        "gateway",
+        make,
+        bus,
+        subjects,
+        GatewayEdge(door, servers),
+        insight=GatewayInsight(door.traffic, door.client, door.not_ready),
+    )
     runtime.grace += settings.gateway.drain_s
     door.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
     return [runtime]

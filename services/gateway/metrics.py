@@ -1,21 +1,49 @@
-"""What a gateway shows: its requests, by protocol and status, and what became of the queries among them. Pure."""
+"""What goes through a gateway, counted for its metrics: requests by protocol and status, their time, their bytes. Pure."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
-from services.core.metric import MetricFamily
+from infaas.client import Client
+from services.core.metric import SECONDS, Histogram, MetricFamily
 from services.gateway.actor import Gateway
-from services.gateway.door import Door
+
+
+class RequestCounts:
+    """running: requests under way, by protocol."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()  # by protocol and status
+        self.running: Counter[str] = Counter()
+        self.seconds: dict[str, Histogram] = {}
+        self.received: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.queries: Counter[tuple[str, str]] = Counter()  # by protocol, and the code of the refusal or "ok"
+
+    def ended(self, protocol: str, status: str, seconds: float, received: int, sent: int) -> None:
+        """A request has its reply. status: HTTP's number, or gRPC's name. received, sent: bytes of bodies."""
+        self.requests[protocol, status] += 1
+        histogram = self.seconds.get(protocol)
+        if histogram is None:
+            histogram = self.seconds[protocol] = Histogram(SECONDS)
+        histogram.observe(seconds)
+        self.received[protocol] += received
+        self.sent[protocol] += sent
+
+
+# -- What a gateway shows: its requests, by protocol and status, and what became of the queries among them. Pure.
 
 
 class GatewayInsight:
-    """door: where the counts are."""
+    """requests: the counts. missing: why the gateway is not ready, in words; empty when it is."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, requests: RequestCounts, client: Client, missing: Callable[[float], str]) -> None:
+        self._requests = requests
+        self._client = client
+        self._missing = missing
 
     def families(self, actor: Gateway) -> Iterable[MetricFamily]:
         del actor
-        traffic = self._door.traffic
+        traffic = self._requests
         requests = MetricFamily(
             "infaas_gateway_requests_total",
             "counter",
@@ -40,15 +68,14 @@ class GatewayInsight:
         queries = MetricFamily(
             "infaas_gateway_queries_total", "counter", "Queries passed on, by protocol and the refusal's code, or ok."
         )
-        for (protocol, code), count in self._door.asked.items():
+        for (protocol, code), count in traffic.queries.items():
             queries.add(count, protocol=protocol, code=code)
         resent = MetricFamily(
             "infaas_gateway_resent_total", "counter", "Times that a query was sent again for want of a reply."
         )
-        resent.add(self._door.client.resent)
+        resent.add(self._client.resent)
         return requests, seconds, received, sent, running, queries, resent
 
     def missing(self, actor: Gateway, now: float) -> str:
-        if self._door.draining:
-            return "it is being stopped"
-        return actor.missing(now) if self._door.listening else "its servers, which do not listen yet"
+        del actor
+        return self._missing(now)

@@ -10,7 +10,7 @@ MOST = 4096  # variants counted apart; beyond, only by app
 MOST_SIZES = 256  # of batches counted apart: clients choose how many items a query has
 
 
-class Tally:
+class ModelStatistics:
     """One model's numbers. Times in ns; batches: size to how many items were computed in such, and in how much time."""
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Tally:
         self.failed_ns += ns
         self.last_ms = int(now * 1000.0)
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "ModelStatistics") -> None:
         """Count what another one counted, too."""
         for name in self.__slots__:
             if name not in ("batches", "last_ms"):
@@ -78,18 +78,18 @@ class Statistics:
     """Since this gateway started. Apps that do not exist are not counted: anybody may invent some."""
 
     def __init__(self) -> None:
-        self._variants: dict[tuple[str, str, str, str], Tally] = {}  # app, model, version, variant
-        self._apps: dict[str, Tally] = {}  # refusals, and what is not counted apart
+        self._variants: dict[tuple[str, str, str, str], ModelStatistics] = {}  # app, model, version, variant
+        self._apps: dict[str, ModelStatistics] = {}  # refusals, and what is not counted apart
 
     def answered(self, app: str, answer: Answer, items: int, ns: float, now: float) -> None:
         """A query with so many items was answered; ns: its time here. What is no variant's answer is its app's."""
         if answer.default:
-            self._apps.setdefault(app, Tally()).answered(answer, items, ns, now)
+            self._apps.setdefault(app, ModelStatistics()).answered(answer, items, ns, now)
             return
         key = (app, answer.model, answer.version, answer.variant)
         tally = self._variants.get(key)
         if tally is None:
-            tally = Tally()
+            tally = ModelStatistics()
             if len(self._variants) < MOST:
                 self._variants[key] = tally
             else:
@@ -97,18 +97,18 @@ class Statistics:
         tally.answered(answer, items, ns, now)
 
     def refused(self, app: str, ns: float, now: float) -> None:
-        self._apps.setdefault(app, Tally()).refused(ns, now)
+        self._apps.setdefault(app, ModelStatistics()).refused(ns, now)
 
     def of(
         self, app: str, model: str | None = None, variant: str | None = None, version: str | None = None
-    ) -> Iterator[tuple[str, str, Tally]]:
+    ) -> Iterator[tuple[str, str, ModelStatistics]]:
         """Name, version and numbers: of the app, model or variant asked for, then of the variants that answered."""
         parts = [
             (key, tally)
             for key, tally in sorted(self._variants.items())
             if key[0] == app and model in (None, key[1]) and variant in (None, key[3]) and version in (None, key[2])
         ]
-        whole = Tally()
+        whole = ModelStatistics()
         for _, tally in parts:
             whole.add(tally)
         if model is None and version is None and app in self._apps:
@@ -124,7 +124,7 @@ class Statistics:
         return sorted({key[0] for key in self._variants} | self._apps.keys())
 
 
-def told(name: str, version: str, tally: Tally) -> dict[str, Any]:
+def statistics_json(name: str, version: str, tally: ModelStatistics) -> dict[str, Any]:
     """One entry of Triton's `model_stats`."""
     return {
         "name": name,

@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.gateway.openapi.document import document
 from tests.support.gateways.abuse import INFER, tensor
 from tests.support.gateways.gateway_process import Gate, gateway
 from tests.support.servers.system import Whole
+from tools.openapi.document import document
 
 USER, OPERATOR = "user-4b825dc642cb6eb9a060e54bf8d69288", "operator-fbee4904d6a0d6e4b1f9e0a2c0e6d1b7"
 FILLED = {"{app}": "digits", "{model}": "digits", "{version}": "1"}

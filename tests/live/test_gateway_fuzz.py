@@ -11,11 +11,11 @@ from hypothesis.errors import Unsatisfiable
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed (extra dev)")
 
-from services.gateway.openapi.document import document  # noqa: E402
 from tests.support.gateways.abuse import INFER, tensor  # noqa: E402
 from tests.support.gateways.gateway_process import Gate, gateway  # noqa: E402
 from tests.support.servers.processes import infaas  # noqa: E402
 from tests.support.servers.system import Whole  # noqa: E402
+from tools.openapi.document import document  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

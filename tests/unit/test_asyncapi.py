@@ -17,10 +17,10 @@ import bus.messages.jobs
 import bus.messages.public
 import bus.messages.scaling
 import bus.messages.work
-from infaas.asyncapi.document import document
-from infaas.asyncapi.schema import schemas
-from infaas.asyncapi.yaml import dump
 from tests.support.data.documents import references
+from tools.asyncapi.document import document
+from tools.asyncapi.schema import schemas
+from tools.asyncapi.yaml import dump
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -38,7 +38,7 @@ IN_BUCKETS = {"Part"}  # what objects hold
 
 
 def test_the_file_is_current() -> None:
-    assert (ROOT / "docs" / "asyncapi.yaml").read_text() == dump(document()), "run `python -m infaas.asyncapi`"
+    assert (ROOT / "docs" / "asyncapi.yaml").read_text() == dump(document()), "run `python -m tools.asyncapi`"
 
 
 def test_every_message_type_is_described() -> None:

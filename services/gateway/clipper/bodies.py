@@ -1,11 +1,49 @@
-"""Requests' bodies: one JSON object, no name twice in it."""
+"""What goes wrong in Clipper's words: `{"error", "cause"}`, most of it with status 400."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from services.gateway.clipper.problems import JSON, ClipperProblem
-from services.gateway.oip.duplicates import UNKNOWN, find_duplicate
+from bus.messages.catalog import AppRecord, ModelRecord
+from infaas.errors import Refused
+from services.core.catalog import Catalog
+from services.gateway.clipper.inputs import WrongInput, input_type_of
+from services.gateway.errors import RequestFailed, retry_after, statuses_of, without_subjects
+from services.gateway.http.bodies import UNKNOWN, find_duplicate
+
+JSON = "Json error"
+REQUEST = "Request error"
+PROCESSING = "Query processing error"
+_NAMES = {"internal": "Internal error", "unauthenticated": "Not allowed", "forbidden": "Not allowed"}
+
+
+class ClipperError(RequestFailed):
+    """A problem with Clipper's name for its kind."""
+
+    def __init__(self, name: str, cause: str, status: int | None = 400, *, code: str = "bad_request") -> None:
+        super().__init__(status, cause, code=code)
+        self.name = name
+
+
+def clipper_refusal(refusal: Refused, name: str = PROCESSING) -> ClipperError:
+    """A refusal of the system. What the client could have said better is its bad request, as in Clipper."""
+    refusal = without_subjects(refusal)
+    status = (
+        400 if refusal.code in ("bad_request", "unknown_model", "unsatisfiable") else statuses_of(refusal.code).http
+    )
+    problem = ClipperError(name, refusal.message, status, code=refusal.code)
+    problem.headers = retry_after(refusal.code, refusal.retry_after_ms)
+    return problem
+
+
+def error_body(problem: RequestFailed) -> dict[str, Any]:
+    """What a problem becomes."""
+    name = problem.name if isinstance(problem, ClipperError) else _NAMES.get(problem.code, REQUEST)
+    return {"error": name, "cause": problem.message}
+
+
+# -- Requests' bodies: one JSON object, no name twice in it.
 
 _SCHEMA = '{"input": [double] | [int] | [string] | [byte] | [float]} or {"input_batch": [...]}'
 _WORDS = {
@@ -14,8 +52,8 @@ _WORDS = {
 _decode = msgspec.json.Decoder().decode
 
 
-def read(body: bytes, expected: str = _SCHEMA) -> dict[str, Any]:
-    """The object that a body is. expected: what it should be, for the message. Raises ClipperProblem."""
+def read_object(body: bytes, expected: str = _SCHEMA) -> dict[str, Any]:
+    """The object that a body is. expected: what it should be, for the message. Raises ClipperError."""
     try:
         found = _decode(body)
     except RecursionError as error:
@@ -46,25 +84,113 @@ def _quotes(found: dict[str, Any]) -> int:
     return count
 
 
-def _wrong(reason: str, expected: str) -> ClipperProblem:
-    return ClipperProblem(JSON, f"Error parsing JSON: {reason}. Expected JSON schema: {expected}")
+def _wrong(reason: str, expected: str) -> ClipperError:
+    return ClipperError(JSON, f"Error parsing JSON: {reason}. Expected JSON schema: {expected}")
 
 
 def field(body: dict[str, Any], name: str, kind: type | tuple[type, ...], *, needed: bool = True) -> Any:
-    """One field of the given type. Raises ClipperProblem."""
+    """One field of the given type. Raises ClipperError."""
     value = body.get(name)
     if value is None:
         if needed:
-            raise ClipperProblem(JSON, f"Error parsing JSON: field {name} is missing")
+            raise ClipperError(JSON, f"Error parsing JSON: field {name} is missing")
         return None
     wanted = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         shown = " or ".join(dict.fromkeys(_WORDS[one] for one in wanted))
-        raise ClipperProblem(JSON, f"Error parsing JSON: field {name} must be {shown}")
+        raise ClipperError(JSON, f"Error parsing JSON: field {name} must be {shown}")
     return value
 
 
-def version(body: dict[str, Any], name: str, *, needed: bool = True) -> str | None:
+def read_version(body: dict[str, Any], name: str, *, needed: bool = True) -> str | None:
     """A version: Clipper's clients send texts, and some of them numbers."""
     value = field(body, name, (str, int), needed=needed)
     return None if value is None else str(value)
+
+
+# -- What there is, in Clipper's words: applications, models, versions and containers. Pure.
+
+
+def describe_app(app: AppRecord) -> dict[str, Any]:
+    """One application as it was registered; a latency that nobody stated is 0."""
+    try:
+        kind = input_type_of(app)
+    except WrongInput:
+        kind = "floats"
+    return {
+        "name": app.app,
+        "input_type": kind,
+        "default_output": _text(app.default_output),
+        "latency_slo_micros": round((app.latency_ms or 0.0) * 1000.0),
+        "linked_models": sorted(app.links),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def describe_model(record: ModelRecord, catalog: Catalog) -> dict[str, Any]:
+    """One version of a model. is_current_version: an application serves it, or it is the newest where none serves the model."""
+    serving = sorted(app for app in catalog.apps_linking(record.model) if _links(catalog, app, record))
+    newest = catalog.model(record.model)
+    current = bool(serving) or (not catalog.apps_linking(record.model) and newest is record)
+    inputs = record.signature.inputs
+    return {
+        "model_name": record.model,
+        "model_version": record.version,
+        "is_current_version": current,
+        "input_type": input_type_of(AppRecord(app="_", links={}, signature=record.signature))
+        if len(inputs) == 1
+        else "floats",
+        "labels": record.labels,
+        "container_name": record.format,
+        "model_data_path": record.source,
+        "batch_size": -1,
+        "serving": serving,
+        "variants": [variant.variant for variant in catalog.variants_at(record.model, record.version)],
+    }
+
+
+def _links(catalog: Catalog, app: str, record: ModelRecord) -> bool:
+    found = catalog.app(app)
+    return found is not None and found.links.get(record.model) == record.version
+
+
+def all_models(catalog: Catalog) -> Iterator[ModelRecord]:
+    """All versions of all models, in order."""
+    yield from sorted(catalog.models, key=lambda record: (record.model, record.created, record.version))
+
+
+def model_id(record: ModelRecord) -> str:
+    """A version as Clipper names it."""
+    return f"{record.model}:{record.version}"
+
+
+def list_containers(catalog: Catalog, workers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every loaded instance, numbered within its version. workers: as `infaas.list.workers` tells them."""
+    found: list[dict[str, Any]] = []
+    counted: dict[str, int] = {}
+    loaded = [(worker["worker"], instance) for worker in workers for instance in worker["instances"]]
+    for where, instance in sorted(loaded, key=lambda pair: pair[1]["instance"]):
+        variant = catalog.variant(instance["variant"])
+        if variant is None:
+            continue
+        version = f"{variant.model}:{variant.version}"
+        number = counted[version] = counted.get(version, -1) + 1
+        found.append(
+            {
+                "model_id": version,
+                "model_name": variant.model,
+                "model_version": variant.version,
+                "model_replica_id": number,
+                "batch_size": -1,
+                "variant": variant.variant,
+                "worker": where,
+                "device": instance["device"],
+                "state": instance["state"],
+            }
+        )
+    return found

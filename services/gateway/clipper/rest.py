@@ -1,14 +1,172 @@
-"""The paths of Clipper's dialect."""
+"""What this gateway has answered in Clipper's dialect, as Clipper's /metrics tells it. Pure."""
 
+import itertools
+import secrets
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from services.gateway.clipper.managing import Managing
-from services.gateway.clipper.predicting import Predicting
-from services.gateway.clipper.problems import error_body
-from services.gateway.door import Door
-from services.gateway.registering import Registering
+from bus.messages.catalog import AppRecord
+from infaas.answers import Answer
+from infaas.errors import InfaasError, Refused
+from services.gateway.clipper.admin import ClipperAdminApi
+from services.gateway.clipper.bodies import (
+    JSON,
+    PROCESSING,
+    REQUEST,
+    ClipperError,
+    clipper_refusal,
+    field,
+    read_object,
+    read_version,
+)
+from services.gateway.clipper.inputs import WrongInput, items_of, tensors_of
+from services.gateway.edge import GatewayService
+from services.gateway.errors import failure_of
+from services.gateway.http.bodies import JsonReply, json_body
+from services.gateway.registration import ModelRegistration
 
-__all__ = ("error_body", "routes")
+
+class PredictionCounts:
+    """By application: predictions, how many of them were defaults, and their latency."""
+
+    def __init__(self) -> None:
+        self._apps: dict[str, list[float]] = {}
+
+    def add(self, app: str, items: int, micros: float, *, default: bool) -> None:
+        """One request was answered."""
+        found = self._apps.setdefault(app, [0.0, 0.0, 0.0, 0.0, 0.0])
+        found[0] += items
+        found[1] += items if default else 0
+        found[2] += 1
+        found[3] += micros
+        found[4] = max(found[4], micros)
+
+    def report(self) -> dict[str, list[dict[str, Any]]]:
+        """Counters, ratios and histograms with Clipper's names."""
+        apps = sorted(self._apps.items())
+        return {
+            "counters": [{f"app:{app}:num_predictions": {"count": int(found[0])}} for app, found in apps],
+            "ratio_counters": [
+                {f"app:{app}:default_prediction_ratio": {"ratio": found[1] / found[0]}} for app, found in apps
+            ],
+            "histograms": [
+                {
+                    f"app:{app}:prediction_latency": {
+                        "unit": "microseconds",
+                        "size": int(found[2]),
+                        "mean": found[3] / found[2],
+                        "max": found[4],
+                    }
+                }
+                for app, found in apps
+            ],
+        }
+
+
+# -- POST /<app>/predict and /<app>/update, GET /metrics: what Clipper's query front end offers.
+
+_UPDATE = '{"uid": string, "input": [double] | [int] | [string] | [byte] | [float], "label": double}'
+
+
+class ClipperQueryApi:
+    """The endpoints. Query ids grow from where chance has put them, so that several gateways' do not meet."""
+
+    def __init__(self, door: GatewayService) -> None:
+        self._door = door
+        self._ids = itertools.count(secrets.randbits(52))
+        self.counts = PredictionCounts()
+
+    async def predict(self, request: Request) -> JsonReply:
+        began = time.perf_counter()
+        app = self._app(request)
+        body = read_object(await json_body(request))
+        try:
+            items, batch = items_of(body)
+            tensors = tensors_of(app, items)
+        except WrongInput as error:
+            raise ClipperError(JSON, f"Error parsing JSON: {error}") from error
+        ids = [next(self._ids) for _ in items]
+        needs: dict[str, Any] = {"id": str(ids[0])}
+        wanted = read_version(body, "version", needed=False)
+        if wanted is not None:
+            needs["version"] = wanted
+        answer = await self._door.ask(
+            app.app, tensors, needs, traceparent=request.headers.get("traceparent"), protocol="clipper"
+        )
+        if isinstance(answer, Refused):
+            raise clipper_refusal(answer)
+        micros = (time.perf_counter() - began) * 1e6
+        self.counts.add(app.app, len(items), micros, default=bool(answer.default))
+        replies = [
+            {"query_id": one, "output": output, **_told(answer)}
+            for one, output in zip(ids, _outputs(answer, app, len(items)), strict=True)
+        ]
+        return JsonReply({"batch_predictions": replies} if batch else replies[0])
+
+    async def update(self, request: Request) -> PlainTextResponse:
+        app = self._app(request)
+        body = read_object(await json_body(request), _UPDATE)
+        user = field(body, "uid", (str, int), needed=False)
+        query = field(body, "query_id", (int, str), needed=False)
+        label = field(body, "label", (int, float, str, list))
+        tensors = None
+        if query is None:
+            try:
+                tensors = tensors_of(app, [field(body, "input", (int, float, str, list))])
+            except WrongInput as error:
+                raise ClipperError(JSON, f"Error parsing JSON: {error}") from error
+        try:
+            await self._door.client.feedback(
+                app.app,
+                label,
+                id=None if query is None else str(query),
+                inputs=tensors,
+                context=None if user is None else str(user),
+            )
+        except Refused as refusal:
+            raise clipper_refusal(refusal, REQUEST) from refusal
+        except InfaasError as error:
+            raise failure_of(error) from error
+        return PlainTextResponse("Feedback received? 1")
+
+    async def metrics(self, request: Request) -> JsonReply:
+        del request
+        return JsonReply(self.counts.report())
+
+    def _app(self, request: Request) -> AppRecord:
+        name: str = request.path_params["app"]
+        found = self._door.catalog.app(name)
+        if found is None:
+            raise ClipperError(REQUEST, f"there is no application {name[:80]!r}", 404, code="unknown_app")
+        return found
+
+
+def _told(answer: Answer) -> dict[str, Any]:
+    """What Clipper says of an answer beside its output, and what it could not know."""
+    if answer.default:
+        return {"default": True, "default_explanation": answer.reason or "no answer came in time"}
+    return {"default": False, "model": answer.model, "version": answer.version, "variant": answer.variant}
+
+
+def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:
+    """One output an item: of a model with several, a map of their names."""
+    if answer.default and app.default_output is not None:
+        return [app.default_output] * items
+    arrays = {name: array.tolist() for name, array in answer.outputs.items()}
+    if any(len(values) != items for values in arrays.values()):
+        raise ClipperError(PROCESSING, "the model gave another number of outputs than inputs", 500, code="internal")
+    if len(arrays) == 1:
+        [values] = arrays.values()
+        return list(values)
+    return [{name: values[at] for name, values in arrays.items()} for at in range(items)]
+
+
+# -- The paths of Clipper's dialect.
+
 
 VERBS = (
     "add_app", "delete_app", "add_model_links", "delete_model_links", "add_model", "delete_versioned_model",
@@ -17,9 +175,9 @@ VERBS = (
 )  # fmt: skip
 
 
-def routes(door: Door, registering: Registering) -> list[Route]:
+def routes(door: GatewayService, registering: ModelRegistration) -> list[Route]:
     """All of its paths. The management's come first: `admin` is no application."""
-    predicting, managing = Predicting(door), Managing(door, registering)
+    predicting, managing = ClipperQueryApi(door), ClipperAdminApi(door, registering)
     return [
         *(Route(f"/admin/{verb}", getattr(managing, verb), methods=["POST"]) for verb in VERBS),
         Route("/admin/ping", managing.ping, methods=["GET"]),

@@ -26,32 +26,34 @@ class Right(Enum):
     OPERATE = "operate"  # apps, models, versions: what changes for others
 
 
-class Verdict(NamedTuple):
+class AccessVerdict(NamedTuple):
     """status: 0 where it may, else HTTP's: 401, who are you; 403, not you."""
 
     status: int = 0
     message: str = ""
 
 
-FINE = Verdict()
-WHO = Verdict(401, "this needs a token: Authorization: Bearer TOKEN")
-WRONG = Verdict(401, "this token is not known")
-NOT_YOU = Verdict(403, "this needs an operator's token")
-NO_OPERATORS = Verdict(403, "nobody may manage this through the gateway: gateway.operator_tokens names no token")
-OFF = Verdict(403, "management through the gateway is off: gateway.admin")
-OPEN = Verdict(
+FINE = AccessVerdict()
+WHO = AccessVerdict(401, "this needs a token: Authorization: Bearer TOKEN")
+WRONG = AccessVerdict(401, "this token is not known")
+NOT_YOU = AccessVerdict(403, "this needs an operator's token")
+NO_OPERATORS = AccessVerdict(403, "nobody may manage this through the gateway: gateway.operator_tokens names no token")
+OFF = AccessVerdict(403, "management through the gateway is off: gateway.admin")
+OPEN = AccessVerdict(
     403, "a gateway that other machines can reach takes no management without tokens: set gateway.operator_tokens"
 )
 
 
-class Keys(NamedTuple):
+class KnownTokens(NamedTuple):
     """Tokens by digest, and whose they are. None: no such tokens are set, whoever reaches the gateway may."""
 
     users: Mapping[bytes, str] | None = None
     operators: Mapping[bytes, str] | None = None
 
 
-def allowed(right: Right, credential: str | None, keys: Keys, *, admin: bool = True, loopback: bool = True) -> Verdict:
+def allowed(
+    right: Right, credential: str | None, keys: KnownTokens, *, admin: bool = True, loopback: bool = True
+) -> AccessVerdict:
     """The one rule. credential: the header Authorization. admin: the setting. loopback: only this machine can reach the gateway.
 
     With tokens for users, asking needs one of them or an operator's. Managing needs an operator's as soon as there are any tokens.
@@ -152,7 +154,7 @@ def _read(items: list[str]) -> dict[bytes, str]:
     return {digest_of(token): name or f"token-{number}" for number, (name, _, token) in enumerate(pairs, 1) if token}
 
 
-class Doorkeeper:
+class AccessControl:
     """The rule with a gateway's settings, for all its protocols. Raises BadTokens."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -171,9 +173,9 @@ class Doorkeeper:
         """Whether there are operators' tokens."""
         return self._operators.current() is not None
 
-    def verdict(self, right: Right, credential: str | None) -> Verdict:
+    def verdict(self, right: Right, credential: str | None) -> AccessVerdict:
         """credential: the header Authorization, if any."""
-        keys = Keys(self._users.current(), self._operators.current())
+        keys = KnownTokens(self._users.current(), self._operators.current())
         return allowed(right, credential, keys, admin=self._admin, loopback=self._loopback)
 
 

@@ -1,63 +1,124 @@
-"""All dialects behind one router: their routes, and errors in each dialect's own form."""
+"""Counts what goes in and out, around everything else."""
 
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infaas.errors import InfaasError, Refused
 from services.core.settings import GatewaySettings
 from services.gateway.clipper import rest as clipper
-from services.gateway.codes import called, retry_after
-from services.gateway.door import Door, Problem, problem_of
-from services.gateway.http.access import Doorkeeper
-from services.gateway.http.entry import check, enter, right_of
-from services.gateway.http.metered import PROTOCOL, Metered
-from services.gateway.http.parts import ASKING, LEFT
-from services.gateway.http.reply import Json
+from services.gateway.clipper.bodies import error_body as clipper_error_body
+from services.gateway.edge import GatewayService
+from services.gateway.errors import RequestFailed, failure_of, of_refusal
+from services.gateway.http.access import AccessControl
+from services.gateway.http.bodies import JsonReply
+from services.gateway.http.checks import check, enter, right_of
+from services.gateway.http.protocol import ASKING, LEFT
+from services.gateway.metrics import RequestCounts
 from services.gateway.oip import rest
-from services.gateway.openapi import document as openapi
 from services.gateway.rafiqi import rest as rafiqi
-from services.gateway.registering import Registering
+from services.gateway.registration import ModelRegistration
+
+PROTOCOL = "infaas.protocol"  # in the scope, once a dialect's route has been found
+UNKNOWN = "http"  # requests that no dialect has taken
+OPEN = "http"  # of requests under way: their dialect is not known yet
+
+
+class MeterMiddleware:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, traffic: RequestCounts) -> None:
+        self._app = app
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        status = received = sent = 0
+
+        async def taken() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def told(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        traffic = self._traffic
+        traffic.running[OPEN] += 1
+        try:
+            await self._app(scope, taken, told)
+        finally:
+            traffic.running[OPEN] -= 1
+            # No status: the client has left before it was told.
+            protocol = scope.get(PROTOCOL, UNKNOWN)
+            traffic.ended(protocol, str(status or 499), time.perf_counter() - began, received, sent)
+
+
+# -- All dialects behind one router: their routes, and errors in each dialect's own form.
 
 log = logging.getLogger(__name__)
 
+DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
+
 QUERIES = ("/infer", "/predict", "/classify")  # ends of paths of what changes nothing: it may be given up at any moment
-ErrorBody = Callable[[Problem], Any]  # what a dialect writes of a problem
-Dialect = tuple[list[Route], ErrorBody]
+ErrorBody = Callable[[RequestFailed], Any]  # what a dialect writes of a problem
 
 
-def plain(problem: Problem) -> dict[str, Any]:
+class Dialect(NamedTuple):
+    """One protocol over HTTP. name: in metrics. body: the form of its errors."""
+
+    name: str
+    routes: list[Route]
+    body: ErrorBody
+
+
+def plain(problem: RequestFailed) -> dict[str, Any]:
     """The Open Inference Protocol's and Rafiqi's form."""
     return {"error": problem.message, **problem.more}
 
 
-def dialects(door: Door) -> list[Dialect]:
+def dialects(door: GatewayService) -> list[Dialect]:
     """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap. Raises BadHosts."""
-    registering = Registering(door)
+    registering = ModelRegistration(door)
+    document = JsonReply(msgspec.json.decode(DOCUMENT.read_bytes()))
+
+    async def describe(request: Request) -> JsonReply:
+        del request
+        return document
+
     return [
-        (rest.routes(door), plain),
-        (openapi.routes(), plain),
-        (rafiqi.routes(door, registering), plain),
-        (clipper.routes(door, registering), clipper.error_body),
+        Dialect("rest", rest.routes(door), plain),
+        Dialect("openapi", [Route("/openapi.json", describe)], plain),
+        Dialect("rafiqi", rafiqi.routes(door, registering), plain),
+        Dialect("clipper", clipper.routes(door, registering), clipper_error_body),
     ]
 
 
-def build(door: Door, keeper: Doorkeeper | None = None) -> ASGIApp:
+def build(door: GatewayService, keeper: AccessControl | None = None) -> ASGIApp:
     """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens, BadHosts."""
-    app = assemble(dialects(door), door.settings, keeper or Doorkeeper(door.settings))
-    return Metered(app, door.traffic)
+    app = assemble(dialects(door), door.settings, keeper or AccessControl(door.settings))
+    return MeterMiddleware(app, door.traffic)
 
 
-def assemble(found: list[Dialect], settings: GatewaySettings, keeper: Doorkeeper) -> ASGIApp:
+def assemble(found: list[Dialect], settings: GatewaySettings, keeper: AccessControl) -> ASGIApp:
     """Dialects behind what holds for every request."""
     return enter(
-        Router([(route, _Guarded(route, body, keeper)) for routes, body in found for route in routes]), settings
+        Router([(route, _Endpoint(route, dialect, keeper)) for dialect in found for route in dialect.routes]), settings
     )
 
 
@@ -81,20 +142,20 @@ class Router:
                 allowed |= route.methods or set()
         if allowed:
             names = ", ".join(sorted(allowed))
-            problem = Problem(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
+            problem = RequestFailed(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
         else:
-            problem = Problem(404, "there is nothing at this path", code="unknown")
+            problem = RequestFailed(404, "there is nothing at this path", code="unknown")
         await error_reply(problem, plain)(scope, receive, send)
 
 
-class _Guarded:
+class _Endpoint:
     """One endpoint, whose errors become replies."""
 
-    def __init__(self, route: Route, body: ErrorBody, keeper: Doorkeeper) -> None:
+    def __init__(self, route: Route, dialect: Dialect, keeper: AccessControl) -> None:
         self._endpoint = route.endpoint
-        self._body = body
+        self._body = dialect.body
         self._keeper = keeper
-        self._protocol = protocol_of(route)
+        self._protocol = dialect.name
         self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
         self._query = route.path.endswith(QUERIES)
 
@@ -105,12 +166,12 @@ class _Guarded:
         try:
             check(scope, self._rights[scope["method"]], self._keeper)
             reply = await self._endpoint(Request(scope, receive, send))
-        except Problem as problem:
+        except RequestFailed as problem:
             reply = error_reply(problem, self._body)
         except Refused as refused:
             reply = error_reply(of_refusal(refused), self._body)
         except InfaasError as error:
-            reply = error_reply(problem_of(error), self._body)
+            reply = error_reply(failure_of(error), self._body)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
@@ -122,26 +183,12 @@ class _Guarded:
             number = secrets.token_hex(6)
             log.exception("a request failed", extra={"request": number, "path": scope["path"]})
             message = f"the gateway failed on this request; it was logged as {number}"
-            reply = error_reply(Problem(500, message, code="internal"), self._body)
+            reply = error_reply(RequestFailed(500, message, code="internal"), self._body)
         finally:
             scope.pop(ASKING, None)
         await reply(scope, receive, send)
 
 
-def protocol_of(route: Route) -> str:
-    """The protocol as metrics name it: its package here; the Open Inference Protocol over HTTP is `rest`."""
-    package = route.endpoint.__module__.removeprefix("services.gateway.").partition(".")[0]
-    return "rest" if package == "oip" else package
-
-
-def of_refusal(refused: Refused) -> Problem:
-    """A refusal of the system's in HTTP's terms."""
-    headers = retry_after(refused.code, refused.retry_after_ms)
-    more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
-    told = {name: value for name, value in more.items() if value is not None}
-    return Problem(called(refused.code).http, refused.message, code=refused.code, headers=headers, more=told)
-
-
-def error_reply(problem: Problem, body: ErrorBody) -> Json:
+def error_reply(problem: RequestFailed, body: ErrorBody) -> JsonReply:
     """The reply that tells of a problem."""
-    return Json(body(problem), problem.status, problem.headers)
+    return JsonReply(body(problem), problem.status, problem.headers)

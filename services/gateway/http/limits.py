@@ -1,24 +1,92 @@
-"""What a request may cost: requests at a time, the size of its body, the time that takes, what compressed bodies become.
-
-The application sees a body in one piece, inflated, at its first `receive`; what is wrong with it is raised there, as a Problem.
-"""
+"""Compressed bodies, inflated in small steps within limits of size and ratio, so that a small body cannot become a large one. Pure."""
 
 import asyncio
+import zlib
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.door import Problem
-from services.gateway.http.inflate import CODINGS, BadCoding, Inflater, TooMuch
-from services.gateway.http.reply import Json
+from services.gateway.errors import RequestFailed
+from services.gateway.http.bodies import JsonReply
+
+STEP = 256 * 2**10  # bytes that one step makes at most
+FREE = 4 * 2**20  # bytes that a body may become whatever its ratio
+RATIO = 100  # beyond: times what was read of it (deflate itself goes to 1032, tensors rarely beyond 20)
+MEMBERS = 64  # of a gzip file
+
+CODINGS = ("gzip", "deflate")
+
+
+class BadCoding(ValueError):
+    """The data is not what its coding says."""
+
+
+class TooMuch(ValueError):
+    """The data becomes larger than it may."""
+
+
+class Inflater:
+    """One body. coding: of CODINGS. limit: bytes that it may become."""
+
+    def __init__(self, coding: str, limit: int) -> None:
+        self._gzip = coding == "gzip"
+        self._limit = limit
+        self._stream = zlib.decompressobj(31) if self._gzip else None
+        self._members = 1
+        self._taken = 0
+        self._made = 0
+        self._full = False  # the last step was full: more may lie inside
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What the next part of the compressed body becomes, in steps. Raises BadCoding, TooMuch."""
+        self._taken += len(data)
+        while data or self._full:
+            stream = self._next(data)
+            try:
+                piece = stream.decompress(data, STEP)
+            except zlib.error as error:
+                raise BadCoding(f"the body is not {'gzip' if self._gzip else 'deflate'}: {error}") from error
+            self._made += len(piece)
+            left = stream.unused_data if stream.eof else stream.unconsumed_tail
+            if self._made > self._limit:
+                raise TooMuch(f"the body becomes more than {self._limit} bytes")
+            if self._made > FREE and self._made > RATIO * (self._taken - len(left)):
+                raise TooMuch(f"the body becomes more than {RATIO} times its size")
+            if piece:
+                yield piece
+            self._full = len(piece) == STEP and not stream.eof
+            data = left
+
+    def end(self) -> None:
+        """The body is complete. Raises BadCoding where the compressed data is not."""
+        if self._taken and (self._stream is None or not self._stream.eof):
+            raise BadCoding("the compressed body ends early")
+
+    def _next(self, data: bytes) -> "zlib._Decompress":
+        stream = self._stream
+        if stream is None:  # "deflate" is zlib's format, but some send the bare one: its first byte tells
+            stream = self._stream = zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
+        elif stream.eof:
+            self._members += 1
+            if not self._gzip:
+                raise BadCoding("something follows the compressed body")
+            if self._members > MEMBERS:
+                raise BadCoding(f"the body has more than {MEMBERS} parts")
+            stream = self._stream = zlib.decompressobj(31)
+        return stream
+
+
+# -- What a request may cost: requests at a time, the size of its body, the time that takes, what compressed bodies
+# become.
 
 PACE = 64 * 2**10  # bytes of a body that earn it one more second
 ALIVE = "/v2/health/"  # answered however many requests there are
 _CLOSE = {"Connection": "close"}
 
 
-class Allowance(NamedTuple):
+class RequestLimits(NamedTuple):
     """Limits of requests. max_body: bytes, compressed and not. held: bytes of bodies in memory, of all requests."""
 
     max_body: int = 64 * 2**20
@@ -27,10 +95,10 @@ class Allowance(NamedTuple):
     held: int = 4 * 64 * 2**20
 
 
-class Limits:
+class LimitMiddleware:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, allowance: Allowance) -> None:
+    def __init__(self, app: ASGIApp, allowance: RequestLimits) -> None:
         self._app = app
         self.allowance = allowance
         self.running = 0
@@ -41,7 +109,7 @@ class Limits:
             return
         if self.running >= self.allowance.in_flight and not scope["path"].startswith(ALIVE):
             busy = {"error": f"the gateway has {self.allowance.in_flight} requests under way: try again later"}
-            await Json(busy, 503, {"Retry-After": "1"})(scope, receive, send)
+            await JsonReply(busy, 503, {"Retry-After": "1"})(scope, receive, send)
             return
         body = _Body(self, scope, receive)
         self.running += 1
@@ -57,7 +125,7 @@ class _Body:
 
     __slots__ = ("_coding", "_declared", "_limits", "_receive", "_whole", "held")
 
-    def __init__(self, limits: Limits, scope: Scope, receive: Receive) -> None:
+    def __init__(self, limits: LimitMiddleware, scope: Scope, receive: Receive) -> None:
         self._limits = limits
         self._receive = receive
         self._whole = False
@@ -73,7 +141,7 @@ class _Body:
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
 
     async def receive(self) -> Message:
-        """The whole body, then whatever the server has to tell. Raises Problem."""
+        """The whole body, then whatever the server has to tell. Raises RequestFailed."""
         if self._whole:
             return await self._receive()
         self._whole = True
@@ -85,17 +153,17 @@ class _Body:
             async with asyncio.timeout(allowance.body_timeout_s) as limit:
                 return await self._collect(inflater, limit)
         except TimeoutError as error:
-            raise Problem(408, "the body did not come in time", headers=_CLOSE) from error
+            raise RequestFailed(408, "the body did not come in time", headers=_CLOSE) from error
         except TooMuch as error:
             raise _too_large(str(error)) from error
         except BadCoding as error:
-            raise Problem(400, str(error), headers=_CLOSE) from error
+            raise RequestFailed(400, str(error), headers=_CLOSE) from error
 
     def _inflater(self) -> Inflater | None:
         if self._coding in ("", "identity"):
             return None
         if self._coding not in CODINGS:
-            raise Problem(
+            raise RequestFailed(
                 415, f"Content-Encoding may be {' or '.join(CODINGS)}", headers={"Accept-Encoding": ", ".join(CODINGS)}
             )
         return Inflater(self._coding, self._limits.allowance.max_body)
@@ -135,7 +203,7 @@ class _Body:
         self.held += size
         self._limits.held += size
         if self._limits.held > self._limits.allowance.held:
-            raise Problem(
+            raise RequestFailed(
                 None,
                 "the gateway holds as many bytes of requests as it may: try again later",
                 code="overloaded",
@@ -147,5 +215,5 @@ def _request(body: bytes) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": False}
 
 
-def _too_large(message: str) -> Problem:
-    return Problem(None, message, code="too_large", headers=_CLOSE)
+def _too_large(message: str) -> RequestFailed:
+    return RequestFailed(None, message, code="too_large", headers=_CLOSE)

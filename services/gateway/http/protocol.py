@@ -1,23 +1,127 @@
-"""One HTTP/1.1 connection, with the limits that uvicorn's own protocol does not have.
-
-Limited are: the bytes of a request's line (414) and head (431), the time that a head takes (408; a connection that sends nothing
-is closed), connections (503), requests sent ahead of their answers, chunks far smaller than any client needs (413), trailers, and how long
-a reply may wait for a client that does not read it. Trailers are never taken for headers, what one request does wrong is never
-told in the place of another's reply, and a reply that ends a connection early is not lost to a reset: what still comes is read and
-dropped for a moment. An offer to change protocols (Upgrade: h2c, as Java's client makes) is passed over, as RFC 9110, 7.8 allows.
-"""
+"""Small parts of a connection: its limits, its last words, a body in pieces, what a request sees of the transport."""
 
 import asyncio
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
 
 import httptools
+import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from services.gateway.http.parts import ASKING, LEFT, Bounds, Gate, Pieces, last_words, named
+ASKING = "infaas.asking"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
+LEFT = "infaas.left"  # there, too: the client has left, so that task was cancelled
+METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
+
+
+class ConnectionLimits(NamedTuple):
+    """Limits of every connection. Sizes in bytes, times in seconds."""
+
+    max_header: int = 16 * 2**10
+    head_timeout_s: float = 10.0
+    idle_timeout_s: float = 75.0
+    connections: int = 1000
+
+
+class ConnectionWriter(Protocol):
+    """A connection, for ReplyTransport."""
+
+    @property
+    def closing(self) -> bool: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def close_after_reply(self) -> None: ...
+
+
+SMALL = 32 * 2**10  # bytes up to which a reply's head and body leave in one piece
+
+
+class ReplyTransport:
+    """What a request's cycle has in place of the transport: when and how to close is the connection's business.
+
+    A reply's head waits for what follows it, so that a small reply is one packet and one call of the kernel.
+    """
+
+    __slots__ = ("_head", "_line")
+
+    def __init__(self, line: ConnectionWriter) -> None:
+        self._line = line
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if head:
+            self._head = b""
+            if len(data) <= SMALL:
+                self._line.write(b"".join((head, data)))
+                return
+            self._line.write(head)
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100" and data[-4:] == b"\r\n\r\n":
+            self._head = data
+            return
+        self._line.write(data)
+
+    def flush(self) -> None:
+        """Nothing follows: the reply is complete, or comes to no good end."""
+        head, self._head = self._head, b""
+        if head:
+            self._line.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._line.close_after_reply()
+
+    def is_closing(self) -> bool:
+        return self._line.closing
+
+
+class BodyBuffer:
+    """A body as it comes: kept in pieces, and put together once (uvicorn's own is copied twice)."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __iadd__(self, piece: bytes) -> "BodyBuffer":
+        self._pieces.append(piece)
+        self._size += len(piece)
+        return self
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
+def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:
+    """Status and words for what the parser did not take. data: what came, where it began with the request in question."""
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        method = data.lstrip(b"\r\n").split(b" ", 1)[0]
+        if method.isalpha() and method.isupper() and len(method) <= 32:
+            return 405, "no path takes this method"
+    return 400, "this is no request of HTTP/1.1"
+
+
+def final_reply(status: int, message: str, more: str = "") -> bytes:
+    """A whole reply, after which the connection is closed. more: header lines."""
+    body = msgspec.json.encode({"error": message})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        more += f"Allow: {METHODS}\r\n"
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+# -- One HTTP/1.1 connection, with the limits that uvicorn's own protocol does not have.
 
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
 FREE_CHUNKS = 16_384  # chunks a body may have however small they are; beyond, their mean must be CHUNK_BYTES
@@ -32,11 +136,11 @@ _LOOKED_AT = frozenset({b"host", b"expect", b"transfer-encoding"})
 _HOP = (b"upgrade", b"http2-settings", b"connection")
 
 
-class Bounded(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol within `bounds`. `waiting`: connections without a request, longest first; they make room for new ones."""
 
-    bounds = Bounds()
-    waiting: dict["Bounded", None]
+    bounds = ConnectionLimits()
+    waiting: dict["LimitedHttpProtocol", None]
 
     def __init__(
         self,
@@ -62,7 +166,7 @@ class Bounded(HttpToolsProtocol):
         self._owed: tuple[int, str] | None = None  # told once the requests before it have their replies
         self._limit: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._gate = Gate(self)
+        self._gate = ReplyTransport(self)
 
     # The connection's life.
 
@@ -112,7 +216,7 @@ class Bounded(HttpToolsProtocol):
             return
         except httptools.HttpParserError as error:
             first = state == _IDLE and self._began - began <= 1 and not self._busy()
-            self._refuse(*(self._fault or named(error, data if first else b"")))
+            self._refuse(*(self._fault or fault_of(error, data if first else b"")))
             return
         if self._state == _HEAD and (began == self._began or (state == _IDLE and began + 1 == self._began)):
             # Parts of a line that is not complete are with the parser, which has no limit of its own.
@@ -178,7 +282,7 @@ class Bounded(HttpToolsProtocol):
             self._wrong(400, "too many requests were sent ahead of the replies to those before them")
         self._state = _BODY
         super().on_headers_complete()
-        self.cycle.body = Pieces()  # type: ignore[assignment]
+        self.cycle.body = BodyBuffer()  # type: ignore[assignment]
         self.cycle.transport = self._gate  # type: ignore[assignment]
 
     def _check_head(self) -> None:
@@ -213,8 +317,10 @@ class Bounded(HttpToolsProtocol):
         if cycle.response_complete or self._state != _BODY:
             return
         pieces: Any = cycle.body
-        if pieces.__class__ is not Pieces:  # uvicorn puts a bytearray there once the application has taken what came
-            pieces = cycle.body = Pieces()  # type: ignore[assignment]
+        if (
+            pieces.__class__ is not BodyBuffer
+        ):  # uvicorn puts a bytearray there once the application has taken what came
+            pieces = cycle.body = BodyBuffer()  # type: ignore[assignment]
         pieces += body
         if len(pieces) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -285,7 +391,7 @@ class Bounded(HttpToolsProtocol):
     def _end(self, status: int, message: str, more: str = "") -> None:
         """The last words on this connection."""
         if not self.transport.is_closing():
-            self.transport.write(last_words(status, message, more))
+            self.transport.write(final_reply(status, message, more))
         self._linger()
 
     def _linger(self) -> None:
@@ -386,6 +492,6 @@ class Bounded(HttpToolsProtocol):
         self.data_received(head + rest)
 
 
-def bounded(bounds: Bounds) -> type[Bounded]:
+def protocol_class(bounds: ConnectionLimits) -> type[LimitedHttpProtocol]:
     """The class of protocol for one server (uvicorn's setting `http`)."""
-    return type("BoundedProtocol", (Bounded,), {"bounds": bounds, "waiting": {}})
+    return type("BoundedProtocol", (LimitedHttpProtocol,), {"bounds": bounds, "waiting": {}})

@@ -1,25 +1,73 @@
-"""The HTTP server: uvicorn inside the service's own event loop, without its signal handlers."""
+"""The gateway's TLS, for HTTP."""
 
 import asyncio
 import logging
 import resource
 import socket
+import ssl
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.parts import Bounds
-from services.gateway.http.protocol import bounded
-from services.gateway.http.tls import context
+from services.gateway.http.protocol import ConnectionLimits, protocol_class
+
+
+class BadTls(Exception):
+    """A certificate or key cannot be used; the text names the setting."""
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext | None:
+    """TLS 1.2 and newer with this certificate chain and key (paths of PEM files); None where neither is set. Raises BadTls."""
+    if not certificate and not key:
+        return None
+    for path, setting, kind in (
+        (certificate, "gateway.tls_certificate", "CERTIFICATE"),
+        (key, "gateway.tls_key", "PRIVATE KEY"),
+    ):
+        if not path:
+            raise BadTls(f"{setting} must name a PEM file: a certificate and its key belong together")
+        try:
+            with open(path, "rb") as file:
+                text = file.read(2**20)
+        except OSError as error:
+            raise BadTls(f"{setting}: cannot read {path}: {error.strerror}") from error
+        if b"-----BEGIN " not in text:
+            raise BadTls(f"{setting}: {path} is no PEM file")
+        if f"{kind}-----".encode() not in text:
+            raise BadTls(f"{setting}: there is no {kind.lower()} in {path}")
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    found.minimum_version = ssl.TLSVersion.TLSv1_2
+    found.set_alpn_protocols(["http/1.1"])
+    found.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    try:
+        found.load_cert_chain(certificate, key, password=_no_password)
+    except _Locked as error:
+        raise BadTls(f"gateway.tls_key: {key} is encrypted: it must be a key without a password") from error
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadTls(f"gateway.tls_key: {key} is not the key of {certificate}") from error
+        raise BadTls(f"gateway.tls_certificate, gateway.tls_key: {error.reason or error}") from error
+    return found
+
+
+class _Locked(Exception):
+    """Somebody would have to type a password."""
+
+
+def _no_password() -> str:
+    raise _Locked
+
+
+# -- The HTTP server: uvicorn inside the service's own event loop, without its signal handlers.
 
 BACKLOG = 2048
 SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
 SPARE = 1024  # files beside connections: gRPC's, NATS, models that are fetched
 
 
-class Quiet(uvicorn.Server):
+class EmbeddedServer(uvicorn.Server):
     """uvicorn as a part of a process that has its own signals and its own logging. handshake_s: for TLS to be agreed on."""
 
     def __init__(self, config: uvicorn.Config, handshake_s: float = 60.0) -> None:
@@ -57,14 +105,14 @@ class HttpServer:
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._config = config(app, settings)
         self._settings = settings
-        self._server: Quiet | None = None
+        self._server: EmbeddedServer | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         settings = self._settings
         allow_files(settings.connections + SPARE)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = self._server = Quiet(self._config, settings.head_timeout_s)
+        server = self._server = EmbeddedServer(self._config, settings.head_timeout_s)
         listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
         self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         while not server.started:
@@ -84,17 +132,17 @@ class HttpServer:
 
 def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     """The configuration of uvicorn. Raises BadTls."""
-    bounds = Bounds(
+    bounds = ConnectionLimits(
         max_header=settings.max_header,
         head_timeout_s=settings.head_timeout_s,
         idle_timeout_s=settings.idle_timeout_s,
         connections=settings.connections,
     )
-    tls = context(settings.tls_certificate, settings.tls_key)
+    tls = tls_context(settings.tls_certificate, settings.tls_key)
     return uvicorn.Config(
         app,
         ssl_context_factory=None if tls is None else lambda *_: tls,
-        http=bounded(bounds),
+        http=protocol_class(bounds),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,6 +1,6 @@
 """An inference request and its reply, as bytes: the JSON head, and raw tensors behind it (Triton's binary data extension). Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,9 +11,14 @@ from bus.messages.public import TensorView
 from bus.port import Buffer
 from bus.tensors import ITEM_BYTES
 from infaas.answers import Answer
-from services.gateway.needs import parameters_of
-from services.gateway.oip.duplicates import UNKNOWN, find_duplicate, quotes
+from infaas.errors import Refused
+from services.gateway.edge import GatewayService
+from services.gateway.errors import RequestFailed
+from services.gateway.http.bodies import UNKNOWN, find_duplicate, quotes
+from services.gateway.oip.models import ModelTarget
+from services.gateway.oip.parameters import MOST_TEXT, BadParameter, needs_of, parameters_of
 from services.gateway.oip.tensors import Wire, count_of, from_bytes, from_numbers, packed_texts, to_numbers
+from services.shell.clock import now
 
 MOST_TENSORS = 1024
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
@@ -41,7 +46,7 @@ class WantedOutput(Struct, frozen=True, gc=False):
     parameters: dict[str, Any] | None = None
 
 
-class Head(Struct, frozen=True, gc=False):
+class InferJson(Struct, frozen=True, gc=False):
     """The request's JSON."""
 
     inputs: list[GivenInput]
@@ -50,7 +55,7 @@ class Head(Struct, frozen=True, gc=False):
     outputs: list[WantedOutput] | None = None
 
 
-class Inference(NamedTuple):
+class InferRequest(NamedTuple):
     """A request understood. outputs: name to whether its data is wanted raw; None: all of them, as `raw` says."""
 
     inputs: dict[str, Wire]
@@ -60,13 +65,13 @@ class Inference(NamedTuple):
     raw: bool
 
 
-_head = msgspec.json.Decoder(Head).decode
+_head = msgspec.json.Decoder(InferJson).decode
 _any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def read(body: bytes, head_length: int | None, signature: Signature | None) -> Inference:
+def read(body: bytes, head_length: int | None, signature: Signature | None) -> InferRequest:
     """The request in a body. head_length: bytes of JSON in front of raw data, as the header says. Raises BadInference, BadTensor."""
     if head_length is None:
         return _read(body, memoryview(b""))
@@ -78,7 +83,7 @@ def read(body: bytes, head_length: int | None, signature: Signature | None) -> I
     return _read(body[:head_length], whole[head_length:])
 
 
-def _read(text: bytes, binary: memoryview) -> Inference:
+def _read(text: bytes, binary: memoryview) -> InferRequest:
     try:
         head = _head(text)
     except _UNREADABLE as error:
@@ -110,10 +115,10 @@ def _read(text: bytes, binary: memoryview) -> Inference:
         raise BadInference(again)
     parameters = head.parameters or _NONE
     raw = flag(parameters, "binary_data_output", "parameters")
-    return Inference(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
+    return InferRequest(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
 
 
-def _quotes(head: Head, inputs: Mapping[str, Wire]) -> int:
+def _quotes(head: InferJson, inputs: Mapping[str, Wire]) -> int:
     """How many quotation marks the request's JSON has, if no name stands twice in it and it holds nothing that nobody reads."""
     count = 2 + 4 * (head.id is not None) + 2 * (head.outputs is not None)
     for parameters in (
@@ -133,7 +138,7 @@ def _quotes(head: Head, inputs: Mapping[str, Wire]) -> int:
     return count + 4 * len(head.outputs or ())
 
 
-def _raw(binary: memoryview, signature: Signature | None) -> Inference:
+def _raw(binary: memoryview, signature: Signature | None) -> InferRequest:
     """A body without JSON is the only input's data; its items follow from its size."""
     if signature is None or len(signature.inputs) != 1 or -1 in signature.inputs[0].shape:
         raise BadInference("a body of nothing but raw data needs a model with one input of fixed shape")
@@ -148,7 +153,7 @@ def _raw(binary: memoryview, signature: Signature | None) -> Inference:
             raise BadInference(f"the body has {len(binary)} bytes: one item of {spec.name!r} has {item}")
         shape, data = [len(binary) // item, *spec.shape], binary
     tensor = from_bytes(spec.datatype, shape, data, f"inputs.{spec.name}")
-    return Inference({spec.name: tensor}, None, _NONE, None, raw=True)
+    return InferRequest({spec.name: tensor}, None, _NONE, None, raw=True)
 
 
 def _binary_size(given: GivenInput) -> int | None:
@@ -204,7 +209,7 @@ def flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = F
     return value
 
 
-def write(asked: Inference, model: str, answer: Answer, more: Mapping[str, Any]) -> tuple[bytes, list[Buffer]]:
+def write(asked: InferRequest, model: str, answer: Answer, more: Mapping[str, Any]) -> tuple[bytes, list[Buffer]]:
     """The reply: its JSON, and the raw tensors behind it. more: parameters beside those of the answer. Raises BadTensor."""
     outputs: list[dict[str, Any]] = []
     binary: list[Buffer] = []
@@ -261,3 +266,52 @@ def _words(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "the JSON is not UTF-8"
     return text
+
+
+async def ask_model(
+    door: GatewayService,
+    target: ModelTarget,
+    asked: InferRequest,
+    *,
+    protocol: str,
+    traceparent: str | None = None,
+    deadline: float | None = None,
+) -> Answer:
+    """The answer to a request. deadline: Unix seconds after which its sender does not wait any more.
+
+    Raises Refused, RequestFailed, and for what is wrong with the request BadInference, BadParameter.
+    """
+    app = door.catalog.app(target.app)
+    if asked.outputs is not None and app is not None and app.signature is not None:
+        _check_outputs(asked.outputs, [spec.name for spec in app.signature.outputs])
+    needs = _needs(target, asked)
+    if deadline is not None:
+        needs["deadline"] = min(deadline, needs.get("deadline", deadline))
+    answer = await door.ask(target.app, asked.inputs, needs, traceparent=traceparent, protocol=protocol)
+    if isinstance(answer, Refused):
+        raise answer
+    if asked.outputs is not None:
+        if answer.default and not asked.outputs.keys() <= answer.tensors.keys():
+            text = f"the app's default output is one of {', '.join(answer.tensors)} only; {answer.reason}"
+            raise RequestFailed(None, text, code="deadline")
+        _check_outputs(asked.outputs, answer.tensors)
+    return answer
+
+
+def _needs(target: ModelTarget, asked: InferRequest) -> dict[str, Any]:
+    needs = needs_of(asked.parameters, now()) if asked.parameters else {}
+    for name, value in target.needs().items():
+        if needs.get(name, value) != value:
+            raise BadParameter(f"parameters.{name} is {needs[name][:80]!r}, but the model's name says {value!r}")
+        needs[name] = value
+    if asked.id is not None:
+        if len(asked.id) > MOST_TEXT:
+            raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
+        needs["id"] = asked.id
+    return needs
+
+
+def _check_outputs(wanted: Iterable[str], names: Collection[str]) -> None:
+    for name in wanted:
+        if name not in names:
+            raise BadInference(f"outputs.{name[:80]}: the model has {', '.join(names)}")

@@ -5,21 +5,20 @@ from starlette.routing import Route
 
 from bus.tensors import BadTensor
 from services.core import trace
-from services.gateway.door import Door, Problem
-from services.gateway.http.reply import Json
-from services.gateway.http.wire import Pieces, json_body, one_coding
-from services.gateway.needs import BadParameter, ignored
-from services.gateway.oip import asking, infer
-from services.gateway.oip import metadata as described
-from services.gateway.oip.names import Target
-from services.gateway.statistics import told
+from services.gateway.edge import GatewayService
+from services.gateway.errors import RequestFailed
+from services.gateway.http.bodies import BinaryReply, JsonReply, json_body, one_coding
+from services.gateway.oip import infer, models
+from services.gateway.oip.models import ModelTarget
+from services.gateway.oip.parameters import BadParameter, ignored
+from services.gateway.statistics import statistics_json
 
 _LENGTH = b"inference-header-content-length"
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 
 
-def routes(door: Door) -> list[Route]:
+def routes(door: GatewayService) -> list[Route]:
     """All paths below /v2."""
     rest = Rest(door)
     of_model = [("", rest.metadata), ("/ready", rest.model_ready), ("/config", rest.config), ("/stats", rest.stats)]
@@ -39,63 +38,65 @@ def routes(door: Door) -> list[Route]:
 class Rest:
     """The protocol's endpoints."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: GatewayService) -> None:
         self._door = door
-        self._server = asking.server()
+        self._server = models.server_metadata()
 
     # -- the server
 
-    async def server(self, request: Request) -> Json:
+    async def server(self, request: Request) -> JsonReply:
         del request
-        return Json(self._server)
+        return JsonReply(self._server)
 
-    async def live(self, request: Request) -> Json:
+    async def live(self, request: Request) -> JsonReply:
         del request
-        return Json({"live": True})
+        return JsonReply({"live": True})
 
-    async def ready(self, request: Request) -> Json:
+    async def ready(self, request: Request) -> JsonReply:
         del request
         missing = self._door.missing
-        return Json({"ready": not missing, **({"missing": missing} if missing else {})}, 503 if missing else 200)
+        return JsonReply({"ready": not missing, **({"missing": missing} if missing else {})}, 503 if missing else 200)
 
-    async def index(self, request: Request) -> Json:
+    async def index(self, request: Request) -> JsonReply:
         try:
             only_ready = infer.read_object(await json_body(request)).get("ready") is True
         except infer.BadInference as error:
-            raise Problem(None, str(error)) from error
+            raise RequestFailed(None, str(error)) from error
         ready = self._door.ready
-        return Json([] if only_ready and not ready else list(described.index(self._door.catalog, ready=ready)))
+        return JsonReply([] if only_ready and not ready else list(models.index(self._door.catalog, ready=ready)))
 
-    async def all_stats(self, request: Request) -> Json:
+    async def all_stats(self, request: Request) -> JsonReply:
         del request
         counted = self._door.statistics
-        return Json({"model_stats": [told(*entry) for app in counted.apps for entry in counted.of(app)]})
+        return JsonReply(
+            {"model_stats": [statistics_json(*entry) for app in counted.apps for entry in counted.of(app)]}
+        )
 
     # -- one model
 
-    async def metadata(self, request: Request) -> Json:
-        return Json(described.metadata(self._known(request)))
+    async def metadata(self, request: Request) -> JsonReply:
+        return JsonReply(models.metadata(self._known(request)))
 
-    async def model_ready(self, request: Request) -> Json:
+    async def model_ready(self, request: Request) -> JsonReply:
         known = self._known(request)
         missing = self._door.missing
-        return Json({"name": known.name, "ready": not missing}, 503 if missing else 200)
+        return JsonReply({"name": known.name, "ready": not missing}, 503 if missing else 200)
 
-    async def config(self, request: Request) -> Json:
-        return Json(described.config(self._known(request)))
+    async def config(self, request: Request) -> JsonReply:
+        return JsonReply(models.config(self._known(request)))
 
-    async def stats(self, request: Request) -> Json:
+    async def stats(self, request: Request) -> JsonReply:
         self._known(request)
         target = _target(request)
         entries = self._door.statistics.of(target.app, target.model, target.variant, target.version)
-        return Json({"model_stats": [told(*entry) for entry in entries]})
+        return JsonReply({"model_stats": [statistics_json(*entry) for entry in entries]})
 
-    def _known(self, request: Request) -> described.Known:
-        return asking.known(self._door, request.path_params["model"], _target(request))
+    def _known(self, request: Request) -> models.ServedModel:
+        return models.served_model(self._door, request.path_params["model"], _target(request))
 
     # -- inference
 
-    async def infer(self, request: Request) -> Pieces:
+    async def infer(self, request: Request) -> BinaryReply:
         door = self._door
         target = _target(request)
         head_length, coding, traceparent = _headers(request)
@@ -104,17 +105,17 @@ class Rest:
         body = await json_body(request, head_length)
         try:
             asked = infer.read(body, head_length, signature)
-            answer = await asking.ask(door, target, asked, protocol="rest", traceparent=traceparent)
+            answer = await infer.ask_model(door, target, asked, protocol="rest", traceparent=traceparent)
             unread = ignored(asked.parameters)
             head, binary = infer.write(
                 asked, request.path_params["model"], answer, {"ignored": unread} if unread else {}
             )
         except (infer.BadInference, BadTensor, BadParameter) as error:
-            raise Problem(None, str(error)) from error
+            raise RequestFailed(None, str(error)) from error
         headers = [_BINARY, (_LENGTH, b"%d" % len(head))] if binary else [_JSON]
         if traceparent is not None:
             headers.append((b"traceparent", traceparent.encode()))
-        return Pieces([head, *binary], headers, coding=coding)
+        return BinaryReply([head, *binary], headers, coding=coding)
 
 
 def _headers(request: Request) -> tuple[int | None, str, str | None]:
@@ -123,7 +124,7 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
     for name, value in request.scope["headers"]:
         if name == _LENGTH:
             if not value.isdigit() or len(value) > 18 or length is not None:
-                raise Problem(None, "Inference-Header-Content-Length must be a number of bytes")
+                raise RequestFailed(None, "Inference-Header-Content-Length must be a number of bytes")
             length = int(value)
         elif name == b"accept-encoding":
             coding = one_coding(value)
@@ -133,5 +134,5 @@ def _headers(request: Request) -> tuple[int | None, str, str | None]:
     return length, coding, traceparent
 
 
-def _target(request: Request) -> Target:
-    return asking.target_of(request.path_params["model"], request.path_params.get("version"))
+def _target(request: Request) -> ModelTarget:
+    return models.target_of(request.path_params["model"], request.path_params.get("version"))

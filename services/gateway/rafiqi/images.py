@@ -8,7 +8,7 @@ import msgspec
 
 from bus.messages.catalog import TensorSpec
 from bus.tensors import ITEM_BYTES, BadTensor, fit, from_array, to_array
-from services.gateway.http.weight import weigh
+from services.gateway.http.bodies import check_json_size
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -68,7 +68,7 @@ def _loaded(body: bytes) -> "Array":
 
 
 def _listed(body: bytes) -> "Array":
-    weigh(body)
+    check_json_size(body)
     try:
         return to_array(msgspec.json.decode(body, type=list[Any]), "body")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadTensor) as error:

@@ -1,15 +1,251 @@
-"""The paths of Rafiqi's dialect."""
+"""From a model's scores to the classes that it finds most likely. Pure."""
 
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
 from starlette.routing import Route
 
-from services.gateway.door import Door
-from services.gateway.rafiqi.serving import Serving
-from services.gateway.registering import Registering
+from bus.messages.catalog import ModelRecord, TensorSpec
+from infaas.answers import Answer
+from infaas.errors import Refused
+from services.gateway.edge import GatewayService, wait_until
+from services.gateway.errors import RequestFailed
+from services.gateway.http.bodies import JsonReply, json_body, whole_body
+from services.gateway.oip.infer import BadInference, read_object
+from services.gateway.rafiqi.images import WrongImage, tensor_of
+from services.gateway.registration import NEEDED, ModelRegistration, RegistrationRequest, file_source
+from services.shell.clock import now
+
+TOP = 5
 
 
-def routes(door: Door, registering: Registering) -> list[Route]:
+def top(scores: list[float], labels: list[str], most: int = TOP) -> list[dict[str, Any]]:
+    """The most likely classes of one item, the first first: `confidence` 0..1 and `label`, the class's number where it has no name."""
+    shares = _shares(scores)
+    order = sorted(range(len(shares)), key=lambda at: (-shares[at], at))[:most]
+    return [{"confidence": shares[at], "label": label_of(at, labels)} for at in order]
+
+
+def label_of(number: int, labels: list[str]) -> str:
+    """A class's name."""
+    return labels[number] if 0 <= number < len(labels) else str(number)
+
+
+def _shares(scores: list[float]) -> list[float]:
+    """Probabilities as they are; other scores through a softmax."""
+    numbers = [score if math.isfinite(score) else -1e30 for score in scores]
+    if all(0.0 <= number <= 1.0 for number in numbers) and abs(sum(numbers) - 1.0) < 0.02:
+        return numbers
+    peak = max(numbers)
+    powers = [math.exp(max(number - peak, -700.0)) for number in numbers]
+    whole = sum(powers)
+    return [power / whole for power in powers]
+
+
+# -- POST /register, POST /classify, GET /list: Rafiqi's three endpoints.
+
+PATIENCE = 10.0  # s, after which a classification fails, as Rafiqi's does
+MOST_DECODED = 2  # bodies that are read: a picture may take much more memory than its file
+_TEXTS = ("version", "metric", "inputs_key", "labels_key", "task")
+
+
+class RafiqiApi:
+    """The endpoints."""
+
+    def __init__(self, door: GatewayService, registering: ModelRegistration) -> None:
+        self._door = door
+        self._registering = registering
+        self._reading = asyncio.Semaphore(MOST_DECODED)
+
+    # -- models
+
+    async def register(self, request: Request) -> JsonReply:
+        """Each model under its own name, as an application of the same name; the reply comes when all are measured."""
+        body = _object(await json_body(request))
+        models = body.get("models")
+        if not isinstance(models, dict) or not models:
+            raise RequestFailed(
+                None, 'models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}'
+            )
+        wishes = {name: _wish(name, fields) for name, fields in models.items()}
+        failed: dict[str, RequestFailed] = {}
+        for name, wish in wishes.items():
+            try:
+                done = await self._registering.register(wish)
+                await wait_until(lambda done=done: self._known(done.model, done.version))  # type: ignore[misc]
+            except RequestFailed as problem:
+                failed[name] = problem
+            except Refused as refusal:
+                failed[name] = RequestFailed(None, refusal.message, code=refusal.code)
+        reply = {
+            "success": not failed,
+            "error": "; ".join(f"{name}: {problem.message}" for name, problem in failed.items()),
+            "allModels": sorted({record.model for record in self._door.catalog.models}),
+        }
+        return JsonReply(reply, next(iter(failed.values())).status if failed else 200)
+
+    def _known(self, model: str, version: str | None) -> bool:
+        return self._door.catalog.model(model, version) is not None
+
+    async def listed(self, request: Request) -> JsonReply:
+        del request
+        catalog = self._door.catalog
+        records = sorted(catalog.models, key=lambda record: (record.model, record.created))
+        return JsonReply([self._described(record) for record in records])
+
+    def _described(self, record: ModelRecord) -> dict[str, Any]:
+        variants = self._door.catalog.variants_at(record.model, record.version)
+        return {
+            "name": record.model,
+            "version": record.version,
+            "path": f"{self._door.subjects.artifacts_bucket}/{record.source}",
+            "size": max((round(variant.profile.memory_mb * 1e6) for variant in variants), default=0),
+            "format": record.format,
+            "variants": [variant.variant for variant in variants],
+            "labels": len(record.labels),
+        }
+
+    # -- queries
+
+    async def classify(self, request: Request) -> JsonReply:
+        name = request.query_params.get("model_name", "")
+        if not name:
+            raise RequestFailed(None, "model_name is missing: POST /classify?model_name=NAME")
+        app, spec = self._found(name)
+        body = await whole_body(request)
+        try:
+            async with self._reading:
+                tensor = await asyncio.to_thread(tensor_of, body, spec)
+        except WrongImage as error:
+            raise RequestFailed(None, str(error)) from error
+        needs: dict[str, Any] = {"deadline": now() + PATIENCE, **({} if app is not None else {"model": name})}
+        traceparent = request.headers.get("traceparent")
+        try:
+            answer = await self._door.ask(
+                app, {spec.name: tensor}, needs, timeout=PATIENCE, traceparent=traceparent, protocol="rafiqi"
+            )
+        except RequestFailed as problem:
+            if problem.code == "deadline":
+                raise _too_late(problem.message) from problem
+            raise
+        if isinstance(answer, Refused):
+            raise _too_late(answer.message) if answer.code == "deadline" else answer
+        found = _predictions(answer, self._labels(answer))
+        return JsonReply(found[0] if len(found) == 1 else found)
+
+    def _found(self, name: str) -> tuple[str | None, TensorSpec]:
+        """Whom to ask, and the input that it takes. Raises RequestFailed."""
+        catalog = self._door.catalog
+        app, model = catalog.app(name), catalog.model(name)
+        signature = app.signature if app is not None else model.signature if model is not None else None
+        if signature is None:
+            raise RequestFailed(
+                None, f"there is no model {name[:80]!r}: GET /list names those there are", code="unknown_model"
+            )
+        if len(signature.inputs) != 1:
+            raise RequestFailed(None, f"{name} has several inputs: use POST /v2/models/{name}/infer")
+        return (None if app is None else name), signature.inputs[0]
+
+    def _labels(self, answer: Answer) -> list[str]:
+        record = self._door.catalog.model(answer.model, answer.version)
+        return [] if record is None else record.labels
+
+
+def _too_late(why: str) -> RequestFailed:
+    return RequestFailed(500, f"no answer within {PATIENCE:g} s: {why}", code="deadline")
+
+
+def _predictions(answer: Answer, labels: list[str]) -> list[list[dict[str, Any]]]:
+    """For each item its most likely classes."""
+    arrays = list(answer.outputs.values())
+    scores = next(
+        (array for array in arrays if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f"), None
+    )
+    if scores is not None:
+        found = [top(row, labels) for row in scores.tolist()]
+    else:  # the model, or the app's default, names the class itself
+        found = [
+            [{"confidence": None, "label": _class(value, labels)}]
+            for value in arrays[0].reshape(len(arrays[0]), -1)[:, 0].tolist()
+        ]
+    if answer.default:
+        for one in found:
+            one[0] |= {"default": True, "default_explanation": answer.reason}
+    return found
+
+
+def _class(value: Any, labels: list[str]) -> str:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return label_of(int(value), labels) if whole else str(value)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        return read_object(body)
+    except BadInference as error:
+        raise RequestFailed(None, str(error)) from error
+
+
+def _wish(name: str, fields: Any) -> RegistrationRequest:
+    """One model of a registration. Raises RequestFailed."""
+    if not isinstance(fields, Mapping):
+        raise RequestFailed(None, f"models.{name}: must be an object with `model` and `validation`")
+    at = f"models.{name}"
+    for field, why in (
+        ("weights", "an ONNX model holds its weights"),
+        ("means", "export the model with what it does to its images"),
+    ):
+        if fields.get(field) is not None:
+            raise RequestFailed(None, f"{at}.{field}: cannot be used, {why}; leave it out")
+    if fields.get("model") is None:
+        raise RequestFailed(None, f'{at}.model is missing: give {{"URL": "https://..."}} or {{"blob": "base64"}}')
+    if fields.get("validation") is None:
+        raise RequestFailed(None, f"{at}.{NEEDED}")
+    labels = fields.get("labels")
+    if isinstance(labels, list):
+        if not all(isinstance(label, str) for label in labels):
+            raise RequestFailed(None, f"{at}.labels: must be a list of texts")
+        named: Any = tuple(labels)
+    else:
+        named = () if labels is None else file_source(labels, f"{at}.labels")
+    more: dict[str, Any] = {}
+    for field in _TEXTS:
+        if fields.get(field) is not None:
+            more[field] = _text(fields[field], f"{at}.{field}")
+    if fields.get("latency_ms") is not None:
+        try:
+            more["latency_ms"] = msgspec.convert(fields["latency_ms"], float)
+        except msgspec.ValidationError as error:
+            raise RequestFailed(None, f"{at}.latency_ms: must be a number of milliseconds") from error
+    if fields.get("default_output") is not None:
+        more["default_output"] = fields["default_output"]
+    return RegistrationRequest(
+        app=name,
+        model=name,
+        source=file_source(fields["model"], f"{at}.model"),
+        validation=file_source(fields["validation"], f"{at}.validation"),
+        labels=named,
+        format=None if fields.get("format") is None else _text(fields["format"], f"{at}.format"),
+        more=more,
+    )
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise RequestFailed(None, f"{field}: must be a text")
+    return value
+
+
+# -- The paths of Rafiqi's dialect.
+
+
+def routes(door: GatewayService, registering: ModelRegistration) -> list[Route]:
     """All of its paths."""
-    serving = Serving(door, registering)
+    serving = RafiqiApi(door, registering)
     return [
         Route("/register", serving.register, methods=["POST"]),
         Route("/classify", serving.classify, methods=["POST"]),

@@ -14,13 +14,12 @@ from bus.tensors import BadTensor
 from infaas.errors import InfaasError, Refused
 from services.core import trace
 from services.core.settings import GatewaySettings
-from services.gateway.codes import called
-from services.gateway.door import Problem, problem_of
-from services.gateway.http.access import Doorkeeper, Right
-from services.gateway.needs import BadParameter
+from services.gateway.errors import RequestFailed, failure_of, statuses_of
+from services.gateway.http.access import AccessControl, Right
+from services.gateway.metrics import RequestCounts
 from services.gateway.oip.infer import BadInference
+from services.gateway.oip.parameters import BadParameter
 from services.gateway.rpc.wire import HeadTooLarge, Unreadable
-from services.gateway.traffic import Traffic
 from services.shell.clock import now
 
 log = logging.getLogger(__name__)
@@ -31,8 +30,8 @@ PACE = (
 PROTOCOL = "grpc"  # in metrics
 MOST_TOLD = 6000  # bytes of a status: it travels in a header, and clients take 8 KiB of these
 TICK = 1.0  # s between looks for messages that do not come
-LATE = Problem(None, "the request's message did not come in time", code="deadline")
-STOPPING = Problem(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
+LATE = RequestFailed(None, "the request's message did not come in time", code="deadline")
+STOPPING = RequestFailed(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
 
 
 class Call:
@@ -66,14 +65,14 @@ Stream = Callable[[Next, Write, Call], Awaitable[None]]
 class Calls:
     """keeper: who may ask. running: requests under way; streams: open ones; held: bytes of messages under way. traffic: is told of all."""
 
-    def __init__(self, keeper: Doorkeeper, settings: GatewaySettings, traffic: Traffic) -> None:
+    def __init__(self, keeper: AccessControl, settings: GatewaySettings, traffic: RequestCounts) -> None:
         self._keeper = keeper
         self._traffic = traffic
         self._settings = settings
         self._most_held = max(4 * settings.max_body, 256 * 2**20)
         self._awaited: dict[asyncio.Task[Any], float] = {}  # who waits for a message, until when
         self._resting: set[asyncio.Task[Any]] = set()  # streams without a request under way
-        self._ended: dict[asyncio.Task[Any], Problem] = {}  # whom we have cancelled, and why
+        self._ended: dict[asyncio.Task[Any], RequestFailed] = {}  # whom we have cancelled, and why
         self._sweeper: asyncio.Task[None] | None = None
         self.closing = False
         self.running = 0
@@ -118,7 +117,7 @@ class Calls:
                 problem = self._problem(error)
                 if problem is None:
                     raise
-                status = called(problem.code).grpc
+                status = statuses_of(problem.code).grpc
             else:
                 sent, status = len(reply), "OK"
                 return reply
@@ -154,7 +153,7 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(handle)
 
     async def rest(self, waiting: Awaitable[Any]) -> Any:
-        """Wait while a stream has nothing under way: closing the server ends it. Raises Problem."""
+        """Wait while a stream has nothing under way: closing the server ends it. Raises RequestFailed."""
         task = asyncio.current_task()
         assert task is not None
         self._resting.add(task)
@@ -166,7 +165,7 @@ class Calls:
             self._resting.discard(task)
 
     async def counted(self, body: bytes, work: Callable[[], Awaitable[bytes]]) -> bytes:
-        """One request of a stream. Raises Problem."""
+        """One request of a stream. Raises RequestFailed."""
         began = time.perf_counter()
         held = self._take(len(body), Right.ASK)
         sent, status = 0, "CANCELLED"
@@ -174,7 +173,7 @@ class Calls:
             reply = await work()
         except Exception as error:
             problem = problem_from(error)
-            status = called(problem.code).grpc
+            status = statuses_of(problem.code).grpc
             raise problem from error
         else:
             sent, status = len(reply), "OK"
@@ -186,25 +185,25 @@ class Calls:
     # -- parts
 
     def _may(self, call: Call, right: Right) -> None:
-        """Raises Problem."""
+        """Raises RequestFailed."""
         if right is Right.NONE or (right is Right.ASK and self._keeper.open):
             return
         verdict = self._keeper.verdict(right, call.credential)
         if verdict.status:
-            raise Problem(
+            raise RequestFailed(
                 verdict.status, verdict.message, code="unauthenticated" if verdict.status == 401 else "forbidden"
             )
 
     def _room(self) -> None:
-        """For one more stream. Raises Problem."""
+        """For one more stream. Raises RequestFailed."""
         if self.streams > self._settings.connections:
-            raise Problem(None, f"there are {self.streams - 1} streams: try again later", code="overloaded")
+            raise RequestFailed(None, f"there are {self.streams - 1} streams: try again later", code="overloaded")
 
     async def _message(self, context: Any) -> bytes:
-        """The request's bytes. Raises Problem, Unreadable."""
+        """The request's bytes. Raises RequestFailed, Unreadable."""
         settings = self._settings
         if len(self._awaited) >= settings.in_flight + settings.connections:
-            raise Problem(None, "too many requests wait for their messages: try again later", code="overloaded")
+            raise RequestFailed(None, "too many requests wait for their messages: try again later", code="overloaded")
         task = asyncio.current_task()
         assert task is not None
         self._awaited[task] = time.monotonic() + settings.body_timeout_s + settings.max_body / PACE
@@ -217,16 +216,16 @@ class Calls:
         return found
 
     def _take(self, size: int, right: Right) -> int:
-        """Count a request with so many bytes; whether the gateway lives is told however many there are. Raises Problem."""
+        """Count a request with so many bytes; whether the gateway lives is told however many there are. Raises RequestFailed."""
         if right is not Right.NONE:
             if self.closing:
-                raise Problem(None, STOPPING.message, code=STOPPING.code)
+                raise RequestFailed(None, STOPPING.message, code=STOPPING.code)
             if self.running >= self._settings.in_flight:
                 text = f"the gateway has {self.running} requests under way: try again later"
-                raise Problem(None, text, code="overloaded")
+                raise RequestFailed(None, text, code="overloaded")
             if self.held + size > self._most_held:
                 text = "the gateway holds as many bytes of requests as it may: try again later"
-                raise Problem(None, text, code="overloaded")
+                raise RequestFailed(None, text, code="overloaded")
         self.running += 1
         self._traffic.running[PROTOCOL] += 1
         self.held += size
@@ -237,7 +236,7 @@ class Calls:
         self._traffic.running[PROTOCOL] -= 1
         self.held -= taken - 1
 
-    def _end(self, task: asyncio.Task[Any], why: Problem) -> None:
+    def _end(self, task: asyncio.Task[Any], why: RequestFailed) -> None:
         self._ended[task] = why
         task.cancel()
 
@@ -248,7 +247,7 @@ class Calls:
             for task in [task for task, until in self._awaited.items() if until < moment]:
                 self._end(task, LATE)
 
-    def _problem(self, error: BaseException) -> Problem | None:
+    def _problem(self, error: BaseException) -> RequestFailed | None:
         """What the client is told; None where nothing is left to tell: it has left, or the process ends."""
         task = asyncio.current_task()
         assert task is not None
@@ -271,32 +270,32 @@ async def _read(context: Any) -> bytes | None:
     return found if type(found) is bytes else None
 
 
-def problem_from(error: BaseException) -> Problem:
+def problem_from(error: BaseException) -> RequestFailed:
     """What a client is told of an error; of one that nobody foresaw, only a number."""
     match error:
-        case Problem():
+        case RequestFailed():
             return error
         case Refused():
             after = error.retry_after_ms
             headers = {} if after is None else {"retry-after-ms": f"{max(0.0, after):.0f}"}
-            return Problem(None, error.message, code=error.code, headers=headers)
+            return RequestFailed(None, error.message, code=error.code, headers=headers)
         case InfaasError():
-            return problem_of(error)
+            return failure_of(error)
         case HeadTooLarge():
-            return Problem(None, str(error), code="too_large")
+            return RequestFailed(None, str(error), code="too_large")
         case BadInference() | BadParameter() | BadTensor() | Unreadable():
-            return Problem(None, str(error))
+            return RequestFailed(None, str(error))
     number = secrets.token_hex(6)
     log.error("a call failed", exc_info=error, extra={"request": number})
-    return Problem(None, f"the gateway failed on this request; it was logged as {number}", code="internal")
+    return RequestFailed(None, f"the gateway failed on this request; it was logged as {number}", code="internal")
 
 
-async def abort(context: Any, problem: Problem) -> NoReturn:
+async def abort(context: Any, problem: RequestFailed) -> NoReturn:
     """End a call. Its trailing metadata tell the system's own code, and when to come back in the way that gRPC's retries follow."""
     trailing = [("infaas-code", problem.code)]
     if "retry-after-ms" in problem.headers:
         trailing.append(("grpc-retry-pushback-ms", problem.headers["retry-after-ms"]))
-    await context.abort(grpc.StatusCode[called(problem.code).grpc], shortened(problem.message), tuple(trailing))
+    await context.abort(grpc.StatusCode[statuses_of(problem.code).grpc], shortened(problem.message), tuple(trailing))
     raise AssertionError("a call that was ended goes on")
 
 

@@ -1,29 +1,116 @@
-"""ModelInferRequest as the protocol's inference, and the answer as ModelInferResponse: what oip/infer.py does for REST. Pure."""
+"""InferTensorContents and the same elements as bytes in C order, little endian. Pure."""
 
+import sys
+from array import array
 from typing import Any
 
+from bus.messages.public import TensorView
 from bus.port import Buffer
+from bus.tensors import ITEM_BYTES, BadTensor, items
 from infaas.answers import Answer
-from services.gateway.needs import ignored, parameters_of
 from services.gateway.oip.infer import (
     MOST_TENSORS,
     SHARED,
     BadInference,
-    Inference,
+    InferRequest,
     WantedOutput,
     flag,
     output_of,
     wanted_outputs,
 )
-from services.gateway.oip.tensors import Wire, from_bytes
-from services.gateway.rpc.contents import FIELDS, fill, to_data
+from services.gateway.oip.parameters import ignored, parameters_of
+from services.gateway.oip.tensors import Wire, from_bytes, packed_texts, texts
 from services.gateway.rpc.messages import INFERENCE
-from services.gateway.rpc.wire import write_response
+from services.gateway.rpc.wire import varint, write_response
+
+FIELDS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_CODES = {
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+}
+_PACKED = {
+    "BOOL": b"\x0a",
+    "FP32": b"\x32",
+    "FP64": b"\x3a",
+}  # tags of fields whose packed form is the elements' own bytes
+_SWAP = sys.byteorder == "big"
+
+
+def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes:
+    """The elements of `contents`, which must be as many as the shape holds and in the datatype's own field. Raises BadTensor."""
+    name = FIELDS.get(datatype)
+    if name is None:
+        raise BadTensor(f"field `{where}.contents` cannot hold {datatype}: send it in `raw_input_contents`")
+    for field, _ in contents.ListFields():
+        if field.name != name:
+            raise BadTensor(f"field `{where}.contents.{field.name}`: the elements of {datatype} belong into `{name}`")
+    elements = getattr(contents, name)
+    count = items(shape, where)
+    if len(elements) != count:
+        raise BadTensor(
+            f"field `{where}.contents.{name}` has {len(elements)} elements: shape {shape} of {datatype} needs {count}"
+        )
+    if datatype == "BYTES":
+        return packed_texts(elements)
+    if datatype in _PACKED:
+        contents.DiscardUnknownFields()
+        whole: bytes = contents.SerializeToString()
+        return whole[-count * ITEM_BYTES[datatype] :]
+    try:
+        return _bytes(array(_CODES[datatype], elements))
+    except OverflowError as error:
+        raise BadTensor(f"field `{where}.contents.{name}` holds integers that do not fit {datatype}") from error
+
+
+def fill(contents: Any, tensor: TensorView) -> None:
+    """Put the tensor's elements into `contents`; its datatype must be one of FIELDS."""
+    datatype, data = tensor.datatype, tensor.data
+    if datatype in _PACKED:
+        contents.MergeFromString(b"".join((_PACKED[datatype], varint(len(data)), data)))
+        return
+    elements = getattr(contents, FIELDS[datatype])
+    if datatype == "BYTES":
+        elements.extend(map(bytes, texts(data)))
+        return
+    numbers = array(_CODES[datatype])
+    numbers.frombytes(data)
+    if _SWAP:
+        numbers.byteswap()
+    elements.extend(numbers)
+
+
+def _bytes(numbers: "array[Any]") -> bytes:
+    if _SWAP:
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+# -- ModelInferRequest as the protocol's inference, and the answer as ModelInferResponse: what oip/infer.py does for
+# REST. Pure.
 
 _INT64 = 2**63
 
 
-def read(request: Any, raw: list[Any]) -> Inference:
+def read(request: Any, raw: list[Any]) -> InferRequest:
     """The request understood. raw: its `raw_input_contents`. Raises BadInference, BadTensor."""
     given = request.inputs
     if not given:
@@ -47,10 +134,10 @@ def read(request: Any, raw: list[Any]) -> Inference:
         WantedOutput(one.name, _read_all(one.parameters, f"outputs.{one.name[:80]}.parameters"))
         for one in request.outputs
     ]
-    return Inference(inputs, request.id or None, parameters, wanted_outputs(wanted, raw=wants_raw), wants_raw)
+    return InferRequest(inputs, request.id or None, parameters, wanted_outputs(wanted, raw=wants_raw), wants_raw)
 
 
-def write(asked: Inference, model: str, answer: Answer) -> bytes:
+def write(asked: InferRequest, model: str, answer: Answer) -> bytes:
     """The bytes of the ModelInferResponse. Raw contents are all or none: raw as soon as one output is wanted, or can be sent, only so."""
     response = INFERENCE.ModelInferResponse(model_name=model, model_version=answer.version)
     if asked.id is not None:

@@ -15,10 +15,10 @@ import grpc.aio
 from grpc._cython import cygrpc
 
 from services.core.settings import GatewaySettings
-from services.gateway.door import Door
-from services.gateway.http.access import Doorkeeper
-from services.gateway.http.tls import context as checked
-from services.gateway.rpc import health, inference, reflection
+from services.gateway.edge import GatewayService
+from services.gateway.http.access import AccessControl
+from services.gateway.http.server import tls_context as checked
+from services.gateway.rpc import handlers
 from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.messages import REFLECTIONS
 
@@ -30,7 +30,7 @@ HEADROOM = 64 * 1024  # bytes beside the body that a message may have
 class GrpcServer:
     """`open` listens; what is wrong with the address raises OSError there. Raises BadTls."""
 
-    def __init__(self, door: Door, keeper: Doorkeeper, settings: GatewaySettings) -> None:
+    def __init__(self, door: GatewayService, keeper: AccessControl, settings: GatewaySettings) -> None:
         self._door = door
         self._keeper = keeper
         self._settings = settings
@@ -44,12 +44,14 @@ class GrpcServer:
         )  # it logs what anybody sends that is no UTF-8
         settings, calls = self._settings, self.calls
         server = self._server = grpc.aio.server(options=options(settings))
-        server._server = Guarded(asyncio.get_running_loop(), None, (), (), options(settings), None)
-        server.add_registered_method_handlers(f"inference.{inference.SERVICE}", inference.handlers(self._door, calls))
-        server.add_registered_method_handlers("grpc.health.v1.Health", health.handlers(self._door, calls))
+        server._server = SafeAioServer(asyncio.get_running_loop(), None, (), (), options(settings), None)
+        server.add_registered_method_handlers(
+            f"inference.{handlers.SERVICE}", handlers.inference_handlers(self._door, calls)
+        )
+        server.add_registered_method_handlers("grpc.health.v1.Health", handlers.health_handlers(self._door, calls))
         for schema in REFLECTIONS:
             (name,) = (service.full_name for service in schema.descriptor.services_by_name.values())
-            server.add_registered_method_handlers(name, reflection.handlers(schema, calls))
+            server.add_registered_method_handlers(name, handlers.reflection_handlers(schema, calls))
         address = f"[{settings.address}]" if ":" in settings.address else settings.address
         where = f"{address}:{settings.grpc_port}"
         try:
@@ -78,7 +80,7 @@ class GrpcServer:
         self.calls.close()
 
 
-class Guarded(cygrpc.AioServer):  # type: ignore[misc]
+class SafeAioServer(cygrpc.AioServer):  # type: ignore[misc]
     """grpcio's server, which one request can end: a method's name that is not UTF-8 is an exception in its main loop.
 
     Methods that are registered never get there, so whatever else is called is turned away here, before its name is looked at.

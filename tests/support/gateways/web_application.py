@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.http.parts import Bounds
-from services.gateway.http.protocol import Bounded, bounded
-from services.gateway.http.server import Quiet
+from services.gateway.http.protocol import ConnectionLimits, LimitedHttpProtocol, protocol_class
+from services.gateway.http.server import EmbeddedServer
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +96,11 @@ async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | N
 
 @asynccontextmanager
 async def served(
-    app: ASGIApp = echo, bounds: Bounds | None = None, *, protocol: type[Bounded] | None = None, **options: Any
+    app: ASGIApp = echo,
+    bounds: ConnectionLimits | None = None,
+    *,
+    protocol: type[LimitedHttpProtocol] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """`app` served within `bounds`."""
     with socket.socket() as listening:
@@ -105,7 +108,7 @@ async def served(
         listening.setblocking(False)
         config = uvicorn.Config(
             app,
-            http=protocol or bounded(bounds or Bounds()),
+            http=protocol or protocol_class(bounds or ConnectionLimits()),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -114,7 +117,7 @@ async def served(
             timeout_graceful_shutdown=1,
             **options,
         )
-        server = Quiet(config, (bounds or Bounds()).head_timeout_s)
+        server = EmbeddedServer(config, (bounds or ConnectionLimits()).head_timeout_s)
         task = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         await until(lambda: server.started)
         try:
@@ -122,6 +125,6 @@ async def served(
         finally:
             server.should_exit = True
             for connection in list(server.server_state.connections):
-                assert isinstance(connection, Bounded)
+                assert isinstance(connection, LimitedHttpProtocol)
                 connection.transport.abort()
             await task

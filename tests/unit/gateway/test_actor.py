@@ -6,8 +6,7 @@ from bus.subjects import Subjects
 from services.core.actor import Changed, Do, Envelope, Failed, Halt, Started, Stopping, Synced
 from services.core.catalog import key_of
 from services.gateway.actor import SILENT, Close, Gateway, Serve
-from services.gateway.oip.metadata import find, index, metadata
-from services.gateway.oip.names import Target, parse
+from services.gateway.oip.models import ModelTarget, find, index, metadata, parse_target
 from tests.support.simulated.fleet import catalogue, variant
 
 
@@ -46,20 +45,20 @@ def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:
 
 
 def test_names() -> None:
-    assert parse("a") == Target("a")
-    assert parse("a.m.v", "2") == Target("a", "m", "v", "2")
-    assert parse("a.m").needs() == {"model": "m"}
+    assert parse_target("a") == ModelTarget("a")
+    assert parse_target("a.m.v", "2") == ModelTarget("a", "m", "v", "2")
+    assert parse_target("a.m").needs() == {"model": "m"}
     for wrong in ("", ".", "a.", ".a", "a.b.c.d", "a/b", "a..b", "a" * 65, "-a", "a b", "ä"):
-        assert parse(wrong) is None, wrong
-    assert parse("a", "../1") is None
+        assert parse_target(wrong) is None, wrong
+    assert parse_target("a", "../1") is None
 
 
 def test_names_that_are_none_are_not_kept_however_long_they_are() -> None:
     tracemalloc.start()
     try:
         for number in range(50):
-            assert parse("a" * 100_000 + str(number)) is None
-            assert parse("a", "1" * 100_000 + str(number)) is None
+            assert parse_target("a" * 100_000 + str(number)) is None
+            assert parse_target("a", "1" * 100_000 + str(number)) is None
         assert tracemalloc.get_traced_memory()[0] < 1_000_000
     finally:
         tracemalloc.stop()
@@ -67,20 +66,20 @@ def test_names_that_are_none_are_not_kept_however_long_they_are() -> None:
 
 def test_what_is_told_of_them() -> None:
     catalog = made().catalog
-    whole = find(catalog, Target("app"))
+    whole = find(catalog, ModelTarget("app"))
     assert whole is not None
     assert whole.versions == ["1", "2"]
     assert metadata(whole)["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]
     served = catalog.app("app").links["m"]
     assert {one.version for one in whole.variants if one.model == "m"} == {served}
-    older = find(catalog, Target("app", "m", None, "1"))
+    older = find(catalog, ModelTarget("app", "m", None, "1"))
     assert older is not None
     assert [one.variant for one in older.variants] == ["m-v1-ort-fp32-t1-b8"]
-    pinned = find(catalog, Target("app", "m", "m-v2"))
+    pinned = find(catalog, ModelTarget("app", "m", "m-v2"))
     assert pinned is not None
     assert (pinned.versions, pinned.platform) == (["2"], "onnxruntime_onnx")
     for wrong in (
-        Target("nix"), Target("app", "nix"), Target("app", "n", "m-v2"), Target("app", "m", "m-v2", "1"), Target("app", "m", None, "3"),
+        ModelTarget("nix"), ModelTarget("app", "nix"), ModelTarget("app", "n", "m-v2"), ModelTarget("app", "m", "m-v2", "1"), ModelTarget("app", "m", None, "3"),
     ):  # fmt: skip
         assert find(catalog, wrong) is None
 
@@ -89,7 +88,7 @@ def test_the_index_names_what_may_be_asked_for() -> None:
     catalog = made().catalog
     entries = list(index(catalog, ready=True))
     for entry in entries:
-        target = parse(entry["name"], entry["version"] or None)
+        target = parse_target(entry["name"], entry["version"] or None)
         assert target is not None
         assert find(catalog, target) is not None, entry
     assert {"app", "app.m", "app.n", "app.n.n-v1"} <= {entry["name"] for entry in entries}

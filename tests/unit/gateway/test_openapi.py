@@ -8,32 +8,32 @@ import pytest
 from bus.memory import MemoryBus
 from infaas.client import Client
 from services.core.settings import GatewaySettings
-from services.gateway.door import Door
+from services.gateway.edge import GatewayService
 from services.gateway.http.access import Right
 from services.gateway.http.app import dialects
-from services.gateway.http.entry import right_of
-from services.gateway.openapi import oip
-from services.gateway.openapi.document import document, operations, text
-from services.gateway.openapi.operation import ALWAYS, BODY
+from services.gateway.http.checks import right_of
 from tests.support.data.documents import references
+from tools.openapi import oip
+from tools.openapi.document import document, operations, text
+from tools.openapi.operation import ALWAYS, BODY
 
 ROOT = Path(__file__).parents[3]
 
 
 def routed() -> set[tuple[str, str]]:
     """Path and method of everything that the application serves; HEAD goes with GET."""
-    door = Door(GatewaySettings(), Client(MemoryBus()))
+    door = GatewayService(GatewaySettings(), Client(MemoryBus()))
     return {
         (route.path, method)
-        for routes, _ in dialects(door)
-        for route in routes
+        for dialect in dialects(door)
+        for route in dialect.routes
         for method in route.methods or ()
         if method != "HEAD"
     }
 
 
 def test_the_file_is_current() -> None:
-    assert (ROOT / "docs" / "openapi.json").read_text() == text(), "run `python -m services.gateway.openapi`"
+    assert (ROOT / "docs" / "openapi.json").read_text() == text(), "run `python -m tools.openapi`"
 
 
 def test_every_route_is_described_and_every_description_served() -> None:

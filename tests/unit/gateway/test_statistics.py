@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
-from services.gateway.statistics import MOST_SIZES, Statistics, told
-from tests.unit.gateway.test_needs import ANSWER
+from services.gateway.statistics import MOST_SIZES, Statistics, statistics_json
+from tests.unit.gateway.oip.test_parameters import ANSWER
 
 
 def test_an_apps_numbers_are_its_variants_and_its_refusals() -> None:
@@ -10,7 +10,7 @@ def test_an_apps_numbers_are_its_variants_and_its_refusals() -> None:
     counts.answered("a", replace(ANSWER, batch=4), 2, 5e6, 11.0)
     counts.answered("a", replace(ANSWER, variant="w", cached=True), 1, 1e6, 12.0)
     counts.refused("a", 7e6, 13.0)
-    whole, one, two = (told(*entry) for entry in counts.of("a"))
+    whole, one, two = (statistics_json(*entry) for entry in counts.of("a"))
     assert (whole["name"], one["name"], two["name"]) == ("a", "a.m.v", "a.m.w")
     assert whole["last_inference"] == 13_000
     assert whole["inference_count"] == 5
@@ -36,7 +36,7 @@ def test_by_model_variant_and_version() -> None:
     counts.answered("b", ANSWER, 1, 1e6, 1.0)
 
     def items(*about: str | None) -> int:
-        return told(*next(iter(counts.of(*about))))["inference_count"]
+        return statistics_json(*next(iter(counts.of(*about))))["inference_count"]
 
     assert items("a") == items("a", "m") == items("a", "m", "v") == 2
     assert items("a", "m", "v", "2") == items("a", None, None, "1") == 1
@@ -48,7 +48,7 @@ def test_a_default_is_its_apps_and_no_execution() -> None:
     counts = Statistics()
     default = replace(ANSWER, model="", version="", variant="", batch=0, compute_ms=0.0, default=True)
     counts.answered("a", default, 2, 3e6, 10.0)
-    [whole] = (told(*entry) for entry in counts.of("a"))
+    [whole] = (statistics_json(*entry) for entry in counts.of("a"))
     assert whole["name"] == "a"
     assert whole["inference_stats"]["success"] == {"count": 1, "ns": 3_000_000}
     assert whole["inference_stats"]["compute_infer"]["count"] == 0
@@ -59,6 +59,6 @@ def test_clients_that_choose_many_sizes_do_not_fill_the_memory() -> None:
     counts = Statistics()
     for items in range(1, 2 * MOST_SIZES):
         counts.answered("a", ANSWER, items, 1e6, 1.0)
-    whole, one = (told(*entry) for entry in counts.of("a"))
+    whole, one = (statistics_json(*entry) for entry in counts.of("a"))
     assert len(whole["batch_stats"]) == len(one["batch_stats"]) == MOST_SIZES
     assert whole["execution_count"] == one["execution_count"] >= 2 * MOST_SIZES - 4

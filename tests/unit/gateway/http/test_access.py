@@ -7,9 +7,9 @@ import pytest
 
 from services.core.settings import GatewaySettings
 from services.gateway.http.access import (
+    AccessControl,
     BadTokens,
-    Doorkeeper,
-    Keys,
+    KnownTokens,
     Right,
     Tokens,
     allowed,
@@ -20,7 +20,12 @@ from services.gateway.http.access import (
 from services.shell.settings import load
 
 USER, OPERATOR = {digest_of("user"): "u"}, {digest_of("operator"): "o"}
-BOTH, USERS, OPERATORS, NONE = Keys(USER, OPERATOR), Keys(users=USER), Keys(operators=OPERATOR), Keys()
+BOTH, USERS, OPERATORS, NONE = (
+    KnownTokens(USER, OPERATOR),
+    KnownTokens(users=USER),
+    KnownTokens(operators=OPERATOR),
+    KnownTokens(),
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ BOTH, USERS, OPERATORS, NONE = Keys(USER, OPERATOR), Keys(users=USER), Keys(oper
         (Right.OPERATE, OPERATORS, 401, 401, 401, 0),
     ],
 )
-def test_the_rule(right: Right, keys: Keys, nobody: int, wrong: int, user: int, operator: int) -> None:
+def test_the_rule(right: Right, keys: KnownTokens, nobody: int, wrong: int, user: int, operator: int) -> None:
     credentials = (None, "Bearer guess", "Bearer user", "bearer  operator")
     assert [allowed(right, one, keys).status for one in credentials] == [nobody, wrong, user, operator]
 
@@ -107,24 +112,24 @@ def test_an_emptied_file_lets_nobody_in(tmp_path: Path) -> None:
     file.write_text("")
     tokens._looked = float("-inf")
     assert tokens.current() == {}
-    assert allowed(Right.ASK, "Bearer one", Keys(users=tokens.current())).status == 401
+    assert allowed(Right.ASK, "Bearer one", KnownTokens(users=tokens.current())).status == 401
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(BadTokens, match=r"gateway\.operator_tokens: cannot read .*none"):
-        Doorkeeper(GatewaySettings(operator_tokens=(str(tmp_path / "none"),)))
+        AccessControl(GatewaySettings(operator_tokens=(str(tmp_path / "none"),)))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(BadTokens, match="it is no text"):
-        Doorkeeper(GatewaySettings(tokens=str(tmp_path / "bytes")))
+        AccessControl(GatewaySettings(tokens=str(tmp_path / "bytes")))
 
 
 def test_a_doorkeeper_has_the_settings() -> None:
-    keeper = Doorkeeper(GatewaySettings(operator_tokens="o1, o2"))
+    keeper = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
     assert keeper.open
     assert keeper.operators
     assert keeper.verdict(Right.OPERATE, "Bearer o2").status == 0
-    assert Doorkeeper(GatewaySettings(address="0.0.0.0")).verdict(Right.OPERATE, None).status == 403
-    assert Doorkeeper(GatewaySettings(admin=False)).verdict(Right.OPERATE, None).status == 403
+    assert AccessControl(GatewaySettings(address="0.0.0.0")).verdict(Right.OPERATE, None).status == 403
+    assert AccessControl(GatewaySettings(admin=False)).verdict(Right.OPERATE, None).status == 403
 
 
 def test_loopback() -> None:
@@ -136,7 +141,7 @@ def test_a_file_named_by_a_variable_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# who may ask\nann:one\n")
     settings = load(environ={"INFAAS_GATEWAY__TOKENS_FILE": str(file)}).gateway
-    keeper = Doorkeeper(settings)
+    keeper = AccessControl(settings)
     assert keeper.verdict(Right.ASK, "Bearer one").status == 0
     assert keeper.verdict(Right.ASK, "Bearer ask").status == 401
     file.write_text("ann:another")

@@ -3,19 +3,33 @@
 import asyncio
 import gzip
 import json
+import random
 import zlib
 from collections.abc import Awaitable, Callable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from services.core.settings import GatewaySettings
-from services.gateway.door import Problem
-from services.gateway.http.access import Doorkeeper, Right
-from services.gateway.http.app import assemble
-from services.gateway.http.entry import right_of
-from services.gateway.http.limits import Allowance, Limits
+from services.gateway.errors import RequestFailed
+from services.gateway.http.access import AccessControl, Right
+from services.gateway.http.app import Dialect, assemble
+from services.gateway.http.checks import right_of
+from services.gateway.http.limits import (
+    FREE,
+    MEMBERS,
+    RATIO,
+    STEP,
+    BadCoding,
+    Inflater,
+    LimitMiddleware,
+    RequestLimits,
+    TooMuch,
+)
 from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut, until
 from tests.support.servers.nats import run
 
@@ -33,7 +47,7 @@ async def broken(request: Request) -> Response:
     raise RuntimeError("an inner matter")
 
 
-def form(problem: Problem) -> dict[str, str]:
+def form(problem: RequestFailed) -> dict[str, str]:
     return {"error": problem.message, "cause": problem.code}
 
 
@@ -52,7 +66,7 @@ INFER = "/v2/models/a/infer"
 def with_app(work: Callable[[Served], Awaitable[None]], **settings: object) -> None:
     async def main() -> None:
         chosen = GatewaySettings(**settings)  # type: ignore[arg-type]
-        async with served(assemble([(ROUTES, form)], chosen, Doorkeeper(chosen))) as server:
+        async with served(assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))) as server:
             await work(server)
 
     run(main())
@@ -140,7 +154,7 @@ def test_slow_bodies_end() -> None:
 
 def test_requests_at_a_time_are_limited() -> None:
     async def main() -> None:
-        async with served(Limits(echo, Allowance(in_flight=2))) as server:
+        async with served(LimitMiddleware(echo, RequestLimits(in_flight=2))) as server:
             busy = [await server.connect() for _ in range(2)]
             for _, writer in busy:
                 writer.write(request("/a", b"abc")[:-1])
@@ -164,8 +178,8 @@ def test_bytes_held_at_a_time_are_limited() -> None:
 
     async def main() -> None:
         chosen = GatewaySettings()
-        inner = assemble([(ROUTES, form)], chosen, Doorkeeper(chosen))
-        limits = Limits(inner, Allowance(held=2000))
+        inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
+        limits = LimitMiddleware(inner, RequestLimits(held=2000))
         async with served(limits) as server:
             reader, writer = await server.connect()
             writer.write(request(INFER, b"x" * 1501)[:-1])
@@ -184,7 +198,9 @@ def test_bytes_held_at_a_time_are_limited() -> None:
 def test_whoever_leaves_early_is_not_waited_for() -> None:
     async def main() -> None:
         chosen = GatewaySettings()
-        limits = Limits(assemble([(ROUTES, form)], chosen, Doorkeeper(chosen)), Allowance())
+        limits = LimitMiddleware(
+            assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), RequestLimits()
+        )
         async with served(limits) as server:
             _, writer = await server.connect()
             writer.write(request(INFER, b"x" * 1000)[:-1])
@@ -308,3 +324,94 @@ def test_what_is_not_known_to_be_harmless_is_for_operators() -> None:
     assert {right_of(path, method) for method, path in asking} == {Right.ASK}
     assert {right_of(path, method) for method, path in managing} == {Right.OPERATE}
     assert right_of("/v2/health/ready", "GET") is Right.NONE
+
+
+# -- services/gateway/http/limits.py: what compressed bodies become, and what they may not.
+
+LIMIT = 8 * 2**20
+
+
+def inflate(coding: str, *parts: bytes, limit: int = LIMIT) -> bytes:
+    inflater = Inflater(coding, limit)
+    pieces = [piece for part in parts for piece in inflater.feed(part)]
+    inflater.end()
+    assert all(len(piece) <= STEP for piece in pieces)
+    return b"".join(pieces)
+
+
+def bare(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+def bomb(size: int) -> bytes:
+    packer = zlib.compressobj(9, wbits=31)
+    zeros = bytes(2**20)
+    return b"".join(packer.compress(zeros) for _ in range(size // len(zeros))) + packer.flush()
+
+
+@given(st.binary(max_size=3000), st.integers(1, 500), st.integers(1, 300))
+def test_what_was_compressed_comes_back(data: bytes, times: int, size: int) -> None:
+    data = (data * times)[: 2 * STEP + 77]
+    for coding, packed in (("gzip", gzip.compress(data)), ("deflate", zlib.compress(data)), ("deflate", bare(data))):
+        assert inflate(coding, packed) == data
+        assert inflate(coding, *(packed[at : at + size] for at in range(0, len(packed), size))) == data
+
+
+def test_a_gzip_file_may_have_several_members() -> None:
+    assert inflate("gzip", gzip.compress(b"ab") + gzip.compress(b"") + gzip.compress(b"c")) == b"abc"
+    with pytest.raises(BadCoding, match="parts"):
+        inflate("gzip", gzip.compress(b"") * (MEMBERS + 1))
+
+
+def test_nothing_is_nothing() -> None:
+    assert inflate("gzip", b"") == b""
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize(
+    "data",
+    [b"x", b"not compressed", gzip.compress(b"abc")[:-5], zlib.compress(b"abc" * 99)[:-5], b"\x1f\x8b\x08" + bytes(99)],
+    ids=["a letter", "text", "half a gzip", "half a zlib", "a bad head"],
+)
+def test_broken_data_is_told(coding: str, data: bytes) -> None:
+    with pytest.raises(BadCoding):
+        inflate(coding, data)
+
+
+def test_what_follows_is_told() -> None:
+    for coding, data in (("gzip", gzip.compress(b"abc")), ("deflate", zlib.compress(b"abc"))):
+        with pytest.raises(BadCoding):
+            inflate(coding, data + b"more")
+
+
+def test_a_bomb_stops_early() -> None:
+    inflater, packed = Inflater("gzip", 2**40), bomb(16 * 2**20)
+    made = 0
+    with pytest.raises(TooMuch, match="times its size"):
+        for piece in inflater.feed(packed):
+            made += len(piece)
+    assert made <= FREE
+
+
+def test_a_high_ratio_is_fine_while_it_is_small() -> None:
+    assert inflate("gzip", gzip.compress(bytes(FREE))) == bytes(FREE)
+
+
+def test_the_size_is_limited_whatever_the_ratio() -> None:
+    data = random.Random(1).randbytes(2**20 + 5)
+    packed = zlib.compress(data, 1)
+    assert len(data) < RATIO * len(packed)
+    assert inflate("deflate", packed, limit=len(data)) == data
+    with pytest.raises(TooMuch, match="more than"):
+        inflate("deflate", packed, limit=len(data) - 1)
+
+
+@given(st.binary(max_size=200))
+def test_nothing_else_is_raised(data: bytes) -> None:
+    for coding in ("gzip", "deflate"):
+        for start in (b"", b"\x1f\x8b\x08\x00" + bytes(6), b"\x78\x9c"):
+            try:
+                inflate(coding, start + data)
+            except (BadCoding, TooMuch):
+                pass

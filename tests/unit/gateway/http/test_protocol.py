@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from services.gateway.http.parts import Bounds
+from services.gateway.http.protocol import ConnectionLimits
 from tests.support.gateways.web_application import Reply, echo, read, served, shut, until
 from tests.support.servers.nats import run
 
@@ -17,7 +17,7 @@ def post(body: bytes, path: bytes = b"/a") -> bytes:
     return b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)
 
 
-def told(data: bytes, *, replies: int = 1, bounds: Bounds | None = None) -> list[Reply]:
+def told(data: bytes, *, replies: int = 1, bounds: ConnectionLimits | None = None) -> list[Reply]:
     """What a server replies to these bytes; it serves others afterwards."""
 
     async def main() -> list[Reply]:
@@ -203,7 +203,7 @@ def test_a_small_unread_body_leaves_the_connection_usable() -> None:
     run(main())
 
 
-QUICK = Bounds(head_timeout_s=0.2, idle_timeout_s=0.3, connections=20)
+QUICK = ConnectionLimits(head_timeout_s=0.2, idle_timeout_s=0.3, connections=20)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_head_in_drops_takes_no_longer_than_allowed() -> None:
 
 def test_silent_connections_make_room_for_those_that_ask() -> None:
     async def main() -> None:
-        async with served(bounds=Bounds(connections=20)) as server:
+        async with served(bounds=ConnectionLimits(connections=20)) as server:
             silent = [await server.connect() for _ in range(60)]
             for _, writer in silent[50:]:
                 writer.write(b"GET /a HT")
@@ -260,7 +260,7 @@ def test_silent_connections_make_room_for_those_that_ask() -> None:
 
 def test_more_connections_than_allowed_are_told_so() -> None:
     async def main() -> None:
-        async with served(bounds=Bounds(connections=5)) as server:
+        async with served(bounds=ConnectionLimits(connections=5)) as server:
             held = [await server.connect() for _ in range(5)]
             for _, writer in held:
                 writer.write(post(b"abc")[:-1])

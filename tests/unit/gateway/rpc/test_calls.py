@@ -5,11 +5,11 @@ import pytest
 from bus.tensors import BadTensor
 from infaas.errors import Refused
 from services.core.settings import GatewaySettings
-from services.gateway.door import Problem
-from services.gateway.http.access import Doorkeeper
+from services.gateway.errors import RequestFailed
+from services.gateway.http.access import AccessControl
+from services.gateway.metrics import RequestCounts
 from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.wire import HeadTooLarge
-from services.gateway.traffic import Traffic
 from tests.support.servers.nats import run
 
 
@@ -23,14 +23,14 @@ from tests.support.servers.nats import run
     ],
 )
 def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(error: Exception, status: str) -> None:
-    settings, traffic = GatewaySettings(), Traffic()
-    calls = Calls(Doorkeeper(settings), settings, traffic)
+    settings, traffic = GatewaySettings(), RequestCounts()
+    calls = Calls(AccessControl(settings), settings, traffic)
 
     async def fails() -> bytes:
         raise error
 
     async def main() -> None:
-        with pytest.raises(Problem):
+        with pytest.raises(RequestFailed):
             await calls.counted(b"body", fails)
 
     run(main())

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.rpc.messages import HEALTH, INFERENCE
-from services.gateway.rpc.schema import Schema
+from services.gateway.rpc.messages import HEALTH, INFERENCE, Schema
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc], of the extra dev, is not installed")
 

@@ -15,10 +15,10 @@ from bus.memory import Broker
 from infaas.auth.certificates import CertificateError, certify
 from infaas.client import Client
 from services.core.settings import GatewaySettings
-from services.gateway.door import Door
-from services.gateway.http.access import Doorkeeper
+from services.gateway.edge import GatewayService
+from services.gateway.http.access import AccessControl
+from services.gateway.rpc.handlers import FILES
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS
-from services.gateway.rpc.reflection import FILES
 from services.gateway.rpc.server import GrpcServer
 from tests.support.clients.responders import until
 from tests.support.gateways.echo_gateway import Echoing, echoing
@@ -218,8 +218,8 @@ def test_other_protocols(channel: grpc.Channel, stage: Echoing, data: bytes) -> 
 def test_a_port_that_is_taken_is_told() -> None:
     async def main(port: int) -> None:
         settings = GatewaySettings(grpc_port=port)
-        door = Door(settings, Client(Broker().connect("nobody")))
-        server = GrpcServer(door, Doorkeeper(settings), settings)
+        door = GatewayService(settings, Client(Broker().connect("nobody")))
+        server = GrpcServer(door, AccessControl(settings), settings)
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}, for gRPC"):
             await server.open()
         await server.close(1.0)

@@ -15,7 +15,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from services.gateway.rpc.contents import FIELDS
+from services.gateway.rpc.infer import FIELDS
 from tests.support.gateways.echo_gateway import DATATYPES, Echoing, echoing
 from tests.support.gateways.tensors import sample
 

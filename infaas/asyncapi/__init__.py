@@ -1,1 +1,0 @@
-"""The AsyncAPI document of everything on the bus, generated from the message types (`python -m infaas.asyncapi`)."""

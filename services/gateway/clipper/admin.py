@@ -1,0 +1,249 @@
+"""/admin/*: Clipper's management of applications, links, models and versions, carried out as `infaas.admin.<verb>`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+from bus.subjects import WITHOUT_APP
+from infaas.errors import InfaasError, Refused
+from services.core.catalog import Catalog
+from services.gateway.clipper import bodies
+from services.gateway.clipper.bodies import (
+    PROCESSING,
+    REQUEST,
+    ClipperError,
+    clipper_refusal,
+    field,
+    read_object,
+    read_version,
+)
+from services.gateway.edge import GatewayService, wait_until
+from services.gateway.errors import failure_of
+from services.gateway.http.bodies import JsonReply, json_body
+from services.gateway.registration import NEEDED, FileSource, ModelRegistration, RegistrationRequest, file_source
+
+SUCCESS = "Success!"
+Body = dict[str, Any]
+
+
+class ClipperAdminApi:
+    """The endpoints. What Clipper's clients check is the status; the body says more."""
+
+    def __init__(self, door: GatewayService, registering: ModelRegistration) -> None:
+        self._door = door
+        self._registering = registering
+
+    # -- applications
+
+    async def add_app(self, request: Request) -> PlainTextResponse:
+        body = await _body(request)
+        micros = field(body, "latency_slo_micros", (int, float))
+        fields = {
+            "app": field(body, "name", str),
+            "input_type": field(body, "input_type", str),
+            "default_output": _parsed(body.get("default_output")),
+            "latency_ms": _milliseconds(micros),
+        }
+        return await self._change("add-app", fields)
+
+    async def delete_app(self, request: Request) -> PlainTextResponse:
+        return await self._change("delete-app", {"app": field(await _body(request), "name", str)})
+
+    async def add_model_links(self, request: Request) -> PlainTextResponse:
+        """All of them or none, as far as what is wrong can be known before."""
+        app, models = self._links(await _body(request))
+        for model in models:
+            if self._door.catalog.model(model) is None:
+                raise ClipperError(REQUEST, f"there is no model {model[:80]!r}: add_model registers one")
+        for model in models:
+            await self._change("link-model", {"app": app, "model": model})
+        return PlainTextResponse(SUCCESS)
+
+    async def delete_model_links(self, request: Request) -> PlainTextResponse:
+        app, models = self._links(await _body(request))
+        found = self._door.catalog.app(app)
+        for model in models:
+            if found is not None and model not in found.links:
+                raise ClipperError(REQUEST, f"application {app} does not link {model[:80]!r}")
+        for model in models:
+            await self._change("unlink-model", {"app": app, "model": model})
+        return PlainTextResponse(SUCCESS)
+
+    def _links(self, body: Body) -> tuple[str, list[str]]:
+        models = field(body, "model_names", list)
+        if not models or not all(isinstance(model, str) for model in models):
+            raise ClipperError(REQUEST, "model_names: must be a list of at least one name")
+        return field(body, "app_name", str), models
+
+    # -- models
+
+    async def add_model(self, request: Request) -> PlainTextResponse:
+        """Register a version on its own; it is served once an application links it."""
+        body = await _body(request)
+        if field(body, "batch_size", int, needed=False) not in (None, -1):
+            raise ClipperError(
+                REQUEST, "batch_size: must be -1; batches are as large as measurements and deadlines allow"
+            )
+        path = field(body, "model_data_path", str, needed=False)
+        source = file_source(body["model"], "model") if "model" in body else FileSource("model_data_path", url=path)
+        if source.url is None and source.blob is None:
+            raise ClipperError(REQUEST, 'model_data_path: must be a URL; or give model as {"blob": base64}')
+        if "validation" not in body:
+            raise ClipperError(REQUEST, NEEDED)
+        labels = field(body, "labels", list, needed=False) or []
+        if not all(isinstance(label, str) for label in labels):
+            raise ClipperError(REQUEST, "labels: must be a list of texts")
+        more = {"version": read_version(body, "model_version", needed=False)}
+        for name in ("metric", "inputs_key", "labels_key", "task"):
+            if (value := field(body, name, str, needed=False)) is not None:
+                more[name] = value
+        wish = RegistrationRequest(
+            app=WITHOUT_APP,
+            model=field(body, "model_name", str),
+            source=source,
+            validation=file_source(body["validation"], "validation"),
+            labels=tuple(labels),
+            format=field(body, "format", str, needed=False),
+            more=more,
+        )
+        try:
+            done = await self._registering.register(wish)
+        except Refused as error:
+            raise clipper_refusal(error, REQUEST) from error
+        await wait_until(lambda: self._door.catalog.model(done.model, done.version) is not None)
+        return PlainTextResponse(SUCCESS)
+
+    async def delete_versioned_model(self, request: Request) -> PlainTextResponse:
+        body = await _body(request)
+        fields = {"model": field(body, "model_name", str), "version": read_version(body, "model_version")}
+        return await self._change("delete-version", fields)
+
+    async def set_model_version(self, request: Request) -> PlainTextResponse:
+        """In every application that links the model."""
+        body = await _body(request)
+        model, wanted = field(body, "model_name", str), read_version(body, "model_version")
+        catalog = self._door.catalog
+        if catalog.model(model, wanted) is None:
+            raise ClipperError(REQUEST, f"there is no version {wanted} of a model {model[:80]!r}")
+        apps = sorted(catalog.apps_linking(model))
+        if not apps:
+            raise ClipperError(
+                REQUEST, f"no application links model {model}: link it first, the newest version serves then"
+            )
+        for app in apps:
+            await self._change("set-version", {"app": app, "model": model, "version": wanted})
+        return PlainTextResponse(SUCCESS)
+
+    # -- what there is
+
+    async def get_all_applications(self, request: Request) -> JsonReply:
+        body = await _body(request)
+        apps = sorted(self._door.catalog.apps, key=lambda app: app.app)
+        return JsonReply([bodies.describe_app(app) if _verbose(body) else app.app for app in apps])
+
+    async def get_application(self, request: Request) -> JsonReply:
+        app = self._door.catalog.app(field(await _body(request), "name", str))
+        return JsonReply({} if app is None else bodies.describe_app(app))
+
+    async def get_linked_models(self, request: Request) -> JsonReply:
+        name = field(await _body(request), "app_name", str)
+        app = self._door.catalog.app(name)
+        if app is None:
+            raise ClipperError(REQUEST, f"there is no application {name[:80]!r}")
+        return JsonReply(sorted(app.links))
+
+    async def get_all_models(self, request: Request) -> JsonReply:
+        body = await _body(request)
+        catalog = self._door.catalog
+        found = bodies.all_models(catalog)
+        return JsonReply(
+            [bodies.describe_model(one, catalog) if _verbose(body) else bodies.model_id(one) for one in found]
+        )
+
+    async def get_model(self, request: Request) -> JsonReply:
+        body = await _body(request)
+        catalog = self._door.catalog
+        found = catalog.model(field(body, "model_name", str), read_version(body, "model_version"))
+        return JsonReply({} if found is None else bodies.describe_model(found, catalog))
+
+    async def get_all_containers(self, request: Request) -> JsonReply:
+        body = await _body(request)
+        found = await self._containers()
+        if _verbose(body):
+            return JsonReply(found)
+        return JsonReply([f"{one['model_id']}:{one['model_replica_id']}" for one in found])
+
+    async def get_container(self, request: Request) -> JsonReply:
+        body = await _body(request)
+        wanted = f"{field(body, 'model_name', str)}:{read_version(body, 'model_version')}"
+        number = field(body, "replica_id", int)
+        match = [
+            one for one in await self._containers() if (one["model_id"], one["model_replica_id"]) == (wanted, number)
+        ]
+        return JsonReply(match[0] if match else {})
+
+    async def ping(self, request: Request) -> PlainTextResponse:
+        del request
+        return PlainTextResponse("PONG")
+
+    # -- inside
+
+    async def _containers(self) -> list[dict[str, Any]]:
+        try:
+            return bodies.list_containers(self._door.catalog, await self._door.client.workers())
+        except Refused as error:
+            raise clipper_refusal(error) from error
+        except InfaasError as error:
+            raise failure_of(error) from error
+
+    async def _change(self, verb: str, fields: Mapping[str, Any]) -> PlainTextResponse:
+        try:
+            await self._door.command(verb, fields)
+        except Refused as error:
+            raise clipper_refusal(error, PROCESSING if error.code == "internal" else REQUEST) from error
+        await wait_until(lambda: _visible(verb, fields, self._door.catalog))
+        return PlainTextResponse(SUCCESS)
+
+
+def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
+    """Whether the catalogue shows a change that was made."""
+    app, model = catalog.app(fields.get("app", "")), fields.get("model", "")
+    if verb == "delete-version":
+        return catalog.model(model, fields["version"]) is None
+    if verb == "delete-app":
+        return app is None
+    if app is None:
+        return False
+    if verb == "set-version":
+        return bool(app.links.get(model) == fields["version"])
+    return verb == "add-app" or (model in app.links) == (verb == "link-model")
+
+
+async def _body(request: Request) -> Body:
+    body = await json_body(request)
+    return read_object(body, "an object with this verb's fields") if body else {}
+
+
+def _milliseconds(micros: float) -> float:
+    """Raises ClipperError: JSON's whole numbers may be larger than any floating-point number."""
+    try:
+        return micros / 1000.0
+    except OverflowError as error:
+        raise ClipperError(REQUEST, "latency_slo_micros: must be a number of microseconds above 0") from error
+
+
+def _verbose(body: Body) -> bool:
+    return bool(field(body, "verbose", bool, needed=False))
+
+
+def _parsed(value: Any) -> Any:
+    """Clipper's defaults are texts, which its replies show as what they are in JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

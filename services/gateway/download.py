@@ -1,0 +1,328 @@
+"""From where files may be fetched: which URLs, which hosts, which addresses. Pure: names are resolved elsewhere."""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from threading import Timer
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+PORTS = {"http": 80, "https": 443}
+MOST_URL = 2048  # characters
+_NAT64 = IPv6Network("64:ff9b::/96")
+_INTERNET = IPv6Network("2000::/3")  # all that is given out to anybody
+_SPECIAL = tuple(  # not every Python knows that these are nobody's
+    ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
+)
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")
+
+Address = IPv4Address | IPv6Address
+
+
+class NotAllowed(Exception):
+    """A URL, host or address from which nothing is fetched. forbidden: it is well-formed, and the operator did not allow it."""
+
+    def __init__(self, message: str, *, forbidden: bool = True) -> None:
+        super().__init__(message)
+        self.forbidden = forbidden
+
+
+class AllowedHost(NamedTuple):
+    """One entry of the setting. port: None is the scheme's own. address: where it is, in a network of one's own."""
+
+    name: str
+    port: int | None
+    address: Address | None
+
+
+class FileUrl(NamedTuple):
+    """Where one file is. host: in lower case. target: path and query, as they go into the request."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+    allowed: AllowedHost
+
+
+def allowed_hosts(entries: tuple[str, ...]) -> tuple[AllowedHost, ...]:
+    """The setting gateway.register_hosts: `name`, `name:port`, `name=address`, `name:port=address`, or an address. Raises ValueError."""
+    return tuple(_entry(entry) for entry in entries)
+
+
+def _entry(entry: str) -> AllowedHost:
+    named, _, at = entry.strip().lower().partition("=")
+    literal = _literal(named)
+    if literal is not None:
+        name, port = str(literal), None
+    else:
+        name, colon, digits = named.rpartition(":") if ":" in named else (named, "", "")
+        name, port = (name.strip("[]"), _port(digits, entry)) if colon else (named, None)
+        literal = _literal(name)
+    if literal is None and not _is_name(name):
+        raise ValueError(f"{entry!r} is no host: write name, name:port, name=address or an address")
+    address = literal
+    if at:
+        address = _literal(at)
+        if address is None:
+            raise ValueError(f"{entry!r}: {at!r} is no address")
+    return AllowedHost(str(literal) if literal is not None else name, port, address)
+
+
+def _port(digits: str, entry: str) -> int:
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
+        raise ValueError(f"{entry!r}: {digits!r} is no port")
+    return int(digits)
+
+
+def file_url(url: str, hosts: tuple[AllowedHost, ...]) -> FileUrl:
+    """Where `url` leads, if anything may be fetched from there at all. Raises NotAllowed."""
+    if len(url) > MOST_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise NotAllowed(f"the URL must be printable ASCII without spaces, at most {MOST_URL} long", forbidden=False)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise NotAllowed(f"the URL cannot be read: {error}", forbidden=False) from error
+    if parts.scheme not in PORTS:
+        raise NotAllowed(f"only http and https URLs are fetched, not {parts.scheme or 'this'!r}", forbidden=False)
+    if "@" in parts.netloc:
+        raise NotAllowed("the URL carries a user or password: URLs with credentials are not fetched", forbidden=False)
+    host = (parts.hostname or "").removesuffix(".")
+    if not host:
+        raise NotAllowed("the URL names no host", forbidden=False)
+    literal = _literal(host)
+    if literal is not None:
+        host = str(literal)
+    elif not _is_name(host):
+        raise NotAllowed(f"{host!r} is no host name, nor an address in its usual form", forbidden=False)
+    port = PORTS[parts.scheme] if port is None else port
+    for allowed in hosts:
+        if allowed.name == host and port == (allowed.port or PORTS[parts.scheme]):
+            return FileUrl(parts.scheme, host, port, _target(parts), allowed)
+    where = host if port == PORTS[parts.scheme] else f"{host}:{port}"
+    raise NotAllowed(f"nothing is fetched from {where}: the operator's setting gateway.register_hosts does not name it")
+
+
+def checked_addresses(found: list[str], place: FileUrl) -> list[str]:
+    """The addresses that a host's name stands for, if all of them may be asked. Raises NotAllowed."""
+    if not found:
+        raise NotAllowed(f"{place.host} has no address", forbidden=False)
+    expected = place.allowed.address
+    for text in found:
+        address = ip_address(text.partition("%")[0])
+        if expected is not None:
+            if _plain(address) != _plain(expected):
+                raise NotAllowed(f"{place.host} is at another address than the one that the operator allowed")
+        elif not is_public(address):
+            raise NotAllowed(
+                f"{place.host} is at an address of a private network: the operator may allow it as"
+                f" {place.host}=ADDRESS in gateway.register_hosts"
+            )
+    return found
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is anybody's on the Internet: not this machine, its networks, a group, or reserved."""
+    plain = _plain(address)
+    if isinstance(plain, IPv6Address):
+        if plain.sixtofour is not None:
+            return is_public(plain.sixtofour)
+        if plain in _NAT64:
+            return is_public(IPv4Address(int(plain) & 0xFFFFFFFF))
+        if plain not in _INTERNET:
+            return False
+    if any(plain in network for network in _SPECIAL):
+        return False
+    return plain.is_global and not (
+        plain.is_multicast or plain.is_reserved or plain.is_unspecified or plain.is_loopback or plain.is_link_local
+    )
+
+
+def _plain(address: Address) -> Address:
+    """An IPv4 address that is written as an IPv6 one is that IPv4 address."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def _literal(text: str) -> Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def _is_name(text: str) -> bool:
+    """A host's name, and no number in disguise: 2130706433, 0x7f.1 and 0177.0.0.1 are addresses to many resolvers."""
+    last = text.rpartition(".")[2]
+    return (
+        0 < len(text) <= 253
+        and _LETTERS.issuperset(text)
+        and all(0 < len(part) <= 63 for part in text.split("."))
+        and not last[0].isdigit()
+    )
+
+
+def _target(parts: SplitResult) -> str:
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+# -- A file from a URL, for whoever registers a model: only from hosts that the operator allowed, from the very
+# address that was checked.
+
+CHUNK = 2**18
+SILENCE_S = 10.0  # nothing at all from the other side
+
+Resolver = Callable[[str, int], list[str]]  # host and port to addresses
+
+
+class DownloadFailed(Exception):
+    """The other side gave nothing that can be used; the text says why. status: HTTP's, for whoever asked."""
+
+    def __init__(self, message: str, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class DownloadRules(NamedTuple):
+    """The operator's rules. max_bytes: of one file; timeout_s: for one file, from resolving its host to its last byte."""
+
+    hosts: tuple[AllowedHost, ...]
+    max_bytes: int = 2**30
+    timeout_s: float = 300.0
+    tls: ssl.SSLContext | None = None
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The addresses that the system's resolver knows. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def download(url: str, into: Path, rules: DownloadRules, resolver: Resolver = resolve) -> int:
+    """Write what is at `url` to a file; returns its size. Blocks. Raises NotAllowed, DownloadFailed."""
+    place = file_url(url, rules.hosts)
+    ends = time.monotonic() + rules.timeout_s
+    try:
+        addresses = checked_addresses(resolver(place.host, place.port), place)
+    except OSError as error:
+        raise DownloadFailed(f"{place.host} cannot be found: {error.strerror or error}") from error
+    connection = _connected(place, addresses, rules, ends)
+    try:
+        return _download(connection, place, into, rules, ends)
+    except (OSError, HTTPException) as error:
+        into.unlink(missing_ok=True)
+        if time.monotonic() >= ends:
+            raise DownloadFailed(f"{place.host} did not send the file within {rules.timeout_s:g} s", 504) from error
+        what = (
+            "said nothing for too long"
+            if isinstance(error, TimeoutError)
+            else f"sent no usable answer: {_short(error)}"
+        )
+        raise DownloadFailed(f"{place.host} {what}") from error
+    except BaseException:
+        into.unlink(missing_ok=True)
+        raise
+    finally:
+        connection.end()
+
+
+class _Connection(HTTPConnection):
+    """A connection over a socket that is there already, cut off when the time is up."""
+
+    sock: socket.socket
+
+    def __init__(self, place: FileUrl, sock: socket.socket, seconds: float) -> None:
+        super().__init__(place.host, place.port)
+        self.sock = self._held = sock
+        # A server that sends a byte now and then resets every time-out of a socket, but not this one.
+        self._guard = Timer(max(0.0, seconds), self._cut)
+        self._guard.daemon = True
+        self._guard.start()
+
+    def connect(self) -> None:
+        raise HTTPException("the connection ended")
+
+    def secure(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on. Raises OSError."""
+        self.sock = self._held = context.wrap_socket(
+            self.sock, server_hostname=self.host, do_handshake_on_connect=False
+        )
+        self.sock.do_handshake()
+
+    def end(self) -> None:
+        """Close it. (`close` is called by getresponse, too, and leaves the socket to the response.)"""
+        self._guard.cancel()
+        self.close()
+        self._held.close()
+
+    def _cut(self) -> None:
+        with suppress(OSError):
+            self._held.shutdown(socket.SHUT_RDWR)
+
+
+def _connected(place: FileUrl, addresses: list[str], rules: DownloadRules, ends: float) -> _Connection:
+    failure: Exception | None = None
+    for address in addresses:
+        left = ends - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            plain = socket.create_connection((address, place.port), timeout=min(SILENCE_S, left))
+        except OSError as error:
+            failure = error
+            continue
+        connection = _Connection(place, plain, ends - time.monotonic())
+        try:
+            if place.scheme == "https":
+                connection.secure(rules.tls or ssl.create_default_context())
+        except OSError as error:
+            connection.end()
+            failure = error
+            continue
+        return connection
+    raise DownloadFailed(f"{place.host} cannot be reached: {_short(failure) if failure else 'it took too long'}")
+
+
+def _download(connection: _Connection, place: FileUrl, into: Path, rules: DownloadRules, ends: float) -> int:
+    headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "infaas", "Connection": "close"}
+    connection.request("GET", place.target, headers=headers)
+    response = connection.getresponse()
+    with response:
+        _check(response, place, rules)
+        size = 0
+        with into.open("wb") as file:
+            while piece := response.read1(CHUNK):
+                size += len(piece)
+                if size > rules.max_bytes:
+                    raise DownloadFailed(_too_large(place, rules), 413)
+                file.write(piece)
+        if response.length:
+            raise HTTPException(f"{response.length} bytes are missing")
+        if time.monotonic() >= ends:
+            raise HTTPException("it was cut off")  # by us, which may look like the end
+        return size
+
+
+def _check(response: HTTPResponse, place: FileUrl, rules: DownloadRules) -> None:
+    if 300 <= response.status < 400:
+        raise DownloadFailed(f"{place.host} redirects to another place: give the URL of the file itself")
+    if response.status != 200:
+        raise DownloadFailed(f"{place.host} answered {response.status}: is the URL right?")
+    if response.getheader("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise DownloadFailed(f"{place.host} sends the file in a coding that was not asked for")
+    if response.length is not None and response.length > rules.max_bytes:
+        raise DownloadFailed(_too_large(place, rules), 413)
+
+
+def _too_large(place: FileUrl, rules: DownloadRules) -> str:
+    return f"the file at {place.host} is larger than gateway.register_max_bytes, {rules.max_bytes} bytes"
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,108 @@
+"""What a refusal's code is called in HTTP and in gRPC: one table for every dialect. Pure."""
+
+import re
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, NamedTuple
+
+from bus.port import PayloadTooLarge
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+
+
+class StatusCodes(NamedTuple):
+    """http: status. grpc: the name of a status code."""
+
+    http: int
+    grpc: str
+
+
+CODES = {
+    "bad_request": StatusCodes(400, "INVALID_ARGUMENT"),
+    "unknown_app": StatusCodes(404, "NOT_FOUND"),
+    "unknown_model": StatusCodes(404, "NOT_FOUND"),
+    "unsatisfiable": StatusCodes(422, "FAILED_PRECONDITION"),
+    "deadline": StatusCodes(504, "DEADLINE_EXCEEDED"),
+    "overloaded": StatusCodes(503, "RESOURCE_EXHAUSTED"),
+    "model_error": StatusCodes(500, "INTERNAL"),
+    "too_large": StatusCodes(413, "RESOURCE_EXHAUSTED"),
+    "forbidden": StatusCodes(403, "PERMISSION_DENIED"),
+    "internal": StatusCodes(500, "INTERNAL"),
+    # The gateway's own, before a query has reached the system.
+    "unavailable": StatusCodes(503, "UNAVAILABLE"),
+    "unauthenticated": StatusCodes(401, "UNAUTHENTICATED"),
+    "unknown": StatusCodes(404, "NOT_FOUND"),
+}
+UNFORESEEN = CODES["internal"]  # the list of codes may grow
+
+
+def statuses_of(code: str) -> StatusCodes:
+    """HTTP status and gRPC code of a refusal's code."""
+    return CODES.get(code, UNFORESEEN)
+
+
+def retry_after(code: str, retry_after_ms: float | None) -> dict[str, str]:
+    """The header that says when to come back, in whole seconds; only where coming back may help."""
+    if retry_after_ms is None and statuses_of(code).http != 503:
+        return {}
+    return {"Retry-After": str(max(1, ceil((retry_after_ms or 1000.0) / 1000.0)))}
+
+
+_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # as the system's own advice has them
+
+
+_RIGHT = re.compile(r"our credentials have no right to \S+: ")  # as the client library says it
+
+
+class RequestFailed(Exception):
+    """A request that ends here: status for HTTP, code as in codes.py, a sentence for whoever sent it, and more beside it."""
+
+    def __init__(
+        self,
+        status: int | None,
+        message: str,
+        *,
+        code: str = "bad_request",
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.more = dict(more or {})
+        self.code = code
+        self.status = statuses_of(code).http if status is None else status
+        self.message = message
+        self.headers = dict(headers or {})
+
+
+def unavailable(missing: str) -> RequestFailed:
+    """The system cannot answer now: what it lacks, and when to come back."""
+    text = f"the system cannot answer now: it lacks {missing}"
+    return RequestFailed(None, text, code="unavailable", headers=retry_after("unavailable", None))
+
+
+def without_subjects(refused: Refused) -> Refused:
+    """The refusal in words for those who do not see the bus."""
+    text = _RIGHT.sub("the gateway's credentials on the bus do not allow this: ", _SUBJECT.sub("", refused.message))
+    if text == refused.message:
+        return refused
+    return Refused(refused.code, text, closest=refused.closest, retry_after_ms=refused.retry_after_ms, id=refused.id)
+
+
+def failure_of(error: InfaasError) -> RequestFailed:
+    """What the client library could not do, in words that name no subject or host."""
+    if isinstance(error, BadInput):
+        if isinstance(error.__cause__, PayloadTooLarge):
+            return RequestFailed(None, "the query is larger than the system takes", code="too_large")
+        return RequestFailed(None, str(error))
+    if isinstance(error, Timeout):
+        return RequestFailed(None, "the system did not answer in time", code="deadline")
+    if isinstance(error, NotConnected):
+        return RequestFailed(None, "the system cannot be reached now", code="unavailable")
+    return RequestFailed(None, "the system's answer could not be used", code="internal")
+
+
+def of_refusal(refused: Refused) -> RequestFailed:
+    """A refusal of the system's in HTTP's terms."""
+    headers = retry_after(refused.code, refused.retry_after_ms)
+    more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
+    told = {name: value for name, value in more.items() if value is not None}
+    return RequestFailed(statuses_of(refused.code).http, refused.message, code=refused.code, headers=headers, more=told)

@@ -1,0 +1,190 @@
+"""What is checked of every request before anything else: its path, whose name it was sent to, which page sent it, who asks.
+
+Browsers are the reason for the middle two: a page from anywhere can make its visitor's browser send requests to this machine, and a
+name that its owner points to this machine after the page was loaded (DNS rebinding) makes them look harmless. So names must be known
+(421), and what changes or computes something must not come from another page's origin (403).
+"""
+
+from collections.abc import Collection
+from ipaddress import ip_address
+from socket import gethostname
+from urllib.parse import unquote_to_bytes
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.core.settings import GatewaySettings, listed
+from services.gateway.errors import RequestFailed
+from services.gateway.http.access import AccessControl, Right, is_loopback
+from services.gateway.http.bodies import JsonReply
+from services.gateway.http.limits import LimitMiddleware, RequestLimits
+
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def path_fault(raw: bytes) -> str | None:
+    """What is wrong with a path as it was sent: names of apps and models need none of this. None: nothing."""
+    if b"%" not in raw and b"/." not in raw and b"\\" not in raw and b"//" not in raw:
+        return None
+    path = unquote_to_bytes(raw)
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        return "the path is not UTF-8"
+    if not text.isprintable():
+        return "the path has control characters"
+    if "\\" in text or b"%2f" in raw.lower() or "//" in text:
+        return "the path has empty steps, or slashes inside a name"
+    if any(step in (".", "..") for step in text.split("/")):
+        return "the path has steps that are . or .."
+    return None
+
+
+def bare_host(value: str) -> str | None:
+    """The host of a header Host or :authority, without port, in lower case; None where it is malformed."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        host, bracket, port = value[1:].partition("]")
+        port = port.removeprefix(":") if not port or port.startswith(":") else "?"
+        fine = bool(bracket) and _address(host)
+    else:
+        host, _, port = value.partition(":")
+        host = host.removesuffix(".")
+        fine = bool(host) and all(letter.isalnum() or letter in "-._" for letter in host) and host.isascii()
+    return host if fine and (not port or (port.isascii() and port.isdigit())) else None
+
+
+def host_allowed(value: str, hosts: Collection[str]) -> bool:
+    """Whether a request may be sent to this name. An address always: nobody can point it elsewhere. hosts: names, `*.name`, or `*`."""
+    host = bare_host(value)
+    if host is None:
+        return False
+    if host == "localhost" or host.endswith(".localhost") or host in hosts or "*" in hosts or _address(host):
+        return True
+    return any(name.startswith("*.") and host.endswith(name[1:]) for name in hosts)
+
+
+def origin_allowed(origin: str, host: str, site: str, origins: Collection[str]) -> bool:
+    """Whether a page of this origin may do more than look. host: the request's own. site: its header Sec-Fetch-Site.
+
+    No browser leaves out the origin where it matters; other programs send none.
+    """
+    if "*" in origins or origin in origins:
+        return True
+    if not origin:
+        return site in ("", "same-origin", "none")
+    _, scheme, rest = origin.partition("://")
+    return bool(scheme) and rest.lower() == host.strip().lower()
+
+
+def _address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+# -- The way into the application: what holds for every request, before any dialect sees it.
+
+METHODS = ("GET", "POST", "PUT", "DELETE")
+HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
+_ASKING = ("/classify", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
+_FOREIGN = "infaas.foreign"  # in a request's scope: a page of another origin has sent it
+
+
+def enter(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
+    """`app` behind all that is checked and limited."""
+    allowance = RequestLimits(
+        settings.max_body, settings.body_timeout_s, settings.in_flight, max(4 * settings.max_body, 256 * 2**20)
+    )
+    origins = listed(settings.cors_origins)
+    hosts = {name.lower() for name in (settings.address, *listed(settings.hosts))}
+    if not is_loopback(settings.address):
+        hosts.add(gethostname().lower())
+    whole: ASGIApp = CheckMiddleware(LimitMiddleware(app, allowance), hosts, frozenset(origins))
+    if origins:
+        exposed = ("Inference-Header-Content-Length", "Retry-After", "Traceparent")
+        whole = CORSMiddleware(
+            whole, allow_origins=origins, allow_methods=METHODS, allow_headers=HEADERS, expose_headers=exposed
+        )
+    return whole
+
+
+class CheckMiddleware:
+    """ASGI middleware: paths, hosts, origins. hosts: names in lower case. origins: as browsers write them."""
+
+    def __init__(self, app: ASGIApp, hosts: set[str], origins: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._origins = origins
+        self._known: set[str] = set()  # hosts that were found right
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        problem = self._problem(scope)
+        if problem is not None:
+            await JsonReply({"error": problem.message}, problem.status, problem.headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> RequestFailed | None:
+        fault = path_fault(scope["raw_path"])
+        if fault is not None:
+            return RequestFailed(400, fault)
+        host = origin = site = ""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+            elif name == b"sec-fetch-site":
+                site = value.decode("latin-1")
+        if host not in self._known and (host or scope["http_version"] != "1.0"):
+            if not host_allowed(host, self._hosts):
+                return RequestFailed(
+                    421, "no such host is served here: the gateway's setting `hosts` names those that are"
+                )
+            if len(self._known) < 1000:
+                self._known.add(host)
+        if (origin or site) and not origin_allowed(origin, host, site, ()):
+            scope[_FOREIGN] = True
+            if scope["method"] not in READING and not origin_allowed(origin, host, site, self._origins):
+                return RequestFailed(
+                    403, "pages of other origins may not ask: the gateway's setting `cors_origins` names those that may"
+                )
+        return None
+
+
+def right_of(path: str, method: str) -> Right:
+    """What a route needs, by its template; whatever is not known to be harmless is for operators."""
+    if path.startswith("/v2/health/"):
+        return Right.NONE
+    steps = path.split("/")
+    if steps[1] == "admin":
+        return Right.OPERATE
+    if path in _ASKING or (method in READING and steps[1] == "v2"):
+        return Right.ASK
+    if method == "POST":
+        if path.startswith("/v2/models/") and steps[-1] in ("infer", "generate", "generate_stream"):
+            return Right.ASK
+        if len(steps) == 3 and steps[-1] in ("predict", "update"):
+            return Right.ASK
+    return Right.OPERATE
+
+
+def check(scope: Scope, right: Right, keeper: AccessControl) -> None:
+    """Whether whoever sends this request may. Raises RequestFailed."""
+    if right is Right.NONE or (right is Right.ASK and keeper.open):
+        return
+    credential = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
+    verdict = keeper.verdict(right, credential)
+    if verdict.status == 401:
+        raise RequestFailed(
+            401, verdict.message, code="unauthenticated", headers={"WWW-Authenticate": 'Bearer realm="infaas"'}
+        )
+    if verdict.status:
+        raise RequestFailed(verdict.status, verdict.message, code="forbidden")
+    if right is Right.OPERATE and scope.get(_FOREIGN) and not keeper.operators:
+        raise RequestFailed(403, "pages of other origins manage nothing without an operator's token", code="forbidden")

@@ -1,0 +1,214 @@
+"""What the protocol calls a model: `<app>`, `<app>.<model>` or `<app>.<model>.<variant>`. Pure."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import metadata as packages
+from typing import Any, NamedTuple
+
+from bus.messages.catalog import Signature, TensorSpec, VariantRecord
+from bus.subjects import valid_name
+from services.core.catalog import Catalog
+from services.gateway.edge import GatewayService
+from services.gateway.errors import RequestFailed
+
+MOST_NAME = 3 * 64 + 2  # characters of the longest name: three tokens and the dots between them
+
+
+class ModelTarget(NamedTuple):
+    """Whom a request is for."""
+
+    app: str
+    model: str | None = None
+    variant: str | None = None
+    version: str | None = None
+
+    def needs(self) -> dict[str, str]:
+        """The requirements that the name stands for."""
+        named = {"model": self.model, "variant": self.variant, "version": self.version}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def parse_target(name: str, version: str | None = None) -> ModelTarget | None:
+    """The target with this name; None when it is none."""
+    if len(name) > MOST_NAME or (version is not None and len(version) > MOST_NAME):
+        return None  # what anybody may send at any length is not kept
+    return _parse(name, version)
+
+
+@lru_cache(1024)
+def _parse(name: str, version: str | None) -> ModelTarget | None:
+    parts = name.split(".")
+    if (
+        len(parts) > 3
+        or not all(valid_name(part) for part in parts)
+        or (version is not None and not valid_name(version))
+    ):
+        return None
+    app, model, variant = (*parts, None, None)[:3]
+    assert app is not None
+    return ModelTarget(app, model, variant, version)
+
+
+# -- What the protocol tells of apps, models and variants: metadata, configuration, the repository's index. Pure.
+
+PLATFORMS = {"ort": "onnxruntime_onnx", "torch": "pytorch_libtorch"}
+MODELLESS = "infaas_modelless"  # of what is no single variant
+
+
+class ServedModel(NamedTuple):
+    """What the catalogue has under a name. variants: that may answer; versions: of all models concerned."""
+
+    name: str
+    signature: Signature
+    versions: list[str]
+    variants: tuple[VariantRecord, ...]
+    platform: str
+
+
+def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
+    """What is registered as this; None when nothing is."""
+    app = catalog.app(target.app)
+    if app is None or (target.model is not None and target.model not in app.links):
+        return None
+    models = [target.model] if target.model is not None else sorted(app.links)
+    versions = sorted({version for model in models for version in catalog.versions(model)}, key=_in_order)
+    if target.version is not None:
+        versions = [version for version in versions if version == target.version]
+        variants = tuple(variant for model in models for variant in catalog.variants_at(model, target.version))
+    else:
+        variants = tuple(variant for model in models for variant in catalog.variants_at(model, app.links[model]))
+    if target.variant is not None:
+        one = catalog.variant(target.variant)
+        variants = (one,) if one is not None and one.model == target.model and one.version in versions else ()
+        versions = [variant.version for variant in variants]
+    if not variants:
+        return None
+    signature = app.signature if app.signature is not None else variants[0].signature
+    name = ".".join(part for part in (target.app, target.model, target.variant) if part is not None)
+    platform = MODELLESS
+    if target.variant is not None:
+        platform = PLATFORMS.get(variants[0].framework, variants[0].framework)
+    return ServedModel(name, signature, versions, variants, platform)
+
+
+def metadata(known: ServedModel) -> dict[str, Any]:
+    """The reply to `GET /v2/models/<m>`."""
+    return {
+        "name": known.name,
+        "versions": known.versions,
+        "platform": known.platform,
+        "inputs": [_metadata(spec) for spec in known.signature.inputs],
+        "outputs": [_metadata(spec) for spec in known.signature.outputs],
+    }
+
+
+def config(known: ServedModel) -> dict[str, Any]:
+    """The reply to `GET /v2/models/<m>/config`, as far as Triton's model configuration has words for what is here."""
+    return {
+        "name": known.name,
+        "platform": known.platform,
+        "backend": "infaas",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": max(variant.max_batch for variant in known.variants),
+        "input": [
+            {
+                **_config(spec),
+                "format": "FORMAT_NONE",
+                "is_shape_tensor": False,
+                "allow_ragged_batch": False,
+                "optional": False,
+            }
+            for spec in known.signature.inputs
+        ],
+        "output": [
+            {**_config(spec), "label_filename": "", "is_shape_tensor": False} for spec in known.signature.outputs
+        ],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": {"priority": "PRIORITY_DEFAULT"},
+        "dynamic_batching": {"priority_levels": 9, "default_priority_level": 5},
+        "instance_group": [],
+        "default_model_filename": "",
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {},
+        "model_warmup": [],
+    }
+
+
+def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
+    """The reply to `POST /v2/repository/index`: every name that may be asked for. ready: whether queries can be answered."""
+    state = (
+        {"state": "READY", "reason": ""} if ready else {"state": "UNAVAILABLE", "reason": "no query can be answered"}
+    )
+    for app in sorted(catalog.apps, key=lambda record: record.app):
+        if not catalog.variants_of(app.app):
+            continue
+        yield {"name": app.app, "version": "", **state}
+        for model, version in sorted(app.links.items()):
+            for known in sorted(catalog.versions(model), key=_in_order):
+                note = (
+                    {} if known == version else {"reason": f"version {version} serves; this one is asked for by name"}
+                )
+                yield {"name": f"{app.app}.{model}", "version": known, **state, **note}
+            for variant in catalog.variants_at(model, version):
+                yield {"name": f"{app.app}.{model}.{variant.variant}", "version": version, **state}
+
+
+def _metadata(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape]}
+
+
+def _config(spec: TensorSpec) -> dict[str, Any]:
+    kind = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{kind}", "dims": list(spec.shape)}
+
+
+def _in_order(version: str) -> tuple[int, int, str]:
+    return (0, int(version), "") if version.isdigit() else (1, 0, version)
+
+
+# -- What both forms of the protocol, REST and gRPC, do alike: who is meant, what is required, the question, the
+# server's own words.
+
+NAME = "infaas"
+EXTENSIONS = [
+    "modelless",
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+]
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's metadata."""
+    return {"name": NAME, "version": _version(), "extensions": EXTENSIONS}
+
+
+def target_of(name: str, version: str | None) -> ModelTarget:
+    """Whom a request for a model of this name is for. Raises RequestFailed."""
+    found = parse_target(name, version or None)
+    if found is None:
+        raise RequestFailed(
+            None,
+            "no model has such a name: they are <app>, <app>.<model> or <app>.<model>.<variant>, of letters, digits, - and _",
+            code="unknown_model",
+        )
+    return found
+
+
+def served_model(door: GatewayService, name: str, target: ModelTarget) -> ServedModel:
+    """What is registered under a name. Raises RequestFailed."""
+    found = find(door.catalog, target)
+    if found is None:
+        raise RequestFailed(None, f"no model {name[:80]!r} is registered", code="unknown_model")
+    return found
+
+
+def _version() -> str:
+    try:
+        return packages.version("infaas")
+    except packages.PackageNotFoundError:
+        return "0"

@@ -1,1 +1,0 @@
-"""The OpenAPI 3.1 document of everything that the gateway serves over HTTP (`python -m services.gateway.openapi`)."""

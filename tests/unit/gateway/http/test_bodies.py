@@ -1,0 +1,113 @@
+"""services/gateway/http/bodies.py: what JSON would become."""
+
+import json
+import tracemalloc
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.errors import RequestFailed
+from services.gateway.http.bodies import FREE, MOST, UNKNOWN, check_json_size, find_duplicate
+from services.gateway.oip.infer import BadInference, read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"[]," * 2**20 + b"0]",
+        b"[" + b"{}," * 2**18 + b"0]",
+        b"[" + b"0," * 2**21 + b"0]",
+        b"[" + b"0.5," * 2**21 + b"0]",
+        json.dumps([{"name": ""}] * 2**18).encode(),
+    ],
+    ids=["lists", "maps", "zeros", "fractions", "named"],
+)
+def test_what_grows_is_refused(text: bytes) -> None:
+    with pytest.raises(RequestFailed) as told:
+        check_json_size(text)
+    assert told.value.status == 413
+    check_json_size(text[:FREE])
+
+
+@pytest.mark.parametrize("text", [b"[" * 10**6, b'{"a":' * 10**6, b"[" + b"[]," * 2**20], ids=["lists", "maps", "end"])
+def test_what_is_no_json_is_told_so(text: bytes) -> None:
+    with pytest.raises(RequestFailed) as told:
+        check_json_size(text)
+    assert told.value.status == 400
+
+
+def test_images_and_texts_are_fine() -> None:
+    check_json_size(json.dumps([[[[0.123456789] * 224] * 224] * 3] * 8).encode())
+    check_json_size(json.dumps(["It was the best of times, it was the worst of times, it was ..."] * 20_000).encode())
+
+
+def test_raw_data_behind_the_json_does_not_count() -> None:
+    check_json_size(b"{}" + b"," * 2**23, 2)
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", b"0.5,", b'{"a":[1.5]},', b'"ab",'])
+def test_what_passes_takes_no_more_than_said(part: bytes) -> None:
+    times = 2**16
+    text = b"[" + part * times + b"0]"
+    check_json_size(text)
+    while True:
+        try:
+            check_json_size(b"[" + part * times * 2 + b"0]")
+        except RequestFailed:
+            break
+        times *= 2
+    text = b"[" + part * times + b"0]"
+    tracemalloc.start()
+    found = msgspec.json.decode(text)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == times + 1
+    assert used < 2.5 * MOST
+
+
+NAMES = st.text(max_size=3)
+PARAMETERS = st.dictionaries(NAMES, st.integers() | st.text(max_size=3) | st.booleans(), max_size=3)
+
+
+@given(
+    PARAMETERS,
+    st.lists(NAMES, max_size=3, unique=True),
+    st.booleans(),
+    st.lists(st.text(max_size=3), min_size=1, max_size=3),
+)
+def test_nothing_that_stands_once_is_refused(
+    parameters: dict, outputs: list[str], label: bool, texts: list[str]
+) -> None:
+    parameters.pop("binary_data_output", None)
+    request = {
+        "inputs": [
+            {"name": "a", "shape": [len(texts)], "datatype": "BYTES", "data": texts, "parameters": {"note": "inputs"}},
+            {"name": "b", "shape": [1], "datatype": "FP32", "data": [1.5], "unknown": {"name": 1}},
+        ],
+        "outputs": [{"name": name} for name in outputs],
+        "parameters": parameters,
+        **({"id": "data"} if label else {}),
+    }
+    asked = read(json.dumps(request).encode(), None, None)
+    assert set(asked.inputs) == {"a", "b"}
+
+
+@given(st.dictionaries(NAMES, st.integers() | PARAMETERS, min_size=1, max_size=3), st.data())
+def test_what_stands_twice_is_found_wherever_it_is(value: dict, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(value)))
+    text = json.dumps(value)[:-1] + f", {json.dumps(name)}: 0" + "}"
+    assert find_duplicate(f'{{"in": [{text}]}}'.encode(), UNKNOWN)
+
+
+@pytest.mark.parametrize("where", ["top", "input", "parameters", "output"])
+def test_a_request_with_a_name_twice_is_refused(where: str) -> None:
+    twice = {"top": "", "input": "", "parameters": "", "output": ""} | {where: ', "k": 1, "k": 2'}
+    first = ', "k": 1, "k": 2'.replace(", ", "", 1) if where == "parameters" else ""
+    text = (
+        f'{{"inputs": [{{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]{twice["input"]}}}], '
+        f'"outputs": [{{"name": "y"{twice["output"]}}}], "parameters": {{{first}}}{twice["top"]}}}'
+    )
+    with pytest.raises(BadInference, match="'k' twice"):
+        read(text.encode(), None, None)

@@ -1,0 +1,102 @@
+"""services/gateway/http/server.py: certificates and keys, right and wrong ones."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from services.gateway.http.protocol import ConnectionLimits
+from services.gateway.http.server import BadTls, tls_context
+from tests.support.gateways.web_application import read, served, shut
+from tests.support.servers.nats import run
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates of these tests")
+
+
+def make(directory: Path, name: str, *more: str) -> tuple[str, str]:
+    certificate, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", key, "-out", certificate, *(more or ("-nodes",))),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def test_none_is_none() -> None:
+    assert tls_context("", "") is None
+
+
+def test_requests_over_tls(tmp_path: Path) -> None:
+    certificate, key = make(tmp_path, "one")
+    tls = tls_context(certificate, key)
+
+    async def main() -> None:
+        async with served(ssl_context_factory=lambda *_: tls) as server:
+            trust = ssl.create_default_context(cafile=certificate)
+            reader, writer = await asyncio.open_connection("localhost", server.port, ssl=trust)
+            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+            writer.write(b"POST /unread HTTP/1.1\r\nHost: h\r\nContent-Length: 400000\r\n\r\n" + b"x" * 300_000)
+            assert (reply := await read(reader)) is not None
+            assert reply.body == b"POST /unread 0 - h"
+            writer.write(b"x" * 100_000 + b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n" + b"nonsense\r\n\r\n")
+            assert (reply := await read(reader)) is not None
+            assert reply.body == b"GET /a 0 - h"
+            assert (reply := await read(reader)) is not None
+            assert reply.status == 400
+            await shut(writer)
+
+            old = ssl.create_default_context(cafile=certificate)
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            _, writer = await asyncio.open_connection("localhost", server.port, ssl=old)
+            await shut(writer)
+
+    run(main())
+
+
+def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
+    tls = tls_context(*make(tmp_path, "one"))
+
+    async def main() -> None:
+        async with served(bounds=ConnectionLimits(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
+            for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+                reader, writer = await server.connect()
+                writer.write(said)
+                assert b"HTTP" not in await asyncio.wait_for(reader.read(), 10)
+                await shut(writer)
+
+    run(main())
+
+
+def test_versions_older_than_1_2_are_not_spoken(tmp_path: Path) -> None:
+    tls = tls_context(*make(tmp_path, "one"))
+    assert tls is not None
+    assert tls.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_what_is_wrong_is_told_by_setting(tmp_path: Path) -> None:
+    certificate, key = make(tmp_path, "one")
+    _, other = make(tmp_path, "two")
+    locked = make(tmp_path, "three", "-passout", "pass:secret")
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    for pair, words in (
+        ((certificate, ""), "gateway.tls_key must name"),
+        (("", key), "gateway.tls_certificate must name"),
+        ((str(tmp_path / "none"), key), "gateway.tls_certificate: cannot read"),
+        ((certificate, str(tmp_path)), "gateway.tls_key: cannot read"),
+        ((certificate, str(text)), "gateway.tls_key: .* is no PEM file"),
+        ((certificate, other), "gateway.tls_key: .* is not the key of"),
+        ((key, key), "gateway.tls_certificate: there is no certificate in"),
+        ((certificate, certificate), "gateway.tls_key: there is no private key in"),
+        (locked, "gateway.tls_key: .* is encrypted"),
+    ):
+        with pytest.raises(BadTls, match=words):
+            tls_context(*pair)

@@ -1,0 +1,52 @@
+"""What of the client library's and the system's words reaches those who do not see the bus."""
+
+import pytest
+
+from bus.port import PayloadTooLarge
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
+from services.gateway.clipper.bodies import clipper_refusal as refused_in_clippers_words
+from services.gateway.errors import failure_of, without_subjects
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("no app 'a': see infaas.list.apps, or register a model for it", "no app 'a': register a model for it"),
+        ("no model 'm': see infaas.list.models", "no model 'm'"),
+        (
+            "our credentials have no right to mine.admin.add-app: ask an operator (infaas auth)",
+            "the gateway's credentials on the bus do not allow this: ask an operator (infaas auth)",
+        ),
+        ("accuracy must be between 0 and 1, not 2", "accuracy must be between 0 and 1, not 2"),
+    ],
+)
+def test_subjects_stay_inside(message: str, told: str) -> None:
+    refused = Refused("unknown_app", message, closest={"variant": "v"}, retry_after_ms=3.0, id="i")
+    found = without_subjects(refused)
+    assert found.message == told
+    assert refused_in_clippers_words(refused).message == told
+    assert (found.code, found.closest, found.retry_after_ms, found.id) == ("unknown_app", {"variant": "v"}, 3.0, "i")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (BadInput("inputs.x has no axis"), 400, "bad_request"),
+        (Timeout("no reply on infaas.query.a in time"), 504, "deadline"),
+        (NotConnected("nats://user:secret@host:4222 is away"), 503, "unavailable"),
+        (InfaasError("the reply on infaas.query.a is no Answer"), 500, "internal"),
+    ],
+)
+def test_what_the_client_library_cannot_do(error: InfaasError, status: int, code: str) -> None:
+    problem = failure_of(error)
+    assert (problem.status, problem.code) == (status, code)
+    assert "infaas." not in problem.message
+    assert "secret" not in problem.message
+
+
+def test_a_body_that_the_bus_does_not_take() -> None:
+    error = BadInput("9 bytes for infaas.query.a")
+    error.__cause__ = PayloadTooLarge("9 bytes for infaas.query.a; the server takes 8")
+    problem = failure_of(error)
+    assert (problem.status, problem.code) == (413, "too_large")
+    assert "infaas." not in problem.message

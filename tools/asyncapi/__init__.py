@@ -1,0 +1,1 @@
+"""The AsyncAPI document of everything on the bus, generated from the message types (`python -m tools.asyncapi`)."""

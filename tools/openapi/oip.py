@@ -1,0 +1,135 @@
+"""The Open Inference Protocol's operations, with Triton's extensions that are served. Pure."""
+
+from collections.abc import Iterator
+
+from services.gateway.oip.infer import GivenInput, InferJson, WantedOutput
+from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
+
+TAG = "Open Inference Protocol"
+# Schemas of bodies that structs read; a test holds their fields together.
+STRUCTS = {"InferenceRequest": InferJson, "Input": GivenInput, "WantedOutput": WantedOutput}
+_UNKNOWN = {404: "No such app, model, version or variant."}
+_ENDS = {
+    **_UNKNOWN,
+    422: "No variant can meet the requirements.",
+    504: "It could not be answered in time.",
+}
+_BINARY = {
+    "Inference-Header-Content-Length": "Bytes of JSON at the beginning of the body, where raw tensor data follows them.",
+    "traceparent": "W3C trace context.",
+}
+_SPENT = record("count", "ns", count=WHOLE, ns=WHOLE)
+_DATATYPES = [
+    *("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+    *("FP16", "BF16", "FP32", "FP64", "BYTES"),
+]
+
+_TENSOR_DATA: Schema = {
+    "type": "array",
+    "description": "The elements, flat in row-major order or nested as the shape says; left out where "
+    "parameters.binary_data_size says how many raw bytes after the JSON are this tensor's.",
+}
+_REQUIREMENTS: Schema = {
+    "type": ["object", "null"],
+    "description": "Requirements of the query (extension `modelless`) and Triton's `priority` and `timeout`.",
+    "properties": {
+        "latency_ms": {**NUMBER, "exclusiveMinimum": 0},
+        "accuracy": {**NUMBER, "minimum": 0, "maximum": 1, "description": "At least."},
+        "cost": {**NUMBER, "minimum": 0, "description": "US$ per 1,000 queries, at most."},
+        "context": {**TEXT, "description": "Key of personalised selection."},
+        "priority": {**WHOLE, "minimum": 0, "maximum": 9, "description": "1 is the highest; 0: default."},
+        "timeout": {**WHOLE, "minimum": 0, "description": "Microseconds until the answer is of no use; 0: default."},
+        "model": TEXT,
+        "version": TEXT,
+        "variant": TEXT,
+        "binary_data_output": {**FLAG, "description": "All outputs as raw bytes after the JSON."},
+    },
+    "additionalProperties": True,
+}
+
+SCHEMAS: dict[str, Schema] = {
+    "InferenceRequest": record(
+        "inputs", id={"type": ["string", "null"]}, parameters=_REQUIREMENTS, inputs=array(ref("Input")),
+        outputs={"type": ["array", "null"], "items": ref("WantedOutput")},
+    ),
+    "Input": record(
+        "name", "shape", "datatype",
+        name=TEXT, shape=array({**WHOLE, "minimum": 0}), datatype={"enum": _DATATYPES}, data=_TENSOR_DATA,
+        parameters={"type": ["object", "null"]},
+    ),
+    "WantedOutput": record("name", name=TEXT, parameters={"type": ["object", "null"]}),
+    "Error": record("error", error=TEXT),
+    "TensorMetadata": record("name", "datatype", "shape", name=TEXT, datatype={"enum": _DATATYPES}, shape=array(WHOLE)),
+    "ModelMetadata": record(
+        "name", "versions", "platform", "inputs", "outputs",
+        name=TEXT, versions=array(TEXT), platform=TEXT,
+        inputs=array(ref("TensorMetadata")), outputs=array(ref("TensorMetadata")),
+    ),
+    "ServerMetadata": record("name", "version", "extensions", name=TEXT, version=TEXT, extensions=array(TEXT)),
+    "Output": record(
+        "name", "datatype", "shape",
+        name=TEXT, datatype={"enum": _DATATYPES}, shape=array(WHOLE),
+        data={"type": "array", "description": "The elements, flat; not there where they follow the JSON as raw bytes."},
+        parameters={"type": "object"},
+    ),
+    "AnswerParameters": {
+        **record(
+            model=TEXT, variant=TEXT, hardware=TEXT, accuracy=NUMBER, latency_ms=NUMBER, queue_ms=NUMBER,
+            compute_ms=NUMBER, batch=WHOLE, cost=NUMBER, cached=FLAG, simulated=FLAG,
+            missed={"type": "string", "description": "Of latency, accuracy and cost, with commas between: what was not met."},
+            confidence=NUMBER, members=TEXT, missing=WHOLE, default=FLAG, reason=TEXT, ignored=TEXT,
+        ),
+        "description": "What answered, and how (extension `modelless`). cost: US$ of this query. accuracy: of the variant, measured.",
+    },
+    "InferenceResponse": record(
+        "model_name", "outputs",
+        id=TEXT, model_name=TEXT, model_version=TEXT, parameters=ref("AnswerParameters"), outputs=array(ref("Output")),
+    ),
+    "ModelStatistics": record(
+        "name", "version", "inference_count", "execution_count", "inference_stats", "batch_stats",
+        name=TEXT, version=TEXT, last_inference=WHOLE, inference_count=WHOLE, execution_count=WHOLE,
+        inference_stats={"type": "object", "additionalProperties": _SPENT},
+        batch_stats=array({"type": "object"}), memory_usage=array({"type": "object"}),
+    ),
+}  # fmt: skip
+
+
+def operations() -> Iterator[Operation]:
+    """All paths below /v2."""
+    stats = record("model_stats", model_stats=array(ref("ModelStatistics")))
+    live, ready = record("live", live=FLAG), record("ready", ready=FLAG, missing=TEXT)
+    yield _get("/v2", "What this server is, and which extensions it has.", ref("ServerMetadata"))
+    yield _get("/v2/health/live", "The gateway lives.", live)._replace(open=True)
+    yield _get("/v2/health/ready", "Queries can be answered; 503 where not.", ready)._replace(open=True)
+    yield _get("/v2/models/stats", "What became of the queries, by app.", stats)
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        one = record("name", "ready", name=TEXT, ready=FLAG)
+        yield _get(path, "What the model takes and gives.", ref("ModelMetadata"), _UNKNOWN)
+        yield _get(f"{path}/ready", "It can answer; 503 where not.", one, _UNKNOWN)
+        yield _get(f"{path}/config", "Its configuration, in Triton's words.", {"type": "object"}, _UNKNOWN)
+        yield _get(f"{path}/stats", "What became of its queries.", stats, _UNKNOWN)
+        yield Operation(
+            "POST",
+            f"{path}/infer",
+            TAG,
+            "One query: a model, or only an app and what the answer must be.",
+            ref("InferenceResponse"),
+            body=ref("InferenceRequest"),
+            statuses=_ENDS,
+            raw=("application/octet-stream",),
+            raw_replies=("application/octet-stream",),
+            headers=_BINARY,
+        )
+    yield Operation(
+        "POST",
+        "/v2/repository/index",
+        TAG,
+        "Every name that may be asked for.",
+        array(record("name", "version", "state", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
+        body=record(ready=FLAG),
+        optional_body=True,
+    )
+
+
+def _get(path: str, summary: str, reply: Schema, statuses: dict[int, str] | None = None) -> Operation:
+    return Operation("GET", path, TAG, summary, reply, statuses=statuses or {})

@@ -1,0 +1,43 @@
+"""Rafiqi's operations. Pure."""
+
+from collections.abc import Iterator
+
+from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
+
+TAG = "Rafiqi"
+_IMAGES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "application/octet-stream")
+
+SCHEMAS: dict[str, Schema] = {
+    "Guess": record(
+        "confidence", "label",
+        confidence={"type": ["number", "null"]}, label=TEXT, default=FLAG, default_explanation={"type": ["string", "null"]},
+    ),
+    "RafiqiModel": record(
+        "model", "validation",
+        model=ref("File"), validation=ref("File"), labels={"anyOf": [array(TEXT), ref("File")]},
+        format=TEXT, version=TEXT, metric=TEXT, task=TEXT, inputs_key=TEXT, labels_key=TEXT, latency_ms=NUMBER, default_output={},
+    ),
+}  # fmt: skip
+
+
+def operations() -> Iterator[Operation]:
+    """All that are served."""
+    guesses = array(ref("Guess"))
+    yield Operation(
+        "POST", "/classify", TAG, "The most likely classes of an image, of a .npy file's items, or of an array's own bytes.",
+        {"oneOf": [guesses, array(guesses)]},
+        body={"type": "array", "description": "One item, or several, as nested lists."},
+        statuses={404: "No such model.", 422: "No variant can meet the app's objective.", 504: "The system did not answer."},
+        raw=_IMAGES, queries={"model_name": TEXT}, headers={"traceparent": "W3C trace context."},
+    )  # fmt: skip
+    yield Operation(
+        "GET", "/list", TAG, "The models.",
+        array(record("name", "version", name=TEXT, version=TEXT, path=TEXT, size=WHOLE, format=TEXT, variants=array(TEXT), labels=WHOLE)),
+    )  # fmt: skip
+    yield Operation(
+        "POST", "/register", TAG, "Register models, each as an app of its name, and measure them; replies when that is done.",
+        record("success", "error", "allModels", success=FLAG, error=TEXT, allModels=array(TEXT)),
+        body=record("models", models={"type": "object", "additionalProperties": ref("RafiqiModel")}),
+        statuses={422: "A model cannot be served.", 502: "A file cannot be fetched.", 504: "A file did not come in time."},
+        operator=True,
+    )  # fmt: skip
