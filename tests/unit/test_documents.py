@@ -1,12 +1,18 @@
-"""Documents do not point to what is not there, and pictures can be read."""
+"""Documents do not point to what is not there, pictures can be read, and code blocks say what they are."""
 
+import json
 import re
+import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from infaas.cli import COMMANDS
+from infaas.cli.planfile import read_plan_file
+from services.shell.settings import load
+from services.simulation.scenario.read import read as read_scenario
+from tests.support.documents.code_blocks import LANGUAGES, Block, blocks, prose
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benches").glob("*.md")])
@@ -33,7 +39,48 @@ def test_the_scenario_in_the_docs_is_the_example() -> None:
     assert shown == [(ROOT / "docs" / "examples" / "scenario.toml").read_text()]
 
 
+BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
+INDENTED = re.compile(r"\n\n {4,}(?![-*\d])\S[^\n]*", re.MULTILINE)
+
+
+NAMED = re.compile(r"`((?:bus|services|infaas|dashboard|ops|tests|benches|docs|tools|examples)/[\w./-]*[\w/])`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(document: Path) -> None:
+    assert [path for path in NAMED.findall(document.read_text()) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_code_block_says_what_it_is(document: Path) -> None:
+    assert [str(block) for block in blocks(document) if block.language not in LANGUAGES] == []
+    assert INDENTED.findall(prose(document)) == []
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language in ("toml", "json")], ids=str)
+def test_what_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
+    if block.language == "json":
+        json.loads(block.text)
+        return
+    assert tomllib.loads(block.text)
+    path = tmp_path / "shown.toml"
+    path.write_text(block.text)
+    match block.options:
+        case ():
+            load(path, {})
+        case ("plan",):
+            read_plan_file(path)
+        case ("scenario",):
+            read_scenario(path, (), None)
+        case other:
+            assert other == ("part",)
+
+
 def test_commands_in_the_readme_exist() -> None:
-    named = set(re.findall(r"^\s{4}(?:\$ )?infaas ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^infaas ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert named
     assert named <= set(COMMANDS)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
