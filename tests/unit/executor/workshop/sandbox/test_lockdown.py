@@ -14,9 +14,9 @@ SCRIPT = """
 import sys, os
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from services.executor.workshop.sandbox.protocol import Limits
+from services.executor.workshop.sandbox.protocol import SandboxLimits
 from services.executor.workshop.sandbox.lockdown import lock_down
-missing = lock_down(Limits(memory_bytes=300 * 2**20, seconds=30.0, file_bytes=2**20), Path({scratch!r}), [{given!r}])
+missing = lock_down(SandboxLimits(memory_bytes=300 * 2**20, seconds=30.0, file_bytes=2**20), Path({scratch!r}), [{given!r}])
 if {needs!r} in missing:
     print("MISSING"); sys.exit(0)
 try:
