@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psycopg
 
 from services.recorder.events import Maintenance
-from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import READER, Store, prepare, role_dsn
 
 PIECE = 500_000  # rows of one INSERT

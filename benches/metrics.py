@@ -15,9 +15,9 @@ import rig  # noqa: F401  (makes the packages importable)
 from bus.messages.events import OutcomeEvent
 from services.core.metric import MetricFamily
 from services.executor.instances import BatchTally
+from services.shell.metrics.event_totals import EventTotals
 from services.shell.metrics.exposition import page as process_page
 from services.shell.metrics.exposition import system_page
-from services.shell.metrics.tally import Tally
 
 QUERY_NS = 45_000.0
 ROUNDS = 9
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
-    rows, tally, taken, batches = outcomes(1024), Tally(time.monotonic), [0], BatchTally()
+    rows, tally, taken, batches = outcomes(1024), EventTotals(time.monotonic), [0], BatchTally()
 
     def fold() -> None:
         for _ in range(20):

@@ -32,8 +32,8 @@ from services.core.settings import BusSettings
 from services.recorder.__main__ import streams
 from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
-from services.shell.embedded_nats import EmbeddedNats
-from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.host.nats import EmbeddedNats
+from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import Store, copy, prepare
 
 BATCH = 512

@@ -22,7 +22,7 @@ from bus.subjects import WITHOUT_APP, Subjects, valid_name
 from infaas.auth.nkey import new_pair
 from infaas.auth.server import authorization
 from infaas.errors import InfaasError
-from services.shell.process import write_private
+from services.shell.host.process import write_private
 
 BOOK = "users.json"
 CONFIG = "nats-auth.conf"

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from infaas.auth.server import tls
 from infaas.errors import InfaasError
-from services.shell.process import write_private
+from services.shell.host.process import write_private
 
 CA_DAYS, DAYS = 3650, 825
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-sha256")

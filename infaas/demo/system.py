@@ -14,7 +14,7 @@ from typing import Any
 
 import infaas
 from infaas.errors import InfaasError
-from services.shell.process import dies_with_parent, tail
+from services.shell.host.process import dies_with_parent, tail
 
 START = 120.0  # s until `ready` must have been printed
 STOP = 30.0  # s until the system must have stopped everything it started

@@ -3,7 +3,7 @@
     handle(envelope) -> effects
 
 Time comes in with the envelope; everything that must happen goes out as an effect. Two drivers run the same objects:
-`services.shell.runtime` (asyncio, real time) and the simulator's kernel (an event heap, virtual time).
+`services.shell.runtime.runtime` (asyncio, real time) and the simulator's kernel (an event heap, virtual time).
 """
 
 from collections.abc import Callable, Iterable, Mapping

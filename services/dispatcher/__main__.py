@@ -10,7 +10,7 @@ from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
 from services.dispatcher.feedback import FeedbackActor
 from services.dispatcher.metrics import DispatcherMetrics, SampledPolicy
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import h11
 
-from services.engine.routes import Denied
+from services.engine.policy import Denied
 
 log = logging.getLogger(__name__)
 

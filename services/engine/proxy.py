@@ -5,11 +5,9 @@ import json
 import logging
 from typing import Any
 
-from services.engine.engine import Answer, Engine, EngineAway
+from services.engine.client import EngineAway, EngineClient, EngineReply
 from services.engine.http import Reply, Request, told
-from services.engine.labels import change
-from services.engine.routes import Denied, Route, find
-from services.engine.strict import NotStrict, loads
+from services.engine.policy import AllowedRequest, Denied, NotStrict, allowed_request, label_change, strict_json
 from services.engine.views import Unexpected, view
 
 log = logging.getLogger(__name__)
@@ -29,14 +27,14 @@ _MOST_TOLD = 1000  # characters of a message of the engine's
 class Proxy:
     """token: whoever asks must show it; empty: whoever reaches this may ask."""
 
-    def __init__(self, engine: Engine, token: str = "") -> None:
+    def __init__(self, engine: EngineClient, token: str = "") -> None:
         self._engine = engine
         self._token = token.encode()
         self.passed = self.refused = self.failed = self.changes = 0
 
     async def answer(self, request: Request) -> Reply:
         """The reply to one request. Raises Denied."""
-        route = find(request.method, request.target)
+        route = allowed_request(request.method, request.target)
         self._admit(route, request)
         try:
             reply = await (self._update(route, request) if route.node else self._read(route))
@@ -67,7 +65,7 @@ class Proxy:
             return f"the engine: {error}"
         return "" if swarm.get("ControlAvailable") else "a manager: this engine manages no swarm"
 
-    def _admit(self, route: Route, request: Request) -> None:
+    def _admit(self, route: AllowedRequest, request: Request) -> None:
         headers = request.headers
         if any(name in headers for name in _BROWSERS):
             raise Denied("web pages may not ask the engine proxy")
@@ -82,7 +80,7 @@ class Proxy:
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Denied("the engine proxy reads no compressed bodies")
 
-    async def _read(self, route: Route) -> Reply:
+    async def _read(self, route: AllowedRequest) -> Reply:
         answer = await self._engine.ask(route.method, route.target)
         if answer.status != 200:
             return _error(answer)
@@ -90,9 +88,9 @@ class Proxy:
             return Reply(200, b"OK" if route.method == "GET" else b"", _headers(answer), "text/plain; charset=utf-8")
         return Reply(200, json.dumps(view(route.path)(_json(answer))).encode() + b"\n", _headers(answer))
 
-    async def _update(self, route: Route, request: Request) -> Reply:
+    async def _update(self, route: AllowedRequest, request: Request) -> Reply:
         try:
-            asked = loads(request.body)
+            asked = strict_json(request.body)
         except NotStrict as error:
             raise Denied(f"the spec of a node: {error}") from error
         answer = await self._engine.ask("GET", f"{route.prefix}/nodes/{route.node}")
@@ -105,7 +103,7 @@ class Proxy:
             raise Unexpected("a node was expected") from error
         if index != route.revision:
             return told(500, _STALE)
-        wanted = change(spec, asked)
+        wanted = label_change(spec, asked)
         # The engine takes it at this version alone, so what was compared is what is replaced.
         target = f"{route.prefix}/nodes/{id_}/update?version={index}"
         answer = await self._engine.ask("POST", target, json.dumps(wanted.spec).encode())
@@ -117,18 +115,18 @@ class Proxy:
         return Reply(200, b"", _headers(answer))
 
 
-def _json(answer: Answer) -> Any:
+def _json(answer: EngineReply) -> Any:
     try:
         return json.loads(answer.body)
     except (ValueError, RecursionError) as error:
         raise Unexpected("JSON was expected") from error
 
 
-def _headers(answer: Answer) -> tuple[tuple[str, str], ...]:
+def _headers(answer: EngineReply) -> tuple[tuple[str, str], ...]:
     return tuple((name.title(), answer.headers[name]) for name in _HEADERS if name in answer.headers)
 
 
-def _error(answer: Answer) -> Reply:
+def _error(answer: EngineReply) -> Reply:
     """The engine's own refusal. What is neither an answer nor a refusal is not passed on: nobody is sent elsewhere."""
     if answer.status < 400:
         raise Unexpected(f"it answered with status {answer.status}")

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 from services.core.metric import MetricFamily
 from services.core.settings import Settings
-from services.engine.engine import Engine
+from services.engine.client import EngineClient
 from services.engine.http import Listener
 from services.engine.proxy import Proxy
-from services.shell import telemetry
 from services.shell.metrics import process
 from services.shell.metrics.http import Page, Pages, listen
+from services.shell.runtime import telemetry
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ async def _main(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asked = settings.engine
-    proxy = Proxy(Engine(asked.socket), asked.token)
+    proxy = Proxy(EngineClient(asked.socket), asked.token)
     listener = Listener(proxy.answer, proxy.refuse)
     try:
         port = await listener.open(asked.address, asked.port)

@@ -20,9 +20,9 @@ from services.executor.edge import AcceleratedEdge, ExecutorEdge
 from services.executor.edge_simulated import SimulatedEdge
 from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
-from services.shell.accelerators import Accelerator
-from services.shell.machine import CPU, cores_of, devices_of, worker_name
-from services.shell.runtime import Runtime
+from services.shell.host.accelerators import Accelerator
+from services.shell.host.machine import CPU, cores_of, devices_of, worker_name
+from services.shell.runtime.runtime import Runtime
 
 
 async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:

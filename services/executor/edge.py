@@ -38,7 +38,7 @@ from services.executor.commands import (
 )
 from services.executor.edge_models import DeviceModels, ModelInMemory
 from services.shell.clock import now
-from services.shell.telemetry import about
+from services.shell.runtime.telemetry import about
 
 log = logging.getLogger(__name__)
 

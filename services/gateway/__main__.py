@@ -11,7 +11,7 @@ from services.gateway.http.app import build
 from services.gateway.http.server import BadTls, HttpServer
 from services.gateway.metrics import GatewayInsight
 from services.gateway.registration import BadAllowedHosts
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import load
 
 
@@ -51,6 +51,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 if __name__ == "__main__":
     import sys
 
-    from services.shell.serve import serve
+    from services.shell.runtime.serve import serve
 
     sys.exit(serve("gateway", load(), wire))

@@ -13,7 +13,7 @@ from services.jobs.edge import JobsEdge, spool_of
 from services.jobs.files import Files, JobFiles
 from services.jobs.policy import Limits
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import load
 
 
@@ -53,6 +53,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 if __name__ == "__main__":
     import sys
 
-    from services.shell.serve import serve
+    from services.shell.runtime.serve import serve
 
     sys.exit(serve("jobs", load(), wire))

@@ -11,9 +11,9 @@ from services.monitor import metrics
 from services.monitor.actor import MonitorActor
 from services.monitor.edge import MachineEdge
 from services.monitor.policy import Knobs
-from services.shell.machine import devices_of, worker_name
+from services.shell.host.machine import devices_of, worker_name
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError
 
 ACQUAINT = 1.0  # s; executors report every 0.5 s

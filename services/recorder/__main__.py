@@ -11,7 +11,7 @@ from services.recorder import actor
 from services.recorder.actor import Recorder
 from services.recorder.edge import DatabaseProbe, RecorderEdge
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError, load
 from services.shell.store import Store
 
@@ -52,6 +52,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 if __name__ == "__main__":
     import sys
 
-    from services.shell.serve import serve
+    from services.shell.runtime.serve import serve
 
     sys.exit(serve("recorder", load(), wire))

@@ -9,7 +9,7 @@ from services.registrar import actor
 from services.registrar.actor import Registrar
 from services.registrar.edge import RegistrarEdge
 from services.registrar.policy import Rules
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import load
 
 
@@ -41,6 +41,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 if __name__ == "__main__":
     import sys
 
-    from services.shell.serve import serve
+    from services.shell.runtime.serve import serve
 
     sys.exit(serve("registrar", load(), wire))

@@ -1,18 +1,21 @@
-"""The price list: services/core/prices.toml under the settings."""
+"""What hardware costs: the price list, and whether the budget pays for the workers that must run."""
 
 import logging
 import tomllib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from services.core.settings import PriceSettings
+from services.core.cost import UnknownPrice, price_per_hour
+from services.core.settings import PriceSettings, Settings
+from services.shell.host.machine import devices_of, initial, worker_of
 from services.shell.settings import SettingsError
 
 _FILE = Path(__file__).parent.parent / "core" / "prices.toml"
 
 
 def load_prices(settings: PriceSettings) -> dict[str, float]:
-    """US$ per hour by device kind (per core for cpu and inferentia); raises SettingsError for a price below zero.
+    """services/core/prices.toml under the settings: US$ per hour by device kind (per core for cpu and inferentia); raises SettingsError for a price below zero.
 
     A kind that the list does not have is legal, since hardware is open; where it looks like a typo, that is logged.
     """
@@ -29,3 +32,49 @@ def load_prices(settings: PriceSettings) -> dict[str, float]:
                 ", ".join(listed),
             )
     return listed | settings.per_hour
+
+
+# ---- the budget
+
+KEY = "autoscaler.budget_per_hour"
+VARIABLE = "INFAAS_AUTOSCALER__BUDGET_PER_HOUR"
+
+
+def place_of(config: Path | None, environ: Mapping[str, str]) -> str:
+    """Where the budget stands: a variable or the settings file, and its key."""
+    variable = next((name for name in (VARIABLE, f"{VARIABLE}_FILE") if environ.get(name)), None)
+    if variable is not None:
+        return f"{variable} ({KEY})"
+    return f"{config}: {KEY}" if config is not None else KEY
+
+
+def least_per_hour(settings: Settings, workers: int) -> float:
+    """US$ per hour of the workers that a system starts with: `workers` plain ones and the minimum of every kind.
+
+    Raises SettingsError when a device of theirs has no price or is not there.
+    """
+    prices = load_prices(settings.prices)
+    total = 0.0
+    for kind in initial(workers, settings.machines).values():
+        worker = worker_of(kind, settings.machines.kinds, settings.worker)
+        try:
+            total += sum(price_per_hour(device.kind, prices, device.cores) for device in devices_of(worker))
+        except UnknownPrice as error:
+            raise SettingsError(str(error)) from error
+    return total
+
+
+def check_budget(settings: Settings, workers: int, place: str = KEY) -> None:
+    """Refuse a budget below the price of these workers: nothing could be added, and nothing may be removed. No budget: fine.
+
+    place: where the budget was given, as `place_of` says it.
+    """
+    budget = settings.autoscaler.budget_per_hour
+    if not budget:
+        return
+    least = least_per_hour(settings, workers)
+    if least > budget * (1 + 1e-9):
+        raise SettingsError(
+            f"{place}: {budget:g} US$/h does not pay for the workers that must run: they cost "
+            f"{least:.4g}; raise it, or start fewer workers"
+        )

@@ -25,8 +25,8 @@ from psycopg.adapt import Dumper
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format
 
-from services.shell.history import KEEP_DAYS, Level, LevelError, detect, shape
 from services.shell.settings import SettingsError, load
+from services.shell.timescale import KEEP_DAYS, Level, LevelError, detect, shape
 
 WRITER = "infaas_writer"
 READER = "infaas_reader"

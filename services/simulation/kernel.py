@@ -1,6 +1,6 @@
 """The event heap: drives the services' actors on virtual time, in one thread, as fast as they decide.
 
-It does what services/shell/runtime.py does with asyncio and NATS: inlets, queue groups, timers, edges, events, watches. Messages
+It does what services/shell/runtime/runtime.py does with asyncio and NATS: inlets, queue groups, timers, edges, events, watches. Messages
 are handed over as they are, since they are frozen; only where an inlet reads another type than was sent do they pass through
 the codec. The same calls in the same order give the same course: there is no clock and no chance in here.
 """
@@ -33,7 +33,7 @@ from services.core.actor import (
     TimedOut,
     Undelivered,
 )
-from services.shell.outbox import LATEST, ROWS
+from services.shell.runtime.outbox import LATEST, ROWS
 
 SimulatedEdge = Callable[
     [Any], tuple[float, Any]
@@ -65,7 +65,7 @@ class Environment(Protocol):
 NETWORK = 0.00025  # s that a message is under way
 INBOX = "_INBOX."
 ROUTES = 20_000  # remembered; many replies have subjects that are used once
-GRACE = 5.0  # s that work under way has when its actor is asked to stop, as services/shell/serve.py gives
+GRACE = 5.0  # s that work under way has when its actor is asked to stop, as services/shell/runtime/serve.py gives
 
 Receive = Callable[[Publish], None]
 Listen = Callable[[str, Event], None]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.shell.process import free_port
+from services.shell.host.process import free_port
 from tests.support.servers.processes import ROOT, environ, infaas, read_line
 from tests.support.servers.system import APP, Whole
 

@@ -11,7 +11,7 @@ from bus.rights import ReplyCheck, from_stream
 from bus.subjects import Subjects
 from infaas.auth.book import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.servers.buses import until
 from tests.support.servers.nats import run
 from tests.support.servers.secured_nats import Secured, ignored, secured

@@ -13,8 +13,8 @@ import pytest
 
 from bus.messages.events import CostEvent, WorkerSample
 from services.recorder.events import EventWriter, Maintenance
-from services.shell.history import KEEP_DAYS, Found, LevelError, level_of, shape
 from services.shell.store import SCHEMA, Store, prepare
+from services.shell.timescale import KEEP_DAYS, LevelError, TimescaleSupport, level_of, shape
 from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import shown, some, truth
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
@@ -233,4 +233,4 @@ def test_no_way_down(db: Recorder) -> None:
     assert level_of(db.owner) == "none"
     db.owner.execute("CREATE TABLE infaas_internal.query_hour ()")  # what the highest level is known by
     with pytest.raises(LevelError, match="only none was found"):
-        shape(db.owner, SCHEMA, Found("none", ""))
+        shape(db.owner, SCHEMA, TimescaleSupport("none", ""))

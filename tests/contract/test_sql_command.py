@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.recorder.events import EventWriter
-from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import Store
 from tests.support.data.events import message, outcome
 from tests.support.servers.processes import environ, infaas

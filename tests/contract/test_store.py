@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors
 
 from services.recorder.tables import TABLES
-from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare, role_dsn
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 

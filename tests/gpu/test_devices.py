@@ -17,7 +17,7 @@ from services.executor.backends import backend, names_for, pt2
 from services.executor.backends.base import BackendUnavailable, Handle, InputRejected, LoadFailed, LoadSpec, RunFailed
 from services.executor.workshop.tasks import onnx_files, profiling, quantise
 from services.executor.workshop.tasks.validation import ValidationSet
-from services.shell.accelerators import accelerators, cuda_device, why_no_gpu
+from services.shell.host.accelerators import accelerators, cuda_device, why_no_gpu
 from tests.support.models import tiny_models
 
 if why_no_gpu():
@@ -243,7 +243,7 @@ def test_two_models_at_once_and_a_third_that_loads_meanwhile(files, framework):
 
 
 def test_memory_comes_back(files, framework):
-    from services.shell.accelerators import cuda_memory_used_mb
+    from services.shell.host.accelerators import cuda_memory_used_mb
 
     load(files, framework).close()  # the framework's own part stays
     before = cuda_memory_used_mb(DEVICE)

@@ -13,7 +13,7 @@ from bus.subjects import Subjects
 from bus.tensors import to_array
 from services.executor.commands import LoadModel, MeasureMemory, UnloadModel
 from services.executor.edge import AcceleratedEdge
-from services.shell.accelerators import why_no_gpu
+from services.shell.host.accelerators import why_no_gpu
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.unit.executor.test_edge_simulated import CLASSES, SUBJECTS, batch

@@ -15,8 +15,8 @@ from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import BusSettings, MonitorSettings
 from services.recorder.__main__ import streams
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run

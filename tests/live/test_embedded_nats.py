@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from services.shell.embedded_nats import EmbeddedNats
-from services.shell.process import ServerError
+from services.shell.host.nats import EmbeddedNats
+from services.shell.host.process import ServerError
 from tests.support.servers.nats import run
 from tests.support.servers.processes import alive, eventually, read_line, script
 
 OLD = """
 import os, sys
 from pathlib import Path
-from services.shell.embedded_nats import EmbeddedNats
-from services.shell.process import ServerError
+from services.shell.host.nats import EmbeddedNats
+from services.shell.host.process import ServerError
 os.environ["NATS_SERVER_BIN"] = sys.argv[2]
 try:
     EmbeddedNats(Path(sys.argv[1])).start()
@@ -26,7 +26,7 @@ except ServerError as error:
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from services.shell.embedded_nats import EmbeddedNats
+from services.shell.host.nats import EmbeddedNats
 server = EmbeddedNats(Path(sys.argv[1])).start()
 print(server.process.pid, flush=True)
 time.sleep(600)

@@ -12,17 +12,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services.shell.embedded_postgres import EmbeddedPostgres
-from services.shell.postgres_binaries import find_postgres
-from services.shell.process import ServerError
-from services.shell.rootless import Identity
+from services.shell.host.postgres import EmbeddedPostgres, find_postgres
+from services.shell.host.process import ServerError
+from services.shell.host.rootless import ProcessIdentity
 from tests.support.servers.processes import alive, eventually, read_line, script
 
 NO_POSTGRES = """
 import os, sys
 from pathlib import Path
-from services.shell.embedded_postgres import EmbeddedPostgres
-from services.shell.process import ServerError
+from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.process import ServerError
 os.environ["EMBEDDED_PG_BIN"] = sys.argv[1]
 try:
     EmbeddedPostgres(Path(sys.argv[1])).start()
@@ -32,7 +31,7 @@ except ServerError as error:
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres
 server = EmbeddedPostgres(Path(sys.argv[1])).start()
 print(server.process.pid, server._binaries.identity.mode, server.superuser_dsn, flush=True)
 time.sleep(600)
@@ -219,7 +218,7 @@ def test_an_ordinary_user_runs_it_plainly(tmp_path: Path) -> None:
         enter: Callable[[], None] | None = None  # we are one
     else:
         nobody = pwd.getpwnam("nobody")
-        enter = Identity("userns", nobody.pw_uid, nobody.pw_gid).enter
+        enter = ProcessIdentity("userns", nobody.pw_uid, nobody.pw_gid).enter
     try:
         with script(SCRIPT, str(tmp_path), enter=enter) as parent:
             pid, mode, dsn = read_line(parent).split()
@@ -235,7 +234,7 @@ def test_a_user_without_an_account_runs_it(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become such a user")
     try:
-        with script(SCRIPT, str(tmp_path), enter=Identity("userns", 54321, 54321).enter) as parent:
+        with script(SCRIPT, str(tmp_path), enter=ProcessIdentity("userns", 54321, 54321).enter) as parent:
             pid, mode, dsn = read_line(parent).split()
             assert mode == "userns"
             assert ask(dsn, "SELECT 1") == [(1,)]
@@ -248,7 +247,7 @@ def test_another_user_of_this_machine_runs_it(tmp_path_factory: pytest.TempPathF
     if os.geteuid() != 0:
         pytest.skip("only root can change the user")
     nobody = pwd.getpwnam("nobody")
-    enter = Identity("setuid", nobody.pw_uid, nobody.pw_gid).enter
+    enter = ProcessIdentity("setuid", nobody.pw_uid, nobody.pw_gid).enter
     for needed in (sys.executable, str(find_postgres() / "postgres"), __file__):
         if subprocess.run(["test", "-r", needed], preexec_fn=enter, check=False).returncode != 0:
             pytest.skip(f"user nobody cannot reach {needed}")

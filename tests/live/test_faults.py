@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 import infaas
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.clients.constant_load import APP, LibraryLoad, StockLoad, is_right, outcomes, samples, wrong
 from tests.support.clients.responders import until
 from tests.support.models import poison_models, tiny_models

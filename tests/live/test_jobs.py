@@ -18,8 +18,8 @@ import pytest
 import infaas
 from bus.messages.jobs import JobStatus
 from bus.natsbus import NatsBus
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.data import offline_inputs
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run

@@ -23,8 +23,8 @@ from bus.natsbus import NatsBus
 from bus.port import Delivery, NotFound
 from bus.subjects import Subjects
 from services.shell.clock import now
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run

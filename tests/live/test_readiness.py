@@ -11,9 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from services.shell.embedded_postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.process import ServerError
 from services.shell.metrics.http import fetch
-from services.shell.process import ServerError
 from services.shell.store import WRITER, prepare, role_dsn
 from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer, free_port, run

@@ -26,7 +26,7 @@ from services.dispatcher.__main__ import wire as wire_dispatcher
 from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.registrar.__main__ import wire as wire_registrar
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.servers.nats import run
 from tests.support.servers.processes import environ
 

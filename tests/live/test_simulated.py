@@ -10,8 +10,8 @@ import onnxruntime
 import psycopg
 import pytest
 
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.live.test_up import up
 from tests.support.models import tiny_models
 from tests.support.servers.processes import eventually, infaas, read_line

@@ -12,8 +12,8 @@ SUPERVISE = """
 import asyncio, json, signal, sys
 from pathlib import Path
 from services.shell import process
-from services.shell.process import ServerError
-from services.shell.supervise import Child, Supervisor
+from services.shell.host.process import ServerError
+from services.shell.host.supervise import Child, Supervisor
 
 directory, command = Path(sys.argv[1]), sys.argv[2]
 
@@ -103,8 +103,8 @@ PART = """
 import asyncio, json, signal, sys
 from pathlib import Path
 from services.shell import process
-from services.shell.process import ServerError
-from services.shell.supervise import Child, Supervisor
+from services.shell.host.process import ServerError
+from services.shell.host.supervise import Child, Supervisor
 
 directory = Path(sys.argv[1])
 

@@ -19,7 +19,7 @@ from infaas.errors import BadInput, Refused
 from services.core.catalog import key_of
 from services.core.settings import MonitorSettings
 from services.core.trace import read
-from services.shell.tracing import SpanExporter, span_exporter
+from services.shell.runtime.telemetry import SpanExporter, span_exporter
 from tests.support.clients.responders import until
 from tests.support.data.events import app_record, model_record, variant_record
 from tests.support.models import tiny_models

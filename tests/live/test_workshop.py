@@ -15,7 +15,7 @@ from bus.subjects import Subjects
 from services.core.settings import BusSettings, RegistrarSettings, Settings
 from services.executor.workshop.actor import WorkshopActor
 from services.executor.workshop.edge import WorkshopEdge
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 from tests.support.servers.processes import alive

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.shell.process import ServerError
+from services.shell.host.process import ServerError
 from tests.swarm import image, nodes
 
 TIMINGS: list[tuple[str, float]] = []

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from services.shell.process import Lock
+from services.shell.host.process import Lock
 from tests.swarm.node import Node, SwarmError
 from tests.swarm.nodes import Swarm, share_images
 
@@ -47,7 +47,7 @@ VERSIONED = (
 )
 BREAKING = (
     "FROM {image}\nUSER root\n"
-    "RUN echo 'raise SystemExit(\"broken on purpose\")' > $(echo /opt/infaas/lib/python*/site-packages)/services/shell/serve.py\n"
+    "RUN echo 'raise SystemExit(\"broken on purpose\")' > $(echo /opt/infaas/lib/python*/site-packages)/services/shell/runtime/serve.py\n"
     "USER 10001:10001\nLABEL {label}=3\n"
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.shell.process import dies_with_parent, tail
+from services.shell.host.process import dies_with_parent, tail
 
 T = TypeVar("T")
 INITS = ("tini", "docker-init")  # as Debian calls it, and Docker's own packages

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from services.shell.process import Lock, ServerError, dies_with_parent
+from services.shell.host.process import Lock, ServerError, dies_with_parent
 from tests.swarm.node import INITS, Node, SwarmError, eventually
 
 PREFIX = "infaas-swarm-"

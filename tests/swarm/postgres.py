@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.shell.postgres_binaries import find_postgres
+from services.shell.host.postgres import find_postgres
 
 PRELOADED = "shared_preload_libraries="  # what only the other image has
 

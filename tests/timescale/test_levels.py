@@ -15,9 +15,9 @@ from psycopg import errors
 
 from bus.messages.events import CostEvent, StateEvent, WorkerSample
 from services.recorder.events import EventWriter, Maintenance
-from services.shell.embedded_postgres import EmbeddedPostgres
-from services.shell.history import KEEP_DAYS, Level, level_of
+from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.store import READER, WRITER, Store, StoreError, prepare
+from services.shell.timescale import KEEP_DAYS, Level, level_of
 from tests.contract.test_sql_docs import QUERIES
 from tests.support.data.events import event, message, outcome
 from tests.support.data.rollups import Shown, shown, some, truth

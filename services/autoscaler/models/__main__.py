@@ -14,9 +14,9 @@ from services.autoscaler.models.problem import Knobs
 from services.core.planning.plan import Solver
 from services.core.planning.solvers import make_solver
 from services.core.settings import Settings
-from services.shell.machine import worker_name
+from services.shell.host.machine import worker_name
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:

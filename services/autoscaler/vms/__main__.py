@@ -17,10 +17,9 @@ from services.core.cost import UnknownPrice, price_per_hour
 from services.core.emulation import simulated_devices
 from services.core.placement import Device
 from services.core.settings import ELSEWHERE, Settings
-from services.shell.machine import devices_of
-from services.shell.machinekinds import worker_of
+from services.shell.host.machine import devices_of, worker_of
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError
 
 LONGEST_KIND = 40  # letters; the names of workers are made from it

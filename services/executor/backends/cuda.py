@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.executor.backends.base import BackendUnavailable
-from services.shell.accelerators import Accelerator, DriverError, cuda_device, cuda_memory_used_mb
+from services.shell.host.accelerators import Accelerator, DriverError, cuda_device, cuda_memory_used_mb
 
 
 def gpu(device: str, framework: str) -> Accelerator:

@@ -28,7 +28,7 @@ from services.executor.backends.base import (
 from services.executor.backends.cuda import bucket_for, buckets
 from services.executor.backends.torch_cpu import explain, framework, tensors_of
 from services.executor.backends.torch_cuda import dtypes, slots
-from services.shell.accelerators import Accelerator, DriverError, neuron_devices
+from services.shell.host.accelerators import Accelerator, DriverError, neuron_devices
 
 if TYPE_CHECKING:
     from services.executor.backends.base import Array

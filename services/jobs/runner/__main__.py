@@ -9,9 +9,9 @@ from services.jobs.runner import actor
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.edge import RunnerEdge
 from services.jobs.runner.policy import Knobs
-from services.shell.machine import worker_name
+from services.shell.host.machine import worker_name
 from services.shell.prices import load_prices
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.shell.settings import load
 
 
@@ -39,6 +39,6 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
 if __name__ == "__main__":
     import sys
 
-    from services.shell.serve import serve
+    from services.shell.runtime.serve import serve
 
     sys.exit(serve("offline", load(), wire))

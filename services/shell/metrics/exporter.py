@@ -13,9 +13,9 @@ from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.clock import now as unix_now
 from services.shell.metrics import process
+from services.shell.metrics.event_totals import EventTotals
 from services.shell.metrics.http import Page, Pages, listen
-from services.shell.metrics.tally import Tally
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Exporter:
         self._server: asyncio.Server | None = None
         self._opening: asyncio.Task[None] | None = None
         self._page: Callable[[Iterable[MetricFamily], int, str], Page] | None = None
-        self.tally = Tally(asyncio.get_running_loop().time, settings.series) if self.on else None
+        self.tally = EventTotals(asyncio.get_running_loop().time, settings.series) if self.on else None
 
     @property
     def on(self) -> bool:

@@ -1,12 +1,13 @@
-"""What the operating system says of this process."""
+"""What a process shows of itself: the figures of the operating system, and what its runtimes count of each actor."""
 
 import os
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from services.core.metric import MetricFamily
+from services.core.metric import Histogram, MetricFamily, MetricKind
 
 STARTED = time.time()
 
@@ -30,3 +31,57 @@ def families() -> Iterable[MetricFamily]:
         opened = MetricFamily("infaas_process_open_fds", "gauge", "Open file descriptors.")
         opened.add(len(os.listdir("/proc/self/fd")))
         yield opened
+
+
+class ActorCounts:
+    """What a runtime counts of one actor: messages by type, commands by type and result, failures.
+
+    taken: for each type of message a list of one number, so that counting is one addition.
+    """
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[int]] = {}
+        self.undecodable = 0
+        self.forged = 0
+        self.faults = 0
+        self.restarts = 0
+        self._commands: dict[tuple[str, str], int] = defaultdict(int)
+        self._seconds: dict[str, Histogram] = defaultdict(Histogram)
+
+    def carried_out(self, command: str, result: str, seconds: float) -> None:
+        """The edge has ended a command of this type: done, failed or timedout."""
+        self._commands[command, result] += 1
+        self._seconds[command].observe(seconds)
+
+    def families(self, actor: str, *, under_way: int, held: int, lost: int) -> Iterator[MetricFamily]:
+        """under_way: commands; held, lost: events."""
+        messages = MetricFamily("infaas_messages_total", "counter", "Messages that actors took, by type.")
+        for message, (count,) in self.taken.items():
+            messages.add(count, actor=actor, message=message)
+        commands = MetricFamily(
+            "infaas_commands_total", "counter", "Commands that edges carried out, by type and result."
+        )
+        for (command, result), count in self._commands.items():
+            commands.add(count, actor=actor, command=command, result=result)
+        seconds = MetricFamily("infaas_command_seconds", "histogram", "How long commands took, by type.")
+        for command, histogram in self._seconds.items():
+            seconds.add(histogram, actor=actor, command=command)
+        yield from (messages, commands, seconds)
+        single: tuple[tuple[str, MetricKind, str, int], ...] = (
+            ("undecodable_messages_total", "counter", "Messages that were none of their subject's.", self.undecodable),
+            (
+                "forged_messages_total",
+                "counter",
+                "Messages with a reply subject or source not their sender's.",
+                self.forged,
+            ),
+            ("handler_faults_total", "counter", "Messages that an actor failed on.", self.faults),
+            ("actor_restarts_total", "counter", "Actors started again after repeated faults.", self.restarts),
+            ("commands_under_way", "gauge", "Commands that edges are carrying out.", under_way),
+            ("events_held", "gauge", "Recorded events that the stream has not acknowledged.", held),
+            ("events_lost_total", "counter", "Recorded events dropped since too many were held.", lost),
+        )
+        for name, kind, about, value in single:
+            family = MetricFamily(f"infaas_{name}", kind, about)
+            family.add(value, actor=actor)
+            yield family

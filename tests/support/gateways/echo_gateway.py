@@ -25,7 +25,7 @@ from bus.subjects import Subjects
 from services.core.catalog import key_of
 from services.core.settings import GatewaySettings, Settings
 from services.gateway.__main__ import wire
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.servers.nats import free_port
 from tests.support.simulated.fleet import catalogue, variant

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.engine.engine import Engine
+from services.engine.client import EngineClient
 from services.engine.http import Bounds, Listener
 from services.engine.proxy import Proxy
 
@@ -170,7 +170,7 @@ async def fronted(
     socket: str, token: str = "", bounds: Bounds | None = None, patience: float = 10
 ) -> AsyncIterator[Front]:
     """The proxy before the engine at this socket."""
-    proxy = Proxy(Engine(socket, patience), token)
+    proxy = Proxy(EngineClient(socket, patience), token)
     listener = Listener(proxy.answer, proxy.refuse, bounds)
     port = await listener.open("127.0.0.1", 0)
     try:

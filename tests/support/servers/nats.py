@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 
 T = TypeVar("T")
 

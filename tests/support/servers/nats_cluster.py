@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bus.natsbus import NatsBus
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.servers.nats import NatsServer, free_port
 
 NAMES = ("n1", "n2", "n3")

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from services.shell.embedded_postgres import EmbeddedPostgres
-from services.shell.process import ServerError
+from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.process import ServerError
 from services.shell.store import READER, WRITER, prepare, role_dsn
 
 WRITER_PASSWORD = "writes & 'quotes'"

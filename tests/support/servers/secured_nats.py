@@ -14,8 +14,8 @@ from bus.login import Login
 from bus.natsbus import NatsBus
 from infaas.auth.book import Book, User
 from infaas.auth.certificates import certify
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.servers.nats import NatsServer
 
 CLIENTS = (

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from infaas.demo import data
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from tests.support.servers.processes import environ, infaas, read_line
 
 APP = "digits"

@@ -28,7 +28,7 @@ from services.dispatcher.__main__ import wire as wire_dispatcher
 from services.executor.__main__ import wire as wire_executor
 from services.monitor.__main__ import wire as wire_monitor
 from services.recorder.__main__ import streams
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 
 APP = "app"
 

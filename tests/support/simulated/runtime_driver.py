@@ -18,7 +18,7 @@ from bus.messages.public import Answer, Refusal
 from bus.port import Delivery, StreamSpec
 from bus.subjects import Subjects
 from services.core.actor import Actor, Envelope, Publish, Record
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from services.simulation.kernel import GRACE, NETWORK, Receive, SimulatedEdge
 from tests.support.simulated.jumping_loop import JumpingLoop
 

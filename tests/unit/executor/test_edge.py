@@ -7,8 +7,8 @@ from services.core.settings import Settings, WorkerSettings
 from services.executor.__main__ import wire
 from services.executor.commands import BatchResult, LoadModel, MeasureMemory, UnloadModel
 from services.executor.edge import AcceleratedEdge, final
-from services.shell.accelerators import Accelerator
-from services.shell.runtime import Runtime
+from services.shell.host.accelerators import Accelerator
+from services.shell.runtime.runtime import Runtime
 from tests.support.servers.nats import run
 from tests.unit.executor.test_edge_simulated import ARTIFACT, SUBJECTS, batch, record
 

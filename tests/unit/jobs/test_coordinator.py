@@ -27,7 +27,7 @@ from services.jobs.actor import Coordinator
 from services.jobs.edge import JobsEdge, part_key
 from services.jobs.files import Files, JobFiles
 from services.jobs.policy import Limits
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
 from tests.support.servers.nats import run

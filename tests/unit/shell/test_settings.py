@@ -9,9 +9,8 @@ from services.autoscaler.models.__main__ import knobs_of
 from services.autoscaler.vms.__main__ import kinds_of
 from services.core.settings import PriceSettings, Settings, WorkerSettings, described, faults, listed, words
 from services.dispatcher.edge import load_policy
-from services.shell.budget import check_budget, least_per_hour, place_of
-from services.shell.machine import devices_of
-from services.shell.prices import load_prices
+from services.shell.host.machine import devices_of
+from services.shell.prices import check_budget, least_per_hour, load_prices, place_of
 from services.shell.settings import SettingsError, load
 from tests.support.servers.processes import infaas
 

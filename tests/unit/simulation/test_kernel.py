@@ -24,7 +24,7 @@ from services.core.actor import (
     TimedOut,
     Undelivered,
 )
-from services.shell.outbox import LATEST, ROWS
+from services.shell.runtime.outbox import LATEST, ROWS
 from services.simulation.kernel import ActorHalted, Kernel
 from tests.support.simulated.runtime_driver import Bed
 from tests.support.simulated.scripted_actors import DELAY, Play, Puppet, Ring, Word, played

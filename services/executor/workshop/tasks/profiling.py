@@ -24,7 +24,7 @@ from services.executor.workshop.sandbox.protocol import Frame, Measured, Measure
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import TRIAL_S, RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
-from services.shell.accelerators import cuda_memory_used_mb
+from services.shell.host.accelerators import cuda_memory_used_mb
 
 CLEAN = 1.12
 MOST_CALLS = 20_000

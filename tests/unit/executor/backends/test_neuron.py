@@ -5,7 +5,7 @@ import pytest
 from services.executor.backends import backend
 from services.executor.backends.base import BackendUnavailable, LoadFailed, LoadSpec
 from services.executor.backends.neuron import core_of, program_key
-from services.shell.accelerators import Accelerator, DriverError, neuron_devices
+from services.shell.host.accelerators import Accelerator, DriverError, neuron_devices
 
 
 def test_programs_are_kept_by_artifact_compiler_and_bucket():

@@ -10,7 +10,7 @@ from services.executor.backends import backend, names_for, pt2, survey
 from services.executor.backends.base import BackendUnavailable, InputRejected, LoadFailed, LoadSpec, RunFailed
 from services.executor.backends.cuda import bucket_for, buckets, gpu
 from services.executor.backends.torch_device import Slot, Staging
-from services.shell.accelerators import accelerators
+from services.shell.host.accelerators import accelerators
 from tests.support.models import tiny_models
 from tests.support.models.torch_lane import PlainLane
 

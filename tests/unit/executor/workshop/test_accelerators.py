@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bus.messages.work import InspectModel, ModelInspected, VariantBuilt, VariantFailed
 from services.executor.workshop.orders import WorkshopOrder
 from services.executor.workshop.sandbox.lockdown import device_files
-from services.shell.accelerators import accelerators
+from services.shell.host.accelerators import accelerators
 from tests.support.models import tiny_models
 from tests.unit.executor.workshop.test_helper import Shop, plan
 

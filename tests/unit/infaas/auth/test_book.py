@@ -14,8 +14,8 @@ from bus.rights import ROLES, Identity, rights, sharing
 from bus.subjects import Subjects
 from infaas.auth.book import CONFIG, FIRST, Book, BookError, User
 from infaas.auth.certificates import CertificateError, certify
-from services.shell.embedded_nats import find_nats_server
-from services.shell.process import ServerError
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
 from services.shell.settings import load
 from tests.support.servers.processes import infaas
 

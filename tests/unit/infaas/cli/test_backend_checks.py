@@ -4,7 +4,7 @@ import pytest
 
 from infaas.cli.backend_checks import NEVER, check_backends
 from services.executor.backends import NAMES, backend
-from services.shell.accelerators import accelerators
+from services.shell.host.accelerators import accelerators
 
 
 @pytest.fixture(scope="module")

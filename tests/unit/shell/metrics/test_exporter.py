@@ -17,7 +17,7 @@ from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.metrics.exporter import Exporter
 from services.shell.metrics.http import fetch
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.servers.nats import free_port, run
 
 HOST = "127.0.0.1"

@@ -116,5 +116,5 @@ def test_who_prefers_openmetrics_gets_it() -> None:
 
 
 def test_a_process_that_nobody_asks_does_not_hold_the_library() -> None:
-    code = "import sys, services.shell.serve, services.shell.stack; sys.exit('prometheus_client' in sys.modules)"
+    code = "import sys, services.shell.runtime.serve, services.shell.host.stack; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ from services.core.actor import Envelope, Inlet, Watch
 from services.core.settings import MetricsSettings
 from services.shell.metrics import exporter as exporting
 from services.shell.metrics.exporter import Exporter
-from services.shell.runtime import Runtime
+from services.shell.runtime.runtime import Runtime
 from tests.support.servers.nats import run
 
 

@@ -1,0 +1,205 @@
+"""What the engine proxy lets through: requests compared as they were sent, strict JSON, and changes of labels `infaas.*`. Pure.
+
+Nothing is decoded before it is compared, so that no way of writing a path means one thing here and another to the engine: what is
+not written as the engine's documentation writes it is refused.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+
+class NotStrict(ValueError):
+    """The text is no JSON, or could be read in two ways; the words are for people."""
+
+
+def strict_json(text: bytes) -> Any:
+    """What the text says. Raises NotStrict: also where an object has a key twice, of which others may take the other."""
+    try:
+        return json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_no_number)
+    except NotStrict:
+        raise
+    except RecursionError as error:
+        raise NotStrict("the JSON is nested too deeply") from error
+    except ValueError as error:
+        raise NotStrict(f"this is no JSON: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise NotStrict("an object has a key twice")
+    return found
+
+
+def _no_number(word: str) -> Any:
+    raise NotStrict(f"this is no JSON: {word}")
+
+
+# ---- requests
+
+MOST_FILTERS = 16
+_VERSION = re.compile(r"/v1\.[0-9]{1,3}(?=/)")
+_NODE = re.compile(r"/nodes/([A-Za-z0-9][A-Za-z0-9_.-]{0,254})(/update)?")
+_INDEX = re.compile(r"[0-9]{1,19}")
+_LISTS = {"/nodes": ("filters",), "/tasks": ("filters",), "/services": ("filters", "status")}
+_FREE = ("/_ping", "/version")  # before a client knows what to speak; they tell nothing about the swarm
+
+
+class Denied(Exception):
+    """This is not let through; the text says why, to whoever asked and to the log. status: HTTP's."""
+
+    def __init__(self, reason: str, status: int = 403) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class AllowedRequest(NamedTuple):
+    """A request that is let through. path: without the version. prefix: the version as it was asked for, "" or "/v1.NN".
+
+    query: as the engine gets it. node: whose labels are to change, "" in all that only reads; revision: the version of it that they change.
+    free: needs no token.
+    """
+
+    method: str
+    prefix: str
+    path: str
+    query: str = ""
+    node: str = ""
+    revision: int = -1
+    free: bool = False
+
+    @property
+    def target(self) -> str:
+        """As in the request's line."""
+        return f"{self.prefix}{self.path}{'?' if self.query else ''}{self.query}"
+
+
+def allowed_request(method: str, target: str) -> AllowedRequest:
+    """The route of a request. target: as in its line. Raises Denied."""
+    path, mark, query = target.partition("?")
+    version = _VERSION.match(path)
+    prefix = version.group() if version else ""
+    path = path[len(prefix) :]
+    pairs = _pairs(query) if mark else {}
+    if path in _FREE:
+        if method != "GET" and not (method == "HEAD" and path == "/_ping"):
+            raise _no_method(method, path)
+        return AllowedRequest(method, prefix, path, _only(pairs, ()), free=True)
+    if path == "/info" or path in _LISTS:
+        if method != "GET":
+            raise _no_method(method, path)
+        return AllowedRequest(method, prefix, path, _only(pairs, _LISTS.get(path, ())))
+    node = _NODE.fullmatch(path)
+    if node is None:
+        raise Denied("the engine proxy lets nothing through to this path")
+    name, update = node.groups()
+    if method != ("POST" if update else "GET"):
+        raise _no_method(method, path)
+    if not update:
+        return AllowedRequest(method, prefix, path, _only(pairs, ()))
+    index = pairs.pop("version", "")
+    if not _INDEX.fullmatch(index):
+        raise Denied("an update names the version that it changes: ?version=NUMBER")
+    _only(pairs, ())
+    return AllowedRequest(method, prefix, path, f"version={int(index)}", node=name, revision=int(index))
+
+
+def _no_method(method: str, path: str) -> Denied:
+    return Denied(f"the engine proxy does not let {method[:20]} through to {path[:100]}")
+
+
+def _pairs(query: str) -> dict[str, str]:
+    try:
+        found = parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=4)
+    except ValueError as error:
+        raise Denied("the query of this request cannot be read") from error
+    if len({key.casefold() for key, _ in found}) != len(found):
+        raise Denied("the query of this request has a parameter twice")
+    return dict(found)
+
+
+def _only(pairs: dict[str, str], known: tuple[str, ...]) -> str:
+    """The query as the engine gets it, written anew."""
+    for key in pairs:
+        if key not in known:
+            raise Denied(f"the engine proxy does not let the parameter {key[:50]!r} through here")
+    if pairs.get("status", "true").lower() not in ("true", "false", "1", "0"):
+        raise Denied("status is true or false")
+    if "filters" in pairs:
+        pairs["filters"] = _filters(pairs["filters"])
+    return urlencode(pairs)
+
+
+def _filters(text: str) -> str:
+    """{"label": ["a=b"]}, or as older clients write it {"label": {"a=b": true}}."""
+    try:
+        found = strict_json(text.encode())
+    except NotStrict as error:
+        raise Denied(f"filters: {error}") from error
+    if not isinstance(found, dict) or len(found) > MOST_FILTERS or not all(map(_values, found.values())):
+        raise Denied("filters are an object of lists of texts")
+    return json.dumps(found)
+
+
+def _values(values: object) -> bool:
+    if isinstance(values, dict):
+        return all(isinstance(value, bool) for value in values.values())
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+# ---- changes: of a node's labels, those whose names begin with `infaas.`, but for the operator's
+
+OURS = re.compile(r"infaas\.[A-Za-z0-9._-]{1,120}")
+OPERATORS = frozenset(
+    {"infaas.pool", "infaas.nats", "infaas.db", "infaas.gateway"}
+)  # what a machine is for, where data lies
+MOST_VALUE = 256
+
+
+class LabelChange(NamedTuple):
+    """set: labels that are new or other than before. removed: names. spec: what the engine gets: the present one with new labels."""
+
+    set: dict[str, str]
+    removed: list[str]
+    spec: dict[str, Any]
+
+
+def label_change(present: Mapping[str, Any], asked: Any) -> LabelChange:
+    """What the wanted spec of a node changes. present: its spec as the engine has it. Raises Denied.
+
+    What goes to the engine is made from the present spec, never from the wanted one: only labels are taken from that.
+    """
+    if not isinstance(asked, dict):
+        raise Denied("the spec of a node is an object")
+    wanted, had = _rest(asked), _rest(present)
+    if wanted != had:
+        names = sorted(key for key in wanted.keys() | had.keys() if wanted.get(key) != had.get(key))
+        raise Denied(f"only labels of a node may change through the engine proxy, not {', '.join(names)[:200]}")
+    before, after = _labels(present.get("Labels")), _labels(asked.get("Labels"))
+    put = {name: value for name, value in after.items() if before.get(name) != value}
+    removed = sorted(before.keys() - after.keys())
+    for name in [*put, *removed]:
+        if not OURS.fullmatch(name):
+            raise Denied(f"only labels infaas.* may change through the engine proxy, not {name[:100]!r}")
+        if name in OPERATORS:
+            raise Denied(f"the engine proxy leaves the label {name!r} to the operator")
+    for name, value in put.items():
+        if len(value) > MOST_VALUE or not value.isprintable():
+            raise Denied(f"the label {name!r} may have {MOST_VALUE} printable characters")
+    return LabelChange(put, removed, {**present, "Labels": after})
+
+
+def _rest(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """All but the labels; a field that is empty is one that is not there."""
+    return {key: value for key, value in spec.items() if key != "Labels" and value not in ("", None)}
+
+
+def _labels(found: Any) -> dict[str, str]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise Denied("the labels of a node are an object of texts")
+    return found

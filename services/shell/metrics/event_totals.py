@@ -1,0 +1,218 @@
+"""Counts what actors record, batch by batch as events leave: queries, attainment, cost, scaling, states.
+
+A batch of outcomes costs about a fifth of a microsecond a row. Labels are bounded: beyond `most` sets of them a metric's
+further ones are counted under "_other"; apps that do not exist, whose names are anybody's choice, under "_unknown".
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from bus.messages.events import (
+    CostEvent,
+    JobEvent,
+    OutcomeEvent,
+    RegistrationEvent,
+    ScalingEvent,
+    StateEvent,
+    WorkerEvent,
+)
+from bus.messages.jobs import OFFLINE
+from services.core.metric import SECONDS, Histogram, MetricFamily
+
+OTHER, UNKNOWN, IDLE = "_other", "_unknown", "_idle"
+STRANGE = frozenset({"unknown_app", "bad_request"})  # whose app may be no app at all
+MINUTE = 60.0
+STEP = 5.0  # s between marks of the last minute
+ENDED = ("done", "failed", "cancelled")
+ANSWERED = ("ok", "late", "default")
+MILLISECONDS = tuple(1000.0 * bound for bound in SECONDS)
+
+_what = attrgetter("app", "outcome", "variant")
+_code = attrgetter("code")
+_latency = attrgetter("latency_ms")
+_cost = attrgetter("cost")
+
+
+class AppTotals:
+    """Of one app: how long answers took, and what the last minute's ratios are made of."""
+
+    __slots__ = ("accuracy", "marks", "milliseconds", "offered", "ok", "rated")
+
+    def __init__(self) -> None:
+        self.milliseconds = Histogram(MILLISECONDS)
+        self.offered = 0
+        self.ok = 0
+        self.rated = 0  # answers in time whose variant's accuracy is known
+        self.accuracy = 0.0  # summed over these
+        self.marks: deque[tuple[float, int, int, int, float]] = deque()
+
+    def mark(self, now: float) -> None:
+        """Remember where the totals stand, every few seconds; forget what is older than a minute."""
+        if not self.marks or now - self.marks[-1][0] >= STEP:
+            self.marks.append((now, self.offered, self.ok, self.rated, self.accuracy))
+        while len(self.marks) > 1 and now - self.marks[0][0] > MINUTE:
+            self.marks.popleft()
+
+
+class EventTotals:
+    """Counts all events of one process. clock: seconds. most: label sets a metric may have."""
+
+    def __init__(self, clock: Callable[[], float], most: int = 1000) -> None:
+        self._clock = clock
+        self._most = most
+        self._apps: dict[str, AppTotals] = {}
+        self._ends: dict[tuple[str, str], int] = defaultdict(int)  # app, outcome
+        self._refusals: dict[tuple[str, str], int] = defaultdict(int)  # app, code
+        self._variants: dict[tuple[str, str], int] = defaultdict(int)  # app, variant
+        self._charged: dict[tuple[str, str], float] = defaultdict(float)  # app, variant
+        self._offline: dict[tuple[str], int] = defaultdict(int)
+        self._rows: dict[tuple[str], int] = defaultdict(int)
+        self._cost: dict[tuple[str, ...], float] = defaultdict(float)
+        self._busy: dict[tuple[str, ...], float] = defaultdict(float)
+        self._scaling: dict[tuple[str, str], int] = defaultdict(int)
+        self._states: dict[tuple[str], int] = defaultdict(int)
+        self._workers: dict[tuple[str], int] = defaultdict(int)
+        self._registrations: dict[tuple[str], int] = defaultdict(int)
+        self._jobs: dict[tuple[str], int] = defaultdict(int)
+        self._folds: dict[str, Callable[[Sequence[Any]], None]] = {
+            OutcomeEvent.kind: self._outcomes,
+            CostEvent.kind: self._costs,
+            ScalingEvent.kind: self._scalings,
+            StateEvent.kind: lambda rows: self._each(self._states, (row.to_state for row in rows)),
+            WorkerEvent.kind: lambda rows: self._each(self._workers, (row.to_state for row in rows)),
+            RegistrationEvent.kind: lambda rows: self._each(self._registrations, _ends_of(rows)),
+            JobEvent.kind: lambda rows: self._each(self._jobs, _ends_of(rows)),
+        }
+
+    def fold(self, kind: str, rows: Sequence[Any]) -> None:
+        """Count a batch of one kind."""
+        self._rows[(kind,)] += len(rows)
+        fold = self._folds.get(kind)
+        if fold is not None:
+            fold(rows)
+
+    def _room(self, table: dict[Any, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
+        """The key, or the one for all others where the table is full."""
+        return key if key in table or len(table) < self._most else (OTHER,) * len(key)
+
+    def _each(self, table: dict[Any, int], names: Iterable[str]) -> None:
+        for name in names:
+            table[self._room(table, (name,))] += 1
+
+    def _app(self, name: str) -> str:
+        return name if name in self._apps or len(self._apps) < self._most else OTHER
+
+    def _outcomes(self, rows: Sequence[OutcomeEvent]) -> None:
+        groups: dict[tuple[str, str, str | None], list[OutcomeEvent]] = defaultdict(list)
+        for key, run in groupby(rows, _what):  # those of one batch stand together
+            groups[key] += run
+        for (app, outcome, variant), group in groups.items():
+            if group[0].policy == OFFLINE:
+                self._offline[(outcome,)] += len(group)
+            elif outcome in ANSWERED:
+                self._answered(app, outcome, variant or "", group)
+            else:
+                for code, count in Counter(map(_code, group)).items():
+                    self._refused(app, outcome, code or "", count)
+
+    def _totals(self, app: str, outcome: str, count: int) -> AppTotals:
+        totals = self._apps.get(app)
+        if totals is None:
+            totals = self._apps[app] = AppTotals()
+        totals.mark(self._clock())
+        totals.offered += count
+        self._ends[app, outcome] += count
+        return totals
+
+    def _refused(self, app: str, outcome: str, code: str, count: int) -> None:
+        app = UNKNOWN if code in STRANGE and app not in self._apps else self._app(app)
+        self._totals(app, outcome, count)
+        self._refusals[self._room(self._refusals, (app, code))] += count
+
+    def _answered(self, app: str, outcome: str, variant: str, rows: list[OutcomeEvent]) -> None:
+        app, count = self._app(app), len(rows)
+        totals = self._totals(app, outcome, count)
+        latencies = list(map(_latency, rows))
+        totals.milliseconds.observe_all([ms for ms in latencies if ms is not None] if None in latencies else latencies)
+        key = self._room(self._variants, (app, variant))
+        self._variants[key] += count
+        self._charged[key] += sum(map(_cost, rows))
+        if outcome == "ok":
+            totals.ok += count
+            accuracy = rows[0].accuracy
+            if accuracy is not None:
+                totals.rated += count
+                totals.accuracy += accuracy * count
+
+    def _costs(self, rows: Sequence[CostEvent]) -> None:
+        for row in rows:
+            simulated = "true" if row.simulated else "false"
+            key = (row.worker, row.hardware, row.app or IDLE, row.variant or IDLE, simulated)
+            key = self._room(self._cost, key)
+            self._cost[key] += row.cost
+            self._busy[key] += row.busy_seconds
+
+    def _scalings(self, rows: Sequence[ScalingEvent]) -> None:
+        for row in rows:
+            self._scaling[self._room(self._scaling, (row.scaler, row.action))] += max(1, abs(row.count))
+
+    def families(self) -> list[MetricFamily]:
+        """Everything counted so far."""
+        query = ("app", "outcome")
+        spent = ("worker", "hardware", "app", "variant", "simulated")
+        return [
+            _counter("infaas_queries_total", "Queries that ended, by how (ok: answered in time).", self._ends, *query),
+            _counter("infaas_refusals_total", "Queries without an answer.", self._refusals, "app", "code"),
+            _counter("infaas_answers_total", "Queries answered.", self._variants, "app", "variant"),
+            _counter("infaas_query_cost_dollars_total", "Charged for answers.", self._charged, "app", "variant"),
+            _counter("infaas_offline_chunks_total", "Chunks of offline jobs that ended.", self._offline, "outcome"),
+            *self._by_app(),
+            _counter(
+                "infaas_cost_dollars_total", "What loaded instances cost; _idle: used by nobody.", self._cost, *spent
+            ),
+            _counter("infaas_busy_seconds_total", "Time that instances computed.", self._busy, *spent),
+            _counter("infaas_scaling_actions_total", "Loads, evictions and other.", self._scaling, "scaler", "action"),
+            _counter("infaas_state_changes_total", "Instances that changed their state.", self._states, "to"),
+            _counter("infaas_worker_changes_total", "Workers that changed their state.", self._workers, "to"),
+            _counter("infaas_registrations_total", "Registrations that ended.", self._registrations, "state"),
+            _counter("infaas_jobs_ended_total", "Offline jobs that ended.", self._jobs, "state"),
+            _counter("infaas_events_total", "Events recorded.", self._rows, "kind"),
+        ]
+
+    def _by_app(self) -> list[MetricFamily]:
+        latency = MetricFamily("infaas_query_latency_seconds", "histogram", "Arrival at the dispatcher to the answer.")
+        rated = MetricFamily(
+            "infaas_rated_answers_total", "counter", "Answers in time of variants with a measured accuracy."
+        )
+        summed = MetricFamily("infaas_rated_answers_accuracy_total", "counter", "Their accuracies, summed up.")
+        attained = MetricFamily(
+            "infaas_slo_attainment_ratio", "gauge", "Answered in time over all offered, last minute."
+        )
+        accurate = MetricFamily(
+            "infaas_effective_accuracy_ratio", "gauge", "Mean accuracy of answers in time, last minute."
+        )
+        now = self._clock()
+        for app, totals in self._apps.items():
+            latency.add(totals.milliseconds.scaled(SECONDS, 0.001), app=app)
+            rated.add(totals.rated, app=app)
+            summed.add(totals.accuracy, app=app)
+            totals.mark(now)
+            _, offered, ok, known, accuracy = totals.marks[0]
+            if totals.offered > offered:
+                attained.add((totals.ok - ok) / (totals.offered - offered), app=app)
+            if totals.rated > known:
+                accurate.add((totals.accuracy - accuracy) / (totals.rated - known), app=app)
+        return [latency, rated, summed, attained, accurate]
+
+
+def _ends_of(rows: Sequence[Any]) -> list[str]:
+    return [row.state for row in rows if row.state in ENDED]
+
+
+def _counter(name: str, help: str, table: dict[Any, Any], *labels: str) -> MetricFamily:
+    family = MetricFamily(name, "counter", help)
+    family.samples = [(dict(zip(labels, key, strict=True)), value) for key, value in table.items()]
+    return family

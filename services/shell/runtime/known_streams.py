@@ -1,0 +1,231 @@
+"""Which streams and buckets a system has, kept outside of NATS: what is gone is not made anew, empty, as if it had never been.
+
+NATS that has lost its disk starts like a new one. Whoever made its streams again without a word would lose the catalogue and what
+was not in the database yet, and nobody would know. So their names and times of creation are noted in a file (bus.known), in the
+database (store.dsn), or both, and whoever finds something else there refuses to start and says what to do.
+"""
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from bus.natsjet import LostStream, Streams
+from bus.port import BusError, Forbidden, NotFound
+from bus.subjects import Subjects
+from services.core.settings import Settings
+from services.shell.host.process import write_private
+
+log = logging.getLogger(__name__)
+PATIENCE = 30.0  # s for a cluster to elect its leader, and for a database to come back
+REMEDY = (
+    "restore NATS's store from a backup or its volume; or set bus.adopt (INFAAS_BUS__ADOPT=true) for one start to go on with what is "
+    "there: what was in the lost ones, the catalogue of models among it, has to be registered again"
+)
+
+
+class StreamRecord(Protocol):
+    """Where it is noted. All raise OSError: a ConnectionError while it is away, which may end."""
+
+    def read(self) -> dict[str, str]: ...
+    def write(self, name: str, created: str) -> None: ...
+    def forget(self, name: str) -> None: ...
+
+
+class StreamFile:
+    """A JSON file: name to time of creation."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise OSError(f"{self._path} is damaged: {error}") from error
+        return {str(name): str(created) for name, created in found.items()} if isinstance(found, dict) else {}
+
+    def write(self, name: str, created: str) -> None:
+        self._change({name: created}, "")
+
+    def forget(self, name: str) -> None:
+        self._change({}, name)
+
+    def _change(self, new: dict[str, str], gone: str) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            known = self.read() | new
+            known.pop(gone, None)
+            write_private(self._path, json.dumps(known, indent=1, sort_keys=True) + "\n")
+        finally:
+            os.close(fd)
+
+
+class StreamTable:
+    """The table infaas_internal.streams; an older schema without it knows nothing."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def read(self) -> dict[str, str]:
+        from psycopg import errors  # noqa: PLC0415  (few services have a database)
+
+        try:
+            return dict(self._do("SELECT name, created FROM infaas_internal.streams"))
+        except errors.UndefinedTable:
+            return {}
+
+    def write(self, name: str, created: str) -> None:
+        from psycopg import errors  # noqa: PLC0415
+
+        try:
+            self._do(
+                "INSERT INTO infaas_internal.streams (name, created) VALUES (%s, %s)"
+                " ON CONFLICT (name) DO UPDATE SET created = excluded.created, noted = now() RETURNING name, created",
+                name,
+                created,
+            )
+        except errors.UndefinedTable:
+            return
+
+    def forget(self, name: str) -> None:
+        self._do("DELETE FROM infaas_internal.streams WHERE name = %s RETURNING name", name)
+
+    def _do(self, query: str, *values: str) -> list[Any]:
+        import psycopg  # noqa: PLC0415
+        from psycopg import errors  # noqa: PLC0415
+
+        try:
+            opened = psycopg.connect(self._dsn, autocommit=True, connect_timeout=5, application_name="infaas streams")
+            with closing(opened) as connection:
+                return connection.execute(query.encode(), values).fetchall()
+        except psycopg.OperationalError as error:
+            raise ConnectionError(f"the database does not answer: {error}") from error
+        except errors.UndefinedTable:
+            raise
+        except psycopg.Error as error:  # no rights to the table, a DSN that is none
+            raise OSError(f"the database refuses: {error}") from error
+
+
+class KnownStreams:
+    """All places of one service. adopt: what is found replaces what was known.
+
+    patience: s for which a database or a leader that does not answer is waited for.
+    passing: streams whose content is only on its way to the database. Once `serving`, a service makes these again when they are
+    gone, and says so loudly: events that are held meanwhile must go somewhere.
+    """
+
+    def __init__(
+        self,
+        places: list[StreamRecord],
+        *,
+        adopt: bool = False,
+        passing: Collection[str] = (),
+        patience: float = PATIENCE,
+    ) -> None:
+        self.serving = False
+        self._patience = patience
+        self._passing = frozenset(passing)
+        self._places = places
+        self._adopt = adopt
+        self._noted: dict[str, str] = {}  # in every place
+
+    @classmethod
+    def of(cls, settings: Settings, *, patience: float = PATIENCE) -> "KnownStreams":
+        places: list[StreamRecord] = [StreamFile(Path(settings.bus.known))] if settings.bus.known else []
+        if settings.store.dsn:
+            places.append(StreamTable(settings.store.dsn))
+        names = Subjects(settings.prefix)
+        passing = (names.outcome_stream, names.event_stream)
+        return cls(places, adopt=settings.bus.adopt, passing=passing, patience=patience)
+
+    def guard(self, streams: Streams) -> None:
+        """From now on nothing lost is made anew, and what is found or made is noted."""
+        streams.before, streams.seen = self.before, self.seen
+
+    async def check(self, streams: Streams) -> None:
+        """Look for all that is known; raises LostStream. A database that does not answer is waited for by those who need it."""
+        for place in self._places:
+            try:
+                known = await asyncio.to_thread(place.read)
+            except OSError as error:
+                log.warning("cannot look which streams there should be: %s", error)
+                continue
+            for name in sorted(known):
+                await self._look(streams, place, name, known[name])
+
+    async def _look(self, streams: Streams, place: StreamRecord, name: str, created: str) -> None:
+        until = asyncio.get_running_loop().time() + self._patience
+        while True:
+            try:
+                found = await streams.created(name)
+            except NotFound:
+                found = ""
+            except Forbidden:
+                return  # another service's
+            except BusError:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+                await asyncio.sleep(0.2)
+                continue
+            self._compare(name, created, found)
+            if not found:
+                await asyncio.to_thread(place.forget, name)
+            return
+
+    def _compare(self, name: str, created: str, found: str) -> None:
+        if self._adopt or created == found:
+            return
+        what = f"was made anew at {found}" if found else "is not there any more"
+        text = f"NATS has lost data: {name}, which this system has had since {created}, {what}"
+        if not self.serving or name not in self._passing:
+            raise LostStream(f"{text}. {REMEDY}")
+        log.critical("%s: what was in it and not in the database yet is gone; what comes now is kept", text)
+
+    async def before(self, name: str) -> None:
+        """A stream is about to be made, since it is not there; raises LostStream when it was, BusError when nobody can tell."""
+        for place in self._places:
+            created = (await self._read(place, name)).get(name)
+            if created is not None:
+                self._compare(name, created, "")
+
+    async def _read(self, place: StreamRecord, name: str) -> dict[str, str]:
+        """What is noted there; a database that is away is waited for."""
+        until = asyncio.get_running_loop().time() + self._patience
+        told = False
+        while True:
+            try:
+                return await asyncio.to_thread(place.read)
+            except OSError as error:
+                text = f"{name} is not there, and whether it was cannot be looked up: {error}"
+                if not isinstance(error, ConnectionError) or asyncio.get_running_loop().time() > until:
+                    raise BusError(text) from error
+                if not told:
+                    log.warning("%s; trying again", text)
+                    told = True
+                await asyncio.sleep(0.2)
+
+    async def seen(self, name: str, created: str) -> None:
+        """A stream is there, or has been made."""
+        if self._noted.get(name) == created:
+            return
+        try:
+            for place in self._places:
+                noted = (await asyncio.to_thread(place.read)).get(name)
+                if noted is not None:
+                    self._compare(name, noted, created)
+                if noted != created:
+                    await asyncio.to_thread(place.write, name, created)
+        except OSError as error:
+            log.warning("cannot note that there is %s: %s", name, error)
+            return
+        self._noted[name] = created

@@ -1,0 +1,383 @@
+"""Drives one actor on asyncio: inlets, timers, edge, events, faults, drain. The production driver of `services.core.actor`.
+
+Rules of failure: an undecodable body is refused (when it has a reply) or handed to actors that count them; an exception in `handle` is logged, its
+sender refused, and the actor goes on; repeated faults stop the actor loudly and start a new one after a pause, whose state
+is rebuilt from heartbeats and watches. A restart that does not help ends the process: the supervisor takes over.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from bus.codec import DECODE_ERRORS, decoder, encode, explain, in_two
+from bus.messages.flow import Execute
+from bus.messages.public import Error, Refusal
+from bus.port import Bus, BusError, Delivery, KeyValueEntry, PayloadTooLarge, Subscription
+from bus.rights import ReplyCheck, from_stream
+from bus.subjects import Subjects
+from services.core.actor import (
+    Actor,
+    After,
+    Cancel,
+    Changed,
+    Do,
+    Done,
+    Edge,
+    Envelope,
+    Failed,
+    Halt,
+    Inlet,
+    Malformed,
+    Publish,
+    Record,
+    Recorded,
+    Started,
+    Stopping,
+    Synced,
+    TimedOut,
+    Undelivered,
+)
+from services.core.metric import Insight, MetricFamily
+from services.core.trace import Span
+from services.shell.clock import now as unix_now
+from services.shell.metrics.process import ActorCounts
+from services.shell.runtime.outbox import Outbox
+from services.shell.runtime.telemetry import about
+
+log = logging.getLogger(__name__)
+
+FAULTS = 5  # handler exceptions within FAULT_WINDOW seconds that restart the actor
+FAULT_WINDOW = 10.0
+RESTARTS = 5  # restarts within RESTART_WINDOW seconds that end the process
+RESTART_WINDOW = 60.0
+EMPTY = b"\x80"  # a request without a body asks for the defaults: an empty map
+LARGE = 32 * 1024  # bytes of a forwarded body above which it is not copied once more
+GRACE = 5.0
+PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class ActorFailed(Exception):
+    """An actor kept failing after restarts."""
+
+
+class Runtime:
+    """One actor's life. make builds a fresh actor: at the start and after repeated faults.
+
+    insight: what it shows of its actor; reachable: looks whether what its edge needs is there, "" when it is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Actor],
+        bus: Bus,
+        subjects: Subjects,
+        edge: Edge | None = None,
+        *,
+        clock: Callable[[], float] = unix_now,
+        source: str = "",
+        insight: Insight | None = None,
+        reachable: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        self.name = name
+        self.reachable = reachable
+        self.grace = GRACE  # s that it may take to stop
+        self.tally: Callable[[str, Sequence[Any]], None] | None = None  # told of events as they leave, in batches
+        self.spans: Callable[[Span], None] | None = None  # told of what was done for a traced query
+        self.counts = ActorCounts()
+        self._insight = insight
+        self.faults: deque[float] = deque(maxlen=FAULTS)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._make = make
+        self._bus = bus
+        self._subjects = subjects
+        self._callers = ReplyCheck(subjects, bus.new_inbox())
+        self._edge = edge
+        self._inline = getattr(edge, "inline", None)
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._source = source or f"{name}-{int(unix_now() * 1e6):x}"
+        self._restarts: deque[float] = deque(maxlen=RESTARTS)
+        self._generation = 0
+        self._open: list[Subscription] = []
+        self._timers: dict[Any, asyncio.Handle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._mailbox: deque[Envelope] = deque()
+        self._busy = False
+        self._live = False
+        self._perform: dict[type, Callable[[Any], None]] = {
+            Publish: self._publish,
+            After: self._after,
+            Cancel: self._cancel,
+            Do: self._do,
+            Record: self._record,
+            Halt: self._halt,
+            Span: self._span,
+        }
+
+    # -- life
+
+    async def start(self) -> None:
+        """Build the actor and let messages in."""
+        self._generation += 1
+        self._outbox = Outbox(
+            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.tally
+        )
+        self._outbox.start()
+        self._actor = self._make()
+        self._handle = self._actor.handle
+        self._live = self._busy = True  # what comes in meanwhile waits behind Started
+        try:
+            for watch in self._actor.watches:
+                bucket = await self._bus.key_value(watch.bucket)
+                self._open.append(await bucket.watch(self._watcher(watch.bucket)))
+            for inlet in self._actor.inlets:
+                self._open.append(await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue))
+        finally:
+            self._busy = False
+        # Only now, so that no reply to the actor's first words is lost.
+        self._deliver(Envelope(self._clock(), Started()))
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Take nothing new, let the actor say goodbye and its work finish, send what is left."""
+        if not self._live:
+            return
+        await self._close_inlets()
+        self._deliver(Envelope(self._clock(), Stopping(grace)))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
+        self._live = False
+        await self._drop_timers_and_tasks()
+        await self._outbox.close(grace)
+
+    async def _close_inlets(self) -> None:
+        for subscription in self._open:
+            try:
+                await subscription.drain()
+            except BusError as error:
+                log.warning("could not drain an inlet of %s: %s", self.name, error)
+        self._open.clear()
+
+    async def _drop_timers_and_tasks(self) -> None:
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+        left = self._tasks - {asyncio.current_task()}  # a restart must not end itself
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+
+    async def _restart(self, reason: str) -> None:
+        now = self._clock()
+        self._restarts.append(now)
+        self.counts.restarts += 1
+        if len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTART_WINDOW:
+            if not self.failed.done():
+                self.failed.set_exception(ActorFailed(f"{self.name} keeps failing: {reason}"))
+            return
+        await self._drop_timers_and_tasks()
+        await self._close_inlets()
+        await self._outbox.close(1.0)
+        await asyncio.sleep(PAUSES[min(len(self._restarts), len(PAUSES)) - 1])
+        self.faults.clear()
+        await self.start()
+        log.warning("%s was started again", self.name)
+
+    # -- messages in
+
+    def _handler(self, inlet: Inlet) -> Callable[[Delivery], None]:
+        decode: Callable[[bytes], Any] = bytes if inlet.message is bytes else decoder(inlet.message)
+        clock = self._clock
+        taken = self.counts.taken.setdefault(inlet.message.__name__, [0])
+        guarded, may_answer = self._callers.guards(inlet.subject), self._callers.may_answer
+
+        def on_delivery(delivery: Delivery) -> None:
+            subject, data, reply, headers, status = delivery
+            if status:
+                self._deliver(Envelope(clock(), Undelivered(subject), subject))
+                return
+            if reply or headers:
+                foreign = guarded and reply and not may_answer(inlet.subject, subject, reply)
+                if foreign or from_stream(reply, headers):
+                    self.counts.forged += 1
+                    return
+            taken[0] += 1
+            try:
+                message = decode(data or EMPTY)
+            except DECODE_ERRORS as error:
+                self.counts.undecodable += 1
+                if not inlet.malformed:
+                    self._refuse_undecodable(delivery, error)
+                    return
+                message = Malformed(explain(error))
+            self._deliver(Envelope(clock(), message, subject, reply, data, headers))
+
+        return on_delivery
+
+    def _watcher(self, bucket: str) -> Callable[[KeyValueEntry | None], None]:
+        def on_entry(entry: KeyValueEntry | None) -> None:
+            message = Synced(bucket) if entry is None else Changed(bucket, entry.key, entry.value)
+            self._deliver(Envelope(self._clock(), message))
+
+        return on_entry
+
+    def _recorded(self, through: int) -> None:
+        self._deliver(Envelope(self._clock(), Recorded(through)))
+
+    def _refuse_undecodable(self, delivery: Delivery, error: Exception) -> None:
+        if delivery.reply:
+            refusal = Refusal(error=Error(code="bad_request", message=explain(error)))
+            self._bus.publish(delivery.reply, encode(refusal))
+
+    def _deliver(self, envelope: Envelope) -> None:
+        """Hand one message to the actor; what arrives meanwhile (inline results) waits its turn."""
+        if not self._live:
+            return
+        if self._busy:
+            self._mailbox.append(envelope)
+            return
+        self._busy = True
+        try:
+            self._turn(envelope)
+            while self._mailbox:
+                self._turn(self._mailbox.popleft())
+        finally:
+            self._busy = False
+
+    def _turn(self, envelope: Envelope) -> None:
+        try:
+            effects = self._handle(envelope)
+            if effects:
+                perform = self._perform
+                for effect in effects:
+                    perform[type(effect)](effect)
+        except Exception as error:
+            self._fault(envelope, error)
+
+    def _fault(self, envelope: Envelope, error: Exception) -> None:
+        log.error(
+            "%s could not handle %s",
+            self.name,
+            type(envelope.message).__name__,
+            exc_info=error,
+            extra={"subject": envelope.subject, **about(envelope.message)},
+        )
+        if envelope.reply:
+            refusal = Refusal(error=Error(code="internal", message="the service failed on this message; it was logged"))
+            self._bus.publish(envelope.reply, encode(refusal))
+        now = self._clock()
+        self.counts.faults += 1
+        self.faults.append(now)
+        if len(self.faults) == FAULTS and now - self.faults[0] < FAULT_WINDOW:
+            self._halt(Halt(f"{FAULTS} faults within {FAULT_WINDOW:g} s, the last: {error!r}"))
+
+    # -- effects out
+
+    def _publish(self, effect: Publish) -> None:
+        message = effect.message
+        tail: bytes | memoryview = b""
+        if type(message) is bytes:
+            body = message
+        elif type(message) is Execute and len(message.body) > LARGE:
+            body, tail = in_two(message)
+        else:
+            body = encode(message)
+        try:
+            self._bus.publish(effect.subject, body, effect.reply, effect.headers, tail)
+        except PayloadTooLarge:
+            log.error(
+                "a message is larger than the bus takes",
+                extra={"subject": effect.subject, "bytes": len(body) + len(tail), **about(message)},
+            )
+        except BusError as error:
+            log.warning("a message was not sent: %s", error, extra={"subject": effect.subject, **about(message)})
+
+    def _after(self, effect: After) -> None:
+        key = effect.key
+        old = self._timers.get(key)
+        if old is not None:
+            old.cancel()
+        if effect.delay <= 0:
+            self._timers[key] = self._loop.call_soon(self._ring, key, effect.message)
+        else:
+            self._timers[key] = self._loop.call_later(effect.delay, self._ring, key, effect.message)
+
+    def _ring(self, key: Any, message: Any) -> None:
+        self._timers.pop(key, None)
+        self._deliver(Envelope(self._clock(), message))
+
+    def _cancel(self, effect: Cancel) -> None:
+        handle = self._timers.pop(effect.key, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _do(self, effect: Do) -> None:
+        if self._inline is not None:
+            try:
+                result = self._inline(effect.command)
+            except Exception as error:
+                self._deliver(Envelope(self._clock(), Failed(effect.id, str(error) or repr(error))))
+                return
+            if result is not NotImplemented:
+                self._deliver(Envelope(self._clock(), Done(effect.id, result)))
+                return
+        task = self._loop.create_task(self._work(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, effect: Do) -> None:
+        message: Done | Failed | TimedOut
+        began = time.monotonic()
+        if self._edge is None:
+            raise ActorFailed(f"{self.name} has no edge for {effect.command!r}")
+        try:
+            async with asyncio.timeout(effect.timeout or None):
+                message = Done(effect.id, await self._edge.perform(effect.command))
+        except TimeoutError:
+            message = TimedOut(effect.id)
+        except Exception as error:
+            # What the outside refuses or cannot do is told in a line; a traceback is for what should not have happened.
+            trace = None if isinstance(error, BusError | OSError) else error
+            what, concerned = type(effect.command).__name__, about(effect.command)
+            log.warning("%s: %s failed: %s", self.name, what, error, exc_info=trace, extra=concerned)
+            message = Failed(effect.id, str(error) or repr(error))
+        spent = time.monotonic() - began
+        self.counts.carried_out(type(effect.command).__name__, type(message).__name__.lower(), spent)
+        self._deliver(Envelope(self._clock(), message))
+
+    def _record(self, effect: Record) -> None:
+        self._outbox.add(effect.event)
+
+    def _span(self, effect: Span) -> None:
+        if self.spans is not None:
+            self.spans(effect)
+
+    def _halt(self, effect: Halt) -> None:
+        if not self._live:
+            return
+        log.critical("%s stops: %s", self.name, effect.reason)
+        self._live = False
+        task = self._loop.create_task(self._restart(effect.reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what it shows
+
+    def missing(self, now: float) -> str:
+        """What the actor lacks to do its work, in words; "" when it is ready."""
+        if not self._live:
+            return "it is being started again"
+        return self._insight.missing(self._actor, now) if self._insight is not None else ""
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Its numbers now, and those of its actor; none before its start."""
+        if not self._generation:
+            return
+        box = self._outbox
+        yield from self.counts.families(self.name, under_way=len(self._tasks), held=box.held, lost=box.lost)
+        if self._insight is not None and self._live:
+            yield from self._insight.families(self._actor)

@@ -1,0 +1,151 @@
+"""What the database does with the recorder's events beside keeping them: chunks, rollups and expiry, by what the server can do.
+
+Three levels: "none" (plain PostgreSQL), "apache" (TimescaleDB under its Apache licence: hypertables) and "tsl" (all of TimescaleDB:
+continuous aggregates, compression, policies too). Relations, columns and answers are the same. A database may go up a level,
+never down. The SQL is in services/recorder/schema: numbered files make what holds data, the others are carried out by every
+`prepare`.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import psycopg
+from msgspec.structs import asdict
+from psycopg import sql
+
+from services.core.settings import KeepDays
+
+Level = Literal["none", "apache", "tsl"]
+LEVELS: tuple[Level, ...] = ("none", "apache", "tsl")
+OLDEST_EXTENSION = (2, 18)  # the first that lets a trigger see the rows of a statement on a hypertable
+AGGREGATES = ("cost_minute", "cost_hour", "query_minute", "query_hour", "slo_minute")
+KEEP_DAYS: Mapping[str, float] = asdict(KeepDays())
+
+
+class LevelError(Exception):
+    """The database cannot be brought to, or kept at, this level; the text says why and what to do."""
+
+
+class TimescaleSupport(NamedTuple):
+    """What a server offers. level: the highest. version: of the extension in the database, as 2.23.0; "" without."""
+
+    level: Level
+    version: str
+
+
+def detect(dsn: str, most: Level) -> TimescaleSupport:
+    """Find out what the server of this database can do, up to `most`; makes the extension where it is to be had.
+
+    On a connection of its own: CREATE EXTENSION closes the session when the server did not preload TimescaleDB. Raises
+    LevelError when the extension is too old for us.
+    """
+    if most == "none":
+        return TimescaleSupport("none", "")
+    try:
+        with closing(psycopg.connect(dsn, autocommit=True, connect_timeout=10)) as connection:
+            available = connection.execute(
+                "SELECT installed_version FROM pg_available_extensions WHERE name = 'timescaledb'"
+            ).fetchone()
+            if available is None:
+                return TimescaleSupport("none", "")
+            if available[0] is None:
+                connection.execute("CREATE EXTENSION IF NOT EXISTS timescaledb")
+    except psycopg.Error:
+        return TimescaleSupport("none", "")  # not preloaded, or not ours to make
+    with closing(psycopg.connect(dsn, autocommit=True, connect_timeout=10)) as connection:
+        _enter_extension(connection)
+        row = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'timescaledb'").fetchone()
+        assert row is not None
+        version: str = row[0]
+        try:  # what is not under the Apache licence refuses itself, whatever the settings say
+            connection.execute("SELECT alter_job(-1, if_exists => true)")
+            licensed = True
+        except psycopg.errors.FeatureNotSupported:
+            licensed = False
+    if tuple(int(part) for part in version.split("-", maxsplit=1)[0].split(".")[:2]) < OLDEST_EXTENSION:
+        oldest = ".".join(map(str, OLDEST_EXTENSION))
+        raise LevelError(
+            f"TimescaleDB {version} is too old, {oldest} or newer is needed: ALTER EXTENSION timescaledb UPDATE,"
+            " or set store.timescale to off"
+        )
+    return TimescaleSupport("tsl" if licensed and most == "tsl" else "apache", version)
+
+
+def shape(
+    connection: psycopg.Connection[Any],
+    directory: Path,
+    found: TimescaleSupport,
+    keep_days: Mapping[str, float] = KEEP_DAYS,
+) -> None:
+    """Bring a migrated database to this level, or up to date on it; several times is as good as once.
+
+    connection: the owner's, in autocommit. keep_days: by relation, as in the settings; 0: for ever. Raises LevelError, psycopg.Error.
+    """
+    used = level_of(connection)
+    if LEVELS.index(found.level) < LEVELS.index(used):
+        raise LevelError(
+            f"this database uses TimescaleDB ({used}) and only {found.level} was found or is allowed: set timescaledb.license"
+            " and store.timescale as they were; the only way down is dumping the rows into another database"
+        )
+    level = found.level
+    connection.execute("SET lock_timeout = '60s'")
+    with connection.transaction():
+        _keep(connection, keep_days)
+        if level == "none":
+            files = ["shim.sql", "rollups.sql"]
+            if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'timescaledb'").fetchone():
+                files.remove("shim.sql")
+        else:
+            _enter_extension(connection)
+            files = ["hypertables.sql", *(["rollups.sql", "chunks.sql"] if level == "apache" else ["aggregates.sql"])]
+        for file in [*files, "views.sql"]:
+            connection.execute((directory / file).read_bytes())
+    if level == "tsl":
+        if used != "tsl":
+            for name in AGGREGATES:  # not within a transaction
+                connection.execute(
+                    "CALL refresh_continuous_aggregate(%s, NULL, now() - interval '2 minutes')",
+                    (f"infaas_internal.{name}",),
+                )
+        with connection.transaction():
+            connection.execute((directory / "policies.sql").read_bytes())
+    connection.execute("RESET search_path")
+
+
+def level_of(connection: psycopg.Connection[Any]) -> Level:
+    """What this database uses already."""
+    row = connection.execute(
+        "SELECT to_regclass('infaas_internal.query_hour') IS NOT NULL,"
+        " EXISTS (SELECT FROM pg_extension WHERE extname = 'timescaledb')"
+    ).fetchone()
+    assert row is not None
+    if row[0]:
+        return "tsl"
+    if (
+        row[1]
+        and connection.execute(
+            "SELECT 1 FROM timescaledb_information.hypertables WHERE hypertable_schema = 'infaas'"
+        ).fetchone()
+    ):
+        return "apache"
+    return "none"
+
+
+def _keep(connection: psycopg.Connection[Any], keep_days: Mapping[str, float]) -> None:
+    connection.cursor().executemany(
+        "INSERT INTO infaas_internal.retention (relation, keep) VALUES (%s, %s)"
+        " ON CONFLICT (relation) DO UPDATE SET keep = excluded.keep",
+        [(relation, timedelta(days=days) if days else None) for relation, days in keep_days.items()],
+    )
+
+
+def _enter_extension(connection: psycopg.Connection[Any]) -> None:
+    """Let names be found in the extension's schema, wherever an administrator put it."""
+    row = connection.execute(
+        "SELECT nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'timescaledb'"
+    ).fetchone()
+    assert row is not None
+    connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(row[0])))

@@ -1,0 +1,99 @@
+"""Which GPUs and Neuron chips a worker gets, and what it is told when there are none."""
+
+import pytest
+
+from services.core.settings import WorkerSettings
+from services.shell.host.accelerators import (
+    Accelerator,
+    DriverError,
+    accelerators,
+    cuda_device,
+    neuron_listing,
+    visible,
+    why_no_gpu,
+)
+from services.shell.host.machine import devices_of
+from services.shell.settings import SettingsError, load
+
+GPUS = [
+    Accelerator(address=f"cuda:{n}", kind="gpu", name="NVIDIA T4", memory_mb=15360.0, uuid=f"GPU-{letter}{letter}1")
+    for n, letter in enumerate("abc")
+]
+CHIP = Accelerator(address="neuron:0", kind="inferentia", name="Neuron device 0", memory_mb=8192.0, cores=4)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "uuids"),
+    [
+        (None, ["GPU-aa1", "GPU-bb1", "GPU-cc1"]),
+        ("", []),
+        ("2,0", ["GPU-cc1", "GPU-aa1"]),
+        (" GPU-b , 0", ["GPU-bb1", "GPU-aa1"]),
+        ("1,7,0", ["GPU-bb1"]),
+        ("-1", []),
+        ("1,1", ["GPU-bb1"]),
+        ("GPU-", []),
+    ],
+)
+def test_the_visible_ones_are_renumbered_as_cuda_does(chosen, uuids):
+    left = visible(GPUS, chosen)
+    assert [one.uuid for one in left] == uuids
+    assert [one.address for one in left] == [f"cuda:{n}" for n in range(len(uuids))]
+
+
+def test_real_devices_come_with_their_address_and_memory():
+    cpu, *devices = devices_of(WorkerSettings(cores=2), [*GPUS[:2], CHIP])
+    assert (cpu.name, cpu.address) == ("cpu", "cpu")
+    assert [(d.name, d.kind, d.address, d.cores, d.memory_mb, d.simulated) for d in devices] == [
+        ("gpu-0", "gpu", "cuda:0", 1, 15360.0, False),
+        ("gpu-1", "gpu", "cuda:1", 1, 15360.0, False),
+        ("inferentia-0", "inferentia", "neuron:0", 4, 8192.0, False),
+    ]
+
+
+def test_simulated_devices_go_on_counting_after_the_real_ones():
+    devices = devices_of(WorkerSettings(cores=2, simulate={"gpu": 2, "inferentia": 1}), GPUS[:1])
+    assert [(d.name, d.simulated) for d in devices[1:]] == [
+        ("gpu-0", False),
+        ("gpu-1", True),
+        ("gpu-2", True),
+        ("inferentia-0", True),
+    ]
+
+
+def test_settings_say_how_many():
+    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=1), [*GPUS, CHIP])] == [
+        "cpu",
+        "gpu-0",
+        "inferentia-0",
+    ]
+    assert [d.name for d in devices_of(WorkerSettings(cores=2, gpus=0), [*GPUS, CHIP])] == ["cpu"]
+    with pytest.raises(SettingsError, match=r"worker\.gpus is 4, but 3 GPUs"):
+        devices_of(WorkerSettings(cores=2, gpus=4), GPUS)
+
+
+@pytest.mark.parametrize(("text", "gpus"), [("auto", "auto"), ("0", 0), ("3", 3)])
+def test_the_setting_comes_from_the_environment_too(text, gpus):
+    assert load(None, {"INFAAS_WORKER__GPUS": text}).worker.gpus == gpus
+
+
+@pytest.mark.parametrize("text", ["-1", "all"])
+def test_nonsense_is_refused_with_the_setting(text):
+    with pytest.raises(SettingsError, match="gpus"):
+        load(None, {"INFAAS_WORKER__GPUS": text})
+
+
+def test_a_machine_without_a_driver_says_so():
+    if any(one.kind == "gpu" for one in accelerators()):
+        pytest.skip("this machine has a GPU")
+    assert why_no_gpu()
+    with pytest.raises(DriverError, match=r"driver|GPU"):
+        cuda_device("cuda:0")
+
+
+def test_the_neuron_tool_is_read_or_doubted():
+    said = '[{"neuron_device": 0, "bdf": "00:1f.0", "nc_count": 4, "memory_size": 8589934592, "neuron_processes": []}]'
+    assert neuron_listing(said) == [CHIP]
+    for wrong in ("", "{}x", '[{"neuron_device": 0}]', "[1]"):
+        with pytest.raises(DriverError, match="neuron-ls"):
+            neuron_listing(wrong)

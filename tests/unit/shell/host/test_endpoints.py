@@ -1,0 +1,112 @@
+"""What the supervisor writes is what clients read."""
+
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from infaas.errors import NotConnected
+from infaas.locate import read_endpoints
+from services.shell.host import endpoints
+from services.shell.host.endpoints import DEFAULT_PORTS, PortClaims, SystemEndpoints, choose_ports
+from services.shell.host.process import ServerError, free_port
+
+THERE = SystemEndpoints(
+    nats="nats://u:p@127.0.0.1:4222", sql="postgresql://r:p@h/d", writer="postgresql://w:p@h/d", prefix="x"
+)
+
+
+def test_written_endpoints_are_found(tmp_path: Path) -> None:
+    endpoints.write_endpoints(tmp_path, THERE, {"nats": 4222})
+    found = read_endpoints(tmp_path)
+    assert (found.nats, found.sql, found.writer, found.prefix) == (THERE.nats, THERE.sql, THERE.writer, THERE.prefix)
+    assert stat.S_IMODE((tmp_path / endpoints.FILE).stat().st_mode) == 0o600
+
+
+def test_a_stopped_system_is_said_to_be_stopped_and_its_ports_stay_noted(tmp_path: Path) -> None:
+    endpoints.write_endpoints(tmp_path, THERE, {"nats": 4333})
+    endpoints.mark_stopped(tmp_path)
+    with pytest.raises(NotConnected, match="stopped"):
+        read_endpoints(tmp_path)
+    assert endpoints.recorded_ports(tmp_path) == {"nats": 4333}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"ports": 3}', '{"ports": {"nats": "x"}}'])
+def test_a_damaged_file_gives_no_ports(tmp_path: Path, content: str) -> None:
+    (tmp_path / endpoints.FILE).write_text(content)
+    assert endpoints.recorded_ports(tmp_path) == {}
+    endpoints.mark_stopped(tmp_path)
+    with pytest.raises(NotConnected, match="damaged"):
+        read_endpoints(tmp_path)
+
+
+def test_the_public_part_has_the_contracts_keys_and_no_writer() -> None:
+    assert list(THERE.public()) == ["nats", "sql", "dashboard", "gateway", "gateway_grpc", "metrics"]
+
+
+def free_but(*busy: int):
+    return lambda port: port not in busy
+
+
+def test_default_ports_when_they_are_free() -> None:
+    assert choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == DEFAULT_PORTS
+
+
+def test_a_busy_default_is_replaced_by_last_times_port() -> None:
+    chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(4222), take_any=lambda: 9999)
+    assert chosen == {**DEFAULT_PORTS, "nats": 7000}
+
+
+def test_else_by_any_free_one() -> None:
+    chosen = choose_ports(DEFAULT_PORTS, None, {"nats": 7000}, take=free_but(4222, 7000, 5433), take_any=lambda: 9999)
+    assert chosen == {**DEFAULT_PORTS, "nats": 9999, "postgres": 9999}
+
+
+def test_a_base_fixes_every_port() -> None:
+    assert choose_ports(DEFAULT_PORTS, 6000, {"nats": 7000}, take=free_but(), take_any=lambda: 1) == {
+        "nats": 6000,
+        "postgres": 6001,
+        "dashboard": 6002,
+        "gateway": 6003,
+        "gateway_grpc": 6004,
+    }
+
+
+def test_a_preferred_port_comes_before_last_times() -> None:
+    chosen = choose_ports(["dashboard"], None, {"dashboard": 7000}, free_but(), lambda: 1, {"dashboard": 8080})
+    assert chosen == {"dashboard": 8080}
+
+
+def test_a_busy_port_of_a_base_is_an_error_that_names_it() -> None:
+    with pytest.raises(ServerError, match="6001"):
+        choose_ports(DEFAULT_PORTS, 6000, {}, take=free_but(6001), take_any=lambda: 1)
+
+
+def test_a_base_too_high_is_an_error() -> None:
+    with pytest.raises(ServerError, match="65536"):
+        choose_ports(DEFAULT_PORTS, 65535, {}, take=free_but(), take_any=lambda: 1)
+
+
+def test_only_our_own_servers_get_ports() -> None:
+    assert choose_ports(["postgres"], 6000, {}, take=free_but(6000), take_any=lambda: 1) == {"postgres": 6001}
+    assert choose_ports([], None, {}, take=free_but(), take_any=lambda: 1) == {}
+
+
+def test_a_claimed_port_is_nobody_elses_until_released() -> None:
+    """Two systems that start at the same time see the same ports free."""
+    one, two, port = PortClaims(), PortClaims(), free_port()
+    assert one.take(port)
+    if sys.platform == "linux":
+        assert not two.take(port)
+    one.release()
+    assert two.take(port)
+    assert two.take_any() != port
+    two.release()
+
+
+def test_a_busy_port_is_not_claimed() -> None:
+    claims = PortClaims()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not claims.take(server.getsockname()[1])

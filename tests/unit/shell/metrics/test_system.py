@@ -1,0 +1,89 @@
+"""The page of a whole system, and where its processes' pages are."""
+
+import json
+import subprocess
+import sys
+
+from services.core.settings import MetricsSettings
+from services.shell.host.supervise import Child, Supervisor
+from services.shell.metrics.exporter import Exporter
+from services.shell.metrics.http import fetch
+from services.shell.metrics.system import SystemMetrics
+from tests.support.servers.nats import free_port, run
+
+HOST = "127.0.0.1"
+
+
+def claims(busy: set[int]) -> tuple[list[int], object]:
+    taken: list[int] = []
+
+    def take(port: int) -> bool:
+        if port in busy or port in taken:
+            return False
+        taken.append(port)
+        return True
+
+    return taken, take
+
+
+def hub(base: int | None, busy: set[int], recorded: int | None = None, **settings: object) -> SystemMetrics:
+    _, take = claims(busy)
+    return SystemMetrics(MetricsSettings(**settings), base, recorded, Supervisor(), take, lambda: 4711)
+
+
+def test_ports() -> None:
+    async def main() -> None:
+        assert hub(None, set()).port == 9100
+        assert hub(None, set(), port=7000).port == 7000
+        assert hub(20000, set(), port=7000).port == 20010
+        assert hub(None, {9100}, recorded=9300).port == 9300
+        assert hub(20000, {20010}).port == 4711  # a service without metrics at the right place is better than none
+        off = hub(None, set(), enabled=False)
+        assert (off.port, off.port_for("a"), await off.open()) == (0, 0, None)
+        some = hub(None, {9102})
+        assert [some.port_for(name) for name in ("a", "b", "a", "c")] == [9101, 9103, 9101, 9104]
+        some.gone(["a", "never seen"])
+        assert [some.port_for(name) for name in ("d", "b", "e")] == [9101, 9103, 9105]
+
+    run(main())
+
+
+def test_one_page_of_all_processes_and_the_truth_about_them() -> None:
+    async def page(port: int, path: str) -> tuple[int, str]:
+        found = await fetch(HOST, port, path, 20.0)
+        return found.status, found.body
+
+    async def main() -> None:
+        supervisor = Supervisor()
+        ports = [free_port() for _ in range(3)]
+        it = SystemMetrics(MetricsSettings(port=ports[0]), None, None, supervisor, lambda _: True, lambda: ports[1])
+        it._next = ports[1]
+        assert await it.open() == f"http://{HOST}:{ports[0]}/metrics"
+        assert it.port_for("service") == ports[1]
+        service = Exporter("service", MetricsSettings(port=ports[1]))
+        await service.open()
+        supervisor.start(
+            Child("sleeper", lambda: subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        )
+        status, text = await page(ports[0], "/metrics")
+        assert status == 200
+        assert 'infaas_process_info{process="service",service="service"} 1.0\n' in text
+        assert 'infaas_part_up{part="sleeper",process="up"} 1.0\n' in text
+        assert 'infaas_part_restarts_total{part="sleeper",process="up"} 0.0\n' in text
+        assert (await page(ports[0], "/healthz"))[0] == 200
+
+        it.started = True
+        status, text = await page(ports[0], "/readyz")
+        assert (status, json.loads(text)["missing"]) == (503, ["service: a connection to NATS"])
+        it.started = False
+        assert "the system: it is starting or stopping" in (await page(ports[0], "/readyz"))[1]
+        it.started = True
+        await service.close()
+        status, text = await page(ports[0], "/healthz")
+        assert (status, json.loads(text)["missing"]) == (503, ["service: does not answer"])
+        assert (await page(ports[0], "/metrics"))[0] == 200  # what is there is shown all the same
+        await supervisor.stop()
+        assert "sleeper: does not run" in (await page(ports[0], "/readyz"))[1]
+        await it.close()
+
+    run(main())
