@@ -179,7 +179,7 @@ class CloudFleet(Fleet):
     def carry_out_start(self, order: StartMachine) -> str:
         """Returns why not."""
         if order.worker not in [one.worker for one in self.started] and not self.dead_on_arrival:
-            self.stage._at(order.boot_s, lambda: self.start_worker(order.worker))
+            self.stage.at(order.boot_s, lambda: self.start_worker(order.worker))
         return ""
 
     def carry_out_stop(self, order: StopMachine) -> str:
@@ -199,7 +199,7 @@ class CloudFleet(Fleet):
             self.bucket[key] = value
         for name, _ in self._controllers():
             if name not in self.cut_off:
-                self.stage._at(0.02, lambda name=name: self._tell(name, key, value))
+                self.stage.at(0.02, lambda name=name: self._tell(name, key, value))
 
     def _tell(self, name: str, key: str, value: bytes | None) -> None:
         if name in self.stage.members:
@@ -260,7 +260,7 @@ class PoolFleet(CloudFleet):
                 return f"no node is called {order.worker}"
             if order.worker not in self.made:
                 self.made.append(order.worker)
-                self.stage._at(self.buys, lambda: self._join(order.worker))
+                self.stage.at(self.buys, lambda: self._join(order.worker))
             return ""
         if not node.open:
             return f"{order.worker} is down or shut"
@@ -303,7 +303,7 @@ class PoolFleet(CloudFleet):
                 self._carried.discard(node.name)
             elif starts and node.name not in self._carried and node.name not in self._due and not self.dead_on_arrival:
                 self._due[node.name] = self.stage.now
-                self.stage._at(1.0, lambda name=node.name: self._arrive(name))
+                self.stage.at(1.0, lambda name=node.name: self._arrive(name))
 
     def _arrive(self, name: str) -> None:
         self._due.pop(name, None)

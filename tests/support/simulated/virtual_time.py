@@ -1,158 +1,91 @@
-"""A small stage for actors: an event heap on virtual time that routes messages by subject, through the codec.
+"""Actors on virtual time with scripted edges: the simulator's kernel, and what a test hears and sends.
 
-It drives the very actors that production runs. Edges are scripted: each command is answered by a function after a delay.
+An edge script answers each command by (seconds that it takes, result or exception), as the simulator's edges do.
 """
 
-import heapq
 from collections.abc import Callable
 from typing import Any
 
-from bus.codec import decode, encode
-from bus.subjects import matches
-from services.core.actor import (
-    Actor,
-    After,
-    Cancel,
-    Do,
-    Done,
-    Envelope,
-    Failed,
-    Halt,
-    Publish,
-    Record,
-    Recorded,
-    Started,
-    Stopping,
-    TimedOut,
-    Undelivered,
-)
-
-EdgeScript = Callable[[Any], tuple[float, Any]]  # command -> (seconds it takes, result or Exception)
+from bus.codec import encode
+from services.core.actor import Actor, Envelope, Inlet, Publish, Watch
+from services.simulation.kernel import Kernel, Member, SimulatedEdge
 
 
-class Member:
-    """One actor on stage."""
+class _Listener:
+    """An actor that keeps what is published on a subject, encoded."""
 
-    def __init__(self, actor: Actor, edge: EdgeScript | None) -> None:
-        self.actor = actor
-        self.edge = edge
-        self.alive = True
-        self.timers: dict[Any, int] = {}
-        self.recorded = 0
+    watches: tuple[Watch, ...] = ()
+
+    def __init__(self, pattern: str, heard: list[tuple[float, str, Any]]) -> None:
+        self.inlets = (Inlet(subject=pattern, message=bytes),)
+        self._heard = heard
+
+    def handle(self, envelope: Envelope) -> tuple[()]:
+        if envelope.subject:  # else it is Started or Stopping
+            self._heard.append((envelope.now, envelope.subject, envelope.message))
+        return ()
 
 
 class Stage:
-    """Everybody's clock, mail and memory. delay: seconds a message is under way."""
+    """The kernel, as tests use it. delay: seconds that a message is under way.
+
+    heard: what was published on the subjects of `listen`, and to inboxes: (time, subject, body). records: recorded events by kind.
+    """
 
     def __init__(self, *, start: float = 1_000_000.0, delay: float = 0.0001) -> None:
-        self.now = start
-        self.delay = delay
-        self.members: dict[str, Member] = {}
-        self.heard: list[tuple[float, str, Any]] = []  # what reached the ears: (time, subject, body)
+        self.heard: list[tuple[float, str, Any]] = []
         self.records: list[tuple[str, Any]] = []
-        self._ears: list[str] = []
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        self._turn: dict[str, int] = {}
+        self.kernel = Kernel(start, lambda _, event: self.records.append((type(event).kind, event)), delay=delay)
+        self.kernel.received = self._received
 
-    def enter(self, name: str, actor: Actor, edge: EdgeScript | None = None) -> Member:
-        member = self.members[name] = Member(actor, edge)
-        self._deliver(member, Envelope(self.now, Started()))
-        return member
+    @property
+    def now(self) -> float:
+        return self.kernel.now
+
+    @property
+    def members(self) -> dict[str, Member]:
+        return self.kernel.members
+
+    @property
+    def delay(self) -> float:
+        return self.kernel.delay
+
+    @delay.setter
+    def delay(self, delay: float) -> None:
+        self.kernel.delay = delay
+
+    def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> Member:
+        self.kernel.enter(name, actor, edge)
+        return self.kernel.members[name]
 
     def kill(self, name: str) -> None:
-        """As kill -9: no goodbye, nothing more is delivered or done."""
-        self.members.pop(name).alive = False
+        """As kill -9: the actor gets nothing more, and nothing that it has begun is finished."""
+        assert name in self.members, name
+        self.kernel.leave(name, goodbye=False)
 
     def stop(self, name: str) -> None:
-        member = self.members[name]
-        self._deliver(member, Envelope(self.now, Stopping(1.0)))
-        self.kill(name)
+        """The actor gets Stopping; work under way may end within the kernel's time for that."""
+        assert name in self.members, name
+        self.kernel.leave(name, goodbye=True)
 
     def listen(self, pattern: str) -> None:
         """Keep what is published on these subjects in `heard`."""
-        self._ears.append(pattern)
+        self.kernel.enter(f"listener {pattern}", _Listener(pattern, self.heard))
 
-    def publish(self, subject: str, message: Any, reply: str = "", sender: Member | None = None) -> None:
-        body = message if isinstance(message, bytes) else encode(message)
-        self._at(self.delay, lambda: self._route(subject, body, reply, sender))
+    def publish(self, subject: str, message: Any, reply: str = "") -> None:
+        self.kernel.publish(subject, message, reply)
 
     def send(self, name: str, message: Any) -> None:
         """Hand one actor a message that does not travel on the bus (Changed, Synced, ...)."""
-        self._deliver(self.members[name], Envelope(self.now, message))
+        self.kernel._deliver(self.members[name], Envelope(self.now, message))
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Call it after so many seconds."""
+        self.kernel.at(delay, lambda _: action())
 
     def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, action = heapq.heappop(self._heap)
-            action()
-        self.now = end
+        self.kernel.run(self.now + seconds)
 
-    # -- inside
-
-    def _at(self, delay: float, action: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (self.now + delay, self._count, action))
-
-    def _route(self, subject: str, body: bytes, reply: str, sender: Member | None) -> None:
-        taken = False
-        for pattern in self._ears:
-            if matches(pattern, subject):
-                self.heard.append((self.now, subject, body))
-                taken = True
-        groups: dict[tuple[str, str], list[tuple[Member, type]]] = {}
-        for member in list(self.members.values()):
-            for inlet in member.actor.inlets:
-                if not matches(inlet.subject, subject):
-                    continue
-                taken = True
-                if inlet.queue:
-                    groups.setdefault((inlet.subject, inlet.queue), []).append((member, inlet.message))
-                else:
-                    self._hand(member, inlet.message, subject, body, reply)
-        for (_, queue), candidates in groups.items():
-            turn = self._turn[queue] = self._turn.get(queue, 0) + 1
-            member, message = candidates[turn % len(candidates)]
-            self._hand(member, message, subject, body, reply)
-        if not taken and reply and sender is not None and sender.alive:
-            self._deliver(sender, Envelope(self.now, Undelivered(reply), reply))
-
-    def _hand(self, member: Member, message: type, subject: str, body: bytes, reply: str) -> None:
-        decoded = body if message is bytes else decode(message, body or b"\x80")
-        self._deliver(member, Envelope(self.now, decoded, subject, reply, body))
-
-    def _deliver(self, member: Member, envelope: Envelope) -> None:
-        if not member.alive:
-            return
-        for effect in member.actor.handle(envelope):
-            self._perform(member, effect)
-
-    def _perform(self, member: Member, effect: Any) -> None:
-        match effect:
-            case Publish():
-                self.publish(effect.subject, effect.message, effect.reply, member)
-            case After():
-                token = member.timers[effect.key] = self._count = self._count + 1
-                self._at(effect.delay, lambda: self._ring(member, effect, token))
-            case Cancel():
-                member.timers.pop(effect.key, None)
-            case Do():
-                assert member.edge is not None, effect
-                seconds, result = member.edge(effect.command)
-                failed = isinstance(result, Exception)
-                message: Any = Failed(effect.id, str(result)) if failed else Done(effect.id, result)
-                if 0 < effect.timeout < seconds:
-                    seconds, message = effect.timeout, TimedOut(effect.id)
-                self._at(seconds, lambda: self._deliver(member, Envelope(self.now, message)))
-            case Record():
-                self.records.append((type(effect.event).kind, effect.event))
-                member.recorded += 1
-                through = member.recorded
-                self._at(0.2, lambda: self._deliver(member, Envelope(self.now, Recorded(through))))
-            case Halt():
-                raise AssertionError(effect.reason)
-
-    def _ring(self, member: Member, effect: After, token: int) -> None:
-        if member.timers.get(effect.key) == token:
-            del member.timers[effect.key]
-            self._deliver(member, Envelope(self.now, effect.message))
+    def _received(self, reply: Publish) -> None:
+        body = reply.message if isinstance(reply.message, bytes) else encode(reply.message)
+        self.heard.append((self.now, reply.subject, body))

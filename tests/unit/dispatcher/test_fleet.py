@@ -48,11 +48,12 @@ def test_what_cannot_be_met_is_refused_with_the_closest_offer() -> None:
     assert error["closest"]["variant"] == "n-v1-ort-fp32-t1-b8"
 
 
-def test_queries_of_one_turn_share_a_batch_in_order_of_deadline() -> None:
+def test_queries_that_wait_share_a_batch_in_order_of_deadline() -> None:
     fleet = Fleet()
     warm = fleet.ask()
     fleet.stage.run(1.0)
     ended_once(fleet, warm)
+    fleet.ask(latency_ms=1000.0)  # runs alone, and the others wait for it
     labels = [fleet.ask(latency_ms=1000.0 - 10 * n) for n in range(5)]
     fleet.stage.run(1.0)
     assert all(ended_once(fleet, label)["batch"] == 5 for label in labels)
