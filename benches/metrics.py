@@ -76,7 +76,7 @@ def main() -> None:
     def whole() -> None:
         system_page([], quarters)
 
-    quarters = {name: process_page([many(SERIES // 4)]).body for name in ("one", "two", "three", "four")}
+    quarters = {name: process_page([many(SERIES // 4)]).text for name in ("one", "two", "three", "four")}
     parts = {
         "its outcome, folded": nanoseconds(fold, 20 * 1024),
         "two messages, counted": 2 * nanoseconds(count, 20_000),

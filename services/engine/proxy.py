@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from services.engine.client import EngineAway, EngineClient, EngineReply
-from services.engine.http import Reply, Request, told
 from services.engine.policy import AllowedRequest, Denied, NotStrict, allowed_request, label_change, strict_json
 from services.engine.views import Unexpected, view
+from services.shell.http import HttpProblem, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,13 @@ class Proxy:
         self.passed = self.refused = self.failed = self.changes = 0
 
     async def answer(self, request: Request) -> Reply:
-        """The reply to one request. Raises Denied."""
-        route = allowed_request(request.method, request.target)
-        self._admit(route, request)
+        """The reply to one request."""
         try:
+            route = allowed_request(request.method, request.target)
+            self._admit(route, request)
             reply = await (self._update(route, request) if route.node else self._read(route))
+        except Denied as denied:
+            return self.refuse(denied, request)
         except EngineAway as error:
             self.failed += 1
             log.error("the engine does not answer: %s", error)
@@ -49,7 +51,7 @@ class Proxy:
         self.passed += 1
         return reply
 
-    def refuse(self, denied: Denied, request: Request) -> Reply:
+    def refuse(self, denied: Denied | HttpProblem, request: Request) -> Reply:
         """The reply to a request that is not let through; it is logged."""
         self.refused += 1
         about = {"client": request.client, "method": request.method[:20], "target": request.target[:200]}
@@ -67,6 +69,8 @@ class Proxy:
 
     def _admit(self, route: AllowedRequest, request: Request) -> None:
         headers = request.headers
+        if "upgrade" in headers or "upgrade" in headers.get("connection", "").lower():
+            raise Denied("the engine proxy hands no connection over")
         if any(name in headers for name in _BROWSERS):
             raise Denied("web pages may not ask the engine proxy")
         if self._token and not route.free:
@@ -135,3 +139,8 @@ def _error(answer: EngineReply) -> Reply:
     except (ValueError, KeyError, TypeError, RecursionError):
         message = "the engine did not say why"
     return told(answer.status, message[:_MOST_TOLD])._replace(headers=_headers(answer))
+
+
+def told(status: int, message: str) -> Reply:
+    """A reply that says what is wrong, as the engine does: its clients show `message`."""
+    return Reply(status, json.dumps({"message": message}).encode() + b"\n")

@@ -1,7 +1,6 @@
 """The engine proxy's process: `infaas run engine-proxy`."""
 
 import asyncio
-import json
 import logging
 import signal
 from collections.abc import Iterable
@@ -9,10 +8,9 @@ from collections.abc import Iterable
 from services.core.metric import MetricFamily
 from services.core.settings import Settings
 from services.engine.client import EngineClient
-from services.engine.http import Listener
 from services.engine.proxy import Proxy
+from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
 from services.shell.metrics import process
-from services.shell.metrics.http import Page, Pages, listen
 from services.shell.runtime import telemetry
 
 log = logging.getLogger(__name__)
@@ -33,16 +31,16 @@ async def _main(settings: Settings) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asked = settings.engine
     proxy = Proxy(EngineClient(asked.socket), asked.token)
-    listener = Listener(proxy.answer, proxy.refuse)
+    listener = HttpListener(proxy.answer, proxy.refuse)
     try:
-        port = await listener.open(asked.address, asked.port)
+        await listener.open(asked.address, asked.port)
     except OSError as error:
         reason = error.strerror or error
         raise SystemExit(
             f"cannot listen on {asked.address}:{asked.port}: {reason}; set engine.address or engine.port"
         ) from error
     metrics = await _pages(settings, proxy)
-    log.info("the engine proxy runs", extra={"address": asked.address, "port": port, "socket": asked.socket})
+    log.info("the engine proxy runs", extra={"address": asked.address, "port": listener.port, "socket": asked.socket})
     if not asked.token and asked.address not in _LOOPBACK:
         log.warning("whoever reaches this address may read the swarm and set labels infaas.*: engine.token is not set")
     if missing := await proxy.missing():
@@ -50,30 +48,29 @@ async def _main(settings: Settings) -> int:
     await stop.wait()
     await listener.close(_GRACE_S)
     if metrics is not None:
-        metrics.close()
+        await metrics.close(0.0)
     log.info("the engine proxy stopped")
     return 0
 
 
-async def _pages(settings: Settings, proxy: Proxy) -> asyncio.Server | None:
+async def _pages(settings: Settings, proxy: Proxy) -> HttpListener | None:
     """/healthz, /readyz, /startz and /metrics, where `metrics.port` says, as every service has them."""
     up = False
 
-    async def health(_: str) -> Page:
-        return Page(200, "ok\n")
+    async def health(_: str) -> Reply:
+        return plain(200, "ok\n")
 
-    async def ready(_: str) -> Page:
+    async def ready(_: str) -> Reply:
         nonlocal up
         missing = await proxy.missing()
         up = up or not missing
-        body = json.dumps({"ready": not missing, "missing": [missing] if missing else []}) + "\n"
-        return Page(503 if missing else 200, body, "application/json")
+        return state_page("ready", [missing] if missing else [])
 
-    async def startup(accept: str) -> Page:
+    async def startup(accept: str) -> Reply:
         """200 from the first readiness on: an update that cannot reach the socket must not count as done."""
-        return Page(200, "up\n") if up else await ready(accept)
+        return plain(200, "up\n") if up else await ready(accept)
 
-    async def metrics(accept: str) -> Page:
+    async def metrics(accept: str) -> Reply:
         from services.shell.metrics.exposition import page  # noqa: PLC0415  (prometheus_client: only where somebody asks)
 
         return page([*process.families(), *families(proxy)], settings.metrics.series, accept)
@@ -83,7 +80,7 @@ async def _pages(settings: Settings, proxy: Proxy) -> asyncio.Server | None:
     if not asked.enabled or not asked.port:
         return None
     try:
-        return await listen(asked.host, asked.port, pages)
+        return await serve_pages(asked.host, asked.port, pages)
     except OSError as error:
         raise SystemExit(f"cannot listen on {asked.host}:{asked.port} (metrics.port): {error.strerror}") from error
 

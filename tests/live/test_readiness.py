@@ -13,7 +13,7 @@ import pytest
 
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.host.process import ServerError
-from services.shell.metrics.http import fetch
+from services.shell.http import fetch
 from services.shell.store import WRITER, prepare, role_dsn
 from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer, free_port, run
@@ -25,7 +25,7 @@ SLOW = 20.0  # s; only ends a test that fails. What bounds an answer is the serv
 
 async def asked(port: int, path: str = "/readyz") -> tuple[int, str]:
     page = await fetch(HOST, port, path, SLOW)
-    return page.status, page.body
+    return page.status, page.text
 
 
 async def ready(port: int) -> bool:

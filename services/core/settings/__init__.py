@@ -18,8 +18,18 @@ from services.core.settings.connections import (
     StoreSettings,
     TelemetrySettings,
 )
-from services.core.settings.fields import Fault, Section, Setting, Text, described, faults
-from services.core.settings.kinds import SOME_TEXT, TOKEN, listed, words
+from services.core.settings.fields import (
+    SOME_TEXT,
+    TOKEN,
+    Fault,
+    Section,
+    Setting,
+    Text,
+    described,
+    faults,
+    listed,
+    words,
+)
 from services.core.settings.scaling import (
     ELSEWHERE,
     AutoscalerSettings,
@@ -27,7 +37,7 @@ from services.core.settings.scaling import (
     MachineKind,
     MachineSettings,
     PriceSettings,
-    StaticChoice,
+    StaticVariant,
     SwarmSettings,
 )
 from services.core.settings.serving import (
@@ -61,7 +71,7 @@ __all__ = [
     "Section",
     "Setting",
     "Settings",
-    "StaticChoice",
+    "StaticVariant",
     "StoreSettings",
     "SwarmSettings",
     "TelemetrySettings",

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import field
 
-from services.core.settings.fields import Fault, Number, Section, Text
-from services.core.settings.kinds import (
+from services.core.settings.fields import (
     AMOUNT,
     CORES,
     MEMORY,
@@ -15,8 +14,12 @@ from services.core.settings.kinds import (
     TOKEN,
     WAIT,
     Accelerators,
+    Fault,
     Named,
+    Number,
+    Section,
     Simulated,
+    Text,
     Texts,
     listed,
     words,
@@ -26,7 +29,7 @@ ELSEWHERE = ("swarm", "command")  # providers whose machines are others than thi
 _COMMAND = Text(r"(?s)[^\0]*", "words of a command")
 
 
-class StaticChoice(Section, frozen=True, kw_only=True):
+class StaticVariant(Section, frozen=True, kw_only=True):
     """What a static system serves an app with."""
 
     variant: Annotated[str, TOKEN, "Variant that the policies static and replicate serve this app with."]
@@ -53,7 +56,7 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     budget_per_hour: Annotated[
         float, Number(most=1e9, zero="no limit"), "US$ per hour that all workers together may cost."
     ] = 0.0
-    choice: dict[str, StaticChoice] = {}
+    choice: dict[str, StaticVariant] = {}
 
 
 class MachineKind(Section, frozen=True, kw_only=True):

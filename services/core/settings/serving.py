@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from services.core.settings.fields import Fault, Number, Section, Text
-from services.core.settings.kinds import (
+from services.core.settings.fields import (
     AMOUNT,
     CORES,
     COUNT,
@@ -18,7 +17,11 @@ from services.core.settings.kinds import (
     SHARE,
     TOKEN,
     WAIT,
+    Fault,
+    Number,
+    Section,
     Simulated,
+    Text,
     Texts,
 )
 

@@ -12,15 +12,16 @@ from bus.port import Bus, BusError
 from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.clock import now as unix_now
+from services.shell.http import HttpListener, Pages, Reply, plain, serve_pages, state_page
 from services.shell.metrics import process
 from services.shell.metrics.event_totals import EventTotals
-from services.shell.metrics.http import Page, Pages, listen
 from services.shell.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 ANSWER = 1.0  # s that NATS and edges have to answer
 AGAIN = 5.0  # s until a port that was busy is tried again
+GRACE = 0.2  # s that a page under way has when the process stops
 UNREADY = 20.0  # s of running after which what is still missing is taken for somebody else's fault
 
 
@@ -36,9 +37,9 @@ class Exporter:
         self._lost = False
         self._since = 0.0  # when it began to run
         self._up = False
-        self._server: asyncio.Server | None = None
+        self._server: HttpListener | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._page: Callable[[Iterable[MetricFamily], int, str], Page] | None = None
+        self._page: Callable[[Iterable[MetricFamily], int, str], Reply] | None = None
         self.tally = EventTotals(asyncio.get_running_loop().time, settings.series) if self.on else None
 
     @property
@@ -65,7 +66,7 @@ class Exporter:
             "/startz": lambda _: self.startup(),
         }
         try:
-            self._server = await listen(host, port, pages)
+            self._server = await serve_pages(host, port, pages)
         except OSError as error:
             log.error("no metrics yet: cannot listen on %s port %d (metrics.port): %s", host, port, error)
             return False
@@ -89,14 +90,14 @@ class Exporter:
         if self._opening is not None:
             self._opening.cancel()
         if self._server is not None:
-            self._server.close()
+            await self._server.close(GRACE)
 
     def _status(self, status: str) -> None:
         self._lost = status in ("disconnected", "closed")
 
     # -- pages
 
-    async def metrics(self, accept: str = "") -> Page:
+    async def metrics(self, accept: str = "") -> Reply:
         if self._page is None:
             self._page = await asyncio.to_thread(_page_maker)
         return self._page(self.families(), self._settings.series, accept)
@@ -115,27 +116,25 @@ class Exporter:
         for runtime in self._runtimes:
             yield from runtime.families()
 
-    async def health(self) -> Page:
-        return Page(200, "ok\n")
+    async def health(self) -> Reply:
+        return plain(200, "ok\n")
 
-    async def readiness(self) -> Page:
-        missing = await self.missing()
-        body = json.dumps({"ready": not missing, "missing": missing}) + "\n"
-        return Page(503 if missing else 200, body, "application/json")
+    async def readiness(self) -> Reply:
+        return state_page("ready", await self.missing())
 
-    async def startup(self) -> Page:
+    async def startup(self) -> Reply:
         """200 from the first readiness on, whatever goes away later: what a rolling update waits for and a health check asks.
 
         A process that runs and misses something for UNREADY s counts as up, too: an executor's monitor may be what is missing, or
         a worker that nobody has asked for yet, and to start this one again would bring neither.
         """
         if self._up:
-            return Page(200, "up\n")
+            return plain(200, "up\n")
         missing = await self.missing()
         late = self._since > 0 and asyncio.get_running_loop().time() - self._since >= UNREADY
         self._up = not missing or late
         body = json.dumps({"up": self._up, "missing": missing}) + "\n"
-        return Page(200 if self._up else 503, body, "application/json")
+        return Reply(200 if self._up else 503, body.encode())
 
     async def missing(self) -> list[str]:
         """What this process lacks to do its work, in words."""
@@ -151,7 +150,7 @@ class Exporter:
         return [word for word in words if word] + [f"{name}: {word}" for name, word in found if word]
 
 
-def _page_maker() -> Callable[[Iterable[MetricFamily], int, str], Page]:
+def _page_maker() -> Callable[[Iterable[MetricFamily], int, str], Reply]:
     """Imports prometheus_client, so not on the loop, and only where somebody asks."""
     from services.shell.metrics.exposition import page  # noqa: PLC0415
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from services.core.metric import Histogram, MetricFamily, named
-from services.shell.metrics.http import Page
+from services.shell.http import Reply
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Snapshot(Collector):
         return self._metrics
 
 
-def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -> Page:
+def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -> Reply:
     """One process's. Of a family with more than `most` samples the rest is left out, and counted in infaas_series_left_out.
 
     accept: the request's header; OpenMetrics where it is asked for, else Prometheus' text format.
@@ -38,7 +38,9 @@ def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -
     return _encoded(_metrics(families, most), accept)
 
 
-def system_page(families: Iterable[MetricFamily], pages: Mapping[str, str], most: int = 1000, accept: str = "") -> Page:
+def system_page(
+    families: Iterable[MetricFamily], pages: Mapping[str, str], most: int = 1000, accept: str = ""
+) -> Reply:
     """The families of `up` and its processes' pages (name to text format) as one: each series gets the label `process`.
 
     One that cannot be read is left out: another program may sit at the port of a process.
@@ -59,14 +61,14 @@ def system_page(families: Iterable[MetricFamily], pages: Mapping[str, str], most
     return _encoded(found.values(), accept)
 
 
-def _encoded(metrics: Iterable[Metric], accept: str) -> Page:
+def _encoded(metrics: Iterable[Metric], accept: str) -> Reply:
     registry = CollectorRegistry()
     registry.register(Snapshot(metrics))
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # a version that is no number
         encode, content_type = choose_encoder("")
-    return Page(200, encode(registry).decode(), content_type)
+    return Reply(200, encode(registry), type=content_type)
 
 
 def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:

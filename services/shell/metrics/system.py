@@ -11,12 +11,13 @@ from services.core.metric import MetricFamily
 from services.core.settings import MetricsSettings
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Supervisor
+from services.shell.http import HttpListener, Pages, Reply, fetch, serve_pages, state_page
 from services.shell.metrics import process
-from services.shell.metrics.http import Page, Pages, fetch, listen
 
 PORT = 9100
 OFFSET = 10  # from --port-base; contract, section 1
 NEAR = 200  # so many ports from the first one are tried for processes
+GRACE = 0.2  # s that a page under way has when the system stops
 PATIENCE = 1.5  # s that a process has to answer
 
 
@@ -38,7 +39,7 @@ class SystemMetrics:
         self._take, self._take_any = take, take_any
         self._ports: dict[str, int] = {}
         self._free: list[int] = []
-        self._server: asyncio.Server | None = None
+        self._server: HttpListener | None = None
         wanted = [settings.port or PORT, *([recorded] if recorded else [])] if base is None else [base + OFFSET]
         self.port = 0
         if settings.enabled:
@@ -77,7 +78,7 @@ class SystemMetrics:
             "/startz": lambda _: self.startup(),
         }
         try:
-            self._server = await listen(host, self.port, pages)
+            self._server = await serve_pages(host, self.port, pages)
         except OSError as error:
             raise ServerError(f"cannot show metrics on {host} port {self.port} (metrics.host): {error}") from error
         shown = f"[{host}]" if ":" in host else host
@@ -85,13 +86,13 @@ class SystemMetrics:
 
     async def close(self) -> None:
         if self._server is not None:
-            self._server.close()
+            await self._server.close(GRACE)
 
     # -- pages
 
-    async def metrics(self, accept: str = "") -> Page:
+    async def metrics(self, accept: str = "") -> Reply:
         found = await self._ask("/metrics")
-        heard = {name: page.body for name, page in found.items() if page is not None and page.status == 200}
+        heard = {name: page.text for name, page in found.items() if page is not None and page.status == 200}
         return await asyncio.to_thread(_system_page, list(self._families(heard)), heard, self._settings.series, accept)
 
     def _families(self, heard: Iterable[str]) -> Iterable[MetricFamily]:
@@ -107,12 +108,12 @@ class SystemMetrics:
             restarts.add(count, part=name)
         return (up, restarts, *process.families())
 
-    async def health(self) -> Page:
+    async def health(self) -> Reply:
         found = await self._ask("/healthz")
         silent = [name for name, page in found.items() if page is None or page.status != 200]
-        return _told("healthy", [f"{name}: does not answer" for name in silent])
+        return state_page("healthy", [f"{name}: does not answer" for name in silent])
 
-    async def readiness(self) -> Page:
+    async def readiness(self) -> Reply:
         missing = [] if self.started else ["the system: it is starting or stopping"]
         running = self._supervisor.pids
         missing += [f"{name}: does not run" for name in self._supervisor.restarts if name not in running]
@@ -121,17 +122,17 @@ class SystemMetrics:
                 missing.append(f"{name}: does not answer")
             elif page.status != 200:
                 missing += [f"{name}: {word}" for word in json.loads(page.body).get("missing", ())]
-        return _told("ready", missing)
+        return state_page("ready", missing)
 
-    async def startup(self) -> Page:
+    async def startup(self) -> Reply:
         """200 once all processes have come up; later, while all of them are."""
         found = await self._ask("/startz")
         missing = [] if found or self.started else ["the system: it is starting"]
         missing += [f"{name}: is not up" for name, page in found.items() if page is None or page.status != 200]
-        return _told("up", missing)
+        return state_page("up", missing)
 
-    async def _ask(self, path: str) -> dict[str, Page | None]:
-        async def ask(port: int) -> Page | None:
+    async def _ask(self, path: str) -> dict[str, Reply | None]:
+        async def ask(port: int) -> Reply | None:
             try:
                 return await fetch(_reachable(self._settings.host), port, path, PATIENCE)
             except (OSError, ValueError):
@@ -142,7 +143,7 @@ class SystemMetrics:
         return dict(zip(ports, pages, strict=True))
 
 
-def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> Page:
+def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> Reply:
     """Reading large pages takes a while, importing prometheus_client too: not on the loop, and only where somebody asks."""
     from services.shell.metrics.exposition import system_page  # noqa: PLC0415
 
@@ -152,8 +153,3 @@ def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int,
 def _reachable(host: str) -> str:
     """Where we ourselves find what listens there."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-
-
-def _told(what: str, missing: list[str]) -> Page:
-    body = json.dumps({what: not missing, "missing": missing}) + "\n"
-    return Page(503 if missing else 200, body, "application/json")

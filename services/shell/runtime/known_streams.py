@@ -29,7 +29,7 @@ REMEDY = (
 )
 
 
-class StreamRecord(Protocol):
+class StreamList(Protocol):
     """Where it is noted. All raise OSError: a ConnectionError while it is away, which may end."""
 
     def read(self) -> dict[str, str]: ...
@@ -126,7 +126,7 @@ class KnownStreams:
 
     def __init__(
         self,
-        places: list[StreamRecord],
+        places: list[StreamList],
         *,
         adopt: bool = False,
         passing: Collection[str] = (),
@@ -141,7 +141,7 @@ class KnownStreams:
 
     @classmethod
     def of(cls, settings: Settings, *, patience: float = PATIENCE) -> "KnownStreams":
-        places: list[StreamRecord] = [StreamFile(Path(settings.bus.known))] if settings.bus.known else []
+        places: list[StreamList] = [StreamFile(Path(settings.bus.known))] if settings.bus.known else []
         if settings.store.dsn:
             places.append(StreamTable(settings.store.dsn))
         names = Subjects(settings.prefix)
@@ -163,7 +163,7 @@ class KnownStreams:
             for name in sorted(known):
                 await self._look(streams, place, name, known[name])
 
-    async def _look(self, streams: Streams, place: StreamRecord, name: str, created: str) -> None:
+    async def _look(self, streams: Streams, place: StreamList, name: str, created: str) -> None:
         until = asyncio.get_running_loop().time() + self._patience
         while True:
             try:
@@ -198,7 +198,7 @@ class KnownStreams:
             if created is not None:
                 self._compare(name, created, "")
 
-    async def _read(self, place: StreamRecord, name: str) -> dict[str, str]:
+    async def _read(self, place: StreamList, name: str) -> dict[str, str]:
         """What is noted there; a database that is away is waited for."""
         until = asyncio.get_running_loop().time() + self._patience
         told = False

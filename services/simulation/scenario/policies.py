@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from services.core.placement import OVERCOMMIT
 from services.core.settings import DispatcherSettings, Settings, faults
-from services.core.settings import StaticChoice as ChoiceSetting
+from services.core.settings import StaticVariant as ChoiceSetting
 from services.dispatcher.edge import load_policy
 from services.shell.settings import Origins, SettingsError
 from services.simulation.scenario.baseline import Peaks, choose

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.engine.client import EngineClient
-from services.engine.http import Bounds, Listener
 from services.engine.proxy import Proxy
+from services.shell.http import HttpLimits, HttpListener
 
 ANSWERS = (
     Path(__file__).parents[2] / "unit" / "engine" / "answers.json"
@@ -167,13 +167,13 @@ def replies(data: bytes) -> list[Said]:
 
 @asynccontextmanager
 async def fronted(
-    socket: str, token: str = "", bounds: Bounds | None = None, patience: float = 10
+    socket: str, token: str = "", limits: HttpLimits | None = None, patience: float = 10
 ) -> AsyncIterator[Front]:
     """The proxy before the engine at this socket."""
     proxy = Proxy(EngineClient(socket, patience), token)
-    listener = Listener(proxy.answer, proxy.refuse, bounds)
-    port = await listener.open("127.0.0.1", 0)
+    listener = HttpListener(proxy.answer, proxy.refuse, limits)
+    await listener.open("127.0.0.1", 0)
     try:
-        yield Front(proxy, port)
+        yield Front(proxy, listener.port)
     finally:
         await listener.close(1)

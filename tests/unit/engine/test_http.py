@@ -1,4 +1,4 @@
-"""services/engine/http.py: what a connection may do, over real sockets."""
+"""services/shell/http.py, as the engine proxy uses it: what a connection may do, over real sockets."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.http import Bounds
+from services.shell.http import HttpLimits
 from tests.support.servers.docker_engine import NODE, Front, Said, fronted, stand_in
 from tests.support.servers.nats import run
 
@@ -18,14 +18,16 @@ POST = b"POST /nodes/%s/update?version=14 HTTP/1.1\r\nHost: h\r\nContent-Type: a
 SPEC = json.dumps(
     {"Labels": {"infaas.worker": "cpu", "rack": "7"}, "Role": "manager", "Availability": "active"}
 ).encode()
-SHORT = Bounds(head=2000, body=2000, head_s=0.3, body_s=0.3, reply_s=0.5, connections=4)
+SHORT = HttpLimits(head=2000, body=2000, head_s=0.3, body_s=0.3, reply_s=0.5, connections=4)
 
 
-def through(directory: Path, work: Callable[[Front], Coroutine[Any, Any, None]], bounds: Bounds = SHORT) -> list[str]:
+def through(
+    directory: Path, work: Callable[[Front], Coroutine[Any, Any, None]], limits: HttpLimits = SHORT
+) -> list[str]:
     """Do this at a proxy, which serves others afterwards; returns what the engine saw but for that."""
 
     async def main(socket: str) -> None:
-        async with fronted(socket, bounds=bounds) as front:
+        async with fronted(socket, limits=limits) as front:
             await work(front)
             assert [reply.status for reply in await front.say(GET)] == [200]
 

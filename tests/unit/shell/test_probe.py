@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.shell import probe
-from services.shell.metrics.http import Page, listen
+from services.shell.http import Reply, serve_pages, state_page
 from tests.support.servers.nats import run
 
 
@@ -20,15 +20,14 @@ def probed(*arguments: str, **environ: str) -> int:
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_it_asks_the_page_and_says_what_is_wrong(status: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> int:
-        async def page(_: str) -> Page:
-            return Page(status, '{"up": false, "missing": ["a connection to NATS"]}\n', "application/json")
+        async def page(_: str) -> Reply:
+            return state_page("up", ["a connection to NATS"] if status != 200 else [])
 
-        server = await listen("127.0.0.1", 0, {"/startz": page})
-        port = server.sockets[0].getsockname()[1]
+        server = await serve_pages("127.0.0.1", 0, {"/startz": page})
         try:
-            return await asyncio.to_thread(probed, INFAAS_METRICS__PORT=str(port))
+            return await asyncio.to_thread(probed, INFAAS_METRICS__PORT=str(server.port))
         finally:
-            server.close()
+            await server.close(0.0)
 
     assert run(main()) == code
     said = capsys.readouterr().out

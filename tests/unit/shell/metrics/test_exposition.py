@@ -34,8 +34,8 @@ def gauge(value: float, **labels: str) -> MetricFamily:
     st.floats(allow_nan=False),
 )
 def test_whatever_a_label_holds_it_is_read_back(label: str, value: float) -> None:
-    assert read(page([gauge(value, app=label)]).body) == {("infaas_g", (("app", label),)): value}
-    body = system_page([], {"one": page([gauge(value, app=label)]).body}).body
+    assert read(page([gauge(value, app=label)]).text) == {("infaas_g", (("app", label),)): value}
+    body = system_page([], {"one": page([gauge(value, app=label)]).text}).text
     assert read(body) == {("infaas_g", (("app", label), ("process", "one"))): value}
 
 
@@ -46,7 +46,7 @@ def test_a_histogram_is_cumulative() -> None:
     family = MetricFamily("infaas_h", "histogram", "A histogram.")
     family.add(histogram, app="a")
     family.add(Histogram((1.0,)), app="b")
-    found = read(page([family]).body)
+    found = read(page([family]).text)
     assert found["infaas_h_bucket", (("app", "a"), ("le", "1.0"))] == 1
     assert found["infaas_h_bucket", (("app", "a"), ("le", "2.0"))] == 3
     assert found["infaas_h_bucket", (("app", "a"), ("le", "+Inf"))] == 4
@@ -59,19 +59,19 @@ def test_of_too_many_series_the_rest_is_counted() -> None:
     family = MetricFamily("infaas_g", "gauge", "A gauge.")
     for number in range(10):
         family.add(number, app=str(number))
-    found = read(page([family], most=4).body)
+    found = read(page([family], most=4).text)
     assert len([name for name, _ in found if name == "infaas_g"]) == 4
     assert found["infaas_series_left_out", (("metric", "infaas_g"),)] == 6
 
 
 def test_what_has_no_samples_yet_is_named() -> None:
-    assert "# TYPE infaas_g gauge" in page([MetricFamily("infaas_g", "gauge", "A gauge.")]).body
+    assert "# TYPE infaas_g gauge" in page([MetricFamily("infaas_g", "gauge", "A gauge.")]).text
 
 
 def test_a_label_that_a_series_lacks_is_empty() -> None:
     family = gauge(1, app="a")
     family.add(2, variant="v")
-    found = read(page([family]).body)
+    found = read(page([family]).text)
     assert found == {
         ("infaas_g", (("app", "a"), ("variant", ""))): 1,
         ("infaas_g", (("app", ""), ("variant", "v"))): 2,
@@ -83,8 +83,8 @@ def test_pages_of_several_processes_become_one() -> None:
     histogram.add(Histogram((1.0,)), app="a")
     counter = MetricFamily("infaas_c_total", "counter", "A counter.")
     counter.add(5)
-    pages = {"one": page([gauge(1, app="a b"), histogram]).body, 'tw"o': page([gauge(2), histogram, counter]).body}
-    body = system_page([counter], pages).body
+    pages = {"one": page([gauge(1, app="a b"), histogram]).text, 'tw"o': page([gauge(2), histogram, counter]).text}
+    body = system_page([counter], pages).text
     found = read(body)
     assert found["infaas_c_total", (("process", "up"),)] == 5
     assert found["infaas_c_total", (("process", 'tw"o'),)] == 5
@@ -96,8 +96,8 @@ def test_pages_of_several_processes_become_one() -> None:
 
 
 def test_a_page_of_something_else_is_left_out() -> None:
-    pages = {"other": "<html>not {ours</html>\n", "one": page([gauge(1)]).body}
-    assert read(system_page([], pages).body) == {("infaas_g", (("process", "one"),)): 1}
+    pages = {"other": "<html>not {ours</html>\n", "one": page([gauge(1)]).text}
+    assert read(system_page([], pages).text) == {("infaas_g", (("process", "one"),)): 1}
 
 
 def test_who_prefers_openmetrics_gets_it() -> None:
@@ -109,10 +109,10 @@ def test_who_prefers_openmetrics_gets_it() -> None:
     assert one.type.startswith("application/openmetrics-text")
     plain = page([counter, histogram, gauge(0.5)])
     assert plain.type.startswith("text/plain; version=0.0.4")
-    assert read(one.body, openmetrics=True) == read(plain.body)
-    whole = system_page([counter], {"one": plain.body}, accept=OPENMETRICS)
+    assert read(one.text, openmetrics=True) == read(plain.text)
+    whole = system_page([counter], {"one": plain.text}, accept=OPENMETRICS)
     assert whole.type == one.type
-    assert read(whole.body, openmetrics=True)["infaas_c_total", (("app", "a"), ("process", "one"))] == 5
+    assert read(whole.text, openmetrics=True)["infaas_c_total", (("app", "a"), ("process", "one"))] == 5
 
 
 def test_a_process_that_nobody_asks_does_not_hold_the_library() -> None:

@@ -6,8 +6,8 @@ import sys
 
 from services.core.settings import MetricsSettings
 from services.shell.host.supervise import Child, Supervisor
+from services.shell.http import fetch
 from services.shell.metrics.exporter import Exporter
-from services.shell.metrics.http import fetch
 from services.shell.metrics.system import SystemMetrics
 from tests.support.servers.nats import free_port, run
 
@@ -51,7 +51,7 @@ def test_ports() -> None:
 def test_one_page_of_all_processes_and_the_truth_about_them() -> None:
     async def page(port: int, path: str) -> tuple[int, str]:
         found = await fetch(HOST, port, path, 20.0)
-        return found.status, found.body
+        return found.status, found.text
 
     async def main() -> None:
         supervisor = Supervisor()

@@ -1,7 +1,10 @@
-"""HTTP/1.1 towards clients, one request a connection: no request can hide behind another, and one clock covers all of it.
+"""A small HTTP/1.1 server for the pages of a process and for the engine proxy, and a client for pages of our own.
 
-h11 reads and writes the messages; limits in bytes and time are kept here. What is refused here and by `answer` becomes a reply in
-the engine's own form, {"message": …}, which its clients show.
+One request a connection: no request can hide behind another, and one clock covers all of it. h11 reads and writes the messages; limits
+in bytes, seconds and connections are kept here. What is refused becomes a reply, too.
+
+The gateway has uvicorn. Every service process has this one, since uvicorn takes 40 to 80 ms of CPU and 2 MB at the start of each (h11:
+9 ms and 0.2 MB), and has no limits of its own to the time of a head or a body, or to the bytes of either.
 """
 
 import asyncio
@@ -14,8 +17,6 @@ from typing import NamedTuple
 
 import h11
 
-from services.engine.policy import Denied
-
 log = logging.getLogger(__name__)
 
 _PIECE = 4 * 2**10
@@ -23,9 +24,18 @@ _LINGER_S = (
     1.0  # what a client still sends after a reply is read and dropped for so long: a reset would take the reply from it
 )
 _LINGER_BYTES = 2**20
+_PLAIN = "text/plain; charset=utf-8"
 
 
-class Bounds(NamedTuple):
+class HttpProblem(Exception):
+    """A request that does not get what it asks for; the text says why, to whoever asked and to the log. status: HTTP's."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class HttpLimits(NamedTuple):
     """Limits of every connection: bytes, seconds, and how many there may be."""
 
     head: int = 16 * 2**10
@@ -47,37 +57,39 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What is answered. body: JSON, unless `type` says otherwise."""
+    """What is answered."""
 
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
     type: str = "application/json"
 
-
-def told(status: int, message: str) -> Reply:
-    """A reply that says what is wrong, as the engine does."""
-    return Reply(status, json.dumps({"message": message}).encode() + b"\n")
+    @property
+    def text(self) -> str:
+        """The body, read as UTF-8."""
+        return self.body.decode()
 
 
 Answer = Callable[[Request], Awaitable[Reply]]
-Refuse = Callable[[Denied, Request], Reply]
+Refuse = Callable[[HttpProblem, Request], Reply]
+Pages = Mapping[str, Callable[[str], Awaitable[Reply]]]  # path to what makes it; takes the request's Accept header
 
 
-class Listener:
-    """answer: makes the reply. refuse: makes it where the request is none that could be answered."""
+class HttpListener:
+    """answer: makes the reply, or raises HttpProblem. refuse: makes the reply to a request that cannot be answered. port: once open."""
 
-    def __init__(self, answer: Answer, refuse: Refuse, bounds: Bounds | None = None) -> None:
+    def __init__(self, answer: Answer, refuse: Refuse, limits: HttpLimits | None = None) -> None:
         self._answer = answer
         self._refuse = refuse
-        self._bounds = bounds or Bounds()
+        self._limits = limits or HttpLimits()
+        self.port = 0
         self._server: asyncio.Server | None = None
         self._running: set[asyncio.Task[None]] = set()
 
-    async def open(self, address: str, port: int) -> int:
-        """Listen, and return the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._serve, address, port, backlog=self._bounds.connections)
-        return int(self._server.sockets[0].getsockname()[1])
+    async def open(self, address: str, port: int) -> None:
+        """Listen; port 0: at any that is free. Raises OSError."""
+        self._server = await asyncio.start_server(self._serve, address, port, backlog=self._limits.connections)
+        self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, grace: float) -> None:
         """Take no more connections, and end what does not end by itself."""
@@ -92,13 +104,13 @@ class Listener:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._running) >= 2 * self._bounds.connections:
+        if len(self._running) >= 2 * self._limits.connections:
             writer.transport.abort()
             return
         self._running.add(task)
         writer.transport.set_write_buffer_limits(0)  # what is drained has left
         try:
-            await _Exchange(self, reader, writer).run(busy=len(self._running) > self._bounds.connections)
+            await _Exchange(self, reader, writer).run(busy=len(self._running) > self._limits.connections)
             writer.close()
             await writer.wait_closed()
         except (OSError, asyncio.CancelledError):  # the client has left, or does not read; or this ends
@@ -113,10 +125,10 @@ class Listener:
 class _Exchange:
     """One connection: a request, its reply, the end."""
 
-    def __init__(self, of: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._answer, self._refuse, self._bounds = of._answer, of._refuse, of._bounds
+    def __init__(self, of: HttpListener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._answer, self._refuse, self._limits = of._answer, of._refuse, of._limits
         self._reader, self._writer = reader, writer
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._bounds.head)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head)
         self._seen = Request("", "", {}, b"", str((writer.get_extra_info("peername") or ("?",))[0]))
         self._came = 0
 
@@ -127,53 +139,51 @@ class _Exchange:
             await self._head()
             await self._body()
             reply = await self._answer(self._seen)
-        except Denied as denied:
-            if denied.status == HTTPStatus.REQUEST_TIMEOUT and not self._came:
+        except HttpProblem as problem:
+            if problem.status == HTTPStatus.REQUEST_TIMEOUT and not self._came:
                 return  # it has sent nothing at all
-            reply = self._refuse(denied, self._seen)
+            reply = self._refuse(problem, self._seen)
         except _Left:
             return
-        async with asyncio.timeout(self._bounds.reply_s):
+        async with asyncio.timeout(self._limits.reply_s):
             await self._reply(reply)
             await self._linger()
 
     def _admit(self, busy: bool) -> None:
         if busy:
-            raise Denied("the engine proxy has as many connections as it takes: try again later", 503)
+            raise HttpProblem("there are as many connections as this server takes: try again later", 503)
 
     async def _head(self) -> None:
-        event = await self._next(self._bounds.head_s, "the head of the request did not come in time")
+        event = await self._next(self._limits.head_s, "the head of the request did not come in time")
         if not isinstance(event, h11.Request):
             raise _Left
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         method, target = event.method.decode("ascii"), event.target.decode("ascii", "replace")
         self._seen = self._seen._replace(method=method, target=target, headers=headers)
-        if "upgrade" in headers or "upgrade" in headers.get("connection", "").lower():
-            raise Denied("the engine proxy hands no connection over")
-        if int(headers.get("content-length", "0")) > self._bounds.body:
+        if int(headers.get("content-length", "0")) > self._limits.body:
             raise self._too_large()
 
     async def _body(self) -> None:
         body = bytearray()
         try:
-            async with asyncio.timeout(self._bounds.body_s):
+            async with asyncio.timeout(self._limits.body_s):
                 while isinstance(event := await self._next(), h11.Data):
                     body += event.data
-                    if len(body) > self._bounds.body:
+                    if len(body) > self._limits.body:
                         raise self._too_large()
         except TimeoutError as error:
-            raise Denied("the body of the request did not come in time", 408) from error
+            raise HttpProblem("the body of the request did not come in time", 408) from error
         if not isinstance(event, h11.EndOfMessage):
             raise _Left
         self._seen = self._seen._replace(body=bytes(body))
 
-    def _too_large(self) -> Denied:
-        return Denied(f"the body of a request may have {self._bounds.body} bytes", 413)
+    def _too_large(self) -> HttpProblem:
+        return HttpProblem(f"the body of a request may have {self._limits.body} bytes", 413)
 
     async def _next(
         self, seconds: float | None = None, late: str = ""
     ) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """The next part of the request. Raises Denied, _Left."""
+        """The next part of the request. Raises HttpProblem, _Left."""
         data = b"?"
         try:
             async with asyncio.timeout(seconds):
@@ -186,11 +196,11 @@ class _Exchange:
         except h11.RemoteProtocolError as error:
             if not data:
                 raise _Left from error
-            raise Denied(f"this is no request of HTTP/1.1: {error}", error.error_status_hint) from error
+            raise HttpProblem(f"this is no request of HTTP/1.1: {error}", error.error_status_hint) from error
         except TimeoutError as error:
             if seconds is None:
                 raise
-            raise Denied(late, 408) from error
+            raise HttpProblem(late, 408) from error
         return event
 
     def _send(self, event: h11.Event) -> None:
@@ -226,3 +236,57 @@ class _Exchange:
 
 class _Left(Exception):
     """The client has closed the connection, and nobody waits for a reply."""
+
+
+# ---- pages
+
+
+async def serve_pages(host: str, port: int, pages: Pages) -> HttpListener:
+    """Serve these pages to GET and HEAD; returns what to close. Raises OSError when the port cannot be had."""
+
+    async def answer(request: Request) -> Reply:
+        path = request.target.partition("?")[0]
+        make = pages.get(path)
+        if make is None:
+            raise HttpProblem(f"there are: {' '.join(pages)}", 404)
+        if request.method not in ("GET", "HEAD"):
+            raise HttpProblem("GET and HEAD only", 405)
+        try:
+            return await make(request.headers.get("accept", ""))
+        except Exception as error:
+            log.exception("cannot make the page %s", path)
+            raise HttpProblem("this page cannot be made; the log says why", 500) from error
+
+    def refuse(problem: HttpProblem, _: Request) -> Reply:
+        return plain(problem.status, f"{problem}\n")
+
+    listener = HttpListener(answer, refuse)
+    await listener.open(host, port)
+    return listener
+
+
+def plain(status: int, text: str) -> Reply:
+    """A page of plain text."""
+    return Reply(status, text.encode(), type=_PLAIN)
+
+
+def state_page(what: str, missing: list[str]) -> Reply:
+    """Whether a process is `what` (200), or what it lacks for that (503), as JSON."""
+    body = json.dumps({what: not missing, "missing": missing}) + "\n"
+    return Reply(503 if missing else 200, body.encode())
+
+
+async def fetch(host: str, port: int, path: str, timeout: float) -> Reply:
+    """GET a page of ours; raises OSError (TimeoutError is one) when nobody answers in time."""
+    async with asyncio.timeout(timeout):
+        reader, writer = await asyncio.open_connection(host, port, limit=2**24)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            try:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                body = await reader.read()
+            except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+                raise ConnectionError(f"the reply on port {port} broke off") from error
+        finally:
+            writer.close()
+    return Reply(int(head.split(" ", 2)[1]), body)
