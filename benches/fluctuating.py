@@ -31,7 +31,7 @@ from proof.table import compared, table
 from proof.timeline import Figures, Line, figures, line
 
 import infaas
-from infaas.demo.system import System
+from infaas.demo.system import DemoSystem
 from infaas.errors import InfaasError
 
 SETTLE = 6.0  # s after the load until everything is in SQL
@@ -67,7 +67,7 @@ async def serve(
     data_dir: Path, policy: Policy, choice: Chosen | None, options: argparse.Namespace
 ) -> tuple[list[Sent], Records, float]:
     """One policy: warm up at the valley's rate, then the load; returns every query's end, what SQL holds, and how many CPUs others used."""
-    own = System(data_dir, settings=settings(policy.base, options.simulate, choice))
+    own = DemoSystem(data_dir, settings=settings(policy.base, options.simulate, choice))
     since = time.time()
     needs = {"latency_ms": options.latency_ms, "accuracy": options.accuracy}
     points = compressed(FLUCTUATING, options.compress)

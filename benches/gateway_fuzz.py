@@ -24,7 +24,7 @@ import rig
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import infaas
-from infaas.demo import data as digits
+from infaas.demo import digits
 from tests.live import test_gateway_fuzz as fuzz
 from tests.support.gateways.abuse import INFER, MUTANTS_MAY, Abuse, everything, heavy, mutant, tensor
 from tests.support.gateways.gateway_process import Gate

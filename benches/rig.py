@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from infaas.demo.system import System
+from infaas.demo.system import DemoSystem
 from infaas.queries import encode_inputs
 from infaas.queries import head as query_head
 
@@ -32,10 +32,10 @@ BESIDE = (
 
 
 @contextmanager
-def system(settings: str = "") -> Iterator[System]:
+def system(settings: str = "") -> Iterator[DemoSystem]:
     """A directory for a system of one's own; what is left of it at the end is stopped and removed. settings: TOML."""
     with tempfile.TemporaryDirectory(prefix="infaas-bench-", ignore_cleanup_errors=True) as directory:
-        own = System(Path(directory) / "data", settings=settings)
+        own = DemoSystem(Path(directory) / "data", settings=settings)
         try:
             yield own
         finally:

@@ -21,8 +21,8 @@ from proof.load import Sent, send
 from proof.systems import APP, register, settings
 
 import infaas
-from infaas.demo.data import UNSEEN, load
-from infaas.demo.system import System
+from infaas.demo.digits import UNSEEN, load
+from infaas.demo.system import DemoSystem
 from infaas.errors import InfaasError
 
 DEVICES = {"gpu": 1, "inferentia": 1}
@@ -77,7 +77,7 @@ async def instances(client: infaas.Client) -> list[dict[str, Any]]:
 
 async def loaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) -> list[float]:
     """Seconds to the first answer by the variant that is loaded beside."""
-    own = System(data_dir, settings=settings("off", DEVICES, prices=DEAR))
+    own = DemoSystem(data_dir, settings=settings("off", DEVICES, prices=DEAR))
     digit = load(UNSEEN).x[:1]
     try:
         await own.start()
@@ -96,7 +96,7 @@ async def loaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) ->
 
 async def unloaded(data_dir: Path, variants: list[dict[str, Any]], rounds: int) -> list[tuple[float, float]]:
     """Seconds to the first answer by a variant that had to be loaded, and its load time by its profile."""
-    own = System(data_dir, settings=settings("infaas", DEVICES))
+    own = DemoSystem(data_dir, settings=settings("infaas", DEVICES))
     load_s = {one["variant"]: one["load_ms"] / 1000 for one in variants}
     try:
         await own.start()

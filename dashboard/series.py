@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from dashboard import formats
+from dashboard.store import ask, history
 from dashboard.window import Window
 
 
@@ -70,3 +72,68 @@ def newest(bands: pd.DataFrame, row: str, most: int) -> pd.DataFrame:
     """The same bands of at most so many of `row`: those that were there last."""
     last = bands.groupby(row)["until"].max().sort_values(ascending=False, kind="stable")
     return bands[bands[row].isin(last.index[:most])]
+
+
+# -- What several pages show: answers of the database as series.
+
+ENDINGS = ["queries", "in_time", "late", "refused", "errors"]
+_METERED = 20.0  # s; machines account every 10 s, so shorter buckets of money would be full and empty in turn
+_HOURS = 2 * 86400.0  # s of range from which money is read by the hour
+_MOST = 8  # lines or colours in one chart
+
+
+def traffic(window: Window) -> pd.DataFrame:
+    """By bucket and app: how many online queries ended how, `rate` in queries/s, and `attainment`, absent without queries."""
+    rows = history("traffic_long" if window.long else "traffic", window)
+    full = filled(first(rows, "app", "queries", _MOST, "other apps"), window, "app", ENDINGS)
+    if full.empty:
+        return full
+    return full.assign(
+        rate=full["queries"] / full["lasting"],
+        attainment=(full["in_time"] / full["queries"]).where(full["queries"] > 0),
+    )
+
+
+def spent(window: Window) -> tuple[Window, pd.DataFrame]:
+    """What was spent, by bucket, app, model, variant and hardware, and in which buckets: money comes in coarser ones."""
+    coarse = window.at_least(3600.0 if window.seconds > _HOURS else _METERED).whole(5.0)
+    rows = history("cost_long" if coarse.step >= 3600.0 else "cost", coarse)
+    rows["simulated"] = rows["simulated"].astype(bool)
+    return coarse, rows
+
+
+def spending(window: Window, by: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """These rows by bucket and one of their columns, with `rate` in US$/h and `sum` so far; idle parts have a name of their own."""
+    named = rows.assign(**{by: rows[by].fillna(formats.NOBODY)})
+    full = filled(first(named, by, "cost", _MOST, "others"), window, by, ["cost"])
+    if full.empty:
+        return full
+    return full.assign(rate=3600 * full["cost"] / full["lasting"], sum=full.groupby(by)["cost"].cumsum())
+
+
+def utilisation(window: Window) -> pd.DataFrame:
+    """How busy devices were by bucket; `on`: worker and device, and that it is simulated where it is."""
+    rows, devices = history("utilisation", window), ask("devices")
+    simulated = {(row.worker, row.device) for row in devices.itertuples() if row.simulated}
+    names = [
+        formats.simulated(" ".join(each), each in simulated)
+        for each in zip(rows["worker"], rows["device"], strict=True)
+    ]
+    return first(rows.assign(on=names), "on", "utilisation", 10, "others")
+
+
+# -- Which of several choices nobody would pass over: none of the others is as good in every respect and better in
+# one. Pure.
+
+Point = Sequence[float]
+
+
+def front(points: Sequence[Point]) -> list[bool]:
+    """For each point whether it is on the front; smaller is better in every respect. The first of equal points is."""
+    order = sorted(range(len(points)), key=lambda i: tuple(points[i]))
+    kept: list[int] = []
+    for i in order:
+        if not any(all(a <= b for a, b in zip(points[j], points[i], strict=True)) for j in kept):
+            kept.append(i)
+    chosen = set(kept)
+    return [i in chosen for i in range(len(points))]

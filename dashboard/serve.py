@@ -10,11 +10,13 @@ import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dashboard.place import tell
-from infaas.locate import Endpoints
+from infaas.connecting import SystemAddress
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 APP = Path(__file__).parent / "app.py"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -25,7 +27,7 @@ class CannotServe(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ServeOptions:
     """How to serve. Section [dashboard] of the settings (docs/dashboard.md).
 
     public_url: where visitors see it, if not at http://address:port: behind a proxy. login: a TOML file with Streamlit's section
@@ -44,12 +46,14 @@ class Options:
         return self.public_url.rstrip("/") or f"http://{host}:{self.port}"
 
 
-def serve(options: Options, endpoints: Endpoints | None) -> int:
+def serve(options: ServeOptions, endpoints: SystemAddress | None) -> int:
     """Serve until SIGTERM or Ctrl-C. endpoints: of the system; None: looked for as the commands do. Raises CannotServe."""
     secrets = _secrets(options)
     listener = listen(options.address, options.port)
     print(f"the dashboard is at {options.url}", flush=True)
     select.select([listener], [], [])
+    from dashboard.store import tell  # noqa: PLC0415  (pandas and Streamlit: only now that somebody looks)
+
     tell(endpoints)
     return _run(listener, options, secrets)
 
@@ -70,7 +74,7 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _settings(options: Options) -> dict[str, Any]:
+def _settings(options: ServeOptions) -> dict[str, Any]:
     """Streamlit's own settings, beside those of .streamlit/config.toml."""
     public = urlsplit(options.url)
     settings = {
@@ -85,14 +89,13 @@ def _settings(options: Options) -> dict[str, Any]:
     return settings
 
 
-def _run(listener: socket.socket, options: Options, secrets: dict[str, Any]) -> int:
+def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]) -> int:
     import uvicorn  # noqa: PLC0415  (and Streamlit: only now that somebody looks)
     from starlette.middleware import Middleware  # noqa: PLC0415
     from streamlit import config as streamlit_config  # noqa: PLC0415
     from streamlit.starlette import App  # noqa: PLC0415
 
     from dashboard.login import require  # noqa: PLC0415
-    from dashboard.origin import SameOrigin  # noqa: PLC0415
 
     _log_as_others_do()
     if options.login:
@@ -122,7 +125,7 @@ def _log_as_others_do() -> None:
         logger.propagate = True
 
 
-def _secrets(options: Options) -> dict[str, Any]:
+def _secrets(options: ServeOptions) -> dict[str, Any]:
     """What Streamlit needs for logging in; raises CannotServe."""
     if not options.login:
         if options.allow:
@@ -142,3 +145,28 @@ def _secrets(options: Options) -> dict[str, Any]:
     if find_spec("authlib") is None:
         raise CannotServe("dashboard.login needs the package authlib: pip install 'infaas[login]'")
     return {"auth": {"redirect_uri": f"{options.url}/oauth2callback", **auth}, "allow": list(options.allow)}
+
+
+# -- Only pages of the dashboard itself may open its WebSocket, through which all data go.
+
+
+class SameOrigin:
+    """Refuses WebSockets that another site's page opens.
+
+    Streamlit would do so, too, but asks a service on the Internet for this machine's address first.
+    """
+
+    def __init__(self, app: "ASGIApp", public: str) -> None:
+        """Make it; public: host and port that visitors see."""
+        self._app = app
+        self._public = public.lower()
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        if scope["type"] == "websocket" and not self._ours(dict(scope["headers"])):
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+    def _ours(self, headers: dict[bytes, bytes]) -> bool:
+        origin, host = (headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host"))
+        return not origin or urlsplit(origin).netloc in {host, self._public}

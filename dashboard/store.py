@@ -20,9 +20,10 @@ import streamlit as st
 from psycopg.types.numeric import FloatLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from dashboard.place import endpoints
 from dashboard.window import Window
-from infaas.errors import NotConnected
+from infaas.blocking import Infaas, connect_blocking
+from infaas.connecting import SystemAddress, locate
+from infaas.errors import InfaasError, NotConnected, Refused, Timeout
 
 SQL = Path(__file__).parent / "sql"
 PATIENCE = 2.0  # s to wait for a connection, and for which nobody tries again once there was none
@@ -32,7 +33,7 @@ KEPT, KEPT_LONG = 1.9, 55.0  # s; what is asked again sooner is answered from me
 MOST_KEPT = 400  # answers
 
 
-class Unavailable(Exception):
+class NoData(Exception):
     """There is no answer. The text says why; remedy: what to do about it, in Markdown; away: the whole database, not this answer."""
 
     def __init__(self, why: str, remedy: str, *, away: bool = False) -> None:
@@ -42,7 +43,7 @@ class Unavailable(Exception):
 
 
 def ask(name: str, **parameters: Any) -> pd.DataFrame:
-    """The answer to `sql/<name>.sql` as it was at most 2 s ago; raises Unavailable. Times are aware, in UTC."""
+    """The answer to `sql/<name>.sql` as it was at most 2 s ago; raises NoData. Times are aware, in UTC."""
     return _fresh(_dsn(), name, parameters)
 
 
@@ -65,7 +66,7 @@ def _settled(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
 def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
     since, why = _down.get(dsn, (-inf, ""))
     if monotonic() - since < PATIENCE:
-        raise Unavailable(why, _START, away=True)
+        raise NoData(why, _START, away=True)
     try:
         # The server ends what takes too long; the rest is patience with one that has gone silent.
         with _pool(dsn).connection() as connection, _no_longer(connection, LONGEST / 1000 + PATIENCE):
@@ -73,11 +74,11 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
             columns = cursor.description or ()
             frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in columns])
     except psycopg.errors.QueryCanceled:
-        raise Unavailable(
+        raise NoData(
             f"the database did not answer within {LONGEST / 1000:.0f} s", "Choose a shorter range of time."
         ) from None
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
-        raise Unavailable(_line(error), _PREPARE) from None
+        raise NoData(_line(error), _PREPARE) from None
     except psycopg.OperationalError as error:
         why = f"the database does not answer: {_line(error)}"
         if isinstance(error, PoolTimeout):
@@ -86,9 +87,9 @@ def _read(dsn: str, name: str, parameters: dict[str, Any]) -> pd.DataFrame:
             )  # it would try again less and less often; a new one does so at once, and knows why it fails
             why = "the database does not answer, or is too busy to take one more connection"
         _down[dsn] = monotonic(), why
-        raise Unavailable(why, _START, away=True) from None
+        raise NoData(why, _START, away=True) from None
     except psycopg.Error as error:
-        raise Unavailable(_line(error), _START) from None
+        raise NoData(_line(error), _START) from None
     for column in columns:
         if column.type_display == "timestamptz":
             frame[column.name] = pd.to_datetime(frame[column.name], utc=True)
@@ -108,7 +109,7 @@ def _dsn() -> str:
     try:
         return endpoints().sql
     except NotConnected as error:
-        raise Unavailable(str(error), _START, away=True) from None
+        raise NoData(str(error), _START, away=True) from None
 
 
 _down: dict[str, tuple[float, str]] = {}  # since when which database has been away, and why
@@ -171,3 +172,48 @@ def _no_longer(connection: psycopg.Connection[Any], seconds: float) -> Iterator[
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
+
+
+# -- Where the dashboard finds its system: told by whoever serves it, else as the commands find one.
+
+_told: list[SystemAddress] = []
+
+
+def tell(endpoints: SystemAddress | None) -> None:
+    """Say where the system is, for the whole process; None: look for it again at every question."""
+    _told[:] = [] if endpoints is None else [endpoints]
+
+
+def endpoints() -> SystemAddress:
+    """Where the system is; raises NotConnected when a data directory is named and nothing runs there."""
+    return _told[0] if _told else locate()
+
+
+# -- Asks the running system itself, over the bus, through the client library: for what is not in the database.
+
+_START_ASKING = "`infaas doctor` finds out what is missing. Start the system with `infaas up`."
+
+
+@st.cache_resource(max_entries=2, show_spinner=False, on_release=lambda client: client.close())
+def _client(nats: str, prefix: str) -> Infaas:
+    return connect_blocking(nats, prefix=prefix, timeout=2.0)
+
+
+@st.cache_data(ttl=1.0, max_entries=100, show_spinner=False)
+def _explanation(nats: str, prefix: str, app: str, needs: dict[str, Any]) -> dict[str, Any]:
+    return _client(nats, prefix).explain(app, **needs)
+
+
+def explain(app: str, needs: dict[str, Any]) -> dict[str, Any]:
+    """The decision that a query would get now, see `infaas.Client.explain`; raises Refused, NoData. Sends no query."""
+    try:
+        place = endpoints()
+        return _explanation(place.nats, place.prefix, app, needs)
+    except Refused:
+        raise
+    except NotConnected as error:
+        raise NoData(str(error), _START_ASKING) from None
+    except Timeout as error:
+        raise NoData(f"no dispatcher answered: {error}", _START_ASKING) from None
+    except InfaasError as error:
+        raise NoData(str(error), _START_ASKING) from None

@@ -13,7 +13,7 @@ from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
-from infaas import tracing
+from infaas import queries
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.connecting import connect
@@ -89,7 +89,9 @@ class Infaas:
         **needs: Unpack[Needs],
     ) -> Answer | Refused:
         """One online query; see `Client.query`."""
-        above = tracing.current() if traceparent is None else traceparent  # here: the loop's thread has another context
+        above = (
+            queries.current_traceparent() if traceparent is None else traceparent
+        )  # here: the loop's thread has another context
         if raise_refused:
             return self._run(self._client.query(app, x, timeout=timeout, traceparent=above, **needs))
         return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, traceparent=above, **needs))

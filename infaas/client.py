@@ -22,7 +22,7 @@ from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
 from bus.port import Buffer, Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import Subjects
-from infaas import tracing
+from infaas import queries
 from infaas.answers import Answer, read_answer, read_map
 from infaas.errors import InfaasError, NotConnected, Refused, RegistrationFailed
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
@@ -179,7 +179,7 @@ class Client:
         self, prepared: Prepared, *, raise_refused: bool = True, traceparent: str | None = None
     ) -> Answer | Refused:
         """Send a prepared query and wait for its end. traceparent: as of `query`."""
-        headers = tracing.headers(traceparent)
+        headers = queries.trace_headers(traceparent)
         body, rest = prepared.body(), prepared.rest
         sent = time.monotonic()
         asked = self._exchange.ask(prepared.subject, body, prepared.timeout, headers=headers, tail=rest)

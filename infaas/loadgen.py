@@ -57,7 +57,7 @@ class AppReport(Struct, kw_only=True):
     p99_ms: float | None
 
 
-class Report(Struct, kw_only=True):
+class LoadReport(Struct, kw_only=True):
     """What a run showed. Latencies in ms: from the intended (open loop) or actual (closed) sending to the reply, at the client.
 
     app: several have commas between them; apps: each one's part.
@@ -144,7 +144,7 @@ class Generator:
         self._latency_ms = next(iter(prepared.values()))[0].latency_ms
         self._limit = float("inf") if self._latency_ms is None else self._latency_ms / 1000
 
-    async def closed(self, clients: int, seconds: float, which: Iterator[int] | None = None) -> Report:
+    async def closed(self, clients: int, seconds: float, which: Iterator[int] | None = None) -> LoadReport:
         """`clients` queries under way all the time, each followed by the next as soon as its reply is there.
 
         which: number of the app that is asked, for each query (without end); None: the first.
@@ -157,7 +157,7 @@ class Generator:
         await self._finished
         return self._report(f"closed loop of {clients}", seconds, resent)
 
-    async def open(self, arrivals: Iterable[tuple[Times, Apps]], seconds: float, kind: str) -> Report:
+    async def open(self, arrivals: Iterable[tuple[Times, Apps]], seconds: float, kind: str) -> LoadReport:
         """One query at each of the times (seconds from now, rising), whatever the answers do.
 
         arrivals: in chunks, each with the numbers of the apps that are asked.
@@ -276,14 +276,14 @@ class Generator:
 
     # -- what it showed
 
-    def _report(self, mode: str, seconds: float, resent: int) -> Report:
+    def _report(self, mode: str, seconds: float, resent: int) -> LoadReport:
         answered = sum(len(part.latencies) for part in self._parts)
         refused, failed = self._refusals.total(), self._failures.total()
         measured = max(seconds - self._warmup, self._last - self._counted)
         latencies = 1000 * np.concatenate([np.array(part.latencies) for part in self._parts]) if answered else None
         p50, p95, p99 = (None,) * 3 if latencies is None else map(float, np.percentile(latencies, [50, 95, 99]))
         late = 1000 * np.frombuffer(self._lateness) if self._lateness else None
-        return Report(
+        return LoadReport(
             app=",".join(self._names),
             mode=mode,
             seconds=measured,

@@ -1,6 +1,8 @@
 """A query's body: inputs and requirements, encoded once, with room for the key that makes sending it twice harmless."""
 
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -213,3 +215,32 @@ def _plain(value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+# -- The caller's place in a trace (W3C `traceparent`), which travels with queries in their NATS headers.
+
+_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def current_traceparent() -> str | None:
+    """The traceparent of OpenTelemetry's current span, where the program uses OpenTelemetry; it is not imported for this."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def trace_headers(traceparent: str | None) -> Mapping[str, str] | None:
+    """Headers with this traceparent, else with the current span's; None where there is neither. Raises BadInput."""
+    if traceparent is None:
+        traceparent = current_traceparent()
+        if traceparent is None:
+            return None
+    elif not _FORM.fullmatch(traceparent):
+        raise BadInput(
+            f"traceparent is {traceparent[:80]!r}; it is written 00-<32 hex digits>-<16 hex digits>-<2 hex digits>"
+        )
+    return {"traceparent": traceparent}

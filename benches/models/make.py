@@ -11,8 +11,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from infaas.demo.data import Digits
-from infaas.demo.train import Probabilities, export, fit, scores
+from infaas.demo.digits import Digits
+from tools.train_digits import Probabilities, export, fit, scores
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ import compare
 from compare import Figure, Row, holds, near
 from msgspec.structs import replace
 
-from infaas.cli.planfile import read_plan_file
+from infaas.cli.plan import read_plan_file
 from services.core.planning.problem import PlanningProblem
 from services.core.planning.solvers import make_solver
 

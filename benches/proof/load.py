@@ -11,7 +11,7 @@ from msgspec import Struct
 
 import infaas
 from infaas.answers import Answer
-from infaas.demo import data
+from infaas.demo import digits as data
 from infaas.errors import InfaasError, Refused
 
 PATIENCE = 5.0  # s beyond the objective for which a reply is waited for

@@ -13,7 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from infaas.demo import data
+from infaas.demo import digits
 
 PATCHES, FILTERS, GRID = 64, 1024, 9  # of the two layers; regions that features are averaged over
 SIDE = 5  # pixels of a patch
@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 def make(directory: Path, *, views: int = VIEWS, seed: int = 3) -> tuple[Path, Path]:
     """Write network and validation set; returns both paths. Input x: FP32 [n, 784], brightness 0..1; output scores: FP32 [n, 10]."""
     rng = np.random.default_rng(seed)
-    train, held = data.load(data.TRAIN), data.load(data.VALIDATION)
+    train, held = digits.load(digits.TRAIN), digits.load(digits.VALIDATION)
     filters = _filters(train.x, rng)
     model = directory / "views.onnx"
     onnx.save(_graph(filters, _readout(filters, train), views), model)
@@ -54,7 +54,7 @@ def _filters(x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     return np.array(patches, np.float32)[:, None], second.astype(np.float32)
 
 
-def _readout(filters: tuple[Array, Array], train: data.Digits) -> tuple[Array, Array]:
+def _readout(filters: tuple[Array, Array], train: digits.Digits) -> tuple[Array, Array]:
     """Weights [features, CLASSES] and offsets [CLASSES] of ridge regression on standardised features."""
     session = onnxruntime.InferenceSession(
         _graph(filters, None, 1).SerializeToString(), providers=["CPUExecutionProvider"]

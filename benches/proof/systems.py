@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import infaas
-from infaas.demo.system import System
+from infaas.demo.system import DemoSystem
 from proof import network
 from proof.choices import Chosen
 
@@ -40,7 +40,7 @@ def settings(
 
 async def register(data_dir: Path, devices: Mapping[str, int], views: int = network.VIEWS) -> list[dict[str, Any]]:
     """Register the network, unless it is there, with a system that scales nothing; returns the variants with their profiles."""
-    own = System(data_dir, settings=settings("off", devices))
+    own = DemoSystem(data_dir, settings=settings("off", devices))
     with tempfile.TemporaryDirectory() as directory:
         try:
             await own.start()

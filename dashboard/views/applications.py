@@ -3,16 +3,16 @@
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, frame, measures, pareto, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import ask
+from dashboard.widgets import follow, nothing
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
 
-frame.title(
+widgets.title(
     "Applications", "What may answer for each application, and what each variant costs in accuracy, time and money."
 )
-app = frame.choose_app(None)
+app = widgets.choose_app(None)
 with st.container(horizontal=True, vertical_alignment="bottom"):
     across = st.segmented_control(
         "Across", ["latency", "cost"], default="latency", required=True, key="across", bind="query-params"
@@ -24,14 +24,14 @@ def figures(rows: pd.DataFrame) -> None:
     known = rows["accuracy"].dropna()
     with st.container(horizontal=True, gap="small"):
         shown = (
-            ("Models", str(rows["model"].nunique()), words.count(len(rows), "variant", "variants")),
-            ("Best accuracy", words.number(known.max() if len(known) else None), "measured"),
-            ("Fastest, ms", words.number(rows["latency_ms"].min()), "one item, alone"),
-            ("Cheapest, US$/1000", words.number(rows["cost_per_1000"].min()), "computing only"),
+            ("Models", str(rows["model"].nunique()), formats.count(len(rows), "variant", "variants")),
+            ("Best accuracy", formats.number(known.max() if len(known) else None), "measured"),
+            ("Fastest, ms", formats.number(rows["latency_ms"].min()), "one item, alone"),
+            ("Cheapest, US$/1000", formats.number(rows["cost_per_1000"].min()), "computing only"),
             ("Loaded now", str(int((rows["instances"] > 0).sum())), "of its variants"),
         )
         for label, value, told in shown:
-            measures.metric(label, value, told)
+            widgets.metric(label, value, told)
 
 
 def page() -> None:
@@ -59,9 +59,9 @@ def _scatter(rows: pd.DataFrame) -> None:
     line = list(zip(-known["accuracy"], known[column], strict=True))
     shown = known.assign(
         x=known[column],
-        front=["on the front" if each else "another is better in all" for each in pareto.front(points)],
-        line=pareto.front(line),
-        on=[words.simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
+        front=["on the front" if each else "another is better in all" for each in series.front(points)],
+        line=series.front(line),
+        on=[formats.simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
     )
     with st.container(border=True):
         st.markdown(
@@ -73,23 +73,23 @@ def _scatter(rows: pd.DataFrame) -> None:
 def _table(rows: pd.DataFrame) -> None:
     shown = rows.assign(
         state=[[state] for state in rows["state"]],
-        hardware=[words.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        hardware=[formats.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
         note=["worse than another" if each else "" for each in rows["dominated"]],
     )
-    frame.table(
+    widgets.table(
         shown.sort_values(["accuracy", "cost_per_1000"], ascending=[False, True]),
         {
             "variant": "variant",
             "hardware": st.column_config.TextColumn("on", width=120),
-            "state": frame.state(charts.STATES),
-            "accuracy": frame.figure("accuracy", "%.4f"),
-            "latency_ms": frame.figure("latency ms", help="One item, alone"),
-            "saturation_qps": frame.figure("most items/s", "localized"),
-            "cost_per_1000": frame.dollars("US$/1000", shown["cost_per_1000"], help="Of computing, per 1,000 items"),
-            "load_ms": frame.figure("load ms", "%.0f"),
-            "memory_mb": frame.figure("MB", "%.0f"),
-            "price_per_hour": frame.figure("US$/h", "%.3g", help="What an instance costs an hour"),
+            "state": widgets.state(charts.STATES),
+            "accuracy": widgets.figure("accuracy", "%.4f"),
+            "latency_ms": widgets.figure("latency ms", help="One item, alone"),
+            "saturation_qps": widgets.figure("most items/s", "localized"),
+            "cost_per_1000": widgets.dollars("US$/1000", shown["cost_per_1000"], help="Of computing, per 1,000 items"),
+            "load_ms": widgets.figure("load ms", "%.0f"),
+            "memory_mb": widgets.figure("MB", "%.0f"),
+            "price_per_hour": widgets.figure("US$/h", "%.3g", help="What an instance costs an hour"),
             "note": "note",
         },
         "variants",
@@ -103,15 +103,15 @@ def registrations() -> None:
     if rows.empty:
         nothing("Nothing has been registered yet.", REGISTER)
         return
-    frame.table(
+    widgets.table(
         rows.assign(progress=100 * rows["progress"]),
         {
-            "started": frame.when("started"),
+            "started": widgets.when("started"),
             "app": "app",
             "model": "model",
             "version": "version",
             "state": "state",
-            "progress": frame.progress("progress"),
+            "progress": widgets.progress("progress"),
             "reason": "reason",
         },
         "registrations",

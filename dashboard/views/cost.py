@@ -5,9 +5,9 @@ from datetime import timedelta
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, frame, measures, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import history
+from dashboard.widgets import follow, nothing
 from dashboard.window import Window
 
 EARLIER = {
@@ -18,8 +18,8 @@ EARLIER = {
 }
 BY = ("app", "model", "variant", "hardware")
 
-frame.title("Cost", "What machines cost, used or idle, and for whom; US$ at the prices of the settings.")
-chosen = frame.choose_window()
+widgets.title("Cost", "What machines cost, used or idle, and for whom; US$ at the prices of the settings.")
+chosen = widgets.choose_window()
 with st.container(horizontal=True, vertical_alignment="bottom"):
     by = st.segmented_control("By", BY, default=BY[0], required=True, key="by", bind="query-params")
     against = st.selectbox("Compare with", list(EARLIER), key="compare", bind="query-params", width=220)
@@ -36,16 +36,16 @@ def earlier(window: Window) -> Window | None:
 
 def chosen_rows(window: Window) -> tuple[Window, pd.DataFrame, float]:
     """Buckets and rows to show, and what was left out for being simulated."""
-    coarse, rows = measures.spent(window)
+    coarse, rows = series.spent(window)
     simulated = rows["simulated"]
     if pretended:
-        marked = rows[by].fillna(words.NOBODY).where(~simulated, rows[by].fillna(words.NOBODY) + " (simulated)")
+        marked = rows[by].fillna(formats.NOBODY).where(~simulated, rows[by].fillna(formats.NOBODY) + " (simulated)")
         return coarse, rows.assign(idle=rows["app"].isna(), **{by: marked}), 0.0
     return coarse, rows[~simulated].assign(idle=rows["app"].isna()), float(rows.loc[simulated, "cost"].sum())
 
 
 def page() -> None:
-    window = frame.again(chosen)
+    window = widgets.again(chosen)
     coarse, rows, left_out = chosen_rows(window)
     before = earlier(coarse)
     then = chosen_rows(before)[1] if before else None
@@ -58,16 +58,16 @@ def page() -> None:
         return
     _figures(rows, then, coarse)
     if left_out:
-        st.caption(f"Simulated devices would have cost {words.money(left_out)} more; nobody pays for these.")
-    series = measures.spending(coarse, by, rows)
-    idle = words.NOBODY in set(series[by])
+        st.caption(f"Simulated devices would have cost {formats.money(left_out)} more; nobody pays for these.")
+    spent = series.spending(coarse, by, rows)
+    idle = formats.NOBODY in set(spent[by])
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown(f"**Rate** by {by}, US$/h")
-        charts.draw(series, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate", coarse)
+        charts.draw(spent, charts.stacked("rate", by, unit="US$/h", idle=idle), "rate", coarse)
     with right.container(border=True):
         st.markdown(f"**So far** by {by}, US$")
-        charts.draw(series, charts.stacked("sum", by, unit="US$", idle=idle), "sum", coarse)
+        charts.draw(spent, charts.stacked("sum", by, unit="US$", idle=idle), "sum", coarse)
     if before is not None and then is not None:
         _compared(coarse, rows, before, then)
     _table(rows, then, window)
@@ -78,20 +78,22 @@ def _figures(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> N
     recent = rows[rows["time"] >= pd.Timestamp(window.buckets[-1])]["cost"].sum()
     rate = 3600 * recent / window.lasting(window.buckets[-1])
     with st.container(horizontal=True, gap="small"):
-        measures.metric("Spent, US$", words.number(total), _change(total, None if then is None else then["cost"].sum()))
-        measures.metric("Rate at the end, US$/h", words.number(rate), f"US$ {words.number(24 * rate)} a day")
-        measures.metric("Idle", words.percent(idle / total if total else None), f"US$ {words.number(idle)}")
+        widgets.metric(
+            "Spent, US$", formats.number(total), _change(total, None if then is None else then["cost"].sum())
+        )
+        widgets.metric("Rate at the end, US$/h", formats.number(rate), f"US$ {formats.number(24 * rate)} a day")
+        widgets.metric("Idle", formats.percent(idle / total if total else None), f"US$ {formats.number(idle)}")
 
 
 def _change(now: float, before: float | None) -> str:
     if before is None:
         return "in this range"
-    return f"{now / before - 1:+.1%} against {words.money(before)}" if before else "nothing then"
+    return f"{now / before - 1:+.1%} against {formats.money(before)}" if before else "nothing then"
 
 
 def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataFrame) -> None:
-    total = measures.spending(window, "when", rows.assign(when="this range"))
-    past = measures.spending(before, "when", then.assign(when=against))
+    total = series.spending(window, "when", rows.assign(when="this range"))
+    past = series.spending(before, "when", then.assign(when=against))
     if past.empty:
         st.info(f"Nothing was spent {'in ' * (against == 'the time before')}{against}.", icon=":material/info:")
         return
@@ -102,7 +104,7 @@ def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataF
 
 
 def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> None:
-    named = rows.assign(**{by: rows[by].fillna(words.NOBODY)})
+    named = rows.assign(**{by: rows[by].fillna(formats.NOBODY)})
     table = named.groupby(by, as_index=False).agg(cost=("cost", "sum"))
     table["share"] = 100 * table["cost"] / table["cost"].sum()
     if "seconds" in named:
@@ -113,20 +115,20 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
         table["items"] = table[by].map(traffic)
         table["per_1000"] = 1000 * table["cost"] / table["items"]
     if then is not None:
-        past = then.assign(**{by: then[by].fillna(words.NOBODY)}).groupby(by)["cost"].sum()
+        past = then.assign(**{by: then[by].fillna(formats.NOBODY)}).groupby(by)["cost"].sum()
         table["before"] = table[by].map(past).fillna(0.0)
         table["change"] = 100 * (table["cost"] / table["before"].where(table["before"] > 0) - 1)
-    frame.table(
+    widgets.table(
         table.sort_values("cost", ascending=False),
         {
             by: by,
-            "cost": frame.figure("US$", "%.4g"),
+            "cost": widgets.figure("US$", "%.4g"),
             "share": st.column_config.ProgressColumn("share", format="%.1f %%", min_value=0, max_value=100),
-            "before": frame.figure(f"US$, {against}", "%.4g"),
-            "change": frame.figure("change", "%+.1f %%"),
-            "busy": frame.figure("busy", "%.2f %%", help="Share of the time of its instances in which they computed"),
-            "items": frame.figure("items answered", "localized"),
-            "per_1000": frame.dollars(
+            "before": widgets.figure(f"US$, {against}", "%.4g"),
+            "change": widgets.figure("change", "%+.1f %%"),
+            "busy": widgets.figure("busy", "%.2f %%", help="Share of the time of its instances in which they computed"),
+            "items": widgets.figure("items answered", "localized"),
+            "per_1000": widgets.dollars(
                 "US$ per 1,000",
                 table["per_1000"] if "per_1000" in table else table["cost"],
                 help="What its instances cost, idle time included, per 1,000 items answered",

@@ -5,17 +5,16 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, frame, words
-from dashboard.asking import explain
-from dashboard.live import follow, nothing
-from dashboard.store import Unavailable, ask
+from dashboard import charts, formats, widgets
+from dashboard.store import NoData, ask, explain
+from dashboard.widgets import follow, nothing
+from infaas.answers import why_chosen
 from infaas.errors import Refused
-from infaas.explained import why_chosen
 
-frame.title(
+widgets.title(
     "Explain", "Which variant would answer a query with these needs now, and why not the others. No query is sent."
 )
-app = frame.choose_app(None)
+app = widgets.choose_app(None)
 
 
 def needs_of() -> dict[str, Any]:
@@ -54,7 +53,7 @@ def decision(needs: dict[str, Any]) -> None:
         why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
         on=[
-            words.simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
+            formats.simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
             for worker, hardware, simulated in zip(
                 candidates["worker"], candidates["hardware"], candidates["simulated"], strict=True
             )
@@ -78,12 +77,12 @@ def decision(needs: dict[str, Any]) -> None:
         column_config={
             "variant": "variant",
             "why": st.column_config.TextColumn("why, or why not", width="large"),
-            "state": frame.state(charts.STATES),
+            "state": widgets.state(charts.STATES),
             "on": st.column_config.TextColumn("on", width=118),
-            "accuracy": frame.figure("accuracy", "%.4f"),
-            "latency_ms": frame.figure("latency ms"),
-            "load_ms": frame.figure("load ms", "%.3g"),
-            "cost_per_1000": frame.dollars(
+            "accuracy": widgets.figure("accuracy", "%.4f"),
+            "latency_ms": widgets.figure("latency ms"),
+            "load_ms": widgets.figure("load ms", "%.3g"),
+            "cost_per_1000": widgets.dollars(
                 "US$/1000",
                 shown["cost_per_1000"],
                 help="Of computing, per 1,000 items; loaded ones in batches as they come now",
@@ -120,12 +119,12 @@ def _offer(refused: Refused) -> str:
     """What could be had instead, or when to ask again."""
     closest, later = refused.closest or {}, refused.retry_after_ms
     figures = [
-        f"{name} {words.number(closest[field])}{unit}"
+        f"{name} {formats.number(closest[field])}{unit}"
         for field, name, unit in (("accuracy", "accuracy", ""), ("latency_ms", "latency", " ms"))
         if closest.get(field) is not None
     ]
     told = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
-    return told + (f" Worth asking again in {words.number(later)} ms." if later is not None else "")
+    return told + (f" Worth asking again in {formats.number(later)} ms." if later is not None else "")
 
 
 def page() -> None:
@@ -138,6 +137,6 @@ def page() -> None:
 
 try:
     needs = needs_of() if app is not None else {}
-except Unavailable:
+except NoData:
     needs = {}
 follow(None, page)

@@ -3,9 +3,9 @@
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, frame, measures, series, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import history
+from dashboard.widgets import follow, nothing
 
 STATES = {
     "accepted": "#b3b8bf",
@@ -18,12 +18,12 @@ STATES = {
 }
 OVER = ("done", "failed", "cancelled")
 
-frame.title("Jobs", "Offline work, computed with what online queries leave free.")
-chosen = frame.choose_window()
+widgets.title("Jobs", "Offline work, computed with what online queries leave free.")
+chosen = widgets.choose_window()
 
 
 def page() -> None:
-    window = frame.again(chosen)
+    window = widgets.again(chosen)
     jobs, items = history("jobs", window), history("offline", window)
     if jobs.empty:
         nothing(
@@ -35,35 +35,35 @@ def page() -> None:
     open_ones = int((~jobs["state"].isin(OVER)).sum())
     failed = int((jobs["state"] == "failed").sum())
     with st.container(horizontal=True, gap="small"):
-        measures.metric("Under way", str(open_ones), words.count(len(jobs), "job in all", "jobs in all"))
-        measures.metric(
+        widgets.metric("Under way", str(open_ones), formats.count(len(jobs), "job in all", "jobs in all"))
+        widgets.metric(
             "Items done", f"{int(jobs['done'].sum()):,}", f"{int(jobs['failed'].sum()):,} could not be computed"
         )
-        measures.metric("Failed jobs", str(failed), "see why below" if failed else "none", bad=bool(failed))
-        measures.metric("Cost, US$", words.number(jobs["cost"].sum()), "of these jobs")
+        widgets.metric("Failed jobs", str(failed), "see why below" if failed else "none", bad=bool(failed))
+        widgets.metric("Cost, US$", formats.number(jobs["cost"].sum()), "of these jobs")
     shown = jobs.assign(
         state=[[state] for state in jobs["state"]],
         progress=100 * jobs["done"].astype(float) / pd.to_numeric(jobs["total"]),
         per_1000=1000 * jobs["cost"] / jobs["done"].where(jobs["done"] > 0),
         took=[
-            words.seconds(each.total_seconds()) if pd.notna(each) else words.UNKNOWN
+            formats.seconds(each.total_seconds()) if pd.notna(each) else formats.UNKNOWN
             for each in jobs["finished"] - jobs["started"]
         ],
     )
-    frame.table(
+    widgets.table(
         shown,
         {
-            "created": frame.when("handed in", window),
+            "created": widgets.when("handed in", window),
             "job": "job",
             "app": "app",
-            "state": frame.state(STATES),
-            "progress": frame.progress("progress"),
+            "state": widgets.state(STATES),
+            "progress": widgets.progress("progress"),
             "reason": "why",
-            "done": frame.figure("done", "localized"),
-            "total": frame.figure("of items", "localized"),
-            "failed": frame.figure("failed", "localized"),
-            "cost": frame.figure("US$", "%.3g"),
-            "per_1000": frame.dollars("US$/1000", shown["per_1000"]),
+            "done": widgets.figure("done", "localized"),
+            "total": widgets.figure("of items", "localized"),
+            "failed": widgets.figure("failed", "localized"),
+            "cost": widgets.figure("US$", "%.3g"),
+            "per_1000": widgets.dollars("US$/1000", shown["per_1000"]),
             "took": "took",
             "input": "input",
             "output": "output",

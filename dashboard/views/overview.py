@@ -3,30 +3,32 @@
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, frame, measures, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import ask, history
+from dashboard.widgets import follow, nothing
 from dashboard.window import Window
 
-frame.title("Overview", "What runs, how well, at what cost.")
-chosen = frame.choose_window()
+widgets.title("Overview", "What runs, how well, at what cost.")
+chosen = widgets.choose_window()
 
 
 def figures() -> None:
-    window = frame.again(chosen)
-    traffic, devices, running, spending = measures.traffic(window), ask("devices"), ask("running"), ask("spending")
+    window = widgets.again(chosen)
+    traffic, devices, running, spending = series.traffic(window), ask("devices"), ask("running"), ask("spending")
     with st.container(horizontal=True, gap="small"):
         _load(traffic, window)
         _cost(spending)
         workers = devices.drop_duplicates("worker")
         ready = int((workers["state"] == "Ready").sum())
         others = (
-            f"{len(workers) - ready} other" if len(workers) > ready else words.count(len(devices), "device", "devices")
+            f"{len(workers) - ready} other"
+            if len(workers) > ready
+            else formats.count(len(devices), "device", "devices")
         )
-        measures.metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
+        widgets.metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
         bad = running[running["state"].isin(["Overloaded", "Interfered"])]["instance"].nunique()
         told = f"{bad} in trouble" if bad else "none in trouble"
-        measures.metric(
+        widgets.metric(
             "Instances",
             str(running["instance"].nunique()),
             told,
@@ -36,20 +38,20 @@ def figures() -> None:
 
 
 def _load(traffic: pd.DataFrame, window: Window) -> None:
-    total = traffic.groupby(["time", "lasting"], as_index=False)[[*measures.ENDINGS]].sum()
+    total = traffic.groupby(["time", "lasting"], as_index=False)[[*series.ENDINGS]].sum()
     recent = total.tail(max(1, round(60 / window.step)))
     rate = recent["queries"].sum() / recent["lasting"].sum() if len(recent) else 0.0
     asked = int(total["queries"].sum())
-    measures.metric(
+    widgets.metric(
         "Load",
-        f"{words.number(rate)}/s",
-        f"{words.count(asked, 'query', 'queries')}",
+        f"{formats.number(rate)}/s",
+        f"{formats.count(asked, 'query', 'queries')}",
         help="Online queries a second lately, and how many in this range",
     )
     missed = int(asked - total["in_time"].sum())
-    measures.metric(
+    widgets.metric(
         "In time",
-        words.percent(1 - missed / asked if asked else None),
+        formats.percent(1 - missed / asked if asked else None),
         f"{missed:,} missed" if missed else "none missed",
         bad=bool(missed),
         help="Share of all queries in this range that were answered within their objective; refused ones are missed, too",
@@ -61,12 +63,12 @@ def _cost(spending: pd.DataFrame) -> None:
     real = 3600 * spending.loc[~pretended, "per_second"].sum()
     idle = 3600 * spending.loc[spending["app"].isna() & ~pretended, "per_second"].sum()
     simulated = 3600 * spending.loc[pretended, "per_second"].sum()
-    measures.metric(
+    widgets.metric(
         "Cost now, US$/h",
-        words.number(real),
-        f"{words.percent(idle / real)} idle" if real else "no machine",
+        formats.number(real),
+        f"{formats.percent(idle / real)} idle" if real else "no machine",
         help="Of all machines that are there, used or not."
-        + (f" Simulated devices would add US$ {words.number(simulated)}/h; nobody pays that." if simulated else ""),
+        + (f" Simulated devices would add US$ {formats.number(simulated)}/h; nobody pays that." if simulated else ""),
     )
 
 
@@ -92,8 +94,8 @@ def troubles() -> None:
 
 
 def trend() -> None:
-    window = frame.again(chosen)
-    traffic, busy = measures.traffic(window), measures.utilisation(window)
+    window = widgets.again(chosen)
+    traffic, busy = series.traffic(window), series.utilisation(window)
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Load**, queries/s")
@@ -124,8 +126,8 @@ def trend() -> None:
 
 
 def _trend_of_cost(window: Window) -> None:
-    coarse, rows = measures.spent(window)
-    real = measures.spending(coarse, "app", rows[~rows["simulated"]])
+    coarse, rows = series.spent(window)
+    real = series.spending(coarse, "app", rows[~rows["simulated"]])
     st.markdown("**Cost**, US$/h" + (", without simulated devices" if rows["simulated"].any() else ""))
     if real.empty:
         nothing(
@@ -133,12 +135,12 @@ def _trend_of_cost(window: Window) -> None:
         )
     else:
         charts.draw(
-            real, charts.stacked("rate", "app", unit="US$/h", idle=words.NOBODY in set(real["app"])), "cost", coarse
+            real, charts.stacked("rate", "app", unit="US$/h", idle=formats.NOBODY in set(real["app"])), "cost", coarse
         )
 
 
 def runs() -> None:
-    window = frame.again(chosen)
+    window = widgets.again(chosen)
     running, served, decisions = (
         ask("running"),
         history("served_long" if window.long else "served", window),
@@ -161,20 +163,20 @@ def runs() -> None:
         why = ask("started")
         why = why.assign(why=why["action"] + ": " + why["reason"])
         rows = rows.merge(why[["variant", "why"]], how="left", on="variant")
-        rows["hardware"] = [words.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)]
-        frame.table(
+        rows["hardware"] = [formats.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)]
+        widgets.table(
             rows,
             {
                 "app": "app",
                 "variant": "variant",
-                "state": frame.state(charts.STATES),
+                "state": widgets.state(charts.STATES),
                 "hardware": "on",
-                "instances": frame.figure("instances", "%d"),
-                "load": frame.figure("items/s", "%.1f"),
-                "queries": frame.figure("answered", "localized", help="Queries in this range"),
-                "p99_ms": frame.figure("p99 ms"),
-                "accuracy": frame.figure("accuracy", "%.4f"),
-                "cost_per_1000": frame.dollars(
+                "instances": widgets.figure("instances", "%d"),
+                "load": widgets.figure("items/s", "%.1f"),
+                "queries": widgets.figure("answered", "localized", help="Queries in this range"),
+                "p99_ms": widgets.figure("p99 ms"),
+                "accuracy": widgets.figure("accuracy", "%.4f"),
+                "cost_per_1000": widgets.dollars(
                     "US$/1000", rows["cost_per_1000"], help="Charged for compute, per 1,000 items"
                 ),
                 "why": "why it was started",
@@ -185,16 +187,16 @@ def runs() -> None:
     if decisions.empty:
         nothing("Nothing was loaded, replicated or removed in this range.", "A longer range shows earlier decisions.")
     else:
-        frame.table(
+        widgets.table(
             decisions.head(12),
             {
-                "time": frame.when(window=window),
+                "time": widgets.when(window=window),
                 "action": "action",
                 "variant": "variant",
                 "reason": st.column_config.TextColumn("why", width="large"),
                 "worker": "worker",
                 "app": "app",
-                "count": frame.figure("n", "%d", help="How many instances or workers"),
+                "count": widgets.figure("n", "%d", help="How many instances or workers"),
                 "scaler": st.column_config.TextColumn(
                     "by",
                     help="dispatcher: a query needed it at once; model: the worker's autoscaler; vm: the cluster's",

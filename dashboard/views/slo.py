@@ -3,9 +3,9 @@
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, frame, measures, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import history
+from dashboard.widgets import follow, nothing
 
 ALL = "all apps"
 MEANING = {
@@ -22,9 +22,9 @@ MEANING = {
     "internal": "a fault of the system: see its logs",
 }
 
-frame.title("SLO", "Which queries were not answered in time, and why; latencies beside what was asked for.")
-chosen = frame.choose_window()
-app = frame.choose_app(ALL)
+widgets.title("SLO", "Which queries were not answered in time, and why; latencies beside what was asked for.")
+chosen = widgets.choose_window()
+app = widgets.choose_app(ALL)
 
 
 def mine(rows: pd.DataFrame) -> pd.DataFrame:
@@ -32,22 +32,22 @@ def mine(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def endings() -> None:
-    window = frame.again(chosen)
-    rows = mine(measures.traffic(window))
+    window = widgets.again(chosen)
+    rows = mine(series.traffic(window))
     if rows.empty:
         nothing(
             "No query arrived in this range.",
             "`infaas bench --app APP --latency-ms 50` puts load on an app, with an objective.",
         )
         return
-    total = rows[measures.ENDINGS].sum()
+    total = rows[series.ENDINGS].sum()
     with st.container(horizontal=True, gap="small"):
-        measures.metric(
-            "In time", words.percent(total["in_time"] / total["queries"]), f"of {int(total['queries']):,} queries"
+        widgets.metric(
+            "In time", formats.percent(total["in_time"] / total["queries"]), f"of {int(total['queries']):,} queries"
         )
         for name, told in (("late", "answered too late"), ("refused", "got a reason instead"), ("errors", "failed")):
             count = int(total[name])
-            measures.metric(name.capitalize(), f"{count:,}", told if count else "none", bad=bool(count))
+            widgets.metric(name.capitalize(), f"{count:,}", told if count else "none", bad=bool(count))
     missed = rows.melt(["time"], ["late", "refused", "errors"], "kind", "missed")
     missed = missed.groupby(["time", "kind"], as_index=False).agg(missed=("missed", "sum"))
     left, right = st.columns(2)
@@ -65,8 +65,8 @@ def endings() -> None:
 
 
 def reasons() -> None:
-    window = frame.again(chosen)
-    if mine(measures.traffic(window)).empty:
+    window = widgets.again(chosen)
+    if mine(series.traffic(window)).empty:
         return
     st.subheader("Why queries were missed", anchor=False)
     rows = mine(history("violations", window))
@@ -74,23 +74,23 @@ def reasons() -> None:
         st.success("Every query in this range was answered in time.", icon=":material/check_circle:")
         return
     shown = rows.assign(meaning=rows["reason"].map(MEANING).fillna(""))
-    frame.table(
+    widgets.table(
         shown,
         {
             "app": "app",
             "reason": "reason",
-            "queries": frame.figure("queries", "localized"),
+            "queries": widgets.figure("queries", "localized"),
             "meaning": "meaning",
-            "first": frame.when("first", window),
-            "last": frame.when("last", window),
+            "first": widgets.when("first", window),
+            "last": widgets.when("last", window),
         },
         "reasons",
     )
 
 
 def latencies() -> None:
-    window = frame.again(chosen)
-    if mine(measures.traffic(window)).empty:
+    window = widgets.again(chosen)
+    if mine(series.traffic(window)).empty:
         return
     st.subheader("Latency", anchor=False)
     rows = mine(history("latency_long" if window.long else "latency", window))
@@ -106,7 +106,7 @@ def latencies() -> None:
         one = rows[rows["app"] == name]
         asked = one["slo_ms"].dropna()
         none = "the app has no objective of its own" if window.long else "no objective was asked for"
-        told = f"strictest objective {words.number(asked.min())} ms" if len(asked) else none
+        told = f"strictest objective {formats.number(asked.min())} ms" if len(asked) else none
         lines = one.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
         with place.container(border=True):
@@ -115,28 +115,28 @@ def latencies() -> None:
 
 
 def served() -> None:
-    window = frame.again(chosen)
+    window = widgets.again(chosen)
     rows = mine(history("served_long" if window.long else "served", window))
     if rows.empty:
         return
     st.subheader("Who answered", anchor=False)
     shown = rows.assign(
-        hardware=[words.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        hardware=[formats.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         late=100 * (1 - rows["in_time"] / rows["queries"]),
     )
-    frame.table(
+    widgets.table(
         shown,
         {
             "app": "app",
             "variant": "variant",
             "hardware": "on",
-            "queries": frame.figure("answered", "localized"),
-            "late": frame.figure("late", "%.2f %%"),
-            "p50_ms": frame.figure("p50 ms"),
-            "p99_ms": frame.figure("p99 ms"),
-            "accuracy": frame.figure("accuracy", "%.4f"),
-            "mean_batch": frame.figure("batch", "%.1f"),
-            "cost_per_1000": frame.dollars(
+            "queries": widgets.figure("answered", "localized"),
+            "late": widgets.figure("late", "%.2f %%"),
+            "p50_ms": widgets.figure("p50 ms"),
+            "p99_ms": widgets.figure("p99 ms"),
+            "accuracy": widgets.figure("accuracy", "%.4f"),
+            "mean_batch": widgets.figure("batch", "%.1f"),
+            "cost_per_1000": widgets.dollars(
                 "US$/1000", rows["cost_per_1000"], help="Charged for compute, per 1,000 items"
             ),
         },

@@ -2,15 +2,15 @@
 
 import streamlit as st
 
-from dashboard import charts, frame, series, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import ask, history
+from dashboard.widgets import follow, nothing
 
 MOST = 24  # instances in the time line
 CHANGES = 2000  # that changes.sql gives at most
 
-frame.title("Variants", "Which variants are loaded where, in which state, and why that changed.")
-chosen = frame.choose_window()
+widgets.title("Variants", "Which variants are loaded where, in which state, and why that changed.")
+chosen = widgets.choose_window()
 
 
 def now() -> None:
@@ -24,36 +24,36 @@ def now() -> None:
     shown = running.assign(
         state=[[state] for state in running["state"]],
         on=[
-            words.simulated(f"{worker} {device}", bool(simulated))
+            formats.simulated(f"{worker} {device}", bool(simulated))
             for worker, device, simulated in zip(
                 running["worker"], running["device"], running["simulated"], strict=True
             )
         ],
         utilisation=100 * running["utilisation"],
     )
-    frame.table(
+    widgets.table(
         shown,
         {
-            "state": frame.state(charts.STATES),
+            "state": widgets.state(charts.STATES),
             "app": "app",
             "variant": "variant",
             "on": "on",
-            "since": frame.when("since"),
-            "load": frame.figure("items/s", "%.1f"),
-            "queue": frame.figure("queue", "%d"),
-            "mean_batch": frame.figure("batch", "%.1f"),
-            "latency_ms": frame.figure("latency ms"),
-            "profiled_ms": frame.figure("profiled ms", help="Latency of one item when it was measured alone"),
-            "utilisation": frame.figure("busy %", "%.1f"),
-            "memory_mb": frame.figure("MB", "%.0f"),
-            "accuracy": frame.figure("accuracy", "%.4f"),
+            "since": widgets.when("since"),
+            "load": widgets.figure("items/s", "%.1f"),
+            "queue": widgets.figure("queue", "%d"),
+            "mean_batch": widgets.figure("batch", "%.1f"),
+            "latency_ms": widgets.figure("latency ms"),
+            "profiled_ms": widgets.figure("profiled ms", help="Latency of one item when it was measured alone"),
+            "utilisation": widgets.figure("busy %", "%.1f"),
+            "memory_mb": widgets.figure("MB", "%.0f"),
+            "accuracy": widgets.figure("accuracy", "%.4f"),
         },
         "now",
     )
 
 
 def timeline() -> None:
-    window = frame.again(chosen)
+    window = widgets.again(chosen)
     changes, running = history("changes", window), ask("running")
     bands = series.spans(changes, running.drop_duplicates("instance"), window, after=history("changes_after", window))
     st.subheader("States over time", anchor=False)
@@ -72,10 +72,10 @@ def timeline() -> None:
     if changes.empty:
         nothing("No state changed in this range.", "A longer range shows earlier changes.")
         return
-    frame.table(
+    widgets.table(
         changes.head(100).assign(change=changes["from_state"] + " → " + changes["to_state"]),
         {
-            "time": frame.when(window=window),
+            "time": widgets.when(window=window),
             "change": "change",
             "reason": "why",
             "variant": "variant",

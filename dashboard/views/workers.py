@@ -2,12 +2,12 @@
 
 import streamlit as st
 
-from dashboard import charts, frame, measures, series, words
-from dashboard.live import follow, nothing
+from dashboard import charts, formats, series, widgets
 from dashboard.store import ask, history
+from dashboard.widgets import follow, nothing
 
-frame.title("Workers", "Machines and their devices: how busy, how full, at what price; how they boot, drain and go.")
-chosen = frame.choose_window()
+widgets.title("Workers", "Machines and their devices: how busy, how full, at what price; how they boot, drain and go.")
+chosen = widgets.choose_window()
 
 
 def now() -> None:
@@ -19,24 +19,24 @@ def now() -> None:
         return
     shown = devices.assign(
         state=[[state] if state else [] for state in devices["state"]],
-        device=[words.simulated(*each) for each in zip(devices["device"], devices["simulated"], strict=True)],
+        device=[formats.simulated(*each) for each in zip(devices["device"], devices["simulated"], strict=True)],
         utilisation=100 * devices["utilisation"],
         memory_mb=devices["memory_mb"].round(),
         memory=100 * devices["memory_used_mb"] / devices["memory_mb"],
     )
-    frame.table(
+    widgets.table(
         shown,
         {
             "worker": "worker",
             "device": "device",
-            "state": frame.state(charts.WORKER_STATES),
-            "utilisation": frame.progress("utilisation"),
-            "memory": frame.progress("memory"),
-            "memory_mb": frame.figure("MB in all", "localized"),
-            "load": frame.figure("items/s", "%.1f"),
-            "queue": frame.figure("queue", "%d"),
-            "per_hour": frame.figure("US$/h", "%.3g", help="Of all the worker's devices of this kind"),
-            "since": frame.when("since"),
+            "state": widgets.state(charts.WORKER_STATES),
+            "utilisation": widgets.progress("utilisation"),
+            "memory": widgets.progress("memory"),
+            "memory_mb": widgets.figure("MB in all", "localized"),
+            "load": widgets.figure("items/s", "%.1f"),
+            "queue": widgets.figure("queue", "%d"),
+            "per_hour": widgets.figure("US$/h", "%.3g", help="Of all the worker's devices of this kind"),
+            "since": widgets.when("since"),
             "reason": "why",
         },
         "devices",
@@ -44,8 +44,8 @@ def now() -> None:
 
 
 def trend() -> None:
-    window = frame.again(chosen)
-    rows = measures.utilisation(window)
+    window = widgets.again(chosen)
+    rows = series.utilisation(window)
     if rows.empty:
         return
     shown = rows.groupby(["time", "on"], as_index=False).agg(
@@ -65,7 +65,7 @@ def trend() -> None:
 
 
 def life() -> None:
-    window = frame.again(chosen)
+    window = widgets.again(chosen)
     changes, devices = history("worker_changes", window), ask("devices")
     st.subheader("Coming and going", anchor=False)
     bands = series.spans(changes, devices.drop_duplicates("worker"), window, "worker", dead=("Stopped", "None"))
@@ -80,9 +80,9 @@ def life() -> None:
     rows = [*told.to_dict("records"), *ordered.to_dict("records")]
     if rows:
         both = type(told)(sorted(rows, key=lambda row: row["time"], reverse=True)[:60])
-        frame.table(
+        widgets.table(
             both,
-            {"time": frame.when(window=window), "worker": "worker", "change": "change", "reason": "why"},
+            {"time": widgets.when(window=window), "worker": "worker", "change": "change", "reason": "why"},
             "changes",
             height=460 if len(rows) > 12 else "content",
         )
@@ -92,7 +92,7 @@ def prices() -> None:
     rows = ask("prices")
     if not rows.empty:
         told = ", ".join(
-            f"{row.hardware} US$ {words.number(row.price_per_hour)} a {row.unit}" for row in rows.itertuples()
+            f"{row.hardware} US$ {formats.number(row.price_per_hour)} a {row.unit}" for row in rows.itertuples()
         )
         st.caption(f"Prices an hour: {told}.")
 

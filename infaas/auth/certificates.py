@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from infaas.auth.server import tls
+from infaas.auth.credentials import tls
 from infaas.errors import InfaasError
 from services.shell.host.process import write_private
 

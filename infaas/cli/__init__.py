@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("infaas.cli.demo:demo", "Run a system for a moment, register real models and query them."),
     "register": ("infaas.cli.register:register", "Register a trained model: generate, measure and list its variants."),
     "query": ("infaas.cli.query:query", "Send one query and print its answer."),
-    "explain": ("infaas.cli.explain:explain", "Show the decision that a query would get now, and why."),
+    "explain": ("infaas.cli.query:explain", "Show the decision that a query would get now, and why."),
     "submit": ("infaas.cli.jobs:submit", "Hand in an offline job: a file of inputs to a file of outputs."),
     "jobs": ("infaas.cli.jobs:jobs", "List the offline jobs, or follow one."),
     "cancel": ("infaas.cli.jobs:cancel", "Cancel an offline job."),

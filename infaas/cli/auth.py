@@ -8,12 +8,10 @@ from cyclopts import Parameter
 
 from bus.rights import USUAL, Role, Verb, rights, sharing
 from bus.subjects import Subjects
-from infaas.auth.book import CONFIG, Book, User
 from infaas.auth.certificates import certify
-from infaas.cli.moments import shown
+from infaas.auth.credentials import CONFIG, CredentialStore, User
 from infaas.cli.options import Json
-from infaas.cli.output import progress, show, usage
-from infaas.cli.table import Column, print_table
+from infaas.cli.output import Column, local_time, print_table, progress, show, usage
 
 VERBS = ("init", "certify", "add", "rotate", "revoke", "list", "show")
 NAMED = ("add", "rotate", "revoke", "show")
@@ -72,7 +70,7 @@ def auth(
         usage(f"verb: {verb!r} is none of {', '.join(VERBS)}")
     if (verb in NAMED) != (name is not None):
         usage(f"{verb} needs the name of a user" if name is None else f"{verb} takes no name of a user")
-    book, name = Book(directory), name or ""
+    book, name = CredentialStore(directory), name or ""
     match verb:
         case "init":
             users = book.begin(prefix)
@@ -106,7 +104,7 @@ def auth(
     return 0
 
 
-def _told(book: Book, users: list[User], json: bool, *, changed: bool = False) -> None:
+def _told(book: CredentialStore, users: list[User], json: bool, *, changed: bool = False) -> None:
     items = [
         {
             "name": user.name,
@@ -129,7 +127,7 @@ def _told(book: Book, users: list[User], json: bool, *, changed: bool = False) -
         progress(f"have every nats-server read {book.directory / CONFIG} again: nats-server --signal reload=PID")
 
 
-def _show(book: Book, name: str, json: bool) -> None:
+def _show(book: CredentialStore, name: str, json: bool) -> None:
     found = [identity for identity in sharing(user.identity for user in book.users()) if identity.name == name]
     if not found:
         usage(f"there is no user {name!r} in {book.directory}")
@@ -148,6 +146,6 @@ _COLUMNS = (
     Column("app", "app"),
     Column("worker", "worker"),
     Column("keys", lambda item: len(item["keys"])),
-    Column("newest", lambda item: shown(item["keys"][-1]["created"]) if item["keys"] else None),
+    Column("newest", lambda item: local_time(item["keys"][-1]["created"]) if item["keys"] else None),
     Column("credentials", "credentials"),
 )

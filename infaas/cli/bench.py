@@ -9,11 +9,9 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.load import CLOSED, NO_LOAD, LoadOptions
-from infaas.cli.needs import NO_NEEDS, NeedOptions, told
-from infaas.cli.options import DataDir, Json, Whole
-from infaas.cli.output import FAILED, fail, progress, show, usage
-from infaas.cli.table import number
+from infaas.cli.load_options import CLOSED, NO_LOAD, LoadOptions
+from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions, Whole
+from infaas.cli.output import FAILED, fail, number, progress, refusal_line, show, usage
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import Refused
@@ -21,7 +19,7 @@ from infaas.errors import Refused
 if TYPE_CHECKING:
     import numpy as np
 
-    from infaas.loadgen import Report
+    from infaas.loadgen import LoadReport
     from infaas.queries import Prepared
 
 _DISTINCT = 64  # different queries, sent in turn
@@ -78,7 +76,7 @@ def bench(
     rng = np.random.default_rng(seed)
     kind, spec, shares = load.spec(apps, seconds + warmup)
 
-    async def work() -> "Report":
+    async def work() -> "LoadReport":
         from infaas.loadgen import Generator, in_shares  # noqa: PLC0415
         from services.simulation.workload import arrivals  # noqa: PLC0415
 
@@ -103,7 +101,7 @@ def bench(
     try:
         report = uvloop.run(work())
     except Refused as refused:
-        fail(told(refused))
+        fail(refusal_line(refused))
     show(msgspec.to_builtins(report), json, lambda _: _render(report))
     return 0 if report.answered else FAILED
 
@@ -134,12 +132,12 @@ async def _wake(client: Client, prepared: "Prepared") -> None:
         if answer.code not in _PASSING:
             raise answer
         if time.monotonic() > end:
-            progress(f"no answer within {_WAKE:g} s ({told(answer)}); measuring nevertheless")
+            progress(f"no answer within {_WAKE:g} s ({refusal_line(answer)}); measuring nevertheless")
             return
         await asyncio.sleep(min(max((answer.retry_after_ms or 0) / 1000, _PAUSE), _LONGEST_PAUSE))
 
 
-def _render(report: "Report") -> None:
+def _render(report: "LoadReport") -> None:
     def shown(value: float | None, unit: str = "") -> str:
         return "-" if value is None else f"{number(value)}{unit}"
 

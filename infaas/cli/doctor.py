@@ -1,16 +1,24 @@
 """`infaas doctor`: checks this machine and a system, and says what to do about what is wrong."""
 
 import asyncio
+import json
 import os
+import socket
+import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from infaas.cli.findings import Finding
-from infaas.cli.machine_checks import check_machine
+from bus.codec import BadMessage, decode
+from bus.login import login_from
+from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
+from bus.port import Bus, BusError, Delivery, NoResponders
+from bus.subjects import Subjects
+from infaas.cli.machine_checks import Finding, Trouble, check_machine, examine_soon
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import FAILED, show
-from infaas.cli.system_checks import check_system
+from infaas.connecting import DEFAULT_DATA_DIR, SystemAddress, locate
 from infaas.errors import NotConnected
-from infaas.locate import DEFAULT_DATA_DIR, locate
 
 _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
 
@@ -49,3 +57,245 @@ def _render(document: dict[str, list[dict[str, str]]]) -> None:
         print(f"{_MARKS[finding['state']]}  {finding['check']:18} {finding['detail']}")
         if finding["state"] == "failed":
             print(f"{'':9}{'':18} -> {finding['remedy']}")
+
+
+# -- What `infaas doctor` checks of a running system: NATS, JetStream, the database, services, clocks.
+
+LEAST_NATS = (2, 12, 3)
+LEAST_PAYLOAD = 2**20
+LEAST_POSTGRES = 160000
+MOST_SKEW = 0.050  # s
+LISTEN = 1.6  # s: three heartbeats
+BEHIND = 100  # outcome batches that wait for the recorder
+_LOGS = "look at its log (logs/ in the data directory) or start it: infaas run"
+
+
+async def check_system(system: SystemAddress) -> list[Finding]:
+    """All checks of one system; what depends on a NATS that is not there is left out."""
+    nats = await examine_soon("nats", lambda: _nats(system.nats))
+    if nats.state != "ok":
+        return [nats, await examine_soon("sql", lambda: _sql(system.sql))]
+    from bus.natsbus import NatsBus  # noqa: PLC0415
+
+    try:
+        login = login_from(os.environ).options() if system.data_dir is None else {}
+        bus = await NatsBus.connect(system.nats, name="infaas doctor", **login)
+    except (BusError, OSError) as error:
+        remedy = (
+            "check user and password in the URL (INFAAS_NATS_URL or --data-dir), or INFAAS_NKEY_SEED and INFAAS_TLS_CA"
+        )
+        return [nats, Finding("nats login", "failed", str(error), remedy)]
+    try:
+        subjects = Subjects(system.prefix)
+        heard = await _listen(bus, subjects)
+        return [
+            nats,
+            await examine_soon("jetstream", lambda: _jetstream(bus)),
+            await examine_soon("outcomes", lambda: _outcomes(bus, subjects)),
+            await examine_soon("sql", lambda: _sql(system.sql)),
+            await examine_soon("dispatchers", lambda: _dispatchers(heard)),
+            await examine_soon("workers", lambda: _workers(heard)),
+            await examine_soon("clock", lambda: _clock(heard)),
+            await examine_soon("registrar", lambda: _registrar(bus, subjects)),
+            *([await examine_soon("parts", lambda: _parts(system.metrics))] if system.metrics else []),
+        ]
+    finally:
+        await bus.close()
+
+
+class _Heard:
+    """Heartbeats of a while, with the smallest clock difference of each sender."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, WorkerHeartbeat] = {}
+        self.dispatchers: set[str] = set()
+        self.skew: dict[str, float] = {}
+
+    def worker(self, delivery: Delivery) -> None:
+        try:
+            heartbeat = decode(WorkerHeartbeat, delivery.data)
+        except BadMessage:
+            return
+        self.workers[heartbeat.worker] = heartbeat
+        self._note(heartbeat.worker, heartbeat.at)
+
+    def dispatcher(self, delivery: Delivery) -> None:
+        try:
+            heartbeat = decode(DispatcherHeartbeat, delivery.data)
+        except BadMessage:
+            return
+        if not heartbeat.dispatcher.startswith("offline-"):  # a runner of offline jobs, which takes no queries
+            self.dispatchers.add(heartbeat.dispatcher)
+        self._note(f"dispatcher {heartbeat.dispatcher}", heartbeat.at)
+
+    def _note(self, sender: str, at: float) -> None:
+        # A slow delivery only adds to one side: the smallest difference heard is the nearest to the truth.
+        skew = at - time.time()
+        self.skew[sender] = min(skew, self.skew.get(sender, skew), key=abs)
+
+
+async def _listen(bus: Bus, subjects: Subjects) -> _Heard:
+    heard = _Heard()
+    await bus.subscribe(subjects.worker_heartbeat(), heard.worker)
+    await bus.subscribe(subjects.dispatcher_heartbeat(), heard.dispatcher)
+    await asyncio.sleep(LISTEN)
+    return heard
+
+
+async def _nats(url: str) -> str:
+    """The server's greeting, which needs no password."""
+    url = url.partition(",")[0]
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    address = parts.hostname or "127.0.0.1", parts.port or 4222
+    try:
+        greeting = await asyncio.to_thread(_greeting, address)
+    except (OSError, ValueError) as error:
+        raise Trouble(
+            f"{address[0]}:{address[1]}: {error}", "start a system (infaas up), or correct the URL"
+        ) from error
+    version = tuple(int(part) for part in greeting["version"].partition("-")[0].split("."))
+    seen = (
+        f"nats-server {greeting['version']} at {address[0]}:{address[1]}, bodies up to {greeting['max_payload']} bytes"
+    )
+    if version < LEAST_NATS:
+        raise Trouble(
+            seen, f"use nats-server {'.'.join(map(str, LEAST_NATS))} or newer: older ones can lose stored messages"
+        )
+    if greeting["max_payload"] < LEAST_PAYLOAD:
+        raise Trouble(seen, "set max_payload: 8MB in the server's configuration")
+    return seen
+
+
+def _greeting(address: tuple[str, int]) -> dict[str, Any]:
+    with socket.create_connection(address, timeout=5.0) as connection, connection.makefile("rb") as lines:
+        first = lines.readline(65536)
+    if not first.startswith(b"INFO "):
+        raise ValueError("something else than NATS listens there")
+    greeting: dict[str, Any] = json.loads(first[5:])
+    return greeting
+
+
+async def _ask(bus: Bus, subject: str) -> dict[str, Any]:
+    reply = await bus.request(subject, b"", 5.0)
+    document: dict[str, Any] = json.loads(reply.data)
+    return document
+
+
+async def _jetstream(bus: Bus) -> str:
+    remedy = "enable JetStream in the server's configuration, with a store_dir on a disk with room"
+    try:
+        info = await _ask(bus, "$JS.API.INFO")
+    except NoResponders as error:
+        raise Trouble("JetStream is off", remedy) from error
+    except BusError as error:
+        raise Trouble(f"JetStream does not answer: {error}", remedy) from error
+    if "error" in info:
+        raise Trouble(info["error"].get("description", info["error"]), remedy)
+    used, most = int(info.get("storage", 0)), int(info.get("limits", {}).get("max_storage", -1))
+    seen = f"{info.get('streams', 0)} streams, {used / 2**20:.1f} MiB on disk"
+    if most > 0 and used > 0.9 * most:
+        raise Trouble(f"{seen} of {most / 2**20:.0f}", "raise the account's storage limit, or remove streams")
+    return seen
+
+
+async def _outcomes(bus: Bus, subjects: Subjects) -> str:
+    """Whether outcomes reach the database: they wait in their stream until the recorder has committed them."""
+    remedy = f"the recorder does not keep up or is not there: {_LOGS} recorder"
+    try:
+        info = await _ask(bus, f"$JS.API.STREAM.INFO.{subjects.outcome_stream}")
+    except BusError as error:
+        raise Trouble(error, remedy) from error
+    if "error" in info:
+        raise Trouble(f"{subjects.outcome_stream}: {info['error'].get('description')}", remedy)
+    waiting = int(info["state"]["messages"])
+    if waiting > BEHIND:
+        raise Trouble(f"{waiting} batches wait for the database", remedy)
+    return f"{waiting} batches wait for the database"
+
+
+async def _sql(dsn: str) -> str:
+    return await asyncio.to_thread(_sql_now, dsn)
+
+
+def _sql_now(dsn: str) -> str:
+    import psycopg  # noqa: PLC0415
+
+    try:
+        with psycopg.connect(dsn, connect_timeout=5, application_name="infaas doctor") as connection:
+            version = connection.info.server_version
+            apps = connection.execute("SELECT count(*) FROM infaas.apps").fetchone()
+            found = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'timescaledb'").fetchone()
+    except psycopg.errors.UndefinedTable as error:
+        raise Trouble("the schema is not there", "run: python -m services.shell.store prepare") from error
+    except psycopg.Error as error:
+        raise Trouble(error, "start a system (infaas up), or correct INFAAS_SQL_DSN") from error
+    timescale = f"TimescaleDB {found[0]}" if found else "no TimescaleDB (not needed)"
+    seen = f"PostgreSQL {version // 10000}.{version % 10000}, {timescale}, {apps[0] if apps else 0} apps"
+    if version < LEAST_POSTGRES:
+        raise Trouble(seen, "use PostgreSQL 16 or newer")
+    return seen
+
+
+async def _dispatchers(heard: _Heard) -> str:
+    if not heard.dispatchers:
+        raise Trouble("no dispatcher sends heartbeats", f"{_LOGS} dispatcher")
+    return f"{len(heard.dispatchers)} alive"
+
+
+async def _workers(heard: _Heard) -> str:
+    if not heard.workers:
+        raise Trouble("no worker sends heartbeats", f"{_LOGS} monitor, infaas run executor")
+    dead = [
+        f"{worker}/{device.device}"
+        for worker, heartbeat in sorted(heard.workers.items())
+        for device in heartbeat.devices
+        if not device.alive
+    ]
+    if dead:
+        raise Trouble(f"dead devices: {', '.join(dead)}", f"their executor is gone: {_LOGS} executor")
+    kinds = [f"{name} ({', '.join(d.kind for d in beat.devices)})" for name, beat in sorted(heard.workers.items())]
+    return ", ".join(kinds)
+
+
+async def _clock(heard: _Heard) -> str:
+    """Deadlines are Unix times: clocks must agree."""
+    if not heard.skew:
+        raise Trouble("nobody to compare with", "start services (see above)")
+    sender, skew = max(heard.skew.items(), key=lambda item: abs(item[1]))
+    seen = f"at most {abs(skew) * 1000:.1f} ms apart ({sender})"
+    if abs(skew) > MOST_SKEW:
+        raise Trouble(seen, f"set the clocks by NTP (chrony); more than {MOST_SKEW * 1000:.0f} ms breaks deadlines")
+    return seen
+
+
+async def _registrar(bus: Bus, subjects: Subjects) -> str:
+    try:
+        await bus.request(subjects.registration("none"), b"", 2.0)
+    except NoResponders as error:
+        raise Trouble("no registrar listens", f"{_LOGS} registrar") from error
+    except BusError:
+        pass
+    return "listens"
+
+
+async def _parts(metrics: str) -> str:
+    """What the system says of its own processes (docs/metrics.md)."""
+    return await asyncio.to_thread(_parts_now, metrics.removesuffix("/metrics") + "/readyz")
+
+
+def _parts_now(url: str) -> str:
+    import http.client  # noqa: PLC0415
+
+    where = urlsplit(url)
+    try:
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=5.0)
+        connection.request("GET", where.path)
+        missing = json.loads(connection.getresponse().read())["missing"]
+        connection.close()
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        raise Trouble(
+            f"{url} does not answer: {error}", "is `infaas up` still there? Its own process serves it"
+        ) from error
+    if missing:
+        raise Trouble(f"not ready, missing: {'; '.join(missing)}", "look at their logs (logs/ in the data directory)")
+    return f"all are ready; metrics at {url.removesuffix('/readyz')}/metrics"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from infaas.cli.options import DataDir, Json
-from infaas.cli.output import fail, print_json, progress, show
-from infaas.cli.table import Column, number, print_table
+from infaas.cli.output import Column, fail, number, print_json, print_table, progress, show
 from infaas.connecting import connect
 
 OVER = ("done", "failed", "cancelled")

@@ -1,15 +1,63 @@
 """What `infaas doctor` checks of this machine: versions, hardware, disk."""
 
+import asyncio
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from infaas.cli.backend_checks import check_backends
-from infaas.cli.findings import Finding, Trouble, examine
+from infaas.cli.output import one_line
+
+State = Literal["ok", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's result. remedy: what to do; never empty when it failed."""
+
+    check: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+    def to_map(self) -> dict[str, str]:
+        """As `--json` prints it."""
+        return {"check": self.check, "state": self.state, "detail": self.detail, "remedy": self.remedy}
+
+
+class Trouble(Exception):
+    """A check failed: what is wrong, and what to do."""
+
+    def __init__(self, detail: object, remedy: str) -> None:
+        super().__init__(one_line(detail))
+        self.remedy = remedy
+
+
+def examine(check: str, look: Callable[[], str]) -> Finding:
+    """Run one check that returns what it saw or raises Trouble."""
+    try:
+        return Finding(check, "ok", look())
+    except Trouble as trouble:
+        return Finding(check, "failed", str(trouble), trouble.remedy)
+
+
+async def examine_soon(check: str, look: Callable[[], Awaitable[str]], timeout: float = 10.0) -> Finding:
+    """`examine` for checks that wait; longer than `timeout` seconds is a failure."""
+    try:
+        return Finding(check, "ok", await asyncio.wait_for(look(), timeout))
+    except Trouble as trouble:
+        return Finding(check, "failed", str(trouble), trouble.remedy)
+    except TimeoutError:
+        return Finding(
+            check, "failed", f"no reply within {timeout:.0f} s", "look at the load and the logs of that server"
+        )
+
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK = (
@@ -110,3 +158,32 @@ def _disk(data_dir: Path) -> str:
     if free < LEAST_DISK:
         raise Trouble(seen, f"free {LEAST_DISK / 10**9:.0f} GB there, or choose another --data-dir")
     return seen
+
+
+NEVER = "never executed by its authors"
+
+
+def check_backends() -> list[Finding]:
+    """A line each. Only the CPU's first one must work: without it there is nothing to serve with."""
+    from services.executor.backends import NAMES  # noqa: PLC0415
+
+    return [_backend(name) for name in NAMES]
+
+
+def _backend(name: str) -> Finding:
+    from services.executor.backends import backend  # noqa: PLC0415
+    from services.executor.backends.base import BackendUnavailable  # noqa: PLC0415
+    from services.shell.host.accelerators import accelerators  # noqa: PLC0415
+
+    made = backend(name)
+    mark = "" if made.executed else f" ({NEVER})"
+    places = ["cpu"] if made.hardware == "cpu" else [one.address for one in accelerators() if one.kind == made.hardware]
+    # Where no driver shows a device, the first one that there could be gets the reason.
+    place = places[0] if places else {"gpu": "cuda:0", "inferentia": "neuron:0"}[made.hardware]
+    check = f"backend {name}"
+    try:
+        return Finding(check, "ok", f"works on {place}, version {made.probe(place)}{mark}")
+    except BackendUnavailable as error:
+        if name == "ort":
+            return Finding(check, "failed", str(error), "pip install onnxruntime")
+        return Finding(check, "skipped", f"{error}{mark}")

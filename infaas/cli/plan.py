@@ -1,18 +1,30 @@
 """`infaas plan`: the model-autoscaler's solvers on a file; nothing needs to run."""
 
+import re
 import time
+import tomllib
+from difflib import get_close_matches
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
+import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
+from msgspec import Struct
 
 from infaas.cli.options import Json
-from infaas.cli.output import fail, for_the_result, show
-from infaas.cli.planfile import read_plan_file
-from infaas.cli.table import Column, number, print_table
+from infaas.cli.output import Column, fail, for_the_result, number, print_table, show, usage
+from services.core.cost import Goal
 from services.core.planning.plan import Plan
-from services.core.planning.problem import PlanningProblem
+from services.core.planning.problem import (
+    CandidateVariant,
+    InvalidPlanningProblem,
+    Objective,
+    PlanningProblem,
+    RequirementClass,
+    check,
+)
 from services.core.planning.solvers import make_solver
 
 _COLUMNS = (
@@ -102,3 +114,202 @@ def _render(problem: PlanningProblem, found: Plan, solve_ms: float) -> None:
     print(f"{found.status}, by {found.solver} in {solve_ms:.1f} ms: {number(found.cost_per_s)} US$/s{accuracy}")
     if found.reason and found.status != "infeasible":
         print(found.reason)
+
+
+# -- Reading a planning file (docs/planning.md); every refusal names file, key and reason.
+
+
+class _Block(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An unknown key is an error, not a typo that passes."""
+
+
+class VariantBlock(_Block, frozen=True, kw_only=True):
+    """`[[variant]]`. app: one name, or several when the variant answers several apps."""
+
+    app: str | list[str]
+    name: str
+    latency_ms: float
+    saturation_qps: float
+    cost_per_s: float
+    model: str = ""
+    hardware: str = ""
+    load_s: float = 0.0
+    accuracy: float | None = None
+    running: int = 0
+    uses: dict[str, float] = {}
+
+
+class AppBlock(_Block, frozen=True, kw_only=True):
+    """`[[app]]`: one requirement class; several may have the same name. cost: US$ per 1,000 queries, at most."""
+
+    name: str
+    qps: float
+    latency_ms: float | None = None
+    accuracy: float = 0.0
+    cost: float | None = None
+    model: str | None = None
+
+
+class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
+    """The whole file. weight: written `lambda`. budget_per_hour: US$ that all instances together may cost. goal: as in the settings."""
+
+    variant: list[VariantBlock]
+    app: list[AppBlock]
+    resources: dict[str, float] = {}
+    slack: float = 1.05
+    weight: float = 0.1
+    objective: Objective = "multiplicative"
+    goal: Goal = "cost"
+    budget_per_hour: float | None = None
+
+
+# What the problem calls its fields, and what they are called in the file.
+_PARTS = {"candidates": "variant", "demands": "app"}
+_KEYS = {"loading_weight": "lambda", "load": "qps", "budget_per_s": "budget_per_hour"}
+_LARGEST = 16 * 2**20  # bytes
+_WORDS = {
+    "`float`": "a number",
+    "`int`": "a whole number",
+    "`str`": "text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a table",
+    "`date`": "a date",
+    "`time`": "a time",
+    "`datetime`": "a date and time",
+    " | null": "",
+}
+
+
+def read_plan_file(path: Path) -> PlanningProblem:
+    """The problem that the file states; ends the command (bad usage) when it states none."""
+    raw = _read(path)
+    try:
+        file = msgspec.convert(raw, PlanFile)
+    except msgspec.ValidationError as error:
+        _refuse(path, raw, str(error))
+    for part, blocks in (("variant", file.variant), ("app", file.app)):
+        if not blocks:
+            usage(f"{path}: {part}: there must be at least one [[{part}]]")
+    _names(path, file, raw)
+    problem = _problem(file)
+    try:
+        check(problem)
+    except InvalidPlanningProblem as error:
+        flaw = error.flaw
+        part, key = _PARTS.get(flaw.part, flaw.part), _KEYS.get(flaw.key, flaw.key)
+        usage(f"{path}: {_place(part, flaw.number, key, raw)}: {flaw.reason}")
+    return problem
+
+
+def _names(path: Path, file: PlanFile, raw: dict[str, Any]) -> None:
+    """Names that can be told apart, and printed."""
+    for i, one in enumerate(file.variant):
+        apps = [one.app] if isinstance(one.app, str) else one.app
+        if not apps:
+            usage(f"{path}: {_place('variant', i, 'app', raw)}: must name at least one app")
+        if len(set(apps)) < len(apps):
+            usage(f"{path}: {_place('variant', i, 'app', raw)}: names an app twice")
+        for key, name in (("name", one.name), *(("app", app) for app in apps)):
+            if not _fine(name):
+                usage(f"{path}: {_place('variant', i, key, raw)}: must be some printable text, not {name!r}")
+    for i, asked in enumerate(file.app):
+        if not _fine(asked.name):
+            usage(f"{path}: {_place('app', i, 'name', raw)}: must be some printable text, not {asked.name!r}")
+
+
+def _fine(name: str) -> bool:
+    return bool(name.strip()) and name.isprintable()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(_LARGEST + 1)  # the file may be a device that never ends
+        if len(content) > _LARGEST:
+            usage(f"cannot read {path}: it is larger than {_LARGEST >> 20} MiB, which no plan needs")
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except OSError as error:
+        usage(f"cannot read {path}: {error.strerror}")
+    except UnicodeDecodeError as error:
+        usage(f"{path} is not valid TOML: byte {error.start} is not UTF-8 text")
+    except tomllib.TOMLDecodeError as error:
+        usage(f"{path} is not valid TOML: {error}")
+    except RecursionError:
+        usage(f"{path} is not valid TOML: it is nested too deeply")
+
+
+def _problem(file: PlanFile) -> PlanningProblem:
+    return PlanningProblem(
+        candidates=tuple(
+            CandidateVariant(
+                name=one.name,
+                apps=(one.app,) if isinstance(one.app, str) else tuple(one.app),
+                model=one.model,
+                hardware=one.hardware,
+                latency_ms=one.latency_ms,
+                saturation_qps=one.saturation_qps,
+                cost_per_s=one.cost_per_s,
+                load_s=one.load_s,
+                accuracy=one.accuracy,
+                uses=one.uses,
+                running=one.running,
+            )
+            for one in file.variant
+        ),
+        demands=tuple(
+            RequirementClass(
+                app=one.name,
+                load=one.qps,
+                latency_ms=inf if one.latency_ms is None else one.latency_ms,
+                accuracy=one.accuracy,
+                cost=inf if one.cost is None else one.cost,
+                model=one.model,
+            )
+            for one in file.app
+        ),
+        resources=file.resources,
+        slack=file.slack,
+        loading_weight=file.weight,
+        objective=file.objective,
+        goal=file.goal,
+        budget_per_s=inf if file.budget_per_hour is None else file.budget_per_hour / 3600.0,
+    )
+
+
+def _refuse(path: Path, raw: Any, message: str) -> NoReturn:
+    """In the words of the file: msgspec says "Expected `float`, got `str` - at `$.variant[0].latency_ms`"."""
+    reason, _, at = message.partition(" - at ")
+    found = re.fullmatch(r"`\$\.?(?:(variant|app)\[(\d+)\])?\.?(.*)`", at)
+    part, at_number, key = found.groups() if found else ("", None, at.strip("`$."))
+    number = None if at_number is None else int(at_number)
+    if key.endswith("[...]"):  # some entry of resources or uses: the first that is no number
+        key = key.removesuffix("[...]")
+        table = (raw[part][number] if part and number is not None else raw)[key]
+        wrong = (
+            name for name, amount in table.items() if isinstance(amount, bool) or not isinstance(amount, int | float)
+        )
+        key = f"{key}.{next(wrong, '*')}"
+    missing = re.search(r"(?:missing required|contains unknown) field `(.*)`", reason)
+    if missing:
+        key = missing.group(1)
+        reason = "is missing" if "missing" in reason else f"there is no such key{_meant(part or '', key)}"
+    for theirs, ours in _WORDS.items():
+        reason = reason.replace(theirs, ours)
+    usage(f"{path}: {_place(part or '', number, key, raw)}: {reason[:1].lower()}{reason[1:]}")
+
+
+def _meant(part: str, key: str) -> str:
+    block = {"variant": VariantBlock, "app": AppBlock}.get(part, PlanFile)
+    near = get_close_matches(key, block.__struct_encode_fields__, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _place(part: str, number: int | None, key: str, raw: dict[str, Any]) -> str:
+    """Where in the file: the block by its name and number from 1, then the key."""
+    if not part or number is None:
+        return f"{part}.{key}" if part else key
+    block = raw[part][number]
+    name = block.get("name") if isinstance(block, dict) else None
+    name = name if isinstance(name, str) and _fine(name) else None
+    return f"[[{part}]] {number + 1}{f' ({name})' * bool(name)}{f': {key}' * bool(key)}"

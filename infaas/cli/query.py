@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.needs import NO_NEEDS, NeedOptions, told
-from infaas.cli.options import DataDir, Json
-from infaas.cli.output import fail, print_json, usage
-from infaas.cli.table import number
+from infaas.answers import why_chosen
+from infaas.cli.options import NO_NEEDS, DataDir, Json, NeedOptions
+from infaas.cli.output import Column, fail, number, print_json, print_table, refusal_line, show, usage
 from infaas.connecting import connect
 from infaas.errors import Refused
 from infaas.inputs import read_file, read_json
@@ -20,6 +19,7 @@ from infaas.queries import Needs
 if TYPE_CHECKING:
     from bus.tensors import Array
     from infaas.answers import Answer
+
 
 _SHOWN = 20  # items of an output that are printed
 
@@ -68,7 +68,7 @@ def query(
     if isinstance(answer, Refused):
         if json:
             print_json(answer.to_map())
-        fail(told(answer))
+        fail(refusal_line(answer))
     if json:
         print_json(answer.to_map())
     else:
@@ -120,3 +120,53 @@ def _describe(array: "Array") -> str:
     if array.ndim == 1:
         return f"{array[:_SHOWN].tolist()}{more}"
     return f"{array.dtype} of shape {list(array.shape)} (--json prints all of it)"
+
+
+# -- `infaas explain`: the decision that a query would get now.
+
+_COLUMNS = (
+    Column("", lambda item: " " if item.get("why_not") else "->"),
+    Column("variant", "variant"),
+    Column("state", "state"),
+    Column(
+        "on", lambda item: f"{item.get('worker') or item.get('hardware')}{' (simulated)' * bool(item.get('simulated'))}"
+    ),
+    Column("accuracy", "accuracy"),
+    Column("latency ms", "latency_ms"),
+    Column("load ms", "load_ms"),
+    Column("US$/1000", "cost_per_1000"),
+    Column("why, or why not", lambda item: item.get("why_not") or f"chosen: {item.get('why') or 'meets all needs'}"),
+)
+
+
+def explain(*, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, json: Json = False) -> int:
+    """Show the decision that a query with these requirements would get now, and why each other variant is passed over.
+
+    Sends no query and changes nothing.
+
+    Parameters
+    ----------
+    app
+        The application that would ask.
+
+    """
+    show(asyncio.run(_explain(data_dir, app, needs)), json, _render_explain)
+    return 0
+
+
+async def _explain(data_dir: Path | None, app: str, needs: NeedOptions) -> dict[str, Any]:
+    async with connect(data_dir=data_dir) as client:
+        return await client.explain(app, **needs.to_needs())
+
+
+def _render_explain(explanation: dict[str, Any]) -> None:
+    why = why_chosen(explanation)
+    rows = [{**each, "why": why} for each in explanation.get("candidates") or []]
+    print_table(rows, _COLUMNS, "this app has no variants")
+    if explanation.get("chosen") is None:
+        refusal = explanation.get("refusal")
+        print(
+            f"no variant: {refusal_line(Refused.from_map({'error': refusal}))}"
+            if refusal
+            else "no variant would answer now"
+        )

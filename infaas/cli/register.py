@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json, json_or_text
-from infaas.cli.output import fail, print_json, progress, usage
-from infaas.cli.table import Column, print_table
+from infaas.cli.output import Column, fail, print_json, print_table, progress, usage
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import InfaasError, RegistrationFailed

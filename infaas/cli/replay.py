@@ -1,22 +1,23 @@
 """`infaas replay`: what was recorded, once more under any policy; nothing needs to run but the database, or nothing with a file."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from infaas.cli.moments import moment
-from infaas.cli.options import DataDir, Json, Names, names
-from infaas.cli.output import fail, for_the_result, one_line, progress, show, usage
-from infaas.cli.simulate import keep, watch, writable
+from infaas.cli.options import DataDir, Json, Names, moment, names
+from infaas.cli.output import fail, for_the_result, local_time, number, one_line, progress, show, usage
+from infaas.cli.simulate import keep, print_details, print_figures, watch, writable
 
 if TYPE_CHECKING:
     from services.simulation.replay import Recording, RecordingHead
+
 
 _DAY = "-24h"
 _PATIENCE = 3.0  # s between words on how far the reading is
@@ -125,8 +126,6 @@ def replay(
     }
     keep(document, None, out)
     if plot is not None:
-        from infaas.cli.replayed import pictured  # noqa: PLC0415
-
         keep(pictured(document), plot, None)
     show(document, json, _render)
     return 0
@@ -148,7 +147,7 @@ def _source(
         usage(f"--to {to or 'now'}: must be after --from {from_ or _DAY}")
     import psycopg  # noqa: PLC0415
 
-    from infaas.locate import find_sql  # noqa: PLC0415
+    from infaas.connecting import find_sql  # noqa: PLC0415
 
     dsn = find_sql(data_dir)
     try:
@@ -192,6 +191,52 @@ def _told(total: int) -> Callable[[int], None]:
 
 
 def _render(document: dict[str, Any]) -> None:
-    from infaas.cli.replayed import print_replay  # noqa: PLC0415
 
     print_replay(document)
+
+
+# -- The result of `infaas replay` for people: what happened above what would have.
+
+
+def print_replay(document: Mapping[str, Any]) -> None:
+    """The document of `infaas replay --json`."""
+    recorded, runs = document["recorded"], document["policies"]
+    of = f", {', '.join(document['apps'])}" if document["apps"] else ""
+    print(f"{local_time(document['from'])} to {local_time(document['to'])} ({number(recorded['duration_s'])} s){of}")
+    print(f"machines: {', '.join(_machine(one) for one in document['machines'])}")
+    print()
+    named = [{**run, "policy": f"{run['policy']} (simulated)"} for run in runs]
+    print_figures([recorded, *named])
+    print()
+    print(f"cost: {document['cost']['text']}")
+    if document["cost"]["comparable"] and recorded["cost"]:
+        for run in runs:
+            print(f"      {run['policy']}: {_against(run['cost'], recorded['cost'])}")
+    print_details(runs)
+    for note in document["notes"]:
+        print(f"note: {note}")
+    print("* the best; recorded: what happened; everything else is simulated")
+
+
+def pictured(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as plot.py draws it: what happened is the first of the runs."""
+    recorded, runs = document["recorded"], document["policies"]
+    series = recorded["series"]
+    if any("offline_done" in run["series"] for run in runs):
+        series = {**series, "offline_done": [nan] * len(series["time"])}  # nobody recorded when which item was done
+    first = {**recorded, "cost": recorded["cost"] or 0.0, "series": series}
+    span = f"{local_time(document['from'])} to {local_time(document['to'])}"
+    named = [{**run, "policy": f"{run['policy']} (simulated)"} for run in runs]
+    return {**document, "title": f"{span}: recorded, and simulated", "policies": [first, *named]}
+
+
+def _machine(one: Mapping[str, Any]) -> str:
+    most = f" to {one['max']}" if one["max"] != one["start"] else ""
+    return f"{one['start']}{most} {one['kind']} at US$ {number(one['price_per_hour'])}/h"
+
+
+def _against(cost: float, real: float) -> str:
+    share = cost / real - 1.0
+    if abs(share) < 0.0005:
+        return "as much as was paid"
+    return f"{abs(100.0 * share):.1f} % {'more' if share > 0 else 'less'} than was paid"

@@ -1,19 +1,23 @@
 """`infaas simulate`: the services' own logic on virtual time; nothing needs to run."""
 
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import Json, Names, Whole, names
-from infaas.cli.output import fail, for_the_result, print_json, progress, show, usage
+from infaas.cli.output import Column, fail, for_the_result, number, print_json, print_table, progress, show, usage
 
 if TYPE_CHECKING:
     from services.simulation.scenario.model import Scenario
+
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -69,7 +73,6 @@ def simulate(
 
 def watch(scenario: "Scenario") -> dict[str, Any]:
     """Run it under all its policies and show how far it is; a policy that fails ends the command."""
-    from infaas.cli.watching import watched  # noqa: PLC0415
     from services.simulation.run import SimulationError, simulate_all  # noqa: PLC0415
 
     try:
@@ -110,6 +113,146 @@ def keep(document: Mapping[str, Any], plot: Path | None, out: Path | None) -> No
 
 
 def _render(document: Mapping[str, Any]) -> None:
-    from infaas.cli.simulated import print_runs  # noqa: PLC0415
 
     print_runs(document)
+
+
+# -- The table of `infaas simulate`: a line for each policy, the best of each figure marked.
+
+_MARK, _NONE = "*", " "
+
+
+class _Figure(NamedTuple):
+    """key: of the result. best: min or max where one is better than another. shown: for people."""
+
+    title: str
+    key: str
+    best: Callable[[Sequence[float]], float] | None
+    shown: Callable[[float], str]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+_FIGURES = (
+    _Figure("queries", "queries", None, lambda v: f"{v:,.0f}"),
+    _Figure("answered", "answered", None, lambda v: f"{v:,.0f}"),
+    _Figure("late", "late", None, lambda v: f"{v:,.0f}"),
+    _Figure("refused", "refused", None, lambda v: f"{v:,.0f}"),
+    _Figure("failed", "failed", None, lambda v: f"{v:,.0f}"),
+    _Figure("violations", "slo_violation_ratio", min, _percent),
+    _Figure("accuracy", "effective_accuracy", max, lambda v: f"{v:.4f}"),
+    _Figure("worst drop", "max_accuracy_drop", min, lambda v: f"{v:.4f}"),
+    _Figure("answers/s", "throughput_qps", max, number),
+    _Figure("p50 ms", "p50_ms", min, number),
+    _Figure("p99 ms", "p99_ms", min, number),
+    _Figure("US$", "cost", min, lambda v: f"{v:.4g}"),
+    _Figure("US$ per 1,000", "cost_per_1000", min, lambda v: f"{v:.4g}"),
+    _Figure("utilisation", "mean_utilisation", None, lambda v: f"{100 * v:.1f} %"),
+)
+
+
+def print_runs(document: Mapping[str, Any]) -> None:
+    """The document of `infaas simulate --json` for people."""
+    runs: Sequence[Mapping[str, Any]] = document["policies"]
+    print(f"{document['scenario']}, seed {document['seed']}, {number(runs[0]['duration_s'])} s, simulated")
+    print_figures(runs)
+    print()
+    print_details(runs)
+    if len(runs) > 1:
+        print(f"{_MARK} the best of these policies")
+
+
+def print_figures(runs: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each run."""
+    columns = [Column("policy", "policy")]
+    rows: list[dict[str, Any]] = [{"policy": run["policy"]} for run in runs]
+    for figure in _FIGURES:
+        cells = [figure.title + _NONE, *_cells(figure, [run[figure.key] for run in runs])]
+        wide = max(map(len, cells))
+        title, *aligned = (cell.rjust(wide) for cell in cells)
+        columns.append(Column(title, figure.key))
+        for row, cell in zip(rows, aligned, strict=True):
+            row[figure.key] = cell
+    print_table(rows, columns, "")
+
+
+def print_details(runs: Sequence[Mapping[str, Any]]) -> None:
+    """What was scaled, refused and decided in each simulated run."""
+    for run in runs:
+        _details(run, max(len(one["policy"]) for one in runs))
+
+
+def _cells(figure: _Figure, values: Sequence[float | None]) -> list[str]:
+    """Each value, marked where it is the best; not where all are the same."""
+    shown = ["-" if value is None else figure.shown(value) for value in values]
+    known = [value for value in values if value is not None]
+    best = figure.shown(figure.best(known)) if figure.best is not None and known else None
+    marked = best if len(set(shown) - {"-"}) > 1 else None
+    return [cell + (_MARK if cell == marked else _NONE) for cell in shown]
+
+
+def _details(run: Mapping[str, Any], wide: int) -> None:
+    """What was scaled and refused, what became of offline jobs, and how fast all that was computed."""
+    actions = ", ".join(f"{name} {count:,}" for name, count in run["scale_actions"].items()) or "no scaling"
+    refusals = ", ".join(f"{name} {count:,}" for name, count in run["refusals"].items())
+    jobs = run.get("jobs") or ()
+    finished = sum(job["finished_s"] is not None for job in jobs)
+    done, inputs = sum(job["done"] for job in jobs), sum(job["inputs"] for job in jobs)
+    decided = run["decisions"]["p99_us"]
+    parts = [
+        actions,
+        f"refused: {refusals}" if refusals else "",
+        f"offline: {finished} of {len(jobs)} jobs, {done:,} of {inputs:,} items" if jobs else "",
+        f"decided in {number(decided)} us (p99)" if decided is not None else "",
+        f"{number(run['events_per_s'])} events/s" if run["events_per_s"] is not None else "",
+    ]
+    print(f"{run['policy'].ljust(wide)}  {'; '.join(part for part in parts if part)}")
+
+
+# -- How far a simulation is, on stderr: a bar on a terminal, else a line for every tenth of a run that takes a
+# while.
+
+Told = Callable[[str, float], None]  # policy, and the scenario's seconds so far
+
+_PATIENCE = 3.0  # s after which those who wait without a terminal are told something
+
+
+@contextmanager
+def watched(policies: Sequence[str], duration_s: float) -> Iterator[Told]:
+    """Shows what it is told; leaves a terminal as it was, also after Ctrl-C."""
+    if not sys.stderr.isatty():
+        yield by_line(policies, duration_s, time.monotonic)
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    parts = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*parts, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(policies[0], total=duration_s * len(policies))
+
+        def told(policy: str, at: float) -> None:
+            place = policies.index(policy)
+            description = policy if len(policies) == 1 else f"{policy} ({place + 1} of {len(policies)})"
+            bars.update(bar, description=description, completed=place * duration_s + at)
+
+        yield told
+
+
+def by_line(policies: Sequence[str], duration_s: float, clock: Callable[[], float]) -> Told:
+    """clock: monotonic seconds."""
+    began = clock()
+    tenths = 0
+
+    def told(policy: str, at: float) -> None:
+        nonlocal tenths
+        done = (policies.index(policy) + at / duration_s) / len(policies)
+        if int(10 * done + 1e-9) <= tenths:
+            return
+        tenths = int(10 * done + 1e-9)
+        seconds = clock() - began
+        if seconds >= _PATIENCE and tenths < 10:
+            progress(f"{10 * tenths} %: {policy}, {at:.0f} of {duration_s:g} s, after {seconds:.0f} s")
+
+    return told

@@ -11,7 +11,7 @@ from typing import Any
 
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, show, usage
-from infaas.locate import find_sql
+from infaas.connecting import find_sql
 
 _WIDEST = 60  # characters of a cell shown to people, the last column apart; --json shows all
 

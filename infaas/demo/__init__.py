@@ -1,1 +1,1 @@
-"""The demo: real handwritten digits, a family of small models trained on them, and the scenario that shows the system at work."""
+"""The demo: handwritten digits, a family of small models trained on them, and the run that shows the system at work."""

@@ -1,19 +1,36 @@
-"""What the demo can be shown with: a family of models, the pictures they know, and what is asked of them."""
+"""What the demo is shown with: a family of models, labelled pictures, and the kinds of query that are sent."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from infaas.demo import asks, data
+from infaas.queries import Needs
 
-Variants = Iterable[Mapping[str, Any]]
+Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0..1)
+Variants = Iterable[Mapping[str, Any]]  # rows of the list of variants
+
+HEADROOM = 6.0  # cost limit of a query, as a multiple of the cheapest variant that would do
+
+
+class QueryKind(Struct, frozen=True, kw_only=True):
+    """Queries with the same requirements.
+
+    possible: some variant can meet them; if not, each of these queries must be refused. weight: share of all queries, relative
+    to the other kinds.
+    """
+
+    name: str
+    needs: Needs
+    possible: bool = True
+    weight: float = 1.0
 
 
 class Labelled(Protocol):
-    """Pictures that the system has not seen, and what they show: x [n, ...] as the models take them, y int64 [n]."""
+    """Labelled pictures: x [n, ...] as the models take them, y int64 [n], the class."""
 
     @property
     def x(self) -> NDArray[Any]: ...
@@ -25,13 +42,14 @@ class Labelled(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """One family of models that serve one app.
+class ModelFamily:
+    """Models that serve one app, and everything that the demo needs to query them.
 
-    things: what the pictures are, for people. models: files by name, in the order of registration. save_validation: writes
-    what goes along at registration. views: how many rows of `unseen`, one after the other, show the same thing; validated:
-    how many different things are behind a promised accuracy. rates: queries a second, one after the other. settings: of
-    the system, beside the defaults (TOML).
+    things: the word for the pictures in printed text. models: files by model name, in the order of registration.
+    save_validation: writes the validation set (.npz) to a path. unseen: pictures that the system does not get at registration.
+    query_kinds: makes the kinds of query from the list of variants. validated: how many different things the validation set shows.
+    views: how many consecutive rows of `unseen` show the same thing. rates: queries/s, one phase after the other.
+    max_items: pictures in one query, at most. settings: TOML for the demo's system.
     """
 
     app: str
@@ -40,23 +58,9 @@ class Family:
     models: Mapping[str, Path]
     save_validation: Callable[[Path], Path]
     unseen: Labelled
-    asks: Callable[[Variants], list[asks.Ask]]
+    query_kinds: Callable[[Variants], list[QueryKind]]
     validated: int
     views: int = 1
     rates: Sequence[float] = (50.0, 300.0, 100.0)
-    most_items: int = 8
+    max_items: int = 8
     settings: str = ""
-
-
-def digits() -> Family:
-    """Handwritten digits and seven small classifiers, part of this package."""
-    return Family(
-        app="digits",
-        things="digits",
-        classes=10,
-        models=data.models(),
-        save_validation=data.save_validation,
-        unseen=data.load(data.UNSEEN),
-        asks=asks.asks,
-        validated=data.SIZES[data.VALIDATION],
-    )

@@ -36,7 +36,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "infaas.cli", *arguments]
 
 
-class System:
+class DemoSystem:
     """One `infaas up`. keep: it goes on when we end; otherwise it ends with us, whatever ends us. settings: TOML."""
 
     def __init__(self, data_dir: Path, *, keep: bool = False, settings: str = "") -> None:

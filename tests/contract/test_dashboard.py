@@ -27,9 +27,9 @@ from bus.messages.events import (
     WorkerSample,
 )
 from dashboard import store
-from dashboard.place import tell
+from dashboard.store import tell
 from dashboard.window import between
-from infaas.locate import Endpoints
+from infaas.connecting import SystemAddress
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
 from services.shell.host.postgres import EmbeddedPostgres
@@ -55,7 +55,7 @@ def looking() -> Iterator[None]:
 
 def page(name: str, dsn: str, **query: str) -> AppTest:
     """The page as a visitor with this address sees it first."""
-    tell(Endpoints(NOWHERE, dsn))
+    tell(SystemAddress(NOWHERE, dsn))
     test = AppTest.from_file(str(APP), default_timeout=30)
     for key, value in query.items():
         test.query_params[key] = value
@@ -246,7 +246,7 @@ def test_violations_have_reasons_and_latencies_an_objective(past: str) -> None:
 
 def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
     test = AppTest.from_file(str(APP), default_timeout=30)
-    tell(Endpoints(NOWHERE, past))
+    tell(SystemAddress(NOWHERE, past))
     test.query_params["range"] = "1h"
     test.run()
     assert test.segmented_control(key="range").value == "1h"
@@ -289,7 +289,7 @@ def test_long_ranges_are_shown_from_what_was_added_up(past: str) -> None:
 
 
 def test_what_long_ranges_do_not_know_is_left_out_and_numbers_stay_numbers(past: str) -> None:
-    tell(Endpoints(NOWHERE, past))
+    tell(SystemAddress(NOWHERE, past))
     now = datetime.now(UTC)
     rows = store.history("latency_long", between(now - timedelta(days=1), now + timedelta(hours=1)))
     assert rows["p95_ms"].isna().all()
@@ -330,22 +330,22 @@ def test_no_database_says_what_to_do(name: str) -> None:
 def test_a_database_that_comes_back_is_asked_again(reader_dsn: str) -> None:
     away = f"postgresql://infaas_reader@127.0.0.1:{free_port()}/infaas"
     assert page("jobs", away).error
-    with pytest.raises(store.Unavailable):
+    with pytest.raises(store.NoData):
         store.ask("apps")
-    tell(Endpoints(NOWHERE, reader_dsn))
+    tell(SystemAddress(NOWHERE, reader_dsn))
     assert store.ask("apps").empty
 
 
 def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
     """As one does whose server hangs, or to which the network swallows everything: TCP alone would wait for minutes."""
-    tell(Endpoints(NOWHERE, reader_dsn))
+    tell(SystemAddress(NOWHERE, reader_dsn))
     with store._pool(reader_dsn).connection() as connection:
         (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
     os.kill(pid, signal.SIGSTOP)
     try:
         # Another connection answers, or there is none just now; then the page says so, and asks anew.
         for _ in range(3):
-            with suppress(store.Unavailable):
+            with suppress(store.NoData):
                 assert store.ask("prices").empty
                 break
             time.sleep(store.PATIENCE)
@@ -364,7 +364,7 @@ def test_a_database_without_our_schema_says_so(postgres: Any) -> None:
 
 
 def test_many_visitors_cost_one_query(empty_dsn: str) -> None:
-    tell(Endpoints(NOWHERE, empty_dsn))
+    tell(SystemAddress(NOWHERE, empty_dsn))
     window = between(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=1))
     pool = store._pool(empty_dsn)  # other tests may have asked through it
     before = pool.get_stats().get("requests_num", 0)
@@ -380,7 +380,7 @@ def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str) -> None:
 
 
 def test_who_is_not_logged_in_sees_nothing(past: str) -> None:
-    tell(Endpoints(NOWHERE, past))
+    tell(SystemAddress(NOWHERE, past))
     test = AppTest.from_file(str(APP), default_timeout=30)
     test.secrets["auth"] = {
         "redirect_uri": "http://localhost:8501/oauth2callback",

@@ -9,7 +9,7 @@ from bus.codec import encode
 from bus.port import Bus, Delivery, Forbidden
 from bus.rights import ReplyCheck, from_stream
 from bus.subjects import Subjects
-from infaas.auth.book import User
+from infaas.auth.credentials import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
 from services.shell.runtime.runtime import Runtime
 from tests.support.servers.buses import until

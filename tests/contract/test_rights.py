@@ -14,7 +14,7 @@ from bus.port import BusError, Delivery, Forbidden
 from bus.rights import ROLES, STORE_RIGHTS, SUBJECT_RIGHTS, Identity, rights
 from bus.subjects import Subjects, matches
 from infaas.client import Client
-from infaas.demo import data
+from infaas.demo import digits
 from infaas.errors import Refused
 from infaas.registering import register
 from tests.support.servers.buses import until
@@ -248,7 +248,7 @@ def test_who_must_not_command_cannot_through_any_door(server: Secured, user: str
 
 
 def test_no_credentials_and_foreign_ones_are_refused(server: Secured, tmp_path: Path) -> None:
-    from infaas.auth.nkey import new_pair
+    from infaas.auth.credentials import new_pair
 
     async def main() -> None:
         ca = server.login("phone").options()["tls"]
@@ -340,7 +340,7 @@ def test_a_denied_request_says_so_at_once(server: Secured) -> None:
 
 
 def test_who_has_no_right_to_large_things_hears_so_at_once(server: Secured, tmp_path: Path) -> None:
-    validation = data.save_validation(tmp_path / "validation.npz")
+    validation = digits.save_validation(tmp_path / "validation.npz")
 
     async def main() -> None:
         gateway, phone = await server.bus("gateway", ignored), await server.bus("phone", ignored)
@@ -348,7 +348,7 @@ def test_who_has_no_right_to_large_things_hears_so_at_once(server: Secured, tmp_
             async with asyncio.timeout(10):  # services wait longer than this for buckets that others make
                 with pytest.raises(Refused, match=r"no right to infaas\.register") as caught:
                     await register(
-                        gateway, SUBJECTS, data.models()["logreg"], app="a", model="m", validation=validation
+                        gateway, SUBJECTS, digits.models()["logreg"], app="a", model="m", validation=validation
                     )
                 assert caught.value.code == "forbidden"
                 client = await Client(phone).open()

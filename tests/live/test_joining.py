@@ -14,7 +14,7 @@ from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import RegistrationStatus
 from bus.messages.work import BuildVariants, InspectModel, ModelInspected, VariantBuilt, WorkFinished
 from bus.port import Bus, Delivery
-from infaas.demo import data
+from infaas.demo import digits
 from infaas.registering import last_status
 from services.registrar.__main__ import wire as wire_registrar
 from tests.live.test_registrar import System, cluster
@@ -92,7 +92,7 @@ def test_the_first_gpu_worker_brings_its_variants(nats_url: str, prefix: str, tm
         async with cluster(nats_url, prefix, tmp_path) as system:
             for _ in range(2):
                 await system.start(wire_registrar)
-            status = await system.register(data.models()["mlp-s"])
+            status = await system.register(digits.models()["mlp-s"])
             assert status.state == "done", status
             before = await system.catalog()
             model = before.model("mlp", "1")

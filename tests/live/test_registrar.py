@@ -17,7 +17,7 @@ from bus.messages.public import AdminDone, AdminRequest, Refusal, RegistrationSt
 from bus.natsbus import NatsBus
 from bus.port import StreamSpec
 from bus.subjects import Subjects
-from infaas.demo import data
+from infaas.demo import digits
 from infaas.errors import Refused
 from infaas.registering import last_status, register
 from services.core.catalog import Catalog
@@ -46,7 +46,7 @@ class System:
             registrar=RegistrarSettings(threads=(1,), max_batches=(8,)),
         )
         self.bus: NatsBus
-        self.validation = data.save_validation(directory / "validation.npz")
+        self.validation = digits.save_validation(directory / "validation.npz")
         self._running: list[tuple[NatsBus, list[Runtime]]] = []
 
     async def start(self, wire: Wire) -> NatsBus:
@@ -110,7 +110,7 @@ def test_a_model_becomes_measured_variants(nats_url: str, prefix: str, tmp_path:
     async def main() -> None:
         async with cluster(nats_url, prefix, tmp_path) as system:
             await system.start(wire_registrar)
-            model = data.models()["mlp-s"]
+            model = digits.models()["mlp-s"]
             told: list[RegistrationStatus] = []
             status = await system.register(model, latency_ms=50.0, on_progress=told.append)
             assert status.state == "done", status
@@ -161,7 +161,7 @@ def test_bad_uploads_fail_with_their_reason_and_leave_nothing(nats_url: str, pre
             assert status.state == "failed"
             assert "ONNX" in str(status.reason)
             with np.load(system.validation) as stored:
-                status = await system.register(data.models()["mlp-s"], validation=(stored["x"], stored["y"] + 100))
+                status = await system.register(digits.models()["mlp-s"], validation=(stored["x"], stored["y"] + 100))
             assert status.state == "failed"
             assert "label" in str(status.reason)
             assert list((await system.catalog()).models) == []
@@ -184,7 +184,7 @@ def test_another_registrar_finishes_what_a_dead_one_began(nats_url: str, prefix:
                 if status.state == "building":
                     seen.set()
 
-            registering = asyncio.create_task(system.register(data.models()["logreg"], on_progress=on_progress))
+            registering = asyncio.create_task(system.register(digits.models()["logreg"], on_progress=on_progress))
             await asyncio.wait_for(seen.wait(), 60)
             await system.kill(first)
             await system.start(wire_registrar)
@@ -218,7 +218,7 @@ def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_pa
         async with cluster(nats_url, prefix, tmp_path) as system:
             for wire in (wire_registrar, wire_dispatcher):
                 await system.start(wire)
-            model, validation = str(data.models()["cnn-s"]), str(system.validation)
+            model, validation = str(digits.models()["cnn-s"]), str(system.validation)
             about = ("--app", "digits", "--model", "cnn", "--validation", validation)
             code, out, errors = await command(system, model, *about, "--json")
             assert code == 0, errors

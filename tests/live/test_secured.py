@@ -14,7 +14,7 @@ import pytest
 import infaas
 from bus.subjects import Subjects
 from infaas.client import Client
-from infaas.demo import data
+from infaas.demo import digits
 from infaas.errors import Refused
 from tests.support.servers.nats import free_port, run
 from tests.support.servers.processes import environ, eventually
@@ -98,14 +98,14 @@ def system(tmp_path: Path, database_dsn: str, reader_dsn: str) -> Iterator[Syste
 
 def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system: System) -> None:
     server, operator = system.server, system.server.environ("operator")
-    model = data.models()["logreg"]
-    validation = data.save_validation(system.directory / "validation.npz")
+    model = digits.models()["logreg"]
+    validation = digits.save_validation(system.directory / "validation.npz")
     where = ("--app", "faces", "--model", "logreg", "--validation", str(validation))
     until = time.monotonic() + 60
     while (done := command("register", str(model), *where, **operator)).returncode != 0:  # the services are starting
         assert all(process.poll() is None for process in system.processes), system.logs()
         assert time.monotonic() < until, done.stderr + system.logs()
-    unseen = data.load(data.UNSEEN)
+    unseen = digits.load(digits.UNSEEN)
 
     async def ask() -> None:
         async with system.connect("phone") as phone:

@@ -171,9 +171,9 @@ UPLOADS: dict[str, tuple[Callable[[Whole], tuple[bytes, bytes]], str]] = {
 
 
 def model() -> bytes:
-    from infaas.demo import data
+    from infaas.demo import digits
 
-    return data.models()["logreg"].read_bytes()
+    return digits.models()["logreg"].read_bytes()
 
 
 @pytest.mark.parametrize("case", UPLOADS)
@@ -183,8 +183,8 @@ def test_an_upload_that_is_not_what_it_says_fails_with_the_reason(system, case):
     async def work(nc):
         name = f"upload-{list(UPLOADS).index(case)}"
         store = await nc.jetstream().object_store("infaas-uploads")
-        for key, data in zip((f"{name}.model", f"{name}.validation"), files(system), strict=True):
-            await store.put(key, data)
+        for key, digits in zip((f"{name}.model", f"{name}.validation"), files(system), strict=True):
+            await store.put(key, digits)
         body = {
             "app": "hostile",
             "model": name,

@@ -16,7 +16,7 @@ from typing import Any
 
 import infaas
 from infaas.client import Client
-from infaas.demo import data
+from infaas.demo import digits as data
 from infaas.errors import InfaasError, NotConnected, Refused
 
 ITEMS = 4

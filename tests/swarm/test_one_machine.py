@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infaas.demo import data
+from infaas.demo import digits
 from tests.swarm import image
 from tests.swarm.deployed import Deployed
 from tests.swarm.nodes import Swarm
@@ -33,11 +33,11 @@ def test_one_machine_serves(images: Path, tmp_path: Path, timings: list[tuple[st
         try:
             system.deploy(image.IMAGE)
             system.since(begun, "one machine: deployed from nothing")
-            (tmp_path / "logreg.onnx").write_bytes(data.models()["logreg"].read_bytes())
-            data.save_validation(tmp_path / "digits.npz")
+            (tmp_path / "logreg.onnx").write_bytes(digits.models()["logreg"].read_bytes())
+            digits.save_validation(tmp_path / "digits.npz")
             where = ("--app", "digits", "--model", "logreg", "--validation", "digits.npz")
             system.infaas("register", "logreg.onnx", *where, cwd=tmp_path)
-            digit = data.load(data.UNSEEN).x[:1]
+            digit = digits.load(digits.UNSEEN).x[:1]
             tensor = {"name": "x", "shape": list(digit.shape), "datatype": "FP32", "data": digit.ravel().tolist()}
             token = (system.secrets / "gateway" / "tokens").read_text().strip()
             url = "http://127.0.0.1:8000/v2/models/digits/infer"

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from infaas.demo import data
+from infaas.demo import digits
 from tests.support.models import tiny_models
 from tests.swarm import image
 from tests.swarm.deployed import APPS, Deployed
@@ -68,8 +68,8 @@ def test_the_documented_commands_bring_it_up(system: Deployed, tmp_path: Path) -
     assert system.where("worker-cpu") == ["w0", "w1"]
     assert len(system.tasks("dispatcher")) == 2
 
-    (tmp_path / "logreg.onnx").write_bytes(data.models()["logreg"].read_bytes())
-    data.save_validation(tmp_path / "digits.npz")
+    (tmp_path / "logreg.onnx").write_bytes(digits.models()["logreg"].read_bytes())
+    digits.save_validation(tmp_path / "digits.npz")
     (tmp_path / "convnet.onnx").write_bytes(tiny_models.convnet())
     x = np.random.default_rng(0).normal(size=(32, 1, 28, 28)).astype("f4")
     session = onnxruntime.InferenceSession(tiny_models.convnet(), providers=["CPUExecutionProvider"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infaas.auth.book import FIRST
+from infaas.auth.credentials import FIRST
 from infaas.cli.run import known
 from services.shell.settings import load
 

@@ -13,13 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHIPPED = ("bus", "services", "infaas", "dashboard")
 SOURCES = sorted(path for name in SHIPPED for path in (ROOT / name).rglob("*.py"))
-EVERYTHING = [*SOURCES, *sorted(path for name in ("tests", "benches") for path in (ROOT / name).rglob("*.py"))]
+BESIDES = ("examples", "tools")  # part of the repository, not of the wheel
+LOADERS = [*SOURCES, *sorted(path for name in BESIDES for path in (ROOT / name).rglob("*.py"))]
+EVERYTHING = [*LOADERS, *sorted(path for name in ("tests", "benches") for path in (ROOT / name).rglob("*.py"))]
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 
-# Runs on its user's machine with weights from a package; no service imports it ("services never import the command line").
-PREPARATION = ROOT / "infaas" / "demo" / "photos"
+# Reads weights of a package on its user's machine. No service imports it.
+PREPARATION = ROOT / "examples" / "photos"
 
 
 def unsafe(source: str, *, weights: bool = False) -> list[str]:
@@ -57,7 +59,7 @@ def is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", LOADERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_loader_that_runs_what_it_reads(path: Path) -> None:
     assert unsafe(path.read_text(), weights=PREPARATION in path.parents) == []
 
@@ -100,7 +102,7 @@ def test_nobody_else_ships_our_names(name: str) -> None:
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_small(path: Path) -> None:
     lines = len(path.read_text().splitlines())
-    assert lines <= 400
+    assert lines <= 500
 
 
 def test_import_rules_are_kept() -> None:
@@ -115,7 +117,7 @@ def test_wheel_holds_what_is_imported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert set(SHIPPED) == set(shipped)
-    for name in ("tests", "benches", "docs"):
+    for name in ("tests", "benches", "docs", *BESIDES):
         assert not (ROOT / name / "__init__.py").exists(), f"{name} must not become a package of its own"
 
 

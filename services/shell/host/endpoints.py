@@ -1,6 +1,6 @@
 """Where a system's servers are: the ports that `infaas up` takes, and the file below the data directory that names them.
 
-infaas.locate reads that file. It holds passwords, so its mode is 0600.
+infaas.connecting reads that file. It holds passwords, so its mode is 0600.
 """
 
 import json

@@ -12,8 +12,8 @@ import pytest
 
 from bus.login import Login
 from bus.natsbus import NatsBus
-from infaas.auth.book import Book, User
 from infaas.auth.certificates import certify
+from infaas.auth.credentials import CredentialStore, User
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from tests.support.servers.nats import NatsServer
@@ -30,7 +30,7 @@ class Secured(NatsServer):
     """It runs once constructed; `stop` it. book: of its users, those of CLIENTS among them."""
 
     def __init__(self, directory: Path, prefix: str = "infaas") -> None:
-        self.book = Book(directory / "auth")
+        self.book = CredentialStore(directory / "auth")
         self.book.begin(prefix)
         for user in CLIENTS:
             self.book.add(user)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from infaas.demo import data
+from infaas.demo import digits
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from tests.support.servers.processes import environ, infaas, read_line
@@ -49,14 +49,14 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
         try:
             urls = json.loads(read_line(process))
             assert read_line(process).startswith("ready"), (directory.parent / "up.err").read_text()
-            validation = data.save_validation(directory.parent / "validation.npz")
+            validation = digits.save_validation(directory.parent / "validation.npz")
             for model in MODELS:
                 done = infaas(
-                    *("register", str(data.models()[model]), "--app", APP, "--model", model),
+                    *("register", str(digits.models()[model]), "--app", APP, "--model", model),
                     *("--validation", str(validation), "--data-dir", str(directory)),
                 )
                 assert done.returncode == 0, done.stderr
-            unseen = data.load(data.UNSEEN)
+            unseen = digits.load(digits.UNSEEN)
             yield Whole(
                 directory,
                 urls["nats"],

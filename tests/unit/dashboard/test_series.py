@@ -3,8 +3,10 @@
 from datetime import UTC, datetime
 
 import pandas as pd
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dashboard.series import filled, first, newest, spans
+from dashboard.series import filled, first, front, newest, spans
 from dashboard.window import Window
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -66,3 +68,23 @@ def test_the_newest_rows_of_a_time_line_are_those_that_were_there_last() -> None
     bands = pd.DataFrame({"instance": names, "until": pd.to_datetime(ends, unit="s", utc=True)})
     assert newest(bands, "instance", 3)["instance"].tolist() == ["a", "b", "a", "d"]
     assert newest(bands, "instance", 9).equals(bands)
+
+
+# -- What nobody would pass over.
+
+points = st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=30)
+
+
+def test_the_front_of_a_few() -> None:
+    assert front([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2)]) == [True, True, False, True, False]
+    assert front([]) == []
+
+
+@given(points)
+def test_it_beats_everything_else_and_nothing_in_it_is_beaten(found: list[tuple[int, ...]]) -> None:
+    kept = front(found)
+    best = [point for point, on in zip(found, kept, strict=True) if on]
+    assert len(set(best)) == len(best)
+    for point, on in zip(found, kept, strict=True):
+        beaten = any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in best)
+        assert beaten is (not on and point not in best)

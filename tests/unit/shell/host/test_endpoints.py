@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from infaas.connecting import read_endpoints
 from infaas.errors import NotConnected
-from infaas.locate import read_endpoints
 from services.shell.host import endpoints
 from services.shell.host.endpoints import DEFAULT_PORTS, PortClaims, SystemEndpoints, choose_ports
 from services.shell.host.process import ServerError, free_port

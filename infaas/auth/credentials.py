@@ -1,0 +1,264 @@
+"""The book of users: a directory with `users.json` (public keys, no secrets), one file of credentials a user, and what servers include.
+
+users.json          who there is
+users/NAME.nk       credentials, mode 0600: hand them to that service or client, and to nobody else
+nats-auth.conf      `include` it in the configuration of every nats-server, and reload them after each change
+nats-tls.conf       likewise, where the book made certificates
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bus.rights import ROLES, USUAL, VERBS, Identity, Role, Verb, rights, sharing
+from bus.subjects import WITHOUT_APP, Subjects, valid_name
+from infaas.errors import InfaasError
+from services.shell.host.process import write_private
+
+USERS = "users.json"
+CONFIG = "nats-auth.conf"
+# Users that `init` makes: one a service. Those of one worker share a process (docs/architecture.md).
+FIRST: dict[str, tuple[Role, ...]] = {
+    "operator": ("operator",),
+    "dispatcher": ("dispatcher",),
+    "registrar": ("registrar",),
+    "recorder": ("recorder",),
+    "executor": ("executor",),
+    "monitor": ("monitor", "model-autoscaler", "offline"),
+    "vm-autoscaler": ("vm-autoscaler",),
+    "jobs": ("jobs",),
+    "gateway": ("gateway",),
+    "dashboard": ("dashboard",),
+    "supervisor": ("supervisor",),
+}
+
+
+class CredentialError(InfaasError):
+    """The book cannot be read or changed so; the text says what to do."""
+
+
+class Key(Struct, frozen=True):
+    """public: as the servers know it; created: Unix seconds."""
+
+    public: str
+    created: float
+
+
+class User(Struct, frozen=True, kw_only=True):
+    """One identity and its keys, the oldest first: while it has two, both are good."""
+
+    name: str
+    roles: tuple[Role, ...]
+    app: str = ""
+    worker: str = "*"
+    verbs: tuple[Verb, ...] = USUAL
+    buckets: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.name, self.roles, self.app, self.worker, self.verbs, self.buckets)
+
+
+class _Content(Struct, kw_only=True):
+    prefix: str
+    users: list[User]
+
+
+class CredentialStore:
+    """One directory. Every change is on disk, with the servers' configuration, when the method returns."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    # ---- reading
+
+    @property
+    def prefix(self) -> str:
+        return self._read().prefix
+
+    def users(self) -> list[User]:
+        """Sorted by name."""
+        return sorted(self._read().users, key=lambda user: user.name)
+
+    def file_of(self, name: str) -> Path:
+        """A user's credentials."""
+        return self.directory / "users" / f"{name}.nk"
+
+    # ---- changing
+
+    def begin(self, prefix: str) -> list[User]:
+        """Make the directory and a user for each service; raises CredentialError when there is a book."""
+        if not valid_name(prefix):
+            raise CredentialError(f"prefix {prefix!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._changing(_Content(prefix=prefix, users=[])) as content:
+            if content.users:
+                raise CredentialError(f"{self.directory} holds a book of users already: `infaas auth list` shows it")
+            for name, roles in FIRST.items():
+                content.users.append(self._with_new_key(User(name=name, roles=roles)))
+        return self.users()
+
+    def add(self, user: User) -> User:
+        """Write a new user in and make its credentials; raises CredentialError."""
+        _check(user)
+        with self._changing() as content:
+            for bucket in user.buckets:
+                if f"{bucket}-".startswith(f"{content.prefix}-"):
+                    raise CredentialError(
+                        f"bucket {bucket!r} is the system's own: choose a name that does not begin with {content.prefix}-"
+                    )
+            if any(other.name == user.name for other in content.users):
+                raise CredentialError(f"there is a user {user.name!r} already: choose another name, or rotate its key")
+            user = self._with_new_key(user)
+            content.users.append(user)
+        return user
+
+    def rotate(self, name: str) -> User:
+        """Give a user a new key; the one before stays good until `revoke`. Raises CredentialError."""
+        with self._changing() as content:
+            at = _place(content, name)
+            user = content.users[at]
+            if len(user.keys) > 1:
+                raise CredentialError(
+                    f"{name} has an older key that is still good: revoke it first (infaas auth revoke {name})"
+                )
+            user = content.users[at] = self._with_new_key(user)
+        return user
+
+    def revoke(self, name: str, *, wholly: bool = False) -> User:
+        """Of two keys the older one is good no more; of the last one, or `wholly`, the user is gone. Raises CredentialError."""
+        with self._changing() as content:
+            at = _place(content, name)
+            user = content.users[at]
+            user = replace(user, keys=() if wholly else user.keys[1:])
+            if user.keys:
+                content.users[at] = user
+            else:
+                del content.users[at]
+                self.file_of(name).unlink(missing_ok=True)
+        return user
+
+    # ---- inside
+
+    def _with_new_key(self, user: User) -> User:
+        pair = new_pair()
+        what = f"{'+'.join(user.roles)}{f' of the app {user.app}' if user.app else ''}"
+        text = f"# {user.name}: {what}. Keep it secret.\n# inbox: {user.identity.inbox}\n{pair.seed}\n"
+        write_private(self.file_of(user.name), text)
+        return replace(user, keys=(*user.keys, Key(pair.public, time.time())))
+
+    def _read(self) -> _Content:
+        path = self.directory / USERS
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Content)
+        except FileNotFoundError:
+            raise CredentialError(
+                f"there is no book of users in {self.directory}: begin one with `infaas auth init`"
+            ) from None
+        except OSError as error:
+            raise CredentialError(f"cannot read {path}: {error.strerror}") from error
+        except msgspec.MsgspecError as error:
+            raise CredentialError(f"{path} is damaged: {error}") from error
+
+    @contextmanager
+    def _changing(self, first: _Content | None = None) -> Iterator[_Content]:
+        """The content to change, one process at a time; written when the block ends without an error."""
+        try:
+            fd = os.open(self.directory, os.O_RDONLY)
+        except OSError as error:
+            raise CredentialError(
+                f"cannot open {self.directory}: {error.strerror}; begin with `infaas auth init`"
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            content = first if first is not None and not (self.directory / USERS).exists() else self._read()
+            yield content
+            identities = [(user.identity, [key.public for key in user.keys]) for user in content.users]
+            write_private(self.directory / USERS, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
+            write_private(self.directory / CONFIG, authorization(identities, Subjects(content.prefix)))
+        finally:
+            os.close(fd)
+
+
+def _place(content: _Content, name: str) -> int:
+    for at, user in enumerate(content.users):
+        if user.name == name:
+            return at
+    raise CredentialError(
+        f"there is no user {name!r}: {', '.join(sorted(user.name for user in content.users)) or 'nobody yet'}"
+    )
+
+
+def _check(user: User) -> None:
+    for field, value, free in (("name", user.name, False), ("app", user.app, True), ("worker", user.worker, False)):
+        good = valid_name(value) or (free and not value) or (field, value) in (("app", WITHOUT_APP), ("worker", "*"))
+        if not good:
+            raise CredentialError(f"{field} {value!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
+    if not user.roles or set(user.roles) - set(ROLES):
+        raise CredentialError(f"role must be of {', '.join(ROLES)}, not {', '.join(user.roles) or 'none'}")
+    if ("client" in user.roles) != bool(user.app) or (user.app and len(user.roles) > 1):
+        raise CredentialError("a client belongs to one app: --role client with --app, and no other role")
+    if set(user.verbs) - set(VERBS):
+        raise CredentialError(f"may: {', '.join(sorted(set(user.verbs) - set(VERBS)))} is none of {', '.join(VERBS)}")
+    for bucket in user.buckets:
+        if not valid_name(bucket):
+            raise CredentialError(f"bucket {bucket!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
+
+
+# -- Nkeys: ed25519 keys as NATS writes them. The servers know the public half only.
+
+
+class KeyPair(NamedTuple):
+    """seed: SU…, a secret; public: U…"""
+
+    seed: str
+    public: str
+
+
+def new_pair() -> KeyPair:
+    """A fresh user key."""
+    import nkeys  # noqa: PLC0415  (brings libsodium along)
+
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    return KeyPair(seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode())
+
+
+# -- What nats-server is told: users with their keys and rights.
+
+_HEAD = """\
+# Written by `infaas auth`: change nothing here. Include it in the configuration of every nats-server, and after each change
+# have them read it again: nats-server --signal reload=PID.
+"""
+
+
+def authorization(users: Iterable[tuple[Identity, Sequence[str]]], subjects: Subjects) -> str:
+    """The servers' block `authorization`: each user with its public keys, all good at a time."""
+    lines = [_HEAD, "authorization {", "  timeout: 5", "  users: ["]
+    given = list(users)
+    for identity, (_, keys) in zip(sharing(identity for identity, _ in given), given, strict=True):
+        allowed = rights(identity, subjects)
+        of = f" of the app {identity.app}" if identity.app else ""
+        lines.append(f"    # {identity.name}: {'+'.join(identity.roles)}{of}")
+        for key in keys:
+            lines += [
+                f"    {{ nkey: {key}, permissions: {{",
+                f"        publish: {{ allow: {json.dumps(allowed.publish)} }}",
+                f"        subscribe: {{ allow: {json.dumps(allowed.subscribe)} }}",
+                "    } }",
+            ]
+    return "\n".join([*lines, "  ]", "}", ""])
+
+
+def tls(certificate: str, key: str) -> str:
+    """The servers' block `tls`. The paths are as the servers see them."""
+    return f"{_HEAD}tls {{\n  cert_file: {json.dumps(certificate)}\n  key_file: {json.dumps(key)}\n  timeout: 5\n}}\n"

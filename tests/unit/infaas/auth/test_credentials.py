@@ -1,0 +1,222 @@
+"""Users, keys and what is written for the servers."""
+
+import json
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bus.login import Login, login_from, merged
+from bus.port import BusError
+from bus.rights import ROLES, Identity, rights, sharing
+from bus.subjects import Subjects
+from infaas.auth.certificates import CertificateError, certify
+from infaas.auth.credentials import CONFIG, FIRST, CredentialError, CredentialStore, User
+from services.shell.host.nats import find_nats_server
+from services.shell.host.process import ServerError
+from services.shell.settings import load
+from tests.support.servers.processes import infaas
+
+PHONE = User(name="phone", roles=("client",), app="faces")
+
+
+def public_keys(book: CredentialStore) -> list[str]:
+    return re.findall(r"nkey: (U\w{55})", (book.directory / "nats-auth.conf").read_text())
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> CredentialStore:
+    book = CredentialStore(tmp_path / "auth")
+    book.begin("infaas")
+    return book
+
+
+def test_a_new_book_has_a_user_for_every_role_but_clients(book: CredentialStore) -> None:
+    roles = [role for user in book.users() for role in user.roles]
+    assert sorted(roles) == sorted(set(ROLES) - {"client"})
+    assert {user.name for user in book.users()} == set(FIRST)
+    assert len(set(public_keys(book))) == len(FIRST)
+
+
+def test_credentials_are_ours_alone_and_no_seed_is_anywhere_else(book: CredentialStore) -> None:
+    book.add(PHONE)
+    seeds = []
+    for file in book.directory.rglob("*"):
+        if file.suffix == ".nk":
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            seeds += re.findall(r"SU\w{56}", file.read_text())
+    assert len(seeds) == len(FIRST) + 1
+    others = "".join(f.read_text() for f in book.directory.rglob("*") if f.is_file() and f.suffix != ".nk")
+    assert not re.search(r"\bS[UAO][A-Z2-7]{40,}", others)
+
+
+def test_rotation_keeps_the_old_key_until_it_is_revoked(book: CredentialStore) -> None:
+    book.add(PHONE)
+    first = book.file_of("phone").read_text()
+    old = book.users()
+    user = book.rotate("phone")
+    assert book.file_of("phone").read_text() != first
+    assert [key.public for key in user.keys] == [k for k in public_keys(book) if k in {key.public for key in user.keys}]
+    assert user.keys[0] == next(u for u in old if u.name == "phone").keys[0]
+    with pytest.raises(CredentialError, match="revoke it first"):
+        book.rotate("phone")
+    left = book.revoke("phone")
+    assert left.keys == user.keys[1:]
+    assert user.keys[0].public not in public_keys(book)
+    book.revoke("phone")
+    assert "phone" not in {user.name for user in book.users()}
+    assert not book.file_of("phone").exists()
+    assert public_keys(book) and user.keys[1].public not in public_keys(book)
+
+
+def test_revoking_wholly_takes_both_keys(book: CredentialStore) -> None:
+    book.add(PHONE)
+    book.rotate("phone")
+    assert not book.revoke("phone", wholly=True).keys
+    assert len(public_keys(book)) == len(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        (User(name="a.b", roles=("executor",)), "name"),
+        (User(name="x", roles=()), "role"),
+        (User(name="x", roles=("root",)), "role"),  # type: ignore[arg-type]
+        (User(name="x", roles=("client",)), "--app"),
+        (User(name="x", roles=("client", "operator"), app="faces"), "no other role"),
+        (User(name="x", roles=("operator",), app="faces"), "client"),
+        (User(name="x", roles=("client",), app="a.>"), "app"),
+        (User(name="x", roles=("executor",), worker="w1.>"), "worker"),
+        (User(name="x", roles=("client",), app="faces", verbs=("admin",)), "admin"),  # type: ignore[arg-type]
+        (User(name="x", roles=("jobs",), buckets=("a.b",)), "bucket"),
+        (User(name="operator", roles=("operator",)), "already"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(book: CredentialStore, user: User, said: str) -> None:
+    before = (book.directory / "users.json").read_text()
+    with pytest.raises(CredentialError, match=said):
+        book.add(user)
+    assert (book.directory / "users.json").read_text() == before
+    assert len(list((book.directory / "users").iterdir())) == len(FIRST)
+
+
+def test_a_book_is_begun_once_and_read_where_it_is(book: CredentialStore, tmp_path: Path) -> None:
+    with pytest.raises(CredentialError, match="already"):
+        book.begin("infaas")
+    with pytest.raises(CredentialError, match="infaas auth init"):
+        CredentialStore(tmp_path / "nowhere").users()
+    with pytest.raises(CredentialError, match="infaas auth init"):
+        CredentialStore(tmp_path / "nowhere").rotate("x")
+    with pytest.raises(CredentialError, match="no user 'x'"):
+        book.rotate("x")
+    (book.directory / "users.json").write_text("{")
+    with pytest.raises(CredentialError, match="damaged"):
+        book.users()
+
+
+def test_the_servers_take_what_is_written(book: CredentialStore, tmp_path: Path) -> None:
+    try:
+        server = find_nats_server()
+    except ServerError as error:
+        pytest.skip(str(error))
+    book.add(PHONE)
+    certify(book.directory, ["localhost", "127.0.0.1", "::1"])
+    config = book.directory / "nats.conf"
+    config.write_text(f'jetstream {{ store_dir: "{tmp_path}" }}\ninclude "nats-auth.conf"\ninclude "nats-tls.conf"\n')
+    done = subprocess.run([server, "-t", "-c", config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_certificates_for_no_host_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="no name"):
+        certify(tmp_path, ["a host"])
+
+
+# ---- who we are
+
+
+def test_a_file_of_credentials_says_seed_and_inbox(book: CredentialStore) -> None:
+    book.add(PHONE)
+    path = book.file_of("phone")
+    for given in (str(path), path.read_text()):
+        options = Login(nkey_seed=given).options()
+        assert options["nkeys_seed_str"] in path.read_text()
+        assert options["inbox_prefix"] == "_INBOX_.faces.phone"
+    assert Login(nkey_seed=str(path), inbox="_MINE").options()["inbox_prefix"] == "_MINE"
+    assert Login().options() == {}
+
+
+def test_a_seed_with_a_typo_is_not_repeated() -> None:
+    wrong = "SUACYX4UK4SNTTMONNHBPKSCLPAQ7QZDB32HWDTWQPJZGDFUTYQ5WF4XZ"
+    with pytest.raises(BusError) as refused:
+        Login(nkey_seed=wrong).options()
+    assert wrong[:10] not in str(refused.value)
+    with pytest.raises(BusError, match="/no/such/file"):
+        Login(nkey_seed="/no/such/file").options()
+    with pytest.raises(BusError, match="TLS"):
+        Login(tls_ca="/no/such/ca.pem").options()
+
+
+def test_variables_short_and_long_and_what_is_given_wins(book: CredentialStore) -> None:
+    path = str(book.file_of("operator"))
+    assert login_from({"INFAAS_NKEY_SEED": path, "INFAAS_TLS_CA": "ca.pem"}) == Login(nkey_seed=path, tls_ca="ca.pem")
+    assert login_from({"INFAAS_BUS__NKEY_SEED_FILE": path}).nkey_seed == path
+    assert merged(Login(nkey_seed="a", tls_ca="b"), Login(nkey_seed="c")) == Login(nkey_seed="c", tls_ca="b")
+    settings = load(environ={"INFAAS_BUS__NKEY_SEED_FILE": path, "INFAAS_TLS_CA": "ca.pem"})
+    assert settings.bus.tls_ca == "ca.pem"
+    assert Login(nkey_seed=settings.bus.nkey_seed).options()["inbox_prefix"] == "_INBOX_.@.operator"
+
+
+# ---- rights
+
+
+def test_rights_grow_with_roles_and_shrink_with_worker_and_verbs() -> None:
+    subjects = Subjects("p")
+    both = rights(Identity("n", ("monitor", "offline")), subjects)
+    for role in ("monitor", "offline"):
+        one = rights(Identity("n", (role,)), subjects)  # type: ignore[arg-type]
+        assert set(one.publish) <= set(both.publish)
+    bound = rights(Identity("n", ("executor",), worker="w1"), subjects)
+    assert "p.execute.w1.*" in bound.subscribe
+    assert not [pattern for pattern in (*bound.publish, *bound.subscribe) if pattern.startswith("p.monitor.*")]
+    asks = rights(Identity("n", ("client",), app="a", verbs=("explain",)), subjects)
+    assert asks == (("p.explain.a",), ("_INBOX_.a.n.>",))
+    with_bucket = rights(Identity("n", ("client",), app="a", verbs=(), buckets=("mine",)), subjects)
+    assert with_bucket.publish and all("mine" in pattern for pattern in with_bucket.publish)
+    assert not [pattern for pattern in with_bucket.publish if "CREATE.OBJ_mine" in pattern and "STREAM" in pattern]
+
+
+def test_operators_make_the_buckets_of_clients(tmp_path: Path) -> None:
+    book = CredentialStore(tmp_path)
+    book.begin("p")
+    book.add(User(name="phone", roles=("client",), app="a", buckets=("mine",)))
+    may = {user.name: rights(user, Subjects("p")).publish for user in sharing(user.identity for user in book.users())}
+    assert [name for name, publish in may.items() if "$JS.API.STREAM.CREATE.OBJ_mine" in publish] == ["operator"]
+    assert [name for name, publish in may.items() if "$O.mine.C.*" in publish] == ["operator", "phone"]
+    assert "$JS.API.STREAM.CREATE.OBJ_mine" in (tmp_path / CONFIG).read_text()
+    for system in ("p", "p-inputs"):
+        with pytest.raises(CredentialError, match="system's own"):
+            book.add(User(name="thief", roles=("client",), app="a", buckets=(system,)))
+
+
+# ---- the command
+
+
+def test_the_command_tells_json_and_ends_with_one_line(tmp_path: Path) -> None:
+    place = ("--dir", str(tmp_path / "auth"))
+    made = json.loads(infaas("auth", "init", *place, "--json").stdout)
+    assert {user["name"] for user in made["users"]} == set(FIRST)
+    done = infaas("auth", "add", "phone", *place, "--role", "client", "--app", "faces", "--may", "query", "--json")
+    [phone] = json.loads(done.stdout)["users"]
+    assert phone["may"] == ["query"]
+    assert phone["inbox"] == "_INBOX_.faces.phone"
+    assert Path(phone["credentials"]).exists()
+    shown = json.loads(infaas("auth", "show", "phone", *place, "--json").stdout)
+    assert shown["publish"] == ["infaas.query.faces"]
+    for wrong, code in ((("steal",), 2), (("add",), 2), (("list", "x"), 2), (("revoke", "nobody"), 1)):
+        failed = infaas("auth", *wrong, *place)
+        assert failed.returncode == code, failed
+        assert len(failed.stderr.strip().splitlines()) == 1
+        assert "Traceback" not in failed.stderr
