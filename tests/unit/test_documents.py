@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from infaas.cli.planfile import read_plan_file
 
 from infaas.cli import COMMANDS
+from infaas.cli.plan import read_plan_file
 from services.shell.settings import load
 from services.simulation.scenario.read import read_scenario
 from tests.support.documents.code_blocks import LANGUAGES, Block, blocks, prose
