@@ -1,8 +1,8 @@
-"""The monitor of one worker: it alone admits loads here, follows instances and executors, and tells everybody by heartbeat.
+"""The monitor of one worker. It alone admits loads there, follows instances and executors, and sends the worker's heartbeats.
 
-Decisions are in policy.py, mitigation.py and services.core; loads.py remembers what is loaded, orders.py obeys, facts.py listens to
-executors, moves.py brings slowed instances elsewhere, journal.py tells. A monitor that starts while its executors run adopts what
-they report; an executor that ends takes its instances along, and what served is loaded again.
+policy.py, mitigation.py and services.core decide; loading.py holds what is loaded and obeys orders; executors.py handles what
+executors say; effects.py makes what is sent. A monitor that starts while its executors run adopts the instances that they report.
+The instances of an executor that ends are gone; those that served are loaded again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +18,14 @@ from bus.messages.fleet import (
     InstanceLoaded,
     InstanceMoved,
     InstanceUnloaded,
+    LoadAccepted,
+    LoadRefused,
     Release,
 )
 from bus.messages.scaling import Drain
 from bus.subjects import Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Do,
@@ -30,7 +33,9 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
+    Publish,
     Recorded,
     Started,
     Stopping,
@@ -39,27 +44,30 @@ from services.core.actor import (
     Watch,
 )
 from services.core.placement import Device, quarantined_at
+from services.core.settings import MonitorSettings, Settings
 from services.monitor.devices import MonitoredDevice
-from services.monitor.effects import Journal, SampleMachine
+from services.monitor.effects import MonitorEffects, SampleMachine
 from services.monitor.executors import ExecutorEvents
 from services.monitor.loading import LEADER, InstanceTable, WorkerOrders
 from services.monitor.mitigation import Migrations
-from services.monitor.policy import Knobs
 
 KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
+SAMPLE_TIMEOUT_S = 5.0  # s that a sample of the machine may take
+STARTUP_S = 1.0  # s after its start in which a monitor waits for its executors, which report every 0.5 s
 
 
 class Tick(Struct, frozen=True):
-    """A timer of ours: "heartbeat", "sample", "cost", or ("quarantine", variant)."""
+    """A timer of the monitor's: "heartbeat", "sample", "cost", or ("quarantine", variant)."""
 
     of: Any
 
 
 class MonitorActor:
-    """One worker's monitor. incarnation must grow with each start. devices: what the worker has.
+    """One worker's monitor. Raises UnknownPrice if a device's kind has no price.
 
-    prices: US$ per hour by device kind. Raises UnknownPrice when a device's kind has none. kind: of machine, as heartbeats
-    name it; empty: the hardware.
+    hardware: as lists and tables name it; kind: of machine, as heartbeats name it, empty: the hardware. devices: what the worker
+    has. prices: US$ per hour by device kind. incarnation: must grow with each start. failure_timeout_s: an executor that is
+    silent for so long counts as failed. startup_s: the first heartbeat waits so long for executors that have not reported yet.
     """
 
     def __init__(
@@ -70,41 +78,45 @@ class MonitorActor:
         prices: Mapping[str, float],
         subjects: Subjects,
         incarnation: int,
-        knobs: Knobs | None = None,
+        settings: MonitorSettings | None = None,
+        *,
         kind: str = "",
+        failure_timeout_s: float = 2.0,
+        startup_s: float = 0.0,
     ) -> None:
         self._worker = worker
         self._subjects = subjects
-        self._knobs = knobs = knobs or Knobs()
-        self._journal = journal = Journal(worker, hardware, subjects, incarnation, kind)
+        self._settings = settings = settings or MonitorSettings()
+        self._startup = startup_s
+        self._effects = effects = MonitorEffects(worker, hardware, subjects, incarnation, kind)
         self._devices = {spec.name: MonitoredDevice(worker, spec, prices) for spec in devices}
-        self._loads = InstanceTable(worker, self._devices, journal, knobs)
-        self._moves = Migrations(worker, self._devices, self._loads, journal, knobs)
-        self._orders = orders = WorkerOrders(worker, self._loads, journal)
-        self._facts = facts = ExecutorEvents(self._devices, self._loads, self._moves, orders, journal, knobs)
+        self._table = table = InstanceTable(worker, self._devices, effects, settings)
+        self._migrations = migrations = Migrations(worker, self._devices, table, effects, settings)
+        self._orders = orders = WorkerOrders(worker, table, effects)
+        self._executors = executors = ExecutorEvents(
+            self._devices, table, migrations, orders, effects, settings, failure_timeout_s
+        )
         self._sampling = False
-        self._started = 0.0
-        self._takes: dict[type, Callable[[Any], None]] = {
-            InstanceLoaded: facts.loaded,
-            InstanceFailed: facts.failed,
-            InstanceUnloaded: facts.unloaded,
-            InstanceMoved: facts.moved,
-            ExecutorReport: facts.report,
-            ExecutorExited: facts.exited,
-            Tick: lambda tick: self._tick(tick.of),
+        self._started_at = 0.0
+        self._on: dict[type, Handler] = {
+            EnsureLoaded: _obeying(orders.ensure),
+            Release: _obeying(orders.release),
+            Drain: _obeying(orders.drain),
+            InstanceLoaded: _reading(executors.loaded),
+            InstanceFailed: _reading(executors.failed),
+            InstanceUnloaded: _reading(executors.unloaded),
+            InstanceMoved: _reading(executors.moved),
+            ExecutorReport: _reading(executors.report),
+            ExecutorExited: _reading(executors.exited),
+            Tick: self._tick,
             Done: self._done,
             Failed: self._not_done,
             TimedOut: self._not_done,
             Changed: self._changed,
             Synced: self._synced,
-            Started: lambda _: self._start(),
-            Stopping: lambda _: self._stop(),
-            Recorded: lambda _: None,
-        }
-        self._obeys: dict[type, Callable[[Any], Any]] = {
-            EnsureLoaded: orders.ensure,
-            Release: orders.release,
-            Drain: orders.drain,
+            Started: self._start,
+            Stopping: self._stop,
+            Recorded: lambda _: NOTHING,
         }
 
     @property
@@ -127,120 +139,167 @@ class MonitorActor:
         return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        message, journal = envelope.message, self._journal
-        journal.turn(envelope.now)
-        obey = self._obeys.get(type(message))
-        if obey is not None:
-            journal.reply(envelope.reply, obey(message))
-        else:
-            self._takes[type(message)](message)
-        if not journal.told and self._is_acquainted():
-            self._beat()
-        return journal.effects()
+        effects = self._on[type(envelope.message)](envelope)
+        if self._effects.heartbeat_due and self._knows_instances(envelope.now):
+            return [*effects, self._heartbeat(envelope.now)]
+        return effects
 
-    def _beat(self) -> None:
-        self._journal.heartbeat(
+    def _heartbeat(self, now: float) -> Effect:
+        return self._effects.heartbeat(
             self._devices.values(),
-            self._loads.instances.values(),
-            self._loads.failures.quarantined,
+            self._table.instances.values(),
+            self._table.failures.quarantined,
+            now,
             draining=self._orders.draining,
             leaving=self._orders.leaving,
         )
 
-    # -- life
+    def _knows_instances(self, now: float) -> bool:
+        """Whether it knows what is loaded. An earlier heartbeat would say that its executors and their instances are gone."""
+        all_listed = len(self._executors.listed) == len(self._devices)
+        return all_listed or self._orders.leaving or now - self._started_at >= self._startup
 
-    def _is_acquainted(self) -> bool:
-        """Whether it knows what is loaded: a heartbeat before that would tell everybody that its executors are gone."""
-        known = len(self._facts.heard) == len(self._devices)
-        return known or self._orders.leaving or self._journal.now - self._started >= self._knobs.acquaint_s
+    # -- start, timers, end
 
-    def _start(self) -> None:
-        self._started = self._journal.now
+    def _start(self, envelope: Envelope) -> Iterable[Effect]:
+        now = self._started_at = envelope.now
         for device in self._devices.values():
-            device.open(self._journal.now)
-        self._journal.worker_state("Booting", "the monitor started")
-        for of, period in (("heartbeat", 0.0), ("sample", self._knobs.sample_s), ("cost", self._knobs.cost_s)):
-            self._journal.add(After(of, period, Tick(of)))
+            device.open(now)
+        settings = self._settings
+        timers = (("heartbeat", 0.0), ("sample", settings.sample_s), ("cost", settings.cost_s))
+        booting = self._effects.worker_state("Booting", "the monitor started", now)
+        return [*booting, *(After(of, period, Tick(of)) for of, period in timers)]
 
-    def _stop(self) -> None:
-        self._charge()
-        for instance in list(self._loads.instances.values()):
-            self._loads.gone(instance, "the worker stopped")
+    def _stop(self, envelope: Envelope) -> Iterable[Effect]:
+        now = envelope.now
+        found = self._costs(now)
+        for instance in list(self._table.instances.values()):
+            found += self._table.gone(instance, "the worker stopped", now)
         self._orders.leaving = True
-        self._journal.worker_state("Stopped", "asked to stop")
+        return found + self._effects.worker_state("Stopped", "asked to stop", now)
 
-    def _tick(self, of: Any) -> None:
-        journal, knobs = self._journal, self._knobs
+    def _tick(self, envelope: Envelope) -> Iterable[Effect]:
+        of, now, settings = envelope.message.of, envelope.now, self._settings
         if of == "heartbeat":
-            journal.add(After(of, knobs.heartbeat_s, Tick(of)))
-            self._facts.look_for_the_silent()
-            if not self._orders.draining:
-                self._moves.look()
-            journal.told = False
-            if not self._sampling:
-                self._sampling = True
-                journal.add(Do("machine", SampleMachine(), timeout=5.0))
-        elif of == "sample":
-            journal.add(After(of, knobs.sample_s, Tick(of)))
-            for device in self._devices.values():
-                journal.samples(device, knobs.sample_s)
-        elif of == "cost":
-            journal.add(After(of, knobs.cost_s, Tick(of)))
-            self._charge()
-        else:
-            self._keep(of[1])
+            return [After(of, settings.heartbeat_s, Tick(of)), *self._check(now)]
+        if of == "sample":
+            samples = [self._effects.samples(device, settings.sample_s, now) for device in self._devices.values()]
+            return [After(of, settings.sample_s, Tick(of)), *(effect for one in samples for effect in one)]
+        if of == "cost":
+            return [After(of, settings.cost_s, Tick(of)), *self._costs(now)]
+        return self._keep_quarantine(of[1])
 
-    def _charge(self) -> None:
-        for device in self._devices.values():
-            self._journal.costs(device.meter.close(self._journal.now))
+    def _check(self, now: float) -> list[Effect]:
+        """Before each heartbeat: silent executors, interfered instances, and how busy the machine is."""
+        found = self._executors.check_silence(now)
+        if not self._orders.draining:
+            found += self._migrations.advance(now)
+        self._effects.heartbeat_due = True
+        if not self._sampling:
+            self._sampling = True
+            found.append(Do("machine", SampleMachine(), timeout=SAMPLE_TIMEOUT_S))
+        return found
 
-    # -- what the edge did
+    def _costs(self, now: float) -> list[Effect]:
+        rows = [row for device in self._devices.values() for row in device.meter.close(now)]
+        return self._effects.costs(rows)
 
-    def _done(self, done: Done) -> None:
+    # -- answers of the edge
+
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
+        done: Done = envelope.message
         if done.id == "machine":
             self._sampling = False
-            self._journal.machine = done.result
-            self._moves.sampled(done.result)
+            self._effects.machine = done.result
+            self._migrations.sampled(done.result)
+        return NOTHING
 
-    def _not_done(self, failed: Failed | TimedOut) -> None:
+    def _not_done(self, envelope: Envelope) -> Iterable[Effect]:
+        failed: Failed | TimedOut = envelope.message
         if failed.id == "machine":
             self._sampling = False
-        else:
-            self._journal.add(After(failed.id, KEEP_AGAIN, Tick(failed.id)))
+            return NOTHING
+        return (After(failed.id, KEEP_AGAIN, Tick(failed.id)),)
 
-    def _keep(self, variant: str) -> None:
-        reason = self._loads.failures.quarantined.get(variant)
-        if reason is not None:
-            self._journal.keep_quarantine(variant, reason)
+    def _keep_quarantine(self, variant: str) -> Iterable[Effect]:
+        reason = self._table.failures.quarantined.get(variant)
+        return NOTHING if reason is None else (self._effects.keep_quarantine(variant, reason),)
 
-    # -- what the buckets hold
+    # -- the catalogue and the control bucket
 
-    def _changed(self, change: Changed) -> None:
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        change: Changed = envelope.message
         if change.bucket == self._subjects.control_bucket:
-            if change.key == LEADER:
-                self._orders.led(change.value)
-            where = quarantined_at(change.key)
-            if where is not None and where[0] == self._worker:
-                self._quarantined(where[1], change.value)
-            return
-        catalog = self._loads.catalog
+            return self._control_changed(change, envelope.now)
+        catalog = self._table.catalog
         catalog.apply(change.key, change.value)
         kind, _, name = change.key.partition(".")
         record = catalog.variant(name) if kind == "variant" else None
         if record is not None:
-            for instance in self._loads.of(name):
+            for instance in self._table.of(name):
                 instance.record = record
+        return NOTHING
 
-    def _quarantined(self, variant: str, value: bytes | None) -> None:
-        """By an earlier monitor of this worker, or by ourselves; or an operator has released it."""
-        failures, record = self._loads.failures, self._loads.catalog.variant(variant)
+    def _control_changed(self, change: Changed, now: float) -> Iterable[Effect]:
+        if change.key == LEADER:
+            self._orders.leader_changed(change.value)
+        where = quarantined_at(change.key)
+        if where is not None and where[0] == self._worker:
+            return self._quarantine_changed(where[1], change.value, now)
+        return NOTHING
+
+    def _quarantine_changed(self, variant: str, value: bytes | None, now: float) -> Iterable[Effect]:
+        """An earlier monitor of this worker, or this one, has quarantined the variant; or an operator has released it."""
+        failures, record = self._table.failures, self._table.catalog.variant(variant)
         if value is None:
             if failures.release(variant):
-                self._journal.quarantine(record, variant, "released by an operator", ended=True)
+                return self._effects.quarantine(record, variant, "released by an operator", now, ended=True)
         elif variant not in failures.quarantined:
             failures.quarantined[variant] = value.decode(errors="replace")
-            self._journal.quarantine(record, variant, failures.quarantined[variant])
+            return self._effects.quarantine(record, variant, failures.quarantined[variant], now)
+        return NOTHING
 
-    def _synced(self, synced: Synced) -> None:
-        if synced.bucket == self._subjects.catalog_bucket:
-            self._facts.synced = True
+    def _synced(self, envelope: Envelope) -> Iterable[Effect]:
+        if envelope.message.bucket == self._subjects.catalog_bucket:
+            self._executors.synced = True
+        return NOTHING
+
+
+def _reading(handle: Callable[[Any, float], list[Effect]]) -> Handler:
+    """The handler of a message to which nobody expects a reply."""
+    return lambda envelope: handle(envelope.message, envelope.now)
+
+
+def _obeying(obey: Callable[[Any, float], tuple[LoadAccepted | LoadRefused, list[Effect]]]) -> Handler:
+    """The handler of an order, which is answered where an answer is expected."""
+
+    def handle(envelope: Envelope) -> Iterable[Effect]:
+        reply, found = obey(envelope.message, envelope.now)
+        return [*found, Publish(envelope.reply, reply)] if envelope.reply else found
+
+    return handle
+
+
+def make_monitor(
+    settings: Settings,
+    subjects: Subjects,
+    worker: str,
+    hardware: str,
+    kind: str,
+    devices: Sequence[Device],
+    prices: Mapping[str, float],
+    incarnation: int,
+) -> MonitorActor:
+    """The monitor of this worker. Parameters as for `MonitorActor`. Raises UnknownPrice."""
+    return MonitorActor(
+        worker,
+        hardware,
+        devices,
+        prices,
+        subjects,
+        incarnation,
+        settings.monitor,
+        kind=kind,
+        failure_timeout_s=settings.dispatcher.failure_timeout_s,
+        startup_s=STARTUP_S,
+    )

@@ -1,4 +1,4 @@
-"""What a monitor remembers of one device: the executor process that drives it, and what its instances take. Pure."""
+"""One device of a worker: its executor process, its instances, and the meter of what they cost. Pure."""
 
 from collections.abc import Iterable, Mapping
 from math import fsum
@@ -13,9 +13,10 @@ from services.monitor.instances import MonitoredInstance
 
 
 class MonitoredDevice:
-    """One device. incarnation: of the executor process now, first heard of at `met`; dead: of the last one that ended.
+    """What a monitor knows of one device.
 
-    is_machine: its utilisation and memory are the machine's, to be measured there.
+    incarnation: of the present executor process, first heard at `met`; dead: of the last process that ended. seen: when the
+    executor was heard last. is_machine: the device is this machine's CPU, whose utilisation and memory are measured.
     """
 
     def __init__(self, worker: str, spec: Device, prices: Mapping[str, float]) -> None:
@@ -30,20 +31,20 @@ class MonitoredDevice:
         self.instances: dict[str, MonitoredInstance] = {}
 
     def open(self, now: float) -> None:
-        """The monitor starts: time counts from now on."""
+        """The monitor starts now."""
         self.met = self.seen = self.silent_since = now
         self.meter.open(now)
 
-    def spoke(self, now: float) -> bool:
-        """The executor was heard; True when it was silent before."""
+    def heard(self, now: float) -> bool:
+        """The executor was heard. True if it was silent before."""
         was, self.alive, self.seen = self.alive, True, now
         return not was
 
-    def fell_silent(self, now: float) -> None:
+    def became_silent(self, now: float) -> None:
         self.alive, self.silent_since = False, now
 
     def price_per_s(self, record: VariantRecord) -> float:
-        """US$ per second of one instance here: its share of the device."""
+        """US$ per second of one instance on this device."""
         return self.share(record) * self.price_per_hour / 3600.0
 
     def share(self, record: VariantRecord) -> float:
@@ -54,7 +55,7 @@ class MonitoredDevice:
         return total(self.spec, memory_share, cores_overcommit)
 
     def committed(self) -> Amount:
-        """What the instances that stay or are on their way take."""
+        """What the loaded and loading instances take."""
         memory_mb = cores = 0.0
         for instance in self.instances.values():
             if instance.state in COUNTED:
@@ -62,33 +63,33 @@ class MonitoredDevice:
                 cores += cores_needed(instance.record)
         return Amount(memory_mb, cores)
 
-    def held(self) -> Amount:
-        """What is really taken now, or about to be: also by what is being unloaded, not by what is not yet ordered."""
+    def occupied(self) -> Amount:
+        """What is taken now: with instances that are being unloaded, without loads that have not been ordered."""
         there = (i for i in self.instances.values() if i.state != "Loading" or i.ordered is not None)
         return sum((instance.takes for instance in there), NOTHING)
 
     def waiting(self) -> list[MonitoredInstance]:
-        """Admitted instances whose load has not been ordered yet, first come first."""
+        """Admitted instances whose load has not been ordered yet, the oldest first."""
         return [i for i in self.instances.values() if i.state == "Loading" and i.ordered is None]
 
     @property
     def utilisation(self) -> float:
-        """By what its instances computed, 0..1: a share of its time, or of its cores' time where it has several."""
+        """What its instances computed lately, 0..1: a share of its time; of a CPU, of all its cores' time."""
         return min(1.0, self._share((instance, instance.utilisation) for instance in self.instances.values()))
 
     @property
     def offline_use(self) -> float:
-        """The part of the device that offline work used lately, 0..1: of a machine its cores, as its utilisation is counted."""
+        """The part of `utilisation` that is offline work, 0..1."""
         return self._share((instance, instance.offline_use) for instance in self.instances.values())
 
     def _share(self, busy: Iterable[tuple[MonitoredInstance, float]]) -> float:
-        """Of the device, when each instance computes so much of the time: on its threads, or on one core of an accelerator."""
+        """The share of the device that instances use, given the part of the time that each computes."""
         threaded = self.spec.kind == "cpu"
         cores = sum(used * (max(1, instance.record.threads) if threaded else 1) for instance, used in busy)
         return cores / max(1, self.spec.cores)
 
     def status(self, utilisation: float) -> DeviceStatus:
-        """As heartbeats carry it: memory and cores used are those that instances have been promised."""
+        """As heartbeats carry it. Used memory and cores are those that are promised to instances."""
         committed = self.committed()
         return DeviceStatus(
             device=self.spec.name,
@@ -106,11 +107,8 @@ class MonitoredDevice:
         )
 
 
-# -- The cost meter of one device: what each loaded instance owes for a period, and what nobody owes. Pure.
-
-
 class Account:
-    """One instance in one period."""
+    """What one instance owes for the present period."""
 
     __slots__ = ("busy", "owner", "record", "seconds", "share", "weighted")
 
@@ -124,7 +122,13 @@ class Account:
 
 
 class Meter:
-    """Integrates over every change of what is loaded. price_per_s: US$ of the whole device; simulated: nobody's money."""
+    """The cost meter of one device: what each instance owes for a period, and what is idle.
+
+    An instance costs its share of the device for the time that it is loaded. If shares add up to more than the device (cores may
+    be shared), they shrink in proportion. The rest is booked as idle. So the rows of a period add up to the device's price.
+
+    price_per_s: US$ of the whole device. simulated: the device is simulated, so nobody pays.
+    """
 
     def __init__(
         self, worker: str, kind: str, price_per_s: float, now: float = 0.0, *, simulated: bool = False
@@ -143,7 +147,7 @@ class Meter:
         self._opened = self._at = now
 
     def occupy(self, instance: str, record: VariantRecord, share: float, app: str | None, now: float) -> None:
-        """An instance takes its share (0..1) from now on; again for one that is there: its share changes."""
+        """An instance takes this share (0..1) of the device from now on. A second call changes the share."""
         self._advance(now)
         account = self._loaded.get(instance)
         if account is None:
@@ -152,14 +156,14 @@ class Meter:
             account.share = share
 
     def vacate(self, instance: str, now: float) -> None:
-        """An instance is gone; what it owes of this period stays."""
+        """An instance is gone. What it owes for this period is kept."""
         self._advance(now)
         account = self._loaded.pop(instance, None)
         if account is not None:
             self._left.append(account)
 
     def used(self, instance: str, busy: Mapping[str, float]) -> None:
-        """An instance computed so many seconds for these apps; the last one named owns it from now on."""
+        """An instance computed so many seconds for these apps. The last app is its owner from now on."""
         account = self._loaded.get(instance)
         if account is None:
             return
@@ -168,7 +172,7 @@ class Meter:
             account.owner = app
 
     def close(self, now: float) -> list[CostEvent]:
-        """The rows of the period that ends now; the next one begins."""
+        """The rows of the period that ends now. The next period begins."""
         self._advance(now)
         seconds = self._at - self._opened
         rows = [row for account in (*self._left, *self._loaded.values()) for row in self._rows(account)]
@@ -187,20 +191,20 @@ class Meter:
         if elapsed <= 0:
             return
         self._at = now
-        crowd = max(1.0, fsum(account.share for account in self._loaded.values()))
+        shares = max(1.0, fsum(account.share for account in self._loaded.values()))
         for account in self._loaded.values():
             account.seconds += elapsed
-            account.weighted += elapsed * account.share / crowd
+            account.weighted += elapsed * account.share / shares
 
     def _rows(self, account: Account) -> list[CostEvent]:
-        """An instance's period, split among the apps by the time it computed for them; else its owner's alone."""
+        """An instance's period, split by the time it computed for each app. If it computed nothing, its owner pays."""
         if account.seconds <= 0 and not account.busy:
             return []
         cost = account.weighted * self.price_per_s
         total = fsum(account.busy.values())
         if total <= 0:
             return [self._row(account.record, account.owner, account.seconds, 0.0, cost)]
-        # The quotient first: tiny times lose nothing in it.
+        # The quotient first, so that tiny times keep their precision.
         parts = {app: busy / total for app, busy in account.busy.items()}
         return [
             self._row(account.record, app, account.seconds * part, account.busy[app], cost * part)

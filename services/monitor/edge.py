@@ -1,4 +1,4 @@
-"""The monitor's senses, how busy this machine is, read without waiting; and its notebook, the control bucket."""
+"""The monitor's edge: measures how busy this machine is, without waiting, and keeps quarantines in the control bucket."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ CGROUP = Path("/sys/fs/cgroup")
 class MachineEdge:
     """Samples the cores this process may use, and the memory of the machine or of its cgroup. A sample takes about 0.1 ms.
 
-    bus, bucket: where quarantines are kept; without a bus they are not.
+    bus, bucket: where quarantines are kept. Without a bus they are not kept.
     """
 
     def __init__(self, cgroup: Path = CGROUP, *, bus: Bus | None = None, bucket: str = "") -> None:
@@ -25,10 +25,10 @@ class MachineEdge:
         self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         limited = _number(cgroup / "memory.max") is not None
         self._memory = cgroup / "memory.current" if limited else None
-        psutil.cpu_percent(interval=None, percpu=True)  # the first call only sets the mark
+        psutil.cpu_percent(interval=None, percpu=True)  # the first call only begins the measurement
 
     def inline(self, command: Any) -> Any:
-        """Carry out a SampleMachine at once: it reads two small files of the kernel's."""
+        """Carry out a SampleMachine at once: it reads two small files of the kernel."""
         return self._sample() if isinstance(command, SampleMachine) else NotImplemented
 
     async def perform(self, command: Any) -> Any:
@@ -52,7 +52,7 @@ class MachineEdge:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file of the kernel's; None when there is none ("max", or no such file)."""
+    """The number in a file of the kernel; None if it holds none ("max"), or if there is no such file."""
     try:
         text = path.read_text().strip()
     except OSError:

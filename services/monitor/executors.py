@@ -1,4 +1,4 @@
-"""What executors tell their monitor: what they have loaded, lost, moved and measured, and that they live. Pure."""
+"""What executors tell their monitor: what they have loaded, lost, moved and measured, and that they are alive. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,104 +12,117 @@ from bus.messages.fleet import (
     InstanceSample,
     InstanceUnloaded,
 )
+from services.core.actor import Effect
 from services.core.lifecycle import COUNTED
+from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
-from services.monitor.effects import Journal
+from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance, busy_by_app
 from services.monitor.loading import InstanceTable, WorkerOrders
 from services.monitor.mitigation import Migrations
-from services.monitor.policy import Knobs
+from services.monitor.policy import thresholds_of
 
 UNLISTED = 2  # reports in a row without an instance after which its executor has lost it
 REORDER = 4  # reports in a row without an instance that should be loading after which the order is repeated
+LOAD_TIMEOUT_S = 30.0  # s, beside ten times the profiled load time, in which an executor must answer a load order
+
+InstanceMessage = InstanceLoaded | InstanceFailed | InstanceUnloaded | InstanceMoved
 
 
 class ExecutorEvents:
-    """heard: devices whose executor has listed its instances since the catalogue is known."""
+    """Handles the messages of a worker's executors, and their silence.
+
+    failure_timeout_s: an executor that says nothing for so long counts as failed. synced: the whole catalogue is known.
+    listed: devices whose executor has listed its instances since then.
+    """
 
     def __init__(
         self,
         devices: Mapping[str, MonitoredDevice],
-        loads: InstanceTable,
-        moves: Migrations,
+        table: InstanceTable,
+        migrations: Migrations,
         orders: WorkerOrders,
-        journal: Journal,
-        knobs: Knobs,
+        effects: MonitorEffects,
+        settings: MonitorSettings,
+        failure_timeout_s: float,
     ) -> None:
         self.synced = False
-        self.heard: set[str] = set()
+        self.listed: set[str] = set()
         self._devices = devices
-        self._loads = loads
-        self._moves = moves
+        self._table = table
+        self._migrations = migrations
         self._orders = orders
-        self._journal = journal
-        self._knobs = knobs
+        self._effects = effects
+        self._thresholds = thresholds_of(settings)
+        self._failure_timeout = failure_timeout_s
 
     # -- instances
 
-    def loaded(self, fact: InstanceLoaded) -> None:
-        instance = self._told_of(fact)
+    def loaded(self, message: InstanceLoaded, now: float) -> list[Effect]:
+        instance, found = self._instance_of(message, now)
         if instance is None:
-            return
-        if instance.state == "Unloading":
-            # Released while it was loading: say it again, now that there is something to go.
-            self._journal.order_unload(instance.id, instance.device)
+            return found
+        if (
+            instance.state == "Unloading"
+        ):  # released while it was loading: the order is repeated, now that it can be obeyed
+            found.append(self._effects.order_unload(instance.id, instance.device))
         if instance.state != "Loading":
-            return
-        now = self._journal.now
-        instance.memory_mb = max(instance.memory_mb, fact.memory_mb)
+            return found
+        instance.memory_mb = max(instance.memory_mb, message.memory_mb)
         instance.last_used = now
-        self._loads.failures.succeeded(fact.variant)
-        why = f"loaded in {fact.load_ms:.0f} ms; {fact.proof}"
-        self._journal.states(instance, instance.move("Active", why, now))
-        self._moves.serves(instance)
+        self._table.failures.succeeded(message.variant)
+        why = f"loaded in {message.load_ms:.0f} ms; {message.proof}"
+        found += self._effects.state_changes(instance, instance.move("Active", why, now), now)
+        return found + self._migrations.serves(instance, now)
 
-    def failed(self, fact: InstanceFailed) -> None:
-        instance = self._told_of(fact)
+    def failed(self, message: InstanceFailed, now: float) -> list[Effect]:
+        instance, found = self._instance_of(message, now)
         if instance is not None:
-            self._loads.failed(instance, fact.reason)
-            self._loads.gone(instance, fact.reason)
+            found += self._table.failed(instance, message.reason, now)
+            found += self._table.gone(instance, message.reason, now)
+        return found
 
-    def unloaded(self, fact: InstanceUnloaded) -> None:
-        instance = self._told_of(fact)
-        if instance is not None:
-            self._loads.gone(instance, "unloaded")
+    def unloaded(self, message: InstanceUnloaded, now: float) -> list[Effect]:
+        instance, found = self._instance_of(message, now)
+        return found if instance is None else found + self._table.gone(instance, "unloaded", now)
 
-    def moved(self, fact: InstanceMoved) -> None:
-        instance = self._told_of(fact)
-        if instance is not None:
-            self._moves.moved(instance, fact)
+    def moved(self, message: InstanceMoved, now: float) -> list[Effect]:
+        instance, found = self._instance_of(message, now)
+        return found if instance is None else found + self._migrations.moved(instance, message, now)
 
-    def _told_of(
-        self, fact: InstanceLoaded | InstanceFailed | InstanceUnloaded | InstanceMoved
-    ) -> MonitoredInstance | None:
-        device = self._devices.get(fact.device)
-        if device is None or not self._meet(device, fact.incarnation):
-            return None
-        return self._loads.instances.get(fact.instance)
+    def _instance_of(self, message: InstanceMessage, now: float) -> tuple[MonitoredInstance | None, list[Effect]]:
+        """The instance that a message is about, if there is one; and what hearing its executor brings about."""
+        device = self._devices.get(message.device)
+        if device is None or message.incarnation == device.dead:
+            return None, []
+        found = self._heard(device, message.incarnation, now)
+        return self._table.instances.get(message.instance), found
 
     # -- reports
 
-    def report(self, report: ExecutorReport) -> None:
+    def report(self, report: ExecutorReport, now: float) -> list[Effect]:
         device = self._devices.get(report.device)
-        if device is None or not self._meet(device, report.incarnation):
-            return
-        found = []
+        if device is None or report.incarnation == device.dead:
+            return []
+        found = self._heard(device, report.incarnation, now)
+        sampled = []
         for sample in report.samples:
-            instance = self._loads.instances.get(sample.instance)
+            instance = self._table.instances.get(sample.instance)
             if instance is None:
-                instance = self._loads.adopt(device, sample, synced=self.synced)
+                instance, adopted = self._table.adopt(device, sample, now, synced=self.synced)
+                found += adopted
             if instance is not None:
-                found.append((instance, sample))
-        siblings = Counter(one.record.variant for one in self._loads.instances.values() if one.state in COUNTED)
-        for instance, sample in found:
-            self._take(device, instance, sample, report.seconds, siblings[instance.record.variant])
+                sampled.append((instance, sample))
+        siblings = Counter(one.record.variant for one in self._table.instances.values() if one.state in COUNTED)
+        for instance, sample in sampled:
+            found += self._sampled(device, instance, sample, report.seconds, siblings[instance.record.variant], now)
         if self.synced:
-            self.heard.add(report.device)
-        self._miss(device, {sample.instance for sample in report.samples})
+            self.listed.add(report.device)
+        return found + self._unlisted(device, {sample.instance for sample in report.samples}, now)
 
-    def _miss(self, device: MonitoredDevice, listed: set[str]) -> None:
-        """What an executor should have and does not list: words were lost, or its actor was started again."""
+    def _unlisted(self, device: MonitoredDevice, listed: set[str], now: float) -> list[Effect]:
+        """Instances that an executor should have and does not list: a message was lost, or its actor was started again."""
+        found: list[Effect] = []
         for instance in list(device.instances.values()):
             if instance.id in listed or (instance.state == "Loading" and instance.ordered is None):
                 instance.unlisted = 0
@@ -117,64 +130,68 @@ class ExecutorEvents:
             instance.unlisted += 1
             if instance.state == "Loading":
                 if instance.unlisted % REORDER == 0:
-                    self._loads.order(instance)
+                    found.append(self._table.order(instance))
             elif instance.unlisted >= UNLISTED:
-                self._loads.lost(instance, "the executor no longer has it")
+                found += self._table.lost(instance, "the executor no longer has it", now)
+        return found
 
-    def _take(
+    def _sampled(
         self,
         device: MonitoredDevice,
         instance: MonitoredInstance,
         sample: InstanceSample,
         seconds: float,
         siblings: int,
-    ) -> None:
-        """One instance's part of a report. siblings: instances of its variant here, itself included."""
-        now = self._journal.now
-        self._journal.states(instance, instance.observe(sample, seconds, now))
+        now: float,
+    ) -> list[Effect]:
+        """One instance's part of a report. siblings: instances of its variant on this worker, itself included."""
+        found = self._effects.state_changes(instance, instance.observe(sample, seconds, now), now)
         if sample.apps:
             device.meter.used(instance.id, busy_by_app(sample))
-            self._loads.used.update([app.app for app in sample.apps if app.items > 0])
-        self._journal.states(instance, instance.judge(self._knobs.thresholds, siblings, now))
+            self._table.used.update([app.app for app in sample.apps if app.items > 0])
+        return found + self._effects.state_changes(instance, instance.judge(self._thresholds, siblings, now), now)
 
-    # -- executors that come and go
+    # -- executors that start, fall silent and end
 
-    def look_for_the_silent(self) -> None:
-        """Executors that say nothing any more, and loads that nobody answered."""
-        now = self._journal.now
+    def check_silence(self, now: float) -> list[Effect]:
+        """Executors that say nothing any more, and load orders that were not answered in time."""
+        found: list[Effect] = []
         for device in self._devices.values():
-            if device.alive and now - device.seen > self._knobs.failure_timeout_s:
-                device.fell_silent(now)
-                self._journal.worker_state("Failed", f"the executor of {device.spec.name} is silent")
-        for instance in list(self._loads.instances.values()):
+            if device.alive and now - device.seen > self._failure_timeout:
+                device.became_silent(now)
+                found += self._effects.worker_state("Failed", f"the executor of {device.spec.name} is silent", now)
+        for instance in list(self._table.instances.values()):
             if instance.state != "Loading" or instance.ordered is None:
                 continue
-            patience = self._knobs.load_timeout_s + instance.record.profile.load_ms / 100.0
-            if now - instance.ordered > patience:
-                reason = f"the executor did not answer the load order within {patience:.0f} s"
-                self._journal.order_unload(instance.id, instance.device)
-                self._loads.failed(instance, reason)
-                self._loads.gone(instance, reason)
+            timeout = LOAD_TIMEOUT_S + instance.record.profile.load_ms / 100.0
+            if now - instance.ordered > timeout:
+                reason = f"the executor did not answer the load order within {timeout:.0f} s"
+                found.append(self._effects.order_unload(instance.id, instance.device))
+                found += self._table.failed(instance, reason, now)
+                found += self._table.gone(instance, reason, now)
+        return found
 
-    def _meet(self, device: MonitoredDevice, incarnation: int) -> bool:
-        """Something was heard of this executor process; False when it is one that has ended."""
-        if incarnation == device.dead:
-            return False
-        now, journal = self._journal.now, self._journal
+    def _heard(self, device: MonitoredDevice, incarnation: int, now: float) -> list[Effect]:
+        """A message came from this executor process, which is not one that has ended."""
+        found: list[Effect] = []
         if device.incarnation is not None and incarnation != device.incarnation:
-            self._loads.lose(device, "the executor died: another one has taken its place")
+            why = "the executor died: another one has taken its place"
+            found += self._table.executor_ended(device, why, now)
         if device.incarnation is None:
             device.incarnation, device.met = incarnation, now
-        if device.spoke(now):
-            journal.told = False
+        if device.heard(now):
+            self._effects.heartbeat_due = True
             if all(other.alive for other in self._devices.values()):
-                journal.worker_state(self._orders.rest, f"the executor of {device.spec.name} runs")
-            self._loads.order_waiting(device)
-        return True
+                why = f"the executor of {device.spec.name} runs"
+                found += self._effects.worker_state(self._orders.usual_state, why, now)
+            found += self._table.order_waiting(device, now)
+        return found
 
-    def exited(self, fact: ExecutorExited) -> None:
-        device = self._devices.get(fact.device)
-        if device is None or device.incarnation is None or fact.at < device.met:
-            return
-        self._loads.lose(device, f"the executor died: {fact.reason}")
-        self._journal.worker_state("Failed", f"the executor of {fact.device} died: {fact.reason}")
+    def exited(self, message: ExecutorExited, now: float) -> list[Effect]:
+        device = self._devices.get(message.device)
+        if device is None or device.incarnation is None or message.at < device.met:
+            return []
+        why = f"the executor died: {message.reason}"
+        found = self._table.executor_ended(device, why, now)
+        event = f"the executor of {message.device} died: {message.reason}"
+        return found + self._effects.worker_state("Failed", event, now)

@@ -1,4 +1,4 @@
-"""What a monitor remembers of one instance: its state per app, and what its executor measured lately. Pure."""
+"""One instance of a worker: its state for each app, and what its executor measured lately. Pure."""
 
 from collections import deque
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING, Observed, Thresholds, judge, thresholds_for
 from services.core.placement import Amount, cores_needed
 
-WINDOW = 1.0  # s: loads and latencies are means over this long (the published code's period)
-MEMORY = 5.0  # s: so far back latency is looked for where an instance serves little, and an app counts as using it
-GAIN = 0.05  # weight of one report with plenty of batches in the live correction: a memory of about 10 s
-BACKLOG_GAIN = 0.3  # the same of a report in which there was always work waiting
-PLENTY = 8  # batches in a report that make it count in full
+WINDOW = 1.0  # s over which loads and latencies are averaged (the published code's period)
+KEPT = 5.0  # s for which reports are kept: for latencies of instances that serve little, and an app counts as a user so long
+GAIN = 0.05  # weight of one full report in the live correction, which so follows the last 10 s or so
+BACKLOG_GAIN = 0.3  # weight of a report during which work was always waiting
+FULL_REPORT = 8  # batches that make a report count in full
 FACTORS = (0.2, 5.0)  # bounds of the live correction
 
 StateChange = tuple[str | None, State, State, str]  # app, from, to, reason
 
 
 def busy_by_app(sample: InstanceSample) -> dict[str, float]:
-    """Seconds that an instance computed for each app: in proportion to their items, as queries of a batch share its time."""
+    """Seconds that an instance computed for each app, in proportion to the app's items: queries of a batch share its time."""
     items = sum(app.items for app in sample.apps)
     if items <= 0:
         return {}
@@ -28,7 +28,7 @@ def busy_by_app(sample: InstanceSample) -> dict[str, float]:
 
 
 class Recent(NamedTuple):
-    """An executor's reports of an instance, added up. online: items that were not offline work. waiting: mean of what was queued."""
+    """Reports of an instance, added up. online: items of queries, without offline work. waiting: mean length of the queue."""
 
     seconds: float
     items: int
@@ -43,11 +43,10 @@ class Recent(NamedTuple):
 class MonitoredInstance:
     """One variant loaded, loading or unloading on one device.
 
-    apps: the state that each app using it was last told; None stands for nobody, where it was loaded for none. owner: the app it
-    was loaded for, or that used it last. factor: measured over profiled time of a batch, slowly moving. ordered: the executor has
-    been told to load it.
-    cores: of the machine that it is kept to, empty for any. move_after: it may be moved out of interference then again.
-    replaces: the instance that goes once this one serves.
+    apps: the state for each app that uses it; None: for no app. owner: the app that it was loaded for, or that used it last.
+    factor: measured over profiled time of a batch, slowly moving. ordered: when its load was ordered. unlisted: reports in a row
+    without it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
+    instance that is unloaded once this one serves.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class MonitoredInstance:
 
     @property
     def takes(self) -> Amount:
-        """Of its device, while it is there."""
+        """What it takes of its device."""
         return Amount(self.memory_mb, cores_needed(self.record))
 
     # -- state
 
     def move(self, to: State, reason: str, now: float) -> list[StateChange]:
-        """The whole instance goes to another state, for every app; returns what changed."""
+        """Change the state of the instance for every app. Returns the changes."""
         changes: list[StateChange] = [(app, old, to, reason) for app, old in self.apps.items() if old != to]
         self.apps = dict.fromkeys(self.apps, to)
         if self.state != to:
@@ -89,10 +88,10 @@ class MonitoredInstance:
         return changes
 
     def observe(self, sample: InstanceSample, seconds: float, now: float) -> list[StateChange]:
-        """Take one report in; returns the apps that are new here, as changes from Inactive."""
+        """Add a report. Returns the apps that are new here, as changes from Inactive."""
         self._sums = None
         self._reports.append((now, seconds, sample))
-        while now - self._reports[0][0] >= MEMORY:
+        while now - self._reports[0][0] >= KEPT:
             self._reports.popleft()
         waited = min(self.queued, sample.queued)
         self.queued = sample.queued
@@ -108,16 +107,16 @@ class MonitoredInstance:
         if sample.items > 0 or sample.queued > 0:
             self.last_used = now
         if sample.predicted > 0 and sample.busy > 0 and sample.batches > 0:
-            gain, spent = GAIN * min(1.0, sample.batches / PLENTY), sample.busy
+            gain, spent = GAIN * min(1.0, sample.batches / FULL_REPORT), sample.busy
             if waited >= max(2, self.record.max_batch):
-                # More than the one that is being computed: it had work all the time, and this is what it can do, all told.
+                # More than the batch that is being computed was waiting, so it worked all the time: this is its full speed.
                 gain, spent = BACKLOG_GAIN, max(seconds, spent)
             low, high = FACTORS
             self.factor += gain * (min(high, max(low, spent / sample.predicted)) - self.factor)
         return changes
 
     def moved(self, cores: list[int], now: float, reason: str) -> list[StateChange]:
-        """It runs elsewhere now: what was measured before says nothing any more. Returns what changed."""
+        """It runs on other cores now, so earlier measurements are dropped. Returns the changes of state."""
         self.cores = cores
         self.factor = 1.0
         self._reports.clear()
@@ -125,9 +124,9 @@ class MonitoredInstance:
         return self.move("Active", reason, now) if self.state in SERVING else []
 
     def judge(self, given: Thresholds, instances: int, now: float) -> list[StateChange]:
-        """Judge the instance, and each app that uses it by its own SLO; returns what changed.
+        """Judge the instance, and for each app that uses it by the app's SLO. Returns the changes.
 
-        instances: of its variant on this worker, itself included.
+        instances: instances of its variant on this worker, itself included.
         """
         if self.state not in SERVING or not self._reports:
             return []
@@ -139,7 +138,7 @@ class MonitoredInstance:
             self.state, self.since = state, now
         for app, old in self.apps.items():
             seen_at, slo = self._app_seen.get(app or "", (float("-inf"), 0.0))
-            if now - seen_at < MEMORY:
+            if now - seen_at < KEPT:
                 new, why = judge(old, seen, limits, slo)
             else:
                 new, why = self.state, reason or "this app sends nothing any more"
@@ -170,11 +169,11 @@ class MonitoredInstance:
     # -- figures
 
     def slo_s(self, app: str | None) -> float:
-        """The latency objective that an app's last items here came with, in seconds; 0 when it is not known."""
+        """The latency objective of an app's last items here, in seconds; 0: unknown."""
         return self._app_seen.get(app or "", (0.0, 0.0))[1]
 
     def _recent(self) -> Recent:
-        """The reports of the last WINDOW, added up."""
+        """The reports of the last `WINDOW`, added up."""
         found = self._sums
         if found is None:
             seconds = busy = predicted = offline_busy = 0.0
@@ -193,13 +192,13 @@ class MonitoredInstance:
                 queued += sample.queued
                 if sample.offline and sample.items > 0:
                     offline_busy += sample.busy * sample.offline / sample.items
-            waiting = queued / count if count else 0.0  # one glance at a queue says little
+            waiting = queued / count if count else 0.0  # the mean, since one reading of a queue says little
             found = self._sums = Recent(seconds, items, online, batches, busy, predicted, offline_busy, waiting)
         return found
 
     @property
     def load(self) -> float:
-        """Items/s served lately, offline work apart."""
+        """Items/s served lately, without offline work."""
         recent = self._recent()
         return recent.online / recent.seconds if recent.seconds > 0 else 0.0
 
@@ -211,19 +210,19 @@ class MonitoredInstance:
 
     @property
     def offline_use(self) -> float:
-        """Share of the time that it computed offline work lately, 0..1; queries of a batch share its time."""
+        """Share of the time that it computed offline work lately, 0..1."""
         recent = self._recent()
         return min(1.0, recent.offline_busy / recent.seconds) if recent.seconds > 0 else 0.0
 
     @property
     def latency_s(self) -> float:
-        """Mean compute seconds of a batch lately; 0 when there was none."""
+        """Mean compute seconds of a batch lately; 0: there was none."""
         recent = self._recent()
         return recent.busy / recent.batches if recent.batches else 0.0
 
     @property
     def profiled_s(self) -> float:
-        """The same by the profile, at the batch sizes that ran."""
+        """The same by its profile, at the batch sizes that ran."""
         recent = self._recent()
         return recent.predicted / recent.batches if recent.batches else 0.0
 
@@ -233,7 +232,7 @@ class MonitoredInstance:
         return recent.items / recent.batches if recent.batches else 0.0
 
     def by_app(self, after: float) -> list[tuple[str | None, float, float]]:
-        """(app, items/s, share of the time that it was computed for) since then; the owner alone, with zeros, when idle."""
+        """(app, items/s, share of the time that it computed for the app) since then. If idle: the owner alone, with zeros."""
         recent = [(seconds, sample) for at, seconds, sample in self._reports if at > after]
         period = sum(seconds for seconds, _ in recent)
         items: dict[str, int] = {}
@@ -266,7 +265,7 @@ class MonitoredInstance:
         )
 
     def _app_states(self) -> dict[str, State]:
-        """Where they differ from its own; mostly nowhere."""
+        """The states for apps that differ from its own; mostly none."""
         own = self.state
         for state in self.apps.values():
             if state != own:

@@ -1,6 +1,6 @@
-"""What is loaded on a worker: admission, eviction, release, and the orders to executors that follow. Pure.
+"""What is loaded on a worker, and what it is ordered to load, release and drain: admission, eviction, quarantine. Pure.
 
-The monitor alone admits loads on its worker, so that two orders at once never take the same memory twice.
+The monitor alone admits loads on its worker. So two orders at once never take the same memory twice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,72 +10,84 @@ import msgspec
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import EnsureLoaded, InstanceSample, LoadAccepted, LoadRefused, Release
 from bus.messages.scaling import Drain, LeaderRecord
+from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Amount, cores_needed, misfit, short_of, shortage
+from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
-from services.monitor.effects import Journal
+from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import Knobs, LoadFailures, make_room, scaler, to_release
+from services.monitor.policy import LoadFailures, make_room, scaler, to_release
 
-REFUSE_AFTER = 10.0  # s without an executor after which loads are refused instead of waiting for it
-REMEMBERED = 1000
+REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
+REMEMBERED = 1000  # instances that ended
+LEADER = "controller"  # key of the control bucket: who leads
+MOST_INSTANCES = 256  # of one variant on one worker; an order for more is a mistake
+_leader = msgspec.msgpack.Decoder(LeaderRecord)
 
 
 class InstanceTable:
-    """The instances of one worker by name, and on which device they are."""
+    """The instances of one worker, by name, and the device of each.
 
-    def __init__(self, worker: str, devices: Mapping[str, MonitoredDevice], journal: Journal, knobs: Knobs) -> None:
+    used: apps that instances here have served or were loaded for. draining: nothing new is loaded, not even in place of what
+    was lost.
+    """
+
+    def __init__(
+        self, worker: str, devices: Mapping[str, MonitoredDevice], effects: MonitorEffects, settings: MonitorSettings
+    ) -> None:
         self.catalog = Catalog()
-        self.failures = LoadFailures(knobs.quarantine_after)
+        self.failures = LoadFailures(settings.quarantine_after)
         self.instances: dict[str, MonitoredInstance] = {}
-        self.used: set[str] = set()  # apps that instances here have served or were loaded for
-        self.draining = False  # nothing new, not even in place of what was lost
+        self.used: set[str] = set()
+        self.draining = False
         self._worker = worker
         self._devices = devices
-        self._journal = journal
-        self._knobs = knobs
-        self._minted: dict[str, int] = {}
-        self._ended: dict[str, None] = {}  # the last instances that are no more, oldest first
+        self._effects = effects
+        self._settings = settings
+        self._numbers: dict[str, int] = {}  # by variant: the last number in an instance's name
+        self._ended: dict[str, None] = {}  # the last instances that ended, oldest first
 
     def of(self, variant: str) -> list[MonitoredInstance]:
-        """This variant's instances that are there or on their way."""
+        """This variant's instances that are loaded or loading."""
         return [i for i in self.instances.values() if i.record.variant == variant and i.state in COUNTED]
 
-    # -- in
+    # -- admission
 
-    def place(self, record: VariantRecord) -> MonitoredDevice | str:
-        """A device with room for one more instance, made by eviction where it must; or why there is none."""
-        obstacle = self.failures.obstacle(record.variant, self._journal.now)
+    def place(self, record: VariantRecord, now: float) -> tuple[MonitoredDevice, list[Effect]] | str:
+        """A device with room for one more instance, and the evictions that make the room. Or why there is none."""
+        obstacle = self.failures.obstacle(record.variant, now)
         if obstacle:
             return obstacle
-        fitting, obstacle = self._fitting(record)
+        fitting, obstacle = self._fitting(record, now)
         need = needs_of(record)
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
             short = short_of(need, self._free(device))
-            if short.none or self._evict(device, short, record.variant):
-                return device
+            evictions: list[Effect] | None = [] if short.none else self._evict(device, short, record.variant, now)
+            if evictions is not None:
+                return device, evictions
             obstacle = shortage(record.variant, need, device.committed(), self._limit(device), device.spec.name)
         return obstacle or "this worker has no device"
 
-    def others_with_room(self, instance: MonitoredInstance) -> list[MonitoredDevice]:
-        """Devices but its own where this instance would fit beside what is there, the emptiest first."""
-        if self.failures.obstacle(instance.record.variant, self._journal.now):
+    def others_with_room(self, instance: MonitoredInstance, now: float) -> list[MonitoredDevice]:
+        """Other devices than its own where this instance fits without evictions, the least used first."""
+        if self.failures.obstacle(instance.record.variant, now):
             return []
-        fitting, _ = self._fitting(instance.record)
+        fitting, _ = self._fitting(instance.record, now)
         need = needs_of(instance.record)
         found = [
             d for d in fitting if d.spec.name != instance.device and d.alive and short_of(need, self._free(d)).none
         ]
         return sorted(found, key=lambda device: (device.utilisation, -self._free(device).memory_mb))
 
-    def _fitting(self, record: VariantRecord) -> tuple[list[MonitoredDevice], str]:
+    def _fitting(self, record: VariantRecord, now: float) -> tuple[list[MonitoredDevice], str]:
         """Devices that could run it if they were empty; and why the others could not."""
         fitting: list[MonitoredDevice] = []
         obstacle = ""
         for device in self._devices.values():
-            why = misfit(record, device.spec, self._knobs.memory_share)
-            if not why and not device.alive and self._journal.now - device.silent_since > REFUSE_AFTER:
+            why = misfit(record, device.spec, self._settings.memory_share)
+            if not why and not device.alive and now - device.silent_since > REFUSE_AFTER:
                 why = f"the executor of {device.spec.name} does not run"
             if not why:
                 fitting.append(device)
@@ -84,148 +96,158 @@ class InstanceTable:
         return fitting, obstacle
 
     def _limit(self, device: MonitoredDevice) -> Amount:
-        return device.limit(self._knobs.memory_share, self._knobs.cores_overcommit)
+        return device.limit(self._settings.memory_share, self._settings.cores_overcommit)
 
     def _free(self, device: MonitoredDevice) -> Amount:
         return self._limit(device) - device.committed()
 
-    def _evict(self, device: MonitoredDevice, short: Amount, variant: str) -> bool:
-        now = self._journal.now
+    def _evict(self, device: MonitoredDevice, short: Amount, variant: str, now: float) -> list[Effect] | None:
+        """The evictions that free so much; None if idle instances do not suffice."""
         candidates = device.instances.values()
-        victims = make_room(candidates, short, self._apps_of, self._least, now, self._knobs.idle_s)
-        for victim in victims or ():
+        victims = make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
+        if victims is None:
+            return None
+        found: list[Effect] = []
+        for victim in victims:
             why = f"makes room for {variant}; not used for {now - victim.last_used:.0f} s"
-            self._journal.scaling("monitor", "evict", victim.record, victim.owner, why)
-            self.unload(victim, why)
-        return victims is not None
+            found.append(self._effects.scaling("monitor", "evict", victim.record, victim.owner, why, now))
+            found += self.unload(victim, why, now)
+        return found
 
-    def admit(self, device: MonitoredDevice, record: VariantRecord, app: str | None, reason: str) -> MonitoredInstance:
-        """Make an instance; its load is ordered as soon as there is an executor and room."""
-        now = self._journal.now
-        instance = MonitoredInstance(self._mint(record.variant), record, device.spec.name, "Loading", now, app)
+    def admit(
+        self, device: MonitoredDevice, record: VariantRecord, app: str | None, reason: str, now: float
+    ) -> tuple[MonitoredInstance, list[Effect]]:
+        """Add an instance. Its load is ordered as soon as there is an executor and room."""
+        instance = MonitoredInstance(self._new_name(record.variant), record, device.spec.name, "Loading", now, app)
         if app is not None:
             self.used.add(app)
-        self._add(device, instance)
-        self._journal.states(instance, [(app, "Inactive", "Loading", reason)])
-        self.order_waiting(device)
-        return instance
+        self._add(device, instance, now)
+        changes = self._effects.state_changes(instance, [(app, "Inactive", "Loading", reason)], now)
+        return instance, changes + self.order_waiting(device, now)
 
-    def order_waiting(self, device: MonitoredDevice) -> None:
-        """Order the loads that were admitted, as far as what is being unloaded has left room for them."""
+    def order_waiting(self, device: MonitoredDevice, now: float) -> list[Effect]:
+        """Orders for the loads that were admitted, as far as instances that are being unloaded leave room."""
+        found: list[Effect] = []
         if not device.alive:
-            return
+            return found
         for instance in device.waiting():
             unloading = any(other.state == "Unloading" for other in device.instances.values())
-            if unloading and not short_of(instance.takes, self._limit(device) - device.held()).none:
-                return
-            instance.ordered = self._journal.now
-            self.order(instance)
+            if unloading and not short_of(instance.takes, self._limit(device) - device.occupied()).none:
+                break
+            instance.ordered = now
+            found.append(self.order(instance))
+        return found
 
-    def order(self, instance: MonitoredInstance) -> None:
-        """The order may have been lost; executors take one for an instance they have as said already."""
-        self._journal.order_load(instance, self._devices[instance.device].price_per_s(instance.record))
+    def order(self, instance: MonitoredInstance) -> Effect:
+        """The order to load it. It may be repeated: an executor ignores one for an instance that it has."""
+        return self._effects.order_load(instance, self._devices[instance.device].price_per_s(instance.record))
 
-    def adopt(self, device: MonitoredDevice, sample: InstanceSample, *, synced: bool) -> MonitoredInstance | None:
-        """An instance that an earlier monitor had loaded: keep it, once the catalogue says what it is.
+    def adopt(
+        self, device: MonitoredDevice, sample: InstanceSample, now: float, *, synced: bool
+    ) -> tuple[MonitoredInstance | None, list[Effect]]:
+        """Take on an instance that an earlier monitor had loaded, once the catalogue knows its variant.
 
-        One that this monitor has written off (its load order reached an executor late) must go.
+        An instance that this monitor has given up (its load order reached the executor late) is unloaded.
         """
         record = self.catalog.variant(sample.variant)
         ended = sample.instance in self._ended
         if record is None or ended:
-            if synced or ended:
-                self._journal.order_unload(sample.instance, device.spec.name)
-            return None
-        instance = MonitoredInstance(sample.instance, record, device.spec.name, "Active", self._journal.now)
-        self._add(device, instance)
+            unload = synced or ended
+            return None, [self._effects.order_unload(sample.instance, device.spec.name)] if unload else []
+        instance = MonitoredInstance(sample.instance, record, device.spec.name, "Active", now)
+        self._add(device, instance, now)
         number = sample.instance.rpartition("-")[2]
         if number.isdecimal():
-            self._minted[record.variant] = max(self._minted.get(record.variant, 0), int(number))
-        self._journal.states(instance, [(None, "Inactive", "Active", "found loaded")])
-        self._journal.told = False
-        return instance
+            self._numbers[record.variant] = max(self._numbers.get(record.variant, 0), int(number))
+        return instance, self._effects.state_changes(instance, [(None, "Inactive", "Active", "found loaded")], now)
 
-    def _add(self, device: MonitoredDevice, instance: MonitoredInstance) -> None:
+    def _add(self, device: MonitoredDevice, instance: MonitoredInstance, now: float) -> None:
         self.instances[instance.id] = device.instances[instance.id] = instance
         share = device.share(instance.record)
-        device.meter.occupy(instance.id, instance.record, share, instance.owner, self._journal.now)
+        device.meter.occupy(instance.id, instance.record, share, instance.owner, now)
 
-    def _mint(self, variant: str) -> str:
-        """An instance's name: unique in the cluster, and never given twice by this monitor."""
-        number = self._minted[variant] = self._minted.get(variant, 0) + 1
+    def _new_name(self, variant: str) -> str:
+        """An instance's name. It is unique in the cluster, and this monitor never gives it twice."""
+        number = self._numbers[variant] = self._numbers.get(variant, 0) + 1
         return f"{variant}.{self._worker}-{number}"
 
-    # -- out
+    # -- removal
 
-    def failed(self, instance: MonitoredInstance, reason: str) -> None:
-        """It could not be loaded; a variant that fails again and again is not tried any more."""
+    def failed(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
+        """It could not be loaded. A variant that fails again and again is quarantined."""
         variant = instance.record.variant
-        if self.failures.failed(variant, reason, self._journal.now):
-            why = self.failures.quarantined[variant]
-            self._journal.quarantine(instance.record, variant, why)
-            self._journal.keep_quarantine(variant, why)
+        if not self.failures.failed(variant, reason, now):
+            return []
+        why = self.failures.quarantined[variant]
+        return [
+            *self._effects.quarantine(instance.record, variant, why, now),
+            self._effects.keep_quarantine(variant, why),
+        ]
 
-    def release(self, variant: str, keep: int, reason: str) -> list[MonitoredInstance]:
-        """Unload this variant's instances down to so many; returns those that go."""
-        going = to_release(self.of(variant), keep)
-        for instance in going:
-            self.unload(instance, reason)
-        return going
+    def release(self, variant: str, keep: int, reason: str, now: float) -> tuple[list[MonitoredInstance], list[Effect]]:
+        """Unload this variant's instances until so many are left. Returns those that are unloaded, too."""
+        released = to_release(self.of(variant), keep)
+        found: list[Effect] = []
+        for instance in released:
+            found += self.unload(instance, reason, now)
+        return released, found
 
-    def unload(self, instance: MonitoredInstance, reason: str) -> None:
-        """Let it finish what is queued and go; at once when its load has not been ordered yet."""
+    def unload(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
+        """Unload it once its queue is empty; at once if its load has not been ordered yet."""
         if instance.state == "Loading" and instance.ordered is None:
-            self.gone(instance, reason)
-            return
-        self._journal.states(instance, instance.move("Unloading", reason, self._journal.now))
-        self._journal.order_unload(instance.id, instance.device)
+            return self.gone(instance, reason, now)
+        changes = self._effects.state_changes(instance, instance.move("Unloading", reason, now), now)
+        return [*changes, self._effects.order_unload(instance.id, instance.device)]
 
-    def gone(self, instance: MonitoredInstance, reason: str) -> None:
-        """It is not there any more."""
-        journal = self._journal
-        journal.states(instance, instance.move("Inactive", reason, journal.now))
-        journal.told = False
+    def gone(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
+        """The instance does not exist any more. Its room goes to loads that wait."""
+        found = self._effects.state_changes(instance, instance.move("Inactive", reason, now), now)
+        self._effects.heartbeat_due = True
         device = self._devices[instance.device]
-        device.meter.vacate(instance.id, journal.now)
+        device.meter.vacate(instance.id, now)
         del self.instances[instance.id], device.instances[instance.id]
         self._ended[instance.id] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        self.order_waiting(device)
+        return found + self.order_waiting(device, now)
 
-    def lose(self, device: MonitoredDevice, reason: str) -> None:
-        """The executor process is gone and its instances with it; those that served are loaded again by the next one."""
+    def executor_ended(self, device: MonitoredDevice, reason: str, now: float) -> list[Effect]:
+        """The executor process and its instances are gone. Those that served are loaded again by the next process."""
         device.dead, device.incarnation = device.incarnation, None
-        device.fell_silent(self._journal.now)
-        self._journal.told = False
+        device.became_silent(now)
+        self._effects.heartbeat_due = True
         waiting = device.waiting()
+        found: list[Effect] = []
         for old in list(device.instances.values()):
             if old in waiting:
                 continue
-            if old.state == "Loading":  # it may be what killed the executor: whoever wants it asks again
-                self.failed(old, reason)
-            self.lost(old, reason)
+            if old.state == "Loading":  # it may have killed the executor, so it is not loaded again by itself
+                found += self.failed(old, reason, now)
+            found += self.lost(old, reason, now)
+        return found
 
-    def lost(self, old: MonitoredInstance, reason: str) -> None:
-        """It went without an order; one that served is loaded again."""
+    def lost(self, old: MonitoredInstance, reason: str, now: float) -> list[Effect]:
+        """It is gone though nobody ordered that. An instance that served is loaded again."""
         served = old.state in SERVING
-        self.gone(old, reason)
+        found = self.gone(old, reason, now)
         if not served or self.draining:
-            return
-        self.again(old, self._devices[old.device], reason)
-        self._journal.scaling("monitor", "load", old.record, old.owner, reason)
+            return found
+        _, again = self.load_again(old, self._devices[old.device], reason, now)
+        return [*found, *again, self._effects.scaling("monitor", "load", old.record, old.owner, reason, now)]
 
-    def again(self, old: MonitoredInstance, device: MonitoredDevice, reason: str) -> MonitoredInstance:
-        """Load one more like it, for the same apps."""
-        instance = self.admit(device, old.record, old.owner, reason)
+    def load_again(
+        self, old: MonitoredInstance, device: MonitoredDevice, reason: str, now: float
+    ) -> tuple[MonitoredInstance, list[Effect]]:
+        """Admit one more instance like this one, for the same apps."""
+        instance, found = self.admit(device, old.record, old.owner, reason, now)
         instance.factor, instance.last_used = old.factor, old.last_used
         for app in old.apps:
             if app not in instance.apps:
                 instance.apps[app] = "Loading"
-                self._journal.states(instance, [(app, "Inactive", "Loading", reason)])
-        return instance
+                found += self._effects.state_changes(instance, [(app, "Inactive", "Loading", reason)], now)
+        return instance, found
 
-    # -- who needs what
+    # -- which apps need an instance
 
     def _apps_of(self, instance: MonitoredInstance) -> Iterable[str]:
         """The apps in use that this instance can serve."""
@@ -243,87 +265,89 @@ class InstanceTable:
 
 
 def needs_of(record: VariantRecord) -> Amount:
-    """What an instance takes by its profile."""
+    """What an instance takes, by its profile."""
     return Amount(record.profile.memory_mb, cores_needed(record))
 
 
-# -- What a worker is told to do: load, release, drain. It alone admits, and refuses with a reason. Pure.
-
-LEADER = "controller"  # key of the control bucket
-_leader = msgspec.msgpack.Decoder(LeaderRecord)
-MOST_INSTANCES = 256  # instances of one variant on one worker; an order for more is a mistake
-
-
 class WorkerOrders:
-    """One worker's. leaving: it is being stopped; draining: it takes nothing new, so that it can be.
+    """Obeys the orders to load, release and drain that a worker gets, or refuses them with a reason.
 
-    Orders of the controller carry its epoch, which grows with each leader: one below the largest heard, or written down by who
-    leads, comes from a leader that has lost its lease, and is refused. 0: not the controller's.
+    leaving: the worker is being stopped. draining: it takes nothing new, so that it can be stopped.
+
+    An order of the controller carries its epoch, which grows with each leader. The worker refuses an order whose epoch is below
+    the largest that it has seen: its sender does not lead any more. Epoch 0: the order is not the controller's.
     """
 
-    def __init__(self, worker: str, loads: InstanceTable, journal: Journal) -> None:
+    def __init__(self, worker: str, table: InstanceTable, effects: MonitorEffects) -> None:
         self.leaving = False
         self._worker = worker
-        self._loads = loads
-        self._journal = journal
+        self._table = table
+        self._effects = effects
         self._epoch = 0
         self._draining = ""  # why
 
     @property
     def draining(self) -> bool:
-        return self._loads.draining
+        return self._table.draining
 
     @property
-    def rest(self) -> str:
+    def usual_state(self) -> str:
         """The state of a worker that works as it should."""
         return "Draining" if self.draining else "Ready"
 
-    def ensure(self, order: EnsureLoaded) -> LoadAccepted | LoadRefused:
+    def ensure(self, order: EnsureLoaded, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
         record = order.variant
-        have = self._loads.of(record.variant)
+        have = self._table.of(record.variant)
+        found: list[Effect] = []
         obstacle = self._outdated(order.epoch) or self._closed()
         if order.at_least > MOST_INSTANCES:
             obstacle = f"at_least is {order.at_least}; one worker takes at most {MOST_INSTANCES} instances of a variant"
         while len(have) < order.at_least and not obstacle:
-            found = self._loads.place(record)
-            if isinstance(found, str):
-                obstacle = found
+            place = self._table.place(record, now)
+            if isinstance(place, str):
+                obstacle = place
                 break
+            device, evictions = place
             why = order.reason or f"ordered by {order.orderer or 'somebody'}"
             action = order.action or ("replicate" if have else "load")
-            have.append(self._loads.admit(found, record, order.app, why))
-            self._journal.scaling(scaler(order.orderer), action, record, order.app, why, planned=order.planned)
+            instance, admitted = self._table.admit(device, record, order.app, why, now)
+            have.append(instance)
+            by = scaler(order.orderer)
+            event = self._effects.scaling(by, action, record, order.app, why, now, planned=order.planned)
+            found += [*evictions, *admitted, event]
         if obstacle:
-            return self._refused(record.variant, obstacle)
-        return LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
+            return self._refused(record.variant, obstacle), found
+        accepted = LoadAccepted(worker=self._worker, variant=record.variant, instances=[i.id for i in have])
+        return accepted, found
 
-    def release(self, order: Release) -> LoadAccepted | LoadRefused:
+    def release(self, order: Release, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
         obstacle = self._outdated(order.epoch)
         if obstacle:
-            return self._refused(order.variant, obstacle)
+            return self._refused(order.variant, obstacle), []
         why = order.reason or f"ordered by {order.orderer or 'somebody'}"
-        going = self._loads.release(order.variant, order.keep, why)
-        if going:
-            first = going[0]
-            by, count = scaler(order.orderer), len(going)
-            self._journal.scaling(by, "unload", first.record, first.owner, why, count, order.planned)
-        stay = [instance.id for instance in self._loads.of(order.variant)]
-        return LoadAccepted(worker=self._worker, variant=order.variant, instances=stay)
+        released, found = self._table.release(order.variant, order.keep, why, now)
+        if released:
+            first = released[0]
+            by, count = scaler(order.orderer), len(released)
+            found.append(self._effects.scaling(by, "unload", first.record, first.owner, why, now, count, order.planned))
+        left = [instance.id for instance in self._table.of(order.variant)]
+        return LoadAccepted(worker=self._worker, variant=order.variant, instances=left), found
 
-    def drain(self, order: Drain) -> LoadAccepted | LoadRefused:
-        """Take nothing new; instances stay and answer what is queued. The reply lists them."""
+    def drain(self, order: Drain, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
+        """Take nothing new. Instances stay and answer what is queued; the reply lists them."""
         obstacle = self._outdated(order.epoch) or ("this worker is leaving" if self.leaving else "")
         if obstacle:
-            return self._refused("", obstacle)
+            return self._refused("", obstacle), []
+        found: list[Effect] = []
         if order.resume == self.draining:
-            self._loads.draining = not order.resume
+            self._table.draining = not order.resume
             self._draining = order.reason or f"ordered by {order.orderer or 'somebody'}"
-            self._journal.told = False
-            self._journal.worker_state(self.rest, self._draining)
-        return LoadAccepted(worker=self._worker, variant="", instances=list(self._loads.instances))
+            self._effects.heartbeat_due = True
+            found = self._effects.worker_state(self.usual_state, self._draining, now)
+        return LoadAccepted(worker=self._worker, variant="", instances=list(self._table.instances)), found
 
-    def led(self, value: bytes | None) -> None:
-        """The leader's record is this now: a monitor that has only just started knows whose orders are late, too."""
+    def leader_changed(self, value: bytes | None) -> None:
+        """The leader's record in the control bucket has this value now. So a new monitor refuses outdated orders, too."""
         try:
             record = _leader.decode(value) if value else None
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -337,7 +361,7 @@ class WorkerOrders:
         return f"this worker is draining: {self._draining}" if self.draining else ""
 
     def _outdated(self, epoch: int) -> str:
-        """Why an order of this epoch is not obeyed; empty when it is."""
+        """Why an order of this epoch is refused; empty if it is obeyed."""
         if 0 < epoch < self._epoch:
             return f"the order is of epoch {epoch}, and a later leader has spoken in epoch {self._epoch}"
         self._epoch = max(self._epoch, epoch)

@@ -1,4 +1,4 @@
-"""What a monitor shows: the worker's devices and instances. Pure."""
+"""Metrics of a monitor: the worker's devices and instances. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ MB = 2**20
 
 
 def _statuses(actor: MonitorActor) -> list[DeviceStatus]:
-    journal = actor._journal
-    return [device.status(journal.utilisation(device)) for device in actor._devices.values()]
+    effects = actor._effects
+    return [device.status(effects.utilisation(device)) for device in actor._devices.values()]
 
 
 def families(actor: MonitorActor) -> Iterable[MetricFamily]:
@@ -36,21 +36,21 @@ def families(actor: MonitorActor) -> Iterable[MetricFamily]:
         price.add(status.price_per_hour, **where)
     states = MetricFamily("infaas_instances", "gauge", "Instances of a variant by their state.")
     for (device, variant, state), count in Counter(
-        (instance.device, instance.record.variant, instance.state) for instance in actor._loads.instances.values()
+        (instance.device, instance.record.variant, instance.state) for instance in actor._table.instances.values()
     ).items():
         states.add(count, worker=worker, device=device, variant=variant, state=state)
-    shut = MetricFamily(
+    quarantined = MetricFamily(
         "infaas_quarantined_variants", "gauge", "Variants that are not loaded here until they are released."
     )
-    shut.add(len(actor._loads.failures.quarantined), worker=worker)
+    quarantined.add(len(actor._table.failures.quarantined), worker=worker)
     draining = MetricFamily("infaas_worker_draining", "gauge", "1 while the worker takes nothing new.")
     draining.add(int(actor._orders.draining), worker=worker)
-    return alive, utilisation, memory, promised, price, states, shut, draining
+    return alive, utilisation, memory, promised, price, states, quarantined, draining
 
 
 def missing(actor: MonitorActor, now: float) -> str:
     del now
-    if not actor._facts.synced:
+    if not actor._executors.synced:
         return "the catalogue"
     silent = [status.device for status in _statuses(actor) if not status.alive]
     return f"executors that are heard: {', '.join(silent)}" if silent else ""

@@ -1,7 +1,7 @@
-"""Interference mitigation: where an instance goes that is slower than its profile though it is not at its peak. Pure.
+"""Interference mitigation: an instance that is slower than its profile, though not at its peak, is moved. Pure.
 
-INFaaS, section 4.1: to idle resources of the same worker (other cores), in the background; if there are none, the controller
-places it on the least loaded worker. Here in this order: other cores, another device of the same kind on this worker, another worker.
+INFaaS, section 4.1, moves it to idle cores of the same worker; without any, the controller places it on the least loaded worker.
+Here the order is: other cores, another device of the same kind on this worker, another worker.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +10,17 @@ from msgspec import Struct
 
 from bus.messages.fleet import InstanceMoved
 from bus.messages.scaling import AskForCapacity
+from services.core.actor import Effect
+from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
-from services.monitor.effects import Journal, MachineSample
+from services.monitor.effects import MachineSample, MonitorEffects
 from services.monitor.instances import MonitoredInstance
 from services.monitor.loading import InstanceTable
-from services.monitor.policy import Knobs
 
-BUSIEST = 0.8  # a core that is busier than this, 0..1, is no place to go to
-GAIN = 0.15  # the cores must be less busy by so much than those that the instance runs on now
-PINNED = 0.3  # how busy an instance pinned to a core is expected to make it, beside what is measured
-MEMORY = 0.5  # weight of the newest sample in a core's utilisation
+BUSIEST = 0.8  # nothing is moved to a core that is busier than this, 0..1
+GAIN = 0.15  # the new cores must be less busy than the present ones by so much
+PINNED = 0.3  # load that each pinned instance is expected to add to its core, beside what is measured
+SMOOTHING = 0.5  # weight of the newest sample in a core's utilisation
 
 
 class MoveToCores(Struct, frozen=True):
@@ -53,16 +54,16 @@ class CoreUse:
 
     def sample(self, cores: Mapping[int, float]) -> None:
         known = self.busy
-        self.busy = {core: MEMORY * now + (1 - MEMORY) * known.get(core, now) for core, now in cores.items()}
+        self.busy = {core: SMOOTHING * now + (1 - SMOOTHING) * known.get(core, now) for core, now in cores.items()}
 
 
 def better_cores(
     threads: int, at: Sequence[int], busy: Mapping[int, float], pinned: Iterable[Sequence[int]]
 ) -> list[int]:
-    """The least busy cores for so many threads; none when they are not clearly better than where it runs now.
+    """The least busy cores for so many threads. Empty if they are not clearly better than the present ones.
 
-    at: the cores that it runs on now, empty for any. busy: 0..1 by core, with everything that runs there. pinned: the cores
-    of every other instance that is kept to some.
+    at: the cores that it runs on now; empty: any. busy: utilisation of each core, 0..1, by all processes. pinned: the cores of
+    every other instance that is pinned.
     """
     load = dict(busy)
     for cores in pinned:
@@ -83,7 +84,7 @@ def better_cores(
 def mitigate(cores: Sequence[int], busy: Mapping[int, float], devices: Sequence[str], slow: str) -> Mitigation:
     """What to do about one interfered instance.
 
-    cores: the better ones, if any; devices: others of its kind on this worker with room, best first. slow: how it does now.
+    cores: better ones, if any. devices: others of its kind on this worker that have room, best first. slow: how slow it is now.
     """
     if cores:
         names = ", ".join(f"{core} ({busy.get(core, 0.0):.0%} busy)" for core in cores)
@@ -93,93 +94,97 @@ def mitigate(cores: Sequence[int], busy: Mapping[int, float], devices: Sequence[
     return AskElsewhere(f"{slow}; this worker has no idler cores and no other device with room")
 
 
-# -- Carries out interference mitigation: who is moved, when, and what becomes of it. Where to is decided in
-# mitigation.py. Pure.
-
-
 class Migrations:
-    """The moves of one worker's instances. An instance is looked at once it has been Interfered for a while, then not again
-    within the back-off, whatever came of it: moving costs, and what slows it may be over by itself.
+    """Carries out the mitigation of one worker's interfered instances.
+
+    An instance is moved once it has been Interfered for `mitigate_after_s`, and not again within `mitigate_again_s`, whatever
+    came of it: a move costs, and the interference may end by itself.
     """
 
     def __init__(
-        self, worker: str, devices: dict[str, MonitoredDevice], loads: InstanceTable, journal: Journal, knobs: Knobs
+        self,
+        worker: str,
+        devices: dict[str, MonitoredDevice],
+        table: InstanceTable,
+        effects: MonitorEffects,
+        settings: MonitorSettings,
     ) -> None:
         self._worker = worker
         self._devices = devices
-        self._loads = loads
-        self._journal = journal
-        self._knobs = knobs
+        self._table = table
+        self._effects = effects
+        self._settings = settings
         self._use = CoreUse()
-        self._why: dict[str, str] = {}  # instance -> why it is being moved to other cores
+        self._reasons: dict[str, str] = {}  # instance -> why it is being moved to other cores
 
     def sampled(self, machine: MachineSample) -> None:
         self._use.sample(machine.cores)
 
-    def look(self) -> None:
+    def advance(self, now: float) -> list[Effect]:
         """Move what has been Interfered for long enough."""
-        now, knobs = self._journal.now, self._knobs
-        for instance in list(self._loads.instances.values()):
-            waited = instance.state == "Interfered" and now - instance.since >= knobs.mitigate_after_s
+        found: list[Effect] = []
+        settings = self._settings
+        for instance in list(self._table.instances.values()):
+            waited = instance.state == "Interfered" and now - instance.since >= settings.mitigate_after_s
             if waited and now >= instance.move_after and instance.latency_s > 0:  # its queries have not just ended
-                instance.move_after = now + knobs.mitigate_again_s
-                self._mitigate(instance)
+                instance.move_after = now + settings.mitigate_again_s
+                found += self._mitigate(instance, now)
+        return found
 
-    def _mitigate(self, instance: MonitoredInstance, *, cores: bool = True) -> None:
+    def _mitigate(self, instance: MonitoredInstance, now: float, *, cores: bool = True) -> list[Effect]:
         device = self._devices[instance.device]
-        found = self._cores(instance) if cores and device.is_machine else []
-        others = [device.spec.name for device in self._loads.others_with_room(instance)]
+        better = self._better_cores(instance) if cores and device.is_machine else []
+        others = [device.spec.name for device in self._table.others_with_room(instance, now)]
         slow = f"a batch takes {instance.latency_s * 1e3:.3g} ms, its profile says {instance.profiled_s * 1e3:.3g} ms"
-        match mitigate(found, self._use.busy, others, slow):
-            case MoveToCores(cores=chosen, reason=reason):
-                self._why[instance.id] = reason
-                self._journal.order_move(instance, chosen)
-            case MoveToDevice(device=name, reason=reason):
-                self._to_device(instance, self._devices[name], reason)
-            case elsewhere:
-                self._ask(instance, elsewhere.reason)
+        chosen = mitigate(better, self._use.busy, others, slow)
+        if isinstance(chosen, MoveToCores):
+            self._reasons[instance.id] = chosen.reason
+            return [self._effects.order_move(instance, chosen.cores)]
+        if isinstance(chosen, MoveToDevice):
+            return self._to_device(instance, self._devices[chosen.device], chosen.reason, now)
+        return [self._ask(instance, chosen.reason, now)]
 
-    def _cores(self, instance: MonitoredInstance) -> list[int]:
-        pinned = [other.cores for other in self._loads.instances.values() if other is not instance and other.cores]
+    def _better_cores(self, instance: MonitoredInstance) -> list[int]:
+        pinned = [other.cores for other in self._table.instances.values() if other is not instance and other.cores]
         return better_cores(instance.record.threads, instance.cores, self._use.busy, pinned)
 
-    # -- other cores
+    # -- to other cores
 
-    def moved(self, instance: MonitoredInstance, fact: InstanceMoved) -> None:
-        """The executor has moved it, or could not; then the next best place."""
-        why = self._why.pop(instance.id, "ordered")
-        if fact.error:
-            if instance.state == "Interfered":
-                self._mitigate(instance, cores=False)
-            return
-        reason = f"moved: {why}; {fact.proof}"
-        self._journal.scaling("monitor", "migrate", instance.record, instance.owner, reason)
-        self._journal.states(instance, instance.moved(fact.cores, self._journal.now, reason))
-        self._journal.told = False
+    def moved(self, instance: MonitoredInstance, message: InstanceMoved, now: float) -> list[Effect]:
+        """The executor has moved it. If it could not, the next best place is tried."""
+        why = self._reasons.pop(instance.id, "ordered")
+        if message.error:
+            return self._mitigate(instance, now, cores=False) if instance.state == "Interfered" else []
+        reason = f"moved: {why}; {message.proof}"
+        event = self._effects.scaling("monitor", "migrate", instance.record, instance.owner, reason, now)
+        changes = self._effects.state_changes(instance, instance.moved(message.cores, now, reason), now)
+        self._effects.heartbeat_due = True
+        return [event, *changes]
 
-    # -- another device
+    # -- to another device
 
-    def _to_device(self, instance: MonitoredInstance, device: MonitoredDevice, reason: str) -> None:
-        """Make before break: the old one goes once the new one serves."""
-        fresh = self._loads.again(instance, device, reason)
-        fresh.replaces = instance.id
-        fresh.move_after = instance.move_after
-        self._journal.scaling("monitor", "migrate", instance.record, instance.owner, reason)
+    def _to_device(self, instance: MonitoredInstance, device: MonitoredDevice, reason: str, now: float) -> list[Effect]:
+        """Make before break: the old instance is unloaded once the new one serves."""
+        new, found = self._table.load_again(instance, device, reason, now)
+        new.replaces = instance.id
+        new.move_after = instance.move_after
+        return [*found, self._effects.scaling("monitor", "migrate", instance.record, instance.owner, reason, now)]
 
-    def serves(self, fresh: MonitoredInstance) -> None:
-        """A new instance is Active: what it replaces goes."""
-        old = self._loads.instances.get(fresh.replaces or "")
-        fresh.replaces = None
-        if old is not None and old.state != "Unloading":
-            self._loads.unload(old, f"moved to {fresh.device}")
+    def serves(self, new: MonitoredInstance, now: float) -> list[Effect]:
+        """A new instance is Active. The one that it replaces is unloaded."""
+        old = self._table.instances.get(new.replaces or "")
+        new.replaces = None
+        if old is None or old.state == "Unloading":
+            return []
+        return self._table.unload(old, f"moved to {new.device}", now)
 
-    # -- another worker
+    # -- to another worker
 
-    def _ask(self, instance: MonitoredInstance, reason: str) -> None:
+    def _ask(self, instance: MonitoredInstance, reason: str, now: float) -> Effect:
         slo = instance.slo_s(instance.owner)
         ask = AskForCapacity(
             worker=self._worker,
-            at=self._journal.now,
+            at=now,
             app=instance.owner or "",
             why="interfered",
             variants=[instance.record.variant],
@@ -187,4 +192,4 @@ class Migrations:
             latency_ms=slo * 1000.0 if slo > 0 else None,
             reason=reason,
         )
-        self._journal.ask(ask)
+        return self._effects.ask(ask)

@@ -1,40 +1,30 @@
-"""What a worker's monitor decides: which instances make room for a new one, and which go when some must.
+"""What a worker's monitor decides: which instances it evicts or releases, and when a failed load may be tried again. Pure.
 
-When an instance counts as troubled is decided in `services.core.lifecycle`, which names its sources; where an interfered one
-goes in mitigation.py; when a failed load may be tried again in failures.py.
+When an instance is Overloaded or Interfered is decided in `services.core.lifecycle`; where an Interfered one goes, in mitigation.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
-
-from services.core.lifecycle import BY_HARDWARE, COUNTED, Thresholds
-from services.core.placement import NOTHING, OVERCOMMIT, Amount, short_of
+from services.core.lifecycle import COUNTED, Thresholds
+from services.core.placement import NOTHING, Amount, short_of
+from services.core.settings import MonitorSettings
 from services.monitor.instances import MonitoredInstance
 
+RETRY_FIRST = 1.0  # s until a variant whose load failed may be tried again; doubles with each failure in a row
+RETRY_LAST = 60.0  # s, at most
 
-class Knobs(Struct, frozen=True, kw_only=True):
-    """The monitor's settings (services/core/settings, MonitorSettings), as a policy may see them.
 
-    idle_s: an instance that served nothing for so long may make room for another. load_timeout_s: an executor that has
-    not answered a load order for this, plus ten times the profiled load latency, is not waited for any longer.
-    acquaint_s: a monitor that starts says nothing for so long, or until all its executors have told what they have loaded.
-    mitigate_after_s: an instance that has been Interfered for so long is moved; mitigate_again_s: not twice within this long.
-    """
-
-    heartbeat_s: float = 0.5
-    sample_s: float = 2.0
-    cost_s: float = 10.0
-    memory_share: float = 0.8
-    failure_timeout_s: float = 2.0
-    idle_s: float = 1.0
-    load_timeout_s: float = 30.0
-    acquaint_s: float = 0.0
-    cores_overcommit: float = OVERCOMMIT
-    mitigate_after_s: float = 2.0
-    mitigate_again_s: float = 20.0
-    quarantine_after: int = 3
-    thresholds: Thresholds = BY_HARDWARE
+def thresholds_of(settings: MonitorSettings) -> Thresholds:
+    """The thresholds of an instance's states. 0: by hardware (`services.core.lifecycle.thresholds_for`)."""
+    return Thresholds(
+        overloaded_backlog_s=settings.overloaded_backlog_s,
+        overloaded_slo_share=settings.overloaded_slo_share,
+        interfered_ratio=settings.interfered_ratio,
+        interfered_least_s=settings.interfered_least_ms / 1000.0,
+        interfered_load_share=settings.interfered_load_share,
+        clear_ratio=settings.clear_ratio,
+        least_items=settings.least_items,
+    )
 
 
 def make_room(
@@ -45,10 +35,10 @@ def make_room(
     now: float,
     idle_s: float,
 ) -> list[MonitoredInstance] | None:
-    """The instances to unload so that so much becomes free, least recently used first; None when it cannot be.
+    """The instances to unload so that so much becomes free, least recently used first. None if they do not suffice.
 
-    Only idle ones go, and none that an app in use still needs: `least(app)` instances stay with each app that `apps_of`
-    names. instances: those that are loaded or loading on the device; what is unloading already is counted by the caller.
+    Only idle instances are evicted, and each app that `apps_of` names keeps `least(app)` instances. instances: those on the
+    device; the caller counts the room of those that are being unloaded. idle_s: unused for so long is idle.
     """
     present = [instance for instance in instances if instance.state in COUNTED]
     serving: dict[str, int] = {}
@@ -72,28 +62,22 @@ def make_room(
 
 
 def to_release(instances: Sequence[MonitoredInstance], keep: int) -> list[MonitoredInstance]:
-    """Which of one variant's instances go so that `keep` stay: not yet loaded ones first, then the least busy, oldest use."""
+    """Which of one variant's instances to unload so that `keep` are left: first those that are loading, then the least busy ones."""
     present = [instance for instance in instances if instance.state in COUNTED]
     present.sort(key=lambda instance: (instance.state != "Loading", instance.queued, instance.last_used))
     return present[: max(0, len(present) - max(0, keep))]
 
 
 def scaler(orderer: str) -> str:
-    """Who scales, as events name it: "model" and "vm" for the two autoscalers, "dispatcher" for everybody else."""
+    """The scaler of a scaling event: "model" or "vm" for orders of the two autoscalers, else "dispatcher"."""
     return next((name for name in ("model", "vm") if orderer.startswith(name)), "dispatcher")
 
 
-# -- Loads that failed: a pause that doubles with each failure in a row, and quarantine for what fails again and
-# again. Pure.
-
-RETRY_FIRST = 1.0  # s until a variant whose load failed may be tried again; doubles
-RETRY_LAST = 60.0
-
-
 class LoadFailures:
-    """By variant, on one worker. quarantine_after: failures in a row; 0: never.
+    """Loads that failed on one worker, by variant.
 
-    quarantined: variant -> reason; such a variant is not tried again until an operator releases it.
+    quarantine_after: failures in a row until a variant is quarantined; 0: never. quarantined: variant to reason. A quarantined
+    variant is not tried again until an operator releases it.
     """
 
     def __init__(self, quarantine_after: int = 0) -> None:
@@ -102,9 +86,9 @@ class LoadFailures:
         self._of: dict[str, tuple[int, float, str]] = {}
 
     def failed(self, variant: str, reason: str, now: float) -> bool:
-        """One more failure; True when this one puts the variant into quarantine.
+        """Count a failure. True if it puts the variant into quarantine.
 
-        Nothing begins during the pause, so what fails then began with the one that failed before, and counts as one with it.
+        A failure during the pause after another is not counted: both loads began before that pause.
         """
         count, until, _ = self._of.get(variant, (0, now, ""))
         if now < until:
@@ -121,12 +105,12 @@ class LoadFailures:
         self._of.pop(variant, None)
 
     def release(self, variant: str) -> bool:
-        """It may be tried again, at once; False when it was not in quarantine."""
+        """The variant may be tried again at once. False if it was not quarantined."""
         self._of.pop(variant, None)
         return self.quarantined.pop(variant, None) is not None
 
     def obstacle(self, variant: str, now: float) -> str:
-        """Why it may not be tried now; empty when it may."""
+        """Why the variant may not be loaded now; empty if it may."""
         why = self.quarantined.get(variant)
         if why is not None:
             return f"{variant} is quarantined here until infaas.admin.release-variant names it: {why}"

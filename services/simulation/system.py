@@ -31,8 +31,7 @@ from services.jobs.__main__ import limits_of
 from services.jobs.actor import Coordinator
 from services.jobs.runner.__main__ import knobs_of as offline_knobs
 from services.jobs.runner.actor import Runner
-from services.monitor.__main__ import knobs_of as monitor_knobs
-from services.monitor.actor import MonitorActor
+from services.monitor.actor import make_monitor
 from services.simulation.edges import (
     LoadFault,
     SimulatedControllerEdge,
@@ -239,15 +238,15 @@ class SimulatedSystem:
             )
             edge = SimulatedExecutorEdge(self._environment, device, self._load_seconds, self._holds)
             self._environment.enter(f"{worker}/{name}", executor, edge)
-        monitor = MonitorActor(
+        monitor = make_monitor(
+            settings,
+            self.subjects,
             worker,
             spec.devices[0].kind,
+            spec.kind,
             spec.devices,
             self._scenario.prices,
-            self.subjects,
             next(self._incarnations),
-            monitor_knobs(settings),
-            spec.kind,
         )
         self._environment.enter(
             f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)

@@ -37,13 +37,12 @@ WIRING = {
     # The actors, and how production makes them from settings.
     "services.dispatcher.actor:Dispatcher": {"system.py"},
     "services.executor.actor:Executor": {"system.py"},
-    "services.monitor.actor:MonitorActor": {"system.py"},
+    "services.monitor.actor:make_monitor": {"system.py"},
     "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
     "services.autoscaler.vms.actor:Controller": {"system.py"},
     "services.jobs.actor:Coordinator": {"system.py"},
     "services.jobs.runner.actor:Runner": {"system.py"},
     "services.autoscaler.models.__main__:knobs_of": {"system.py"},
-    "services.monitor.__main__:knobs_of": {"system.py"},
     "services.jobs.__main__:limits_of": {"system.py"},
     "services.jobs.runner.__main__:knobs_of": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one

@@ -106,7 +106,7 @@ class ScalingFleet(Fleet):
         found: dict[str, dict[str, int]] = {}
         for name, member in self.stage.members.items():
             if name.startswith("w") and "/" not in name:
-                for instance in member.actor._loads.instances.values():  # type: ignore[attr-defined]
+                for instance in member.actor._table.instances.values():  # type: ignore[attr-defined]
                     states = found.setdefault(instance.record.variant, {})
                     states[instance.state] = states.get(instance.state, 0) + 1
         return found

@@ -127,7 +127,7 @@ class CloudFleet(Fleet):
         """Worker to the states of this variant's instances there."""
         found = {}
         for name in self.workers:
-            instances = self.stage.members[name].actor._loads.instances.values()
+            instances = self.stage.members[name].actor._table.instances.values()
             states = [i.state for i in instances if i.record.variant == variant_name]
             if states:
                 found[name] = states

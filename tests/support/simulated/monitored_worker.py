@@ -24,9 +24,9 @@ from bus.messages.fleet import (
 from bus.subjects import Subjects
 from services.core.actor import After, Cancel, Changed, Do, Done, Envelope, Publish, Record, Started, Stopping, Synced
 from services.core.placement import Device
+from services.core.settings import MonitorSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
-from services.monitor.policy import Knobs
 
 S = Subjects()
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
@@ -63,7 +63,12 @@ class World:
     """One monitor, its executor process, and everything that either has said so far."""
 
     def __init__(
-        self, devices: Sequence[Device] = (CPU,), *, executor: int | None = 1, knobs: Knobs | None = None
+        self,
+        devices: Sequence[Device] = (CPU,),
+        *,
+        executor: int | None = 1,
+        settings: MonitorSettings | None = None,
+        startup_s: float = 0.0,
     ) -> None:
         self.now = 1000.0
         self.executor = executor  # incarnation of the process that runs, None: there is none
@@ -72,7 +77,9 @@ class World:
         self.events: list[Event] = []
         self.timers: dict[Any, tuple[float, Any]] = {}
         self.machine = MachineSample(utilisation=0.3, memory_used_mb=500.0)
-        self.actor = MonitorActor("w1", "cpu", devices, PRICES, S, incarnation=7, knobs=knobs)
+        self.actor = MonitorActor(
+            "w1", "cpu", devices, PRICES, S, incarnation=7, settings=settings, startup_s=startup_s
+        )
         self.tell(Started())
         self.advance(0.0)
         if executor is not None:

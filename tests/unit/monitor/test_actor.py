@@ -7,7 +7,6 @@ from bus.messages.events import CostEvent, InstanceEventSample, StateEvent, Work
 from bus.messages.fleet import ExecutorExited, LoadAccepted, LoadInstance, LoadRefused, UnloadInstance
 from services.core.placement import Device
 from services.monitor.effects import MachineSample
-from services.monitor.policy import Knobs
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
@@ -145,7 +144,7 @@ def test_a_new_monitor_adopts_what_the_executor_has() -> None:
 
 def test_a_new_monitor_says_nothing_before_it_knows_what_is_loaded() -> None:
     """Its first heartbeat must not tell dispatchers that a living executor is gone, with their queries aboard."""
-    world = World(executor=None, knobs=Knobs(acquaint_s=1.0))
+    world = World(executor=None, startup_s=1.0)
     world.executor, world.loaded = 5, {"v.w1-3": "v"}
     world.report()
     world.advance(0.4)
@@ -159,7 +158,7 @@ def test_a_new_monitor_says_nothing_before_it_knows_what_is_loaded() -> None:
 
 
 def test_a_new_monitor_speaks_soon_though_no_executor_runs() -> None:
-    world = World(executor=None, knobs=Knobs(acquaint_s=1.0))
+    world = World(executor=None, startup_s=1.0)
     world.advance(0.9)
     assert beats(world) == 0
     world.advance(0.7)

@@ -21,8 +21,8 @@ from bus.messages.scaling import Drain, LeaderRecord
 from services.core.actor import Changed, Do, Envelope, Failed, TimedOut
 from services.core.cost import LOADING_S, instance_price_per_s
 from services.core.placement import quarantine_key
+from services.core.settings import MonitorSettings
 from services.monitor.effects import KeepQuarantine
-from services.monitor.policy import Knobs
 from tests.support.simulated.monitored_worker import CPU, PRICES, S, World, variant
 
 
@@ -358,7 +358,7 @@ def test_loads_that_fail_at_once_count_as_one() -> None:
 
 
 def test_quarantine_can_be_switched_off() -> None:
-    world = World(knobs=Knobs(quarantine_after=0))
+    world = World(settings=MonitorSettings(quarantine_after=0))
     for _ in range(5):
         world.ensure(variant())
         world.obey(fail="no such operator")

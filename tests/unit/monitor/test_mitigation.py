@@ -20,6 +20,7 @@ from bus.messages.fleet import (
 )
 from bus.messages.scaling import AskForCapacity, Drain
 from services.core.placement import Device
+from services.core.settings import MonitorSettings
 from services.monitor.effects import MachineSample
 from services.monitor.mitigation import (
     BUSIEST,
@@ -31,7 +32,6 @@ from services.monitor.mitigation import (
     better_cores,
     mitigate,
 )
-from services.monitor.policy import Knobs
 from tests.support.simulated.monitored_worker import CPU, S, World, variant
 
 
@@ -97,7 +97,7 @@ def test_one_glance_at_a_core_says_little() -> None:
 
 # -- The monitor brings slowed instances elsewhere: other cores, another device, or it asks the controller.
 
-KNOBS = Knobs(mitigate_after_s=2.0, mitigate_again_s=20.0)
+SETTINGS = MonitorSettings(mitigate_after_s=2.0, mitigate_again_s=20.0)
 HOGGED = MachineSample(utilisation=0.6, memory_used_mb=500.0, cores={0: 1.0, 1: 0.1})
 FULL = MachineSample(utilisation=1.0, memory_used_mb=500.0, cores={0: 1.0, 1: 1.0})
 
@@ -123,7 +123,7 @@ def moved(world: World, order: MoveInstance, **changes: Any) -> InstanceMoved:
 
 
 def test_interference_moves_an_instance_to_the_idle_core() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = HOGGED
     instance = world.load(variant())
     slowed(world, instance, 1.5)
@@ -140,7 +140,7 @@ def test_interference_moves_an_instance_to_the_idle_core() -> None:
 
 
 def test_an_instance_whose_queries_have_ended_stays() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = HOGGED
     instance = world.load(variant())
     slowed(world, instance, 1.5)
@@ -152,7 +152,7 @@ def test_an_instance_whose_queries_have_ended_stays() -> None:
 
 
 def test_not_again_within_the_back_off() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = HOGGED
     instance = world.load(variant())
     slowed(world, instance, 5.0)
@@ -166,7 +166,7 @@ def test_not_again_within_the_back_off() -> None:
 
 
 def test_what_recovers_by_itself_stays() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = HOGGED
     instance = world.load(variant())
     slowed(world, instance, 1.0)
@@ -176,7 +176,7 @@ def test_what_recovers_by_itself_stays() -> None:
 
 
 def test_nowhere_to_go_asks_the_controller_and_goes_on() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = FULL
     instance = world.load(variant())
     slowed(world, instance, 10.0)
@@ -193,7 +193,7 @@ def test_nowhere_to_go_asks_the_controller_and_goes_on() -> None:
 
 
 def test_a_move_that_fails_asks_the_controller() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = HOGGED
     instance = world.load(variant())
     slowed(world, instance, 4.0)
@@ -204,7 +204,7 @@ def test_a_move_that_fails_asks_the_controller() -> None:
 
 
 def test_a_draining_worker_moves_nothing() -> None:
-    world = World(knobs=KNOBS)
+    world = World(settings=SETTINGS)
     world.machine = HOGGED
     instance = world.load(variant())
     world.tell(Drain(epoch=1))
@@ -240,7 +240,7 @@ def report(world: World, device: str, instance: str | None, slower: float = 1.0)
 
 def gpu_world() -> tuple[World, str, str, str]:
     """A world whose instance runs on one of two GPUs; instance, its device, the other device."""
-    world = World(GPUS, knobs=KNOBS)
+    world = World(GPUS, settings=SETTINGS)
     for name in ("gpu-0", "gpu-1"):
         report(world, name, None)
     instance = world.ensure(ON_GPU).instances[0]

@@ -23,10 +23,10 @@ from bus.messages.fleet import (
 )
 from bus.messages.scaling import Drain
 from services.core.placement import NOTHING, Amount, Device, cores_needed, short_of, total
-from services.monitor.policy import Knobs
+from services.core.settings import MonitorSettings
 from tests.support.simulated.monitored_worker import World, variant
 
-KNOBS = Knobs(memory_share=0.8, cores_overcommit=2.0, quarantine_after=0)
+SETTINGS = MonitorSettings(memory_share=0.8, cores_overcommit=2.0, quarantine_after=0)
 DEVICES = {
     device.name: device
     for device in (
@@ -36,7 +36,7 @@ DEVICES = {
         Device(name="inferentia-1", kind="inferentia", cores=4, memory_mb=500.0, simulated=True),
     )
 }
-LIMITS = {name: total(device, KNOBS.memory_share, KNOBS.cores_overcommit) for name, device in DEVICES.items()}
+LIMITS = {name: total(device, SETTINGS.memory_share, SETTINGS.cores_overcommit) for name, device in DEVICES.items()}
 
 
 def made(name: str, hardware: str, memory_mb: float, threads: int = 1) -> Any:
@@ -60,7 +60,7 @@ class Totals(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(list(DEVICES.values()), knobs=KNOBS)
+        self.world = World(list(DEVICES.values()), settings=SETTINGS)
         self.incarnation = dict.fromkeys(DEVICES, 1)
         self.there: dict[str, dict[str, str]] = {name: {} for name in DEVICES}
         self.promised: dict[str, dict[str, str]] = {name: {} for name in DEVICES}  # ordered, not yet carried out

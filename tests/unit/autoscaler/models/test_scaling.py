@@ -248,7 +248,7 @@ def test_static_without_a_choice_makes_one_from_the_first_load() -> None:
 
 
 def _by_worker(fleet: ScalingFleet, worker: str) -> int:
-    loads = fleet.stage.members[worker].actor._loads  # type: ignore[attr-defined]
+    loads = fleet.stage.members[worker].actor._table  # type: ignore[attr-defined]
     return sum(one.record.variant == NAME for one in loads.instances.values())
 
 
