@@ -86,6 +86,36 @@ def _run_alone(name: str, config: Path | None, data_dir: Path | None) -> int:
     return serve(settings)
 
 
+def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
+    """Serve the dashboard until SIGTERM or Ctrl-C.
+
+    It reads as store.reader_dsn says; where that is not set, as the commands find a system: there may be none yet.
+    """
+    from dashboard.serve import CannotServe, ServeOptions, serve  # noqa: PLC0415
+    from infaas.connecting import SystemAddress  # noqa: PLC0415
+    from services.shell.runtime import telemetry  # noqa: PLC0415
+    from services.shell.settings import SettingsError, load  # noqa: PLC0415
+
+    if data_dir is not None:
+        os.environ["INFAAS_DATA_DIR"] = str(data_dir)
+    try:
+        settings = load(config)
+    except SettingsError as error:
+        usage(str(error))
+    telemetry.set_up(settings.log_level, "dashboard")
+    asked = settings.dashboard
+    allow = asked.allow.replace(",", " ").split() if isinstance(asked.allow, str) else asked.allow
+    options = ServeOptions(
+        address=asked.address, port=asked.port, public_url=asked.public_url, login=asked.login, allow=tuple(allow)
+    )
+    reader = settings.store.reader_dsn
+    system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None
+    try:
+        return serve(options, system)
+    except CannotServe as error:
+        raise Failure(str(error)) from error
+
+
 def _wire_of(name: str) -> "Wire":
     module = import_module(f"services.{_NESTED.get(name, name)}.__main__")
     wire: Wire = module.wire
@@ -130,36 +160,3 @@ def _main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(_main(sys.argv[1:]))
-
-
-# -- `infaas run dashboard`: the web pages of a system.
-
-
-def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
-    """Serve the dashboard until SIGTERM or Ctrl-C.
-
-    It reads as store.reader_dsn says; where that is not set, as the commands find a system: there may be none yet.
-    """
-    from dashboard.serve import CannotServe, ServeOptions, serve  # noqa: PLC0415
-    from infaas.connecting import SystemAddress  # noqa: PLC0415
-    from services.shell.runtime import telemetry  # noqa: PLC0415
-    from services.shell.settings import SettingsError, load  # noqa: PLC0415
-
-    if data_dir is not None:
-        os.environ["INFAAS_DATA_DIR"] = str(data_dir)
-    try:
-        settings = load(config)
-    except SettingsError as error:
-        usage(str(error))
-    telemetry.set_up(settings.log_level, "dashboard")
-    asked = settings.dashboard
-    allow = asked.allow.replace(",", " ").split() if isinstance(asked.allow, str) else asked.allow
-    options = ServeOptions(
-        address=asked.address, port=asked.port, public_url=asked.public_url, login=asked.login, allow=tuple(allow)
-    )
-    reader = settings.store.reader_dsn
-    system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None
-    try:
-        return serve(options, system)
-    except CannotServe as error:
-        raise Failure(str(error)) from error
