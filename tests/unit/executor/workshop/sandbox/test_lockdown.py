@@ -88,7 +88,7 @@ WITHOUT_NAMESPACES = """
 import ctypes, os, socket, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from services.executor.workshop import lockdown
+from services.executor.workshop.sandbox import lockdown
 libc = ctypes.CDLL(None, use_errno=True)
 version = libc.syscall(444, None, ctypes.c_size_t(0), 1)
 libc.prctl(38, 1, 0, 0, 0)
