@@ -1,8 +1,8 @@
-"""The dispatcher: every query that it takes ends in exactly one answer or refusal.
+"""The dispatcher: every query that it admits ends in exactly one answer or refusal.
 
-It decides in memory on the view folded from heartbeats, `done` batches and its own dispatches, forwards the body as it came
-with a route in front, and remembers it until done. What dies with an executor is dispatched again, one by one; what nobody can
-serve at the moment waits within its deadline.
+It decides in memory, on a view of the cluster that heartbeats, `done` batches and its own dispatches keep up to date. It forwards
+the body as it came with a route in front, and remembers the query until it is done. If an executor dies, its queries are
+dispatched again, one by one. A query that no worker can serve at the moment waits within its deadline.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,10 +14,12 @@ from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
 from bus.messages.public import Error, ListRequest, QueryHead, Requirements
 from bus.subjects import DISPATCHERS, Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Effect,
     Envelope,
+    Handler,
     Inlet,
     Malformed,
     Publish,
@@ -28,34 +30,35 @@ from services.core.actor import (
     Undelivered,
     Watch,
 )
+from services.core.deadlines import DeadlineReached, Deadlines
 from services.core.selection.cluster import ClusterView
 from services.core.selection.instances import Instance
-from services.core.selection.policy import LoadOrder, SelectionPolicy
+from services.core.selection.policy import LoadOrder, SelectionPolicy, goal_of
+from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.apps import Apps
-from services.dispatcher.default_output import DefaultDeadlines, DefaultDue, ended, expired
+from services.dispatcher.default_output import default_due, executor_error, expiry_error, may_wait
 from services.dispatcher.demand import DemandCounter, FleetDigests, LoadsOnDemand
-from services.dispatcher.inflight import InFlight, Outcomes
+from services.dispatcher.inflight import InFlight, OutcomeRecorder
 from services.dispatcher.query import Admission, Query, label_of
-from services.dispatcher.questions import question
+from services.dispatcher.questions import answer_question
 
 HEARTBEAT = 0.5  # s
-SWEEP = 0.25  # s; one timer for all deadlines
-LOST_AFTER = 2.0  # s past its deadline, a query that its executor never ended is refused here
-BOUNCES = 4  # dispatches after which a query that keeps coming back is not sent on at once
-NO_ROOM = 5.0  # s before a variant that found no room, or failed to load, is tried again
-NOTHING: tuple[Effect, ...] = ()
+CHECK = 0.25  # s
+LOST_AFTER = 2.0  # s past its deadline after which a query that its executor never ended is refused here
+MOST_DISPATCHES = 4  # a query that was handed back after so many is not dispatched again at once
+LOAD_AGAIN = 5.0  # s before a variant that found no room, or failed to load, is tried again
 
 
 class HeartbeatDue(msgspec.Struct, frozen=True):
     """Timer: send a heartbeat."""
 
 
-class DeadlineCheck(msgspec.Struct, frozen=True):
-    """Timer: look for what is overdue and for silent workers."""
+class CheckDue(msgspec.Struct, frozen=True):
+    """Timer: find overdue queries and silent workers."""
 
 
 class Dispatcher:
-    """Pure actor. name: unique id of this dispatcher's life. new_uid: 16 fresh bytes."""
+    """Pure actor. name: unique id of this dispatcher's life. prices: US$ per hour by kind. new_uid: 16 fresh bytes."""
 
     def __init__(
         self,
@@ -64,33 +67,25 @@ class Dispatcher:
         policy: SelectionPolicy,
         prices: Mapping[str, float],
         new_uid: Callable[[], bytes],
-        *,
-        default_deadline_s: float = 30.0,
-        max_inline: int = 2**20,
-        failure_timeout_s: float = 2.0,
-        max_attempts: int = 2,
-        max_queue: int = 100_000,
+        settings: DispatcherSettings,
     ) -> None:
         self.name = name
-        self.view = ClusterView(prices, getattr(policy, "goal", "cost"))
+        self.view = ClusterView(prices, goal_of(policy))
         self.apps = Apps(self.view)
-        self.flights = InFlight()
-        self._fallbacks = DefaultDeadlines()
+        self.in_flight = InFlight()
+        self._default_deadlines: Deadlines[bytes, Query] = Deadlines(default_due)
         self._subjects = subjects
         self._policy = policy
-        self._intake = Admission(self.apps, new_uid, default_deadline_s, max_inline)
-        self._failure_timeout = failure_timeout_s
-        self._max_attempts = max_attempts
-        self._max_queue = max_queue
-        self._orders = LoadsOnDemand(name, subjects)
-        self._endings = Outcomes(name, policy.name, new_uid)
+        self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
+        self._settings = settings
+        self._loads = LoadsOnDemand(name, subjects)
+        self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
         self._demand = DemandCounter(name, subjects)
-        self._outlook = FleetDigests(name, subjects, self.apps)
+        self._digests = FleetDigests(name, subjects, self.apps)
         self._prefix = len(subjects.query(""))
         self._undelivered = subjects.undelivered(name, "")
-        self._own_space = subjects.prefix + "."
         self._queues: dict[tuple[str, str], str] = {}
-        self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
+        self._on: dict[type, Handler] = {
             QueryHead: self._query,
             Malformed: self._malformed,
             DoneBatch: self._done,
@@ -101,15 +96,15 @@ class Dispatcher:
             Trying: self._trying,
             ExecutorExited: self._exited,
             LoadReply: self._load_reply,
-            Changed: lambda envelope: self.apps.heard(envelope.message),
-            Synced: lambda envelope: self.apps.heard(envelope.message),
+            Changed: self._changed,
+            Synced: self._synced,
             Requirements: self._question,
             ListRequest: self._question,
-            Started: lambda _: (After("beat", 0.0, HeartbeatDue()), After("sweep", SWEEP, DeadlineCheck())),
+            Started: self._started,
             Stopping: self._stopping,
-            HeartbeatDue: self._beat,
-            DeadlineCheck: self._sweep,
-            DefaultDue: self._due,
+            HeartbeatDue: self._send_heartbeat,
+            CheckDue: self._check,
+            DeadlineReached: self._defaults_due,
         }
 
     @property
@@ -139,26 +134,26 @@ class Dispatcher:
     # -- a query arrives
 
     def _query(self, envelope: Envelope) -> Iterable[Effect]:
-        reply = envelope.reply
-        if not reply or reply.startswith(self._own_space):
-            return NOTHING  # nobody waits for an answer; and an answer may go to a client only, never into the system
+        if not envelope.reply:
+            return NOTHING  # nobody waits for an answer
         app_name = envelope.subject[self._prefix :]
-        query = self._intake.take(app_name, envelope)
+        query = self._admission.admit(app_name, envelope)
         if isinstance(query, Error):
-            return self._endings.turned_away(app_name, envelope, envelope.message.id, query)
-        if query.head.retry_key is not None and query.uid in self.flights:
-            return NOTHING  # the client asks again for what is under way here: it will be answered
+            return self._outcomes.refused_unadmitted(app_name, envelope, envelope.message.id, query)
+        if query.head.retry_key is not None and query.uid in self.in_flight:
+            return NOTHING  # the client asks again for a query in flight: it will be answered
         effects = self._decide(query, envelope.now)
-        self._demand.came(query)
+        self._demand.count(query)
         return effects
 
     def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
-        """What is no query at all is refused, and recorded, like any other that cannot be taken."""
-        reply = envelope.reply
-        if not reply or reply.startswith(self._own_space):
+        """A message that is no query is refused and recorded, like any query that cannot be admitted."""
+        if not envelope.reply:
             return NOTHING
         error = Error(code="bad_request", message=envelope.message.error)
-        return self._endings.turned_away(envelope.subject[self._prefix :], envelope, label_of(envelope.body), error)
+        return self._outcomes.refused_unadmitted(
+            envelope.subject[self._prefix :], envelope, label_of(envelope.body), error
+        )
 
     # -- deciding
 
@@ -172,27 +167,28 @@ class Dispatcher:
             effects.extend(self._order(query, decision.load, now))
         if decision.refusal is not None:
             effects.extend(self._end(query, decision.refusal, now))
-        elif len(self.flights.waiting) >= self._max_queue:
+        elif len(self.in_flight.waiting) >= self._settings.max_queue:
             text = "too many queries wait for a worker: ask again later"
             effects.extend(
-                self._endings.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
+                self._outcomes.refused(query, Error(code="overloaded", message=text, retry_after_ms=1000.0), now)
             )
         else:
             effects.extend(self._wait(query, now))
         return effects
 
     def _wait(self, query: Query, now: float) -> Iterable[Effect]:
-        self.flights.waiting[query.uid] = query
-        return self._fallbacks.hold(query, now, self.flights.waiting)
+        waiting = self.in_flight.waiting
+        waiting[query.uid] = query
+        return NOTHING if query.fallback is None else self._default_deadlines.watch(query.uid, query, now, waiting)
 
     def _end(self, query: Query, error: Error, now: float) -> Iterable[Effect]:
-        """Refuse it, unless its app has a default output and something better may come before the deadline."""
-        if self._fallbacks.holds(query, error, now) and len(self.flights.waiting) < self._max_queue:
+        """Refuse it, unless its app has a default output and a better answer may come before the deadline."""
+        if may_wait(query, error, now) and len(self.in_flight.waiting) < self._settings.max_queue:
             return self._wait(query, now)
-        return self._endings.refused(query, error, now)
+        return self._outcomes.refused(query, error, now)
 
     def _dispatch(self, query: Query, instance: Instance) -> Publish:
-        self.flights.depart(query, instance)
+        self.in_flight.dispatch(query, instance)
         route = query.sent = query.route(self.name, instance.id, self._policy.name)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
@@ -202,34 +198,34 @@ class Dispatcher:
         return Publish(subject, Execute(route, query.raw), undelivered, query.headers)
 
     def _order(self, query: Query, load: LoadOrder, now: float) -> list[Effect]:
-        order = self._orders.order(query.ask, load, now, app=query.app)
+        order = self._loads.order(query.ask, load, now, app=query.app)
         return [] if order is None else [order]
 
     # -- a batch is done
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         batch: DoneBatch = envelope.message
-        effects = self._endings.done(batch, self.view.records.get(batch.variant), self.flights.land)
+        effects = self._outcomes.done(batch, self.view.records.get(batch.variant), self.in_flight.remove)
         instance = self.view.instances.get(batch.instance)
         if instance is not None:
-            instance.others = max(0, batch.queued - instance.own)
-        if self.flights.retries and self.flights.retrying is None:
+            instance.batch_done(batch.queued)
+        if self.in_flight.retries and self.in_flight.retrying is None:
             effects.extend(self._next_retry(envelope.now))
         return effects
 
     def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
-        self._endings.history.stored(envelope.message.through)
+        self._outcomes.log.stored(envelope.message.through)
         return NOTHING
 
     # -- what goes wrong
 
     def _not_delivered(self, envelope: Envelope) -> Iterable[Effect]:
-        """Nobody listened on the queue's subject: its executor is gone, and this query never reached it."""
-        query = self.flights.returned(envelope.message.reply_subject)
+        """Nobody listened on the subject of the queue: its executor is gone, and this query never reached it."""
+        query = self.in_flight.undelivered(envelope.message.reply_subject)
         if query is None or query.instance is None:
             return NOTHING  # it has been dispatched elsewhere since
         instance = query.instance
-        self.flights.land(query.uid)
+        self.in_flight.remove(query.uid)
         effects = self._lost_device(instance.worker.name, instance.device, envelope.now)
         effects.extend(self._decide(query, envelope.now))
         return effects
@@ -239,72 +235,74 @@ class Dispatcher:
         return self._lost_device(gone.worker, gone.device, envelope.now)
 
     def _trying(self, envelope: Envelope) -> Iterable[Effect]:
-        self.flights.tried[envelope.message.uid] = envelope.message.attempt
+        self.in_flight.begun_alone[envelope.message.uid] = envelope.message.attempt
         return NOTHING
 
     def _lost_device(self, worker: str, device: str, now: float) -> list[Effect]:
-        return self._lost(self.flights.aboard(self.view.lose_device(worker, device), worker, device), now)
+        return self._lost(
+            self.in_flight.remove_dispatched_to(self.view.lose_device(worker, device), worker, device), now
+        )
 
     def _lost(self, queries: list[Query], now: float) -> list[Effect]:
-        """Instances died with these aboard: retry them one by one, so that a poisonous one harms nobody else."""
+        """The instances of these queries died. They are retried one by one, so that one that kills executors harms no other."""
         effects: list[Effect] = []
         for query in queries:
-            query.crashes += self.flights.guilty(query)
-            if query.crashes > self._max_attempts:
+            query.crashes += self.in_flight.counts_against(query)
+            if query.crashes > self._settings.max_attempts:
                 text = "the model's process ended each time this query was in its batch"
-                effects.extend(self._endings.refused(query, Error(code="model_error", message=text), now))
+                effects.extend(self._outcomes.refused(query, Error(code="model_error", message=text), now))
             else:
-                self.flights.retries.append(query)
+                self.in_flight.retries.append(query)
         effects.extend(self._next_retry(now))
         return effects
 
     def _next_retry(self, now: float) -> list[Effect]:
-        """Send the next retry once the one before has ended; what cannot be served yet waits with the others."""
+        """Send the next retry once the one before has ended. A query that cannot be served yet waits with the others."""
         effects: list[Effect] = []
-        while self.flights.retries and self.flights.retrying is None:
-            query = self.flights.retries.popleft()
+        while self.in_flight.retries and self.in_flight.retrying is None:
+            query = self.in_flight.retries.popleft()
             effects.extend(self._decide(query, now))
-            if query.uid in self.flights.flying:
-                self.flights.retrying = query.uid
+            if query.uid in self.in_flight.dispatched:
+                self.in_flight.retrying = query.uid
         return effects
 
     def _handed_back(self, envelope: Envelope) -> Iterable[Effect]:
-        """An executor could not serve it after all."""
+        """An executor could not serve a query after all."""
         back: HandBack = envelope.message
         route, now = back.route, envelope.now
-        flying = self.flights.flying.get(route.uid)
-        if flying is not None and flying.attempt != route.attempt:
+        dispatched = self.in_flight.dispatched.get(route.uid)
+        if dispatched is not None and dispatched.attempt != route.attempt:
             return NOTHING  # it has been dispatched elsewhere since
-        query = self.flights.land(route.uid)
+        query = self.in_flight.remove(route.uid)
         if query is None:
-            if route.dispatcher == self.name or route.uid in self.flights:
-                return NOTHING  # it has ended here already, or is under way again
-            query = self._intake.adopt(route, bytes(back.body), envelope.headers)
+            if route.dispatcher == self.name or route.uid in self.in_flight:
+                return NOTHING  # it has ended here, or is in flight again
+            query = self._admission.adopt(route, bytes(back.body), envelope.headers)
             if query is None:
                 return NOTHING
-        error = ended(back)
+        error = executor_error(back)
         if error is not None:
-            return self._endings.refused(query, error, now)
+            return self._outcomes.refused(query, error, now)
         if back.reason == "deadline":
             return self._elsewhere(query, route.instance, now)
         if back.reason == "crashed":
             query.crashes += 1
-            if query.crashes > self._max_attempts:
+            if query.crashes > self._settings.max_attempts:
                 text = "the model failed each time this query was in its batch"
-                return self._endings.refused(query, Error(code="model_error", message=text), now)
-            self.flights.retries.append(query)
+                return self._outcomes.refused(query, Error(code="model_error", message=text), now)
+            self.in_flight.retries.append(query)
             return self._next_retry(now)
         instance = self.view.remove(route.instance)
         if back.reason == "load_failed" and instance is not None:
-            self.view.not_before[instance.record.variant] = now + NO_ROOM
-        if query.attempt >= BOUNCES:
-            return self._wait(query, now)  # our view is behind: let the next heartbeat decide
+            self.view.not_before[instance.record.variant] = now + LOAD_AGAIN
+        if query.attempt >= MOST_DISPATCHES:
+            return self._wait(query, now)  # the view is out of date: the next heartbeat decides
         return self._decide(query, now)
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
-        """An instance could not make it in time: another one may, within what is left."""
+        """An instance could not answer in time: another one may, in the time left."""
         decision = self._policy.select(query.ask, now, self.view)
-        if decision.assignments and decision.assignments[0] != full and query.attempt < BOUNCES:
+        if decision.assignments and decision.assignments[0] != full and query.attempt < MOST_DISPATCHES:
             return (self._dispatch(query, self.view.instances[decision.assignments[0]]),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._end(query, Error(code="deadline", message=text), now)
@@ -313,81 +311,110 @@ class Dispatcher:
         reply: LoadReply = envelope.message
         if not reply.reason:
             return NOTHING  # the worker's next heartbeat shows the instance
-        self.view.not_before[reply.variant] = envelope.now + NO_ROOM
-        self._orders.settled(reply.variant)
+        self.view.not_before[reply.variant] = envelope.now + LOAD_AGAIN
+        self._loads.settled(reply.variant)
         return self._serve_waiting(envelope.now)
 
     def _serve_waiting(self, now: float) -> list[Effect]:
-        """Something changed: decide again for all that wait."""
+        """Something changed: decide again for all waiting queries."""
         effects = self._next_retry(now)
-        if self.flights.waiting:
-            queries = list(self.flights.waiting.values())
-            self.flights.waiting.clear()
+        if self.in_flight.waiting:
+            queries = list(self.in_flight.waiting.values())
+            self.in_flight.waiting.clear()
             for query in queries:
-                if query.crashes and self.flights.retrying is not None:
-                    self.flights.retries.append(query)
+                if query.crashes and self.in_flight.retrying is not None:
+                    self.in_flight.retries.append(query)
                     continue
                 effects.extend(self._decide(query, now))
-                if query.crashes and query.uid in self.flights.flying:
-                    self.flights.retrying = query.uid
+                if query.crashes and query.uid in self.in_flight.dispatched:
+                    self.in_flight.retrying = query.uid
         return effects
 
     # -- the fleet
 
     def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
-        beat: WorkerHeartbeat = envelope.message
-        self._outlook.heard(beat, envelope.now)
-        known = self.view.workers.get(beat.worker)
+        heartbeat: WorkerHeartbeat = envelope.message
+        self._digests.heartbeat(heartbeat, envelope.now)
+        known = self.view.workers.get(heartbeat.worker)
         before = dict(known.instances) if known is not None else {}
-        changed = self.view.heartbeat(beat, envelope.now)
+        changed = self.view.heartbeat(heartbeat, envelope.now)
         if not changed:
             return NOTHING
         lost = [i for name, i in before.items() if self.view.instances.get(name) is not i]
-        effects = self._lost(self.flights.aboard(lost), envelope.now) if lost else []
-        for instance in self.view.workers[beat.worker].instances.values():
-            self._orders.settled(instance.record.variant)
+        effects = self._lost(self.in_flight.remove_dispatched_to(lost), envelope.now) if lost else []
+        for instance in self.view.workers[heartbeat.worker].instances.values():
+            self._loads.settled(instance.record.variant)
         effects.extend(self._serve_waiting(envelope.now))
         return effects
 
-    # -- questions
+    # -- the catalogue, and questions
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        self.apps.change(envelope.message)
+        return NOTHING
+
+    def _synced(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        self.apps.complete()
+        return NOTHING
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
-        return question(envelope, self.apps.catalog, self.view, self._policy)
+        return answer_question(envelope, self.apps.catalog, self.view, self._policy)
 
     # -- time
 
-    def _beat(self, envelope: Envelope) -> Iterable[Effect]:
+    def _started(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        return (After("heartbeat", 0.0, HeartbeatDue()), After("check", CHECK, CheckDue()))
+
+    def _send_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        told = (*self._outlook.tell(now), *self._demand.report(now, self._outlook.responsible))
-        return (self._alive(now), *told, After("beat", HEARTBEAT, envelope.message))
+        digests = self._digests.publish(now)
+        demand = self._demand.report(now, self._digests.responsible)
+        return (self._alive(now), *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:
-        beat = self._endings.history.heartbeat(self.name, now, leaving=leaving)
-        return Publish(self._subjects.dispatcher_heartbeat(self.name), beat)
+        heartbeat = self._outcomes.log.heartbeat(self.name, now, leaving=leaving)
+        return Publish(self._subjects.dispatcher_heartbeat(self.name), heartbeat)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
-        """What is forwarded the executors answer; what waits here goes to the other dispatchers."""
+        """Executors answer the queries that were dispatched. The waiting ones go to the other dispatchers."""
         effects: list[Effect] = []
-        for query in (*self.flights.waiting.values(), *self.flights.retries):
+        for query in (*self.in_flight.waiting.values(), *self.in_flight.retries):
             route = query.route(self.name, "", self._policy.name)
             effects.append(Publish(self._subjects.resubmit(), HandBack(route, "gone", query.raw), "", query.headers))
         effects.append(self._alive(envelope.now, leaving=True))
         return effects
 
-    def _sweep(self, envelope: Envelope) -> Iterable[Effect]:
+    def _check(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
         effects: list[Effect] = []
-        for worker in [w for w in self.view.workers.values() if now - w.seen > self._failure_timeout]:
-            effects.extend(self._lost(self.flights.aboard(self.view.lose_worker(worker.name)), now))
-        effects.extend(self._expire(self.flights.expired(now, LOST_AFTER), now))
-        if self.flights.waiting or self.flights.retries:
+        for worker in [w for w in self.view.workers.values() if now - w.seen > self._settings.failure_timeout_s]:
+            effects.extend(self._lost(self.in_flight.remove_dispatched_to(self.view.lose_worker(worker.name)), now))
+        effects.extend(self._expire(self.in_flight.remove_expired(now, LOST_AFTER), now))
+        if self.in_flight.waiting or self.in_flight.retries:
             effects.extend(self._serve_waiting(now))
-        effects.append(After("sweep", SWEEP, envelope.message))
+        effects.append(After("check", CHECK, envelope.message))
         return effects
 
     def _expire(self, queries: list[Query], now: float) -> list[Effect]:
-        return [effect for query in queries for effect in self._endings.refused(query, expired(query), now)]
+        return [effect for query in queries for effect in self._outcomes.refused(query, expiry_error(query), now)]
 
-    def _due(self, envelope: Envelope) -> Iterable[Effect]:
-        due, again = self._fallbacks.due(envelope.now, self.flights.waiting)
-        return (*self._expire(due, envelope.now), *again)
+    def _defaults_due(self, envelope: Envelope) -> Iterable[Effect]:
+        now, waiting = envelope.now, self.in_flight.waiting
+        due = self._default_deadlines.due(now, waiting)
+        for query in due:
+            del waiting[query.uid]
+        return (*self._expire(due, now), *self._default_deadlines.timer(now))
+
+
+def make_dispatcher(
+    settings: Settings,
+    subjects: Subjects,
+    name: str,
+    policy: SelectionPolicy,
+    prices: Mapping[str, float],
+    new_uid: Callable[[], bytes],
+) -> Dispatcher:
+    """A dispatcher. Parameters as for `Dispatcher`."""
+    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher)

@@ -1,31 +1,23 @@
-"""The catalogue as the dispatcher serves it: each app's view follows its records; models are also served without an app."""
+"""The catalogue as the dispatcher serves it: a view for each app, and for each model that is queried without an app. Pure."""
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import WITHOUT_APP
-from services.core.actor import Changed, Synced
+from services.core.actor import Changed
 from services.core.catalog import Catalog
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 
 
 class Apps:
-    """Keeps `view.apps` in step with the catalogue bucket."""
+    """Keeps `view.apps` equal to the catalogue bucket."""
 
     def __init__(self, view: ClusterView) -> None:
         self.catalog = Catalog()
         self.synced = False
         self._view = view
 
-    def heard(self, message: Changed | Synced) -> tuple[()]:
-        """News of the bucket; nothing has to be done about them."""
-        if isinstance(message, Synced):
-            self.all_in()
-        else:
-            self.changed(message)
-        return ()
-
-    def changed(self, change: Changed) -> None:
-        """One entry of the bucket."""
+    def change(self, change: Changed) -> None:
+        """One entry of the bucket has changed."""
         for app in self.catalog.apply(change.key, change.value):
             record = self.catalog.app(app)
             if record is None:
@@ -35,14 +27,14 @@ class Apps:
         if change.key.startswith("model."):
             self._view.drop_app(f"{WITHOUT_APP}.{change.key.split('.')[1]}")
 
-    def all_in(self) -> None:
-        """Everything that was there has arrived."""
+    def complete(self) -> None:
+        """Every entry that the bucket had has arrived."""
         self.synced = True
         for record in list(self.catalog.apps):
             self._set(record.app, record)
 
     def of(self, name: str, model: str | None) -> tuple[str, AppView] | None:
-        """The key and view of an app; of a model's own pseudo app when the query names no app."""
+        """The key and view of an app, or of a model's own pseudo app if the query names no app."""
         if name != WITHOUT_APP:
             view = self._view.apps.get(name)
             return None if view is None else (name, view)
@@ -56,12 +48,12 @@ class Apps:
         return key, self._view.apps[key]
 
     def variants(self, key: str) -> tuple[VariantRecord, ...]:
-        """What may serve an app, or a model's pseudo app; nothing for one that is not known."""
+        """The variants that may serve an app, or a model's pseudo app. Empty if it is unknown."""
         view = self._view.apps.get(key)
         return () if view is None else view.records
 
     def _set(self, key: str, app: AppRecord) -> None:
-        """All versions of the app's models: those not linked now serve queries that name them."""
+        """The view has all versions of the app's models: those not linked now serve queries that name them."""
         records = [
             record
             for model in sorted(app.links)

@@ -1,36 +1,40 @@
-"""Apps with a default output: what such a query waits for, when the default is given, and with which reason. Pure.
+"""Apps with a default output: when a query waits for a better answer, when the default is given, and with which reason. Pure.
 
-Clipper's rule (section 5.2.2): at the deadline the application gets its default, and is told that it is one.
+Clipper's rule (section 5.2.2): at the deadline the application gets its default, and learns that it is one.
 """
 
-import heapq
 import math
 import struct
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.flow import HandBack
 from bus.messages.public import Answer, Error, Tensor
-from services.core.actor import After, Effect
 from services.core.outcomes import default_at
 from services.core.selection.eligibility import INFINITE
 from services.dispatcher.query import Query
 
 WORTH_WAITING = frozenset({"deadline", "overloaded", "unsatisfiable"})  # something better may come before the deadline
-FEW = 1024  # deadlines that are kept whatever became of their queries
 REPLACED = WORTH_WAITING | {"model_error", "internal", "unknown_model"}
-OF_THE_QUERY = frozenset({"unsatisfiable", "unknown_model"})  # its own fault where it demands something itself
+OF_THE_QUERY = frozenset({"unsatisfiable", "unknown_model"})  # its own fault where it has requirements of its own
 
 
-class DefaultDue(Struct, frozen=True):
-    """Timer: the first of the queries that wait for their app's default has come to its deadline."""
+def default_due(query: Query) -> float:
+    """When the default of a waiting query's app is given, in Unix seconds."""
+    return default_at(query.arrived, query.ask.deadline)
 
 
-def falls_back(query: Query, error: Error) -> bool:
-    """Whether its app's default is answered instead of this refusal."""
+def may_wait(query: Query, error: Error, now: float) -> bool:
+    """Whether the query waits for a better answer instead of ending with this error. `query.why` keeps the last such error."""
+    waits = error.code in WORTH_WAITING and now < default_due(query) and gets_default(query, error)
+    query.why = error if waits else None
+    return waits
+
+
+def gets_default(query: Query, error: Error) -> bool:
+    """Whether the query gets its app's default instead of this refusal."""
     if query.fallback is None or error.code not in REPLACED:
         return False
     head = query.head
@@ -39,9 +43,9 @@ def falls_back(query: Query, error: Error) -> bool:
 
 
 def default_answer(query: Query, error: Error, now: float) -> Answer | None:
-    """The app's default for all items of the query, with the reason why it is nothing better; None where no message can hold it."""
+    """The app's default for all items of the query, with the reason. None if no message can hold it."""
     app, ask, head = query.fallback, query.ask, query.head
-    assert app is not None, "it falls back"
+    assert app is not None, "its app has a default output"
     outputs = default_outputs(app.default_output, app.signature, query.items)
     if outputs is None:
         return None
@@ -73,8 +77,8 @@ def default_answer(query: Query, error: Error, now: float) -> Answer | None:
     )
 
 
-def ended(back: HandBack) -> Error | None:
-    """How an executor ended a query that has a default, instead of telling its client; None: it did not."""
+def executor_error(back: HandBack) -> Error | None:
+    """How a query ended at its executor, which leaves the reply to us since the app has a default. None: it has not ended."""
     if back.reason == "late":
         return Error(code="deadline", message="the model had not answered when the time was up")
     if back.reason == "failed":
@@ -82,80 +86,28 @@ def ended(back: HandBack) -> Error | None:
     return None
 
 
-def expired(query: Query) -> Error:
-    """Why it was not answered before its deadline."""
+def expiry_error(query: Query) -> Error:
+    """Why the query was not answered before its deadline."""
     text = "no worker could answer this query before its deadline"
     return query.why or Error(code="deadline", message=text, retry_after_ms=1000.0)
 
 
-class DefaultDeadlines:
-    """Queries that wait until their deadline for something better than the default, the first due first."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, bytes]] = []
-        self._known: set[bytes] = set()
-
-    def holds(self, query: Query, error: Error, now: float) -> bool:
-        """Whether it waits instead of ending with this; the last reason is kept."""
-        held = error.code in WORTH_WAITING and now < _due_at(query) and falls_back(query, error)
-        query.why = error if held else None
-        return held
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def hold(self, query: Query, now: float, waiting: dict[bytes, Query]) -> tuple[Effect, ...]:
-        """It waits from now on: wake up at its deadline. waiting: all that do."""
-        if query.fallback is None or query.uid in self._known:
-            return ()
-        if len(self._due) > FEW + 2 * len(waiting):  # mostly of queries that were served long before a late deadline
-            self._due = [entry for entry in self._due if entry[1] in waiting]
-            self._known = {uid for _, uid in self._due}
-            heapq.heapify(self._due)
-        entry = (_due_at(query), query.uid)
-        self._known.add(query.uid)
-        heapq.heappush(self._due, entry)
-        return self._wake(now) if self._due[0] == entry else ()
-
-    def due(self, now: float, waiting: dict[bytes, Query]) -> tuple[list[Query], tuple[Effect, ...]]:
-        """Take out of `waiting` what has come to its deadline."""
-        found = []
-        while self._due and self._due[0][0] <= now:
-            uid = heapq.heappop(self._due)[1]
-            self._known.discard(uid)
-            query = waiting.get(uid)
-            if query is None:
-                continue  # it was served, or is on its way
-            if _due_at(query) <= now:
-                found.append(waiting.pop(uid))
-            else:  # the same came again, with more time
-                self.hold(query, now, waiting)
-        return found, self._wake(now)
-
-    def _wake(self, now: float) -> tuple[Effect, ...]:
-        return (After("default", max(0.0, self._due[0][0] - now), DefaultDue()),) if self._due else ()
-
-
-def _due_at(query: Query) -> float:
-    return default_at(query.arrived, query.ask.deadline)
-
-
-# -- An app's default output as an answer's outputs: one item's value, given to every item of the query. Pure.
+# -- the default output as tensors: one item's value, repeated for every item of the query
 
 _CODES = {
     "BOOL": "?", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I",
     "UINT64": "Q", "FP16": "e", "FP32": "f", "FP64": "d",
 }  # fmt: skip
-MOST_BYTES = 2**20 - 2**14  # of an answer's outputs, so that NATS takes it with what else it says
+MOST_BYTES = 2**20 - 2**14  # of an answer's outputs; the rest of the answer fits into NATS' message beside them
 _UNFIT = (struct.error, OverflowError, TypeError, ValueError)
 
 
 def default_outputs(value: Any, signature: Signature | None, items: int) -> dict[str, Tensor] | None:
-    """Output name to tensor, `items` long; None where they are more than MOST_BYTES together.
+    """Output name to tensor of `items` rows. None if together they have more than MOST_BYTES.
 
-    value: a map of output names to values, else the first output's. A number fills the output's shape, a nested list must have as
-    many numbers as it. What does not fit the signature, or fills more than a message, comes as it is: numbers as INT64 or FP64, all
-    else as BYTES (JSON where it is no text).
+    value: a map of output names to values; anything else is the first output's value. A number fills the output's shape. A nested
+    list must have as many numbers as the shape. A value that does not fit the signature comes as it is: numbers as INT64 or FP64,
+    everything else as BYTES (JSON unless it is a text).
     """
     specs = [] if signature is None else signature.outputs
     named = {spec.name: spec for spec in specs}
@@ -172,7 +124,7 @@ def default_outputs(value: Any, signature: Signature | None, items: int) -> dict
 
 
 def _tensor(value: Any, spec: TensorSpec) -> Tensor:
-    """Of one item."""
+    """The tensor of one item."""
     code = _CODES.get(spec.datatype)
     flat = _numbers(value)
     if code is not None and flat is not None:
@@ -206,7 +158,7 @@ def _as_it_is(value: Any, flat: list[Any] | None) -> Tensor:
 
 
 def _numbers(value: Any) -> list[Any] | None:
-    """All numbers of a number or nested list; None when there is anything else, or nothing."""
+    """All numbers of a number or nested list. None if there is anything else, or nothing."""
     flat: list[Any] = []
     level = [value]
     while level:
@@ -221,7 +173,7 @@ def _numbers(value: Any) -> list[Any] | None:
 
 
 def _shape(axes: list[int], count: int, *, scalar: bool) -> list[int] | None:
-    """An output's shape with its open axes settled; None when `count` numbers do not fill it."""
+    """An output's shape with lengths for its open axes. None if `count` numbers do not fill it."""
     if scalar:
         return [1 if axis == -1 else axis for axis in axes]
     known = math.prod(axis for axis in axes if axis != -1)

@@ -1,4 +1,4 @@
-"""What a dispatcher contributes to scaling: demand reports, loads on demand, and digests of the fleet."""
+"""What a dispatcher does for scaling: it reports demand, orders loads on demand, and publishes digests of the fleet. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,13 +14,13 @@ from services.dispatcher.apps import Apps
 from services.dispatcher.query import Query
 
 DISTINCT = 1024  # sets of needs counted apart before they are folded into classes
-FADES = 5.0  # s for which a worker that was told something hears that there is no more of it: so far back it looks
+FADES = 5.0  # s for which a worker goes on to get empty reports: so far back it looks
 
 Key = tuple[str, float, float, float, str | None, str | None, str | None]
 
 
 class DemandCounter:
-    """Counts items by needs; a report says what came since the last one. Each worker hears of the apps that concern it."""
+    """Counts items by needs, and by the worker that took them. Each worker gets a report on the apps that concern it."""
 
     def __init__(self, name: str, subjects: Subjects) -> None:
         self._name = name
@@ -29,10 +29,10 @@ class DemandCounter:
         self._items: dict[Key, dict[str, int]] = {}
         self._folded: list[Counted] = []
         self._since = 0.0
-        self._told = False  # the last report named something: say once that it is over
-        self._hearers: dict[str, float] = {}  # workers, and when there was last something to tell them
+        self._reported = False  # the last report named something: the next one says once that it is over
+        self._recipients: dict[str, float] = {}  # workers, and when their report last named something
 
-    def came(self, query: Query) -> None:
+    def count(self, query: Query) -> None:
         """One query was decided on for the first time."""
         ask, on = query.ask, query.instance
         key = (ask.app, ask.latency_s, ask.accuracy, ask.cost, ask.model, ask.version, ask.variant)
@@ -45,16 +45,16 @@ class DemandCounter:
         counts[worker] = counts.get(worker, 0) + ask.items
 
     def report(self, now: float, responsible: Callable[[str], Iterable[str]]) -> list[Publish]:
-        """What came since the last report; nothing while there is nothing to tell.
+        """What came since the last report. Nothing if nothing came.
 
-        responsible: the workers that hear of an app even when they have taken none of its queries.
+        responsible: the workers that get an app's demand even if they have taken none of its queries.
         """
         self._fold()
         found, since = self._folded, self._since
         self._folded, self._since = [], now
-        if not found and not self._told:
+        if not found and not self._reported:
             return []
-        self._told = bool(found)
+        self._reported = bool(found)
         seconds = now - since if since else 0.0
         by_app: dict[str, list[Counted]] = {}
         for one in found:
@@ -66,23 +66,23 @@ class DemandCounter:
             for _, counts in ours:
                 names.update(dict.fromkeys(counts))
             names.pop("", None)
-            hearers = [(name, rows.setdefault(name, [])) for name in names]
+            recipients = [(name, rows.setdefault(name, [])) for name in names]
             for needs, counts in ours:
                 refused = counts.get("", 0)
                 taken = sum(counts.values()) - refused
                 totals.append(_row(needs, ANY, taken, 0, refused))
-                for name, its in hearers:
+                for name, its in recipients:
                     own = counts.get(name, 0)
                     its.append(_row(needs, name, own, taken - own, refused))
         for name in rows:
-            self._hearers[name] = now
-        self._hearers = {name: at for name, at in self._hearers.items() if now - at <= FADES}
+            self._recipients[name] = now
+        self._recipients = {name: at for name, at in self._recipients.items() if now - at <= FADES}
         reports = [Publish(self._subject, DemandReport(dispatcher=self._name, at=now, seconds=seconds, rows=totals))]
-        for name in self._hearers:
+        for name in self._recipients:
             report = DemandReport(dispatcher=self._name, at=now, seconds=seconds, rows=rows.get(name, []))
             reports.append(Publish(self._subjects.worker(name, "demand"), report))
         if not found:
-            self._hearers.clear()
+            self._recipients.clear()
         return reports
 
     def _fold(self) -> None:
@@ -114,14 +114,13 @@ def _row(needs: ClassDemand, worker: str, items: int, others: int, refused: int)
     )  # fmt: skip
 
 
-# -- Loads on demand that this dispatcher has ordered: once, until the worker's heartbeat shows them or refuses
-# them.
+# -- loads on demand
 
-AGAIN = 3.0  # s before an order that nothing came of is repeated
+AGAIN = 3.0  # s before an order without effect is repeated
 
 
 class LoadsOnDemand:
-    """Who was asked to load what, and when."""
+    """The loads that this dispatcher has ordered: each once, until the worker has the variant or refuses it."""
 
     def __init__(self, name: str, subjects: Subjects) -> None:
         self._name = name
@@ -129,75 +128,74 @@ class LoadsOnDemand:
         self._at: dict[str, float] = {}
 
     def order(self, ask: Ask, load: LoadOrder, now: float, *, app: str) -> Publish | None:
-        """The order, for a query that asks this of an app; None when the same was given a moment ago."""
+        """The order, for a query with these needs. None if the same was given a moment ago."""
         record = load.record
         if now - self._at.get(record.variant, -AGAIN) < AGAIN:
             return None
         self._at[record.variant] = now
         order = EnsureLoaded(variant=record, at_least=1, app=app, orderer=self._name, reason=reason_of(ask))
-        # The monitor that admits the load records it.
+        # The monitor that admits the load records the event.
         return Publish(self._subjects.worker(load.worker, "load"), order, self._subjects.loads(self._name))
 
     def settled(self, variant: str) -> None:
-        """The worker has it, or will not have it: it may be ordered anew."""
+        """The worker has loaded or refused it: it may be ordered again."""
         self._at.pop(variant, None)
 
 
 def reason_of(ask: Ask) -> str:
-    """Why something is loaded, and why this variant: as SQL and the dashboard show it."""
+    """Why this variant is loaded, as SQL and the dashboard show it."""
     needs = [ask.variant or ask.model or ""]
     needs += [f"{ask.latency_s * 1000:g} ms"] * (ask.latency_s < INFINITE)
     needs += [f"accuracy {ask.accuracy:g}"] * (ask.accuracy > 0)
     needs += [f"US$ {ask.cost:g} per 1,000"] * (ask.cost < INFINITE)
-    told = ", ".join(filter(None, needs))
-    return f"no instance can do {told}; ready soonest" if told else "no instance can take a query; ready soonest"
+    text = ", ".join(filter(None, needs))
+    return f"no instance can do {text}; ready soonest" if text else "no instance can take a query; ready soonest"
 
 
-# -- What this dispatcher tells the workers' autoscalers of the fleet, since it must follow every worker anyway
-# (docs/adr/0004). Pure.
+# -- digests of the fleet, for the workers' autoscalers: a dispatcher follows every worker anyway (docs/adr/0004)
 
 GONE = 2.0  # s without a heartbeat after which a worker does not count
 
 
 class FleetDigests:
-    """Keeps every worker's last heartbeat."""
+    """Made from every worker's last heartbeat."""
 
     def __init__(self, name: str, subjects: Subjects, apps: Apps) -> None:
         self._name = name
         self._digest_subject = subjects.fleet("digest")
         self._roster_subject = subjects.fleet("roster")
         self._apps = apps
-        self._beats: dict[str, tuple[float, WorkerHeartbeat]] = {}
-        self._holders: dict[str, list[str]] = {}
-        self._able: dict[tuple[str, bool], list[str]] = {}
+        self._heartbeats: dict[str, tuple[float, WorkerHeartbeat]] = {}
+        self._first_holders: dict[str, list[str]] = {}
+        self._first_able: dict[tuple[str, bool], list[str]] = {}
 
-    def heard(self, beat: WorkerHeartbeat, now: float) -> None:
-        self._beats[beat.worker] = (now, beat)
+    def heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> None:
+        self._heartbeats[heartbeat.worker] = (now, heartbeat)
 
-    def tell(self, now: float) -> tuple[Publish, ...]:
-        """The digest; nothing while no worker is there."""
-        for name in [name for name, (at, _) in self._beats.items() if now - at > GONE]:
-            del self._beats[name]
-        if not self._beats:
-            self._holders, self._able = {}, {}
+    def publish(self, now: float) -> tuple[Publish, ...]:
+        """The digest and the roster. Nothing while there is no worker."""
+        for name in [name for name, (at, _) in self._heartbeats.items() if now - at > GONE]:
+            del self._heartbeats[name]
+        if not self._heartbeats:
+            self._first_holders, self._first_able = {}, {}
             return ()
-        beats = (beat for _, beat in self._beats.values())
-        digest, roster = digest_of(self._name, beats, self._apps.catalog.variant, now)
+        heartbeats = (heartbeat for _, heartbeat in self._heartbeats.values())
+        digest, roster = digest_of(self._name, heartbeats, self._apps.catalog.variant, now)
         self._note(digest)
         return Publish(self._digest_subject, digest), Publish(self._roster_subject, roster)
 
     def _note(self, digest: FleetDigest) -> None:
-        self._holders = {}
+        self._first_holders = {}
         for row in digest.variants:
-            self._holders.setdefault(row.variant, []).extend(row.holders[:1])
-        self._able = {(pool.kind, pool.simulated): pool.first[:1] for pool in digest.pools}
+            self._first_holders.setdefault(row.variant, []).extend(row.holders[:1])
+        self._first_able = {(pool.kind, pool.simulated): pool.first[:1] for pool in digest.pools}
 
     def responsible(self, app: str) -> list[str]:
-        """Workers that may have to act for all where an app is concerned, by the last digest: the first to have one of its
-        variants, and the first that could.
+        """The workers that act for all others for this app, by the last digest: the first that has each variant, and the first
+        that could load it.
         """
         found: dict[str, None] = {}
         for record in self._apps.variants(app):
-            found.update(dict.fromkeys(self._holders.get(record.variant, ())))
-            found.update(dict.fromkeys(self._able.get((record.hardware, record.simulated), ())))
+            found.update(dict.fromkeys(self._first_holders.get(record.variant, ())))
+            found.update(dict.fromkeys(self._first_able.get((record.hardware, record.simulated), ())))
         return list(found)

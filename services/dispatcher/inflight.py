@@ -9,37 +9,37 @@ from bus.messages.public import Error, Refusal
 from services.core.actor import Effect, Envelope, Publish
 from services.core.outcomes import OutcomeLog, answered, refused
 from services.core.selection.instances import Instance
-from services.dispatcher.default_output import default_answer, falls_back
+from services.dispatcher.default_output import default_answer, gets_default
 from services.dispatcher.query import Query, spans_of
 
 
 class InFlight:
-    """The in-flight table. Each query is in exactly one of `flying`, `waiting`, `retries`."""
+    """The queries in flight. Each is in exactly one of `dispatched`, `waiting`, `retries`."""
 
     def __init__(self) -> None:
-        self.flying: dict[bytes, Query] = {}
-        self.waiting: dict[bytes, Query] = {}
-        self.retries: deque[Query] = deque()
+        self.dispatched: dict[bytes, Query] = {}
+        self.waiting: dict[bytes, Query] = {}  # nobody can serve them at the moment
+        self.retries: deque[Query] = deque()  # their executor died; they are dispatched again one by one
         self.retrying: bytes | None = None
-        self.tried: dict[bytes, int] = {}  # suspects that an executor has begun alone, and their attempt
+        self.begun_alone: dict[bytes, int] = {}  # retries that an executor has begun to run alone, and their attempt
 
     def __contains__(self, uid: bytes) -> bool:
-        if uid in self.flying or uid in self.waiting:
+        if uid in self.dispatched or uid in self.waiting:
             return True
         return bool(self.retries) and any(q.uid == uid for q in self.retries)
 
     def __len__(self) -> int:
-        return len(self.flying) + len(self.waiting) + len(self.retries)
+        return len(self.dispatched) + len(self.waiting) + len(self.retries)
 
-    def depart(self, query: Query, instance: Instance) -> None:
+    def dispatch(self, query: Query, instance: Instance) -> None:
         query.instance = instance
         query.attempt += 1
         instance.take(query.items)
-        self.flying[query.uid] = query
+        self.dispatched[query.uid] = query
 
-    def land(self, uid: bytes) -> Query | None:
-        """Take a query out of the air; None when it is not (or no longer) ours."""
-        query = self.flying.pop(uid, None)
+    def remove(self, uid: bytes) -> Query | None:
+        """Remove a dispatched query. None if it is not, or no longer, ours."""
+        query = self.dispatched.pop(uid, None)
         if query is not None and query.instance is not None:
             query.instance.own -= query.items
             query.instance = None
@@ -47,40 +47,40 @@ class InFlight:
             self.retrying = None
         return query
 
-    def returned(self, reply_subject: str) -> Query | None:
-        """What flies and was sent with this reply subject (its last token: uid and attempt); None when it is elsewhere by now."""
+    def undelivered(self, reply_subject: str) -> Query | None:
+        """The query that was dispatched with this reply subject, whose last token is uid and attempt. None if it is elsewhere by now."""
         token = reply_subject.rpartition(".")[2]
         try:
-            query = self.flying.get(bytes.fromhex(token[:32]))
+            query = self.dispatched.get(bytes.fromhex(token[:32]))
             return query if query is not None and query.attempt == int(token[33:]) else None
         except ValueError:
             return None
 
-    def aboard(self, lost: list[Instance], worker: str = "", device: str = "") -> list[Query]:
-        """Take out, in order of arrival, what was dispatched to these instances, or to a device that is gone as a whole.
+    def remove_dispatched_to(self, lost: list[Instance], worker: str = "", device: str = "") -> list[Query]:
+        """Remove, in order of arrival, the queries dispatched to these instances, or to a device that is gone as a whole.
 
-        Instances count by name: the view may have dropped one and met it again since.
+        Instances are compared by id: the view may have removed one and added it again since.
         """
         gone = {instance.id for instance in lost}
         found = [
             query
-            for query in self.flying.values()
+            for query in self.dispatched.values()
             if (on := query.instance) is not None
             and (on.id in gone or (on.worker.name == worker and on.device == device))
         ]
         for query in found:
-            self.land(query.uid)
+            self.remove(query.uid)
         return found
 
-    def guilty(self, query: Query) -> bool:
-        """Whether the death of the executor that it was aboard counts against it.
+    def counts_against(self, query: Query) -> bool:
+        """Whether the death of the query's executor counts against the query.
 
-        The first one does, whoever was in the batch. Then it travels alone, and only a death while it ran does.
+        The first one does, for all queries of the batch. After that the query runs alone, and only a death while it ran counts.
         """
-        return self.tried.pop(query.uid, None) == query.attempt or not query.crashes
+        return self.begun_alone.pop(query.uid, None) == query.attempt or not query.crashes
 
-    def expired(self, now: float, grace: float) -> list[Query]:
-        """Take out what waits beyond its deadline, and what should have landed `grace` seconds after it."""
+    def remove_expired(self, now: float, grace: float) -> list[Query]:
+        """Remove the queries that wait beyond their deadline, and those dispatched `grace` seconds beyond it."""
         late = [q for q in self.waiting.values() if q.ask.deadline <= now]
         for query in late:
             del self.waiting[query.uid]
@@ -88,57 +88,57 @@ class InFlight:
         if len(kept) < len(self.retries):
             late += [q for q in self.retries if q.ask.deadline <= now]
             self.retries = deque(kept)
-        if self.tried:
-            self.tried = {uid: attempt for uid, attempt in self.tried.items() if uid in self.flying}
-        lost = [q for q in self.flying.values() if q.ask.deadline + grace <= now]
+        if self.begun_alone:
+            self.begun_alone = {uid: attempt for uid, attempt in self.begun_alone.items() if uid in self.dispatched}
+        lost = [q for q in self.dispatched.values() if q.ask.deadline + grace <= now]
         for query in lost:
-            self.land(query.uid)
+            self.remove(query.uid)
         return late + lost
 
 
-# -- How queries end: what the client is told, and the outcome that is recorded.
+# -- how queries end
 
 
-class Outcomes:
-    """Every end of a query passes here, and is counted in `history`."""
+class OutcomeRecorder:
+    """Makes the reply, the outcome event and the span of every query that ends. log: counts the events."""
 
     def __init__(self, dispatcher: str, policy: str, new_uid: Callable[[], bytes]) -> None:
-        self.history = OutcomeLog()
+        self.log = OutcomeLog()
         self._dispatcher = dispatcher
         self._policy = policy
         self._new_uid = new_uid
 
     def refused(self, query: Query, error: Error, now: float) -> list[Effect]:
-        """It ends here, without an answer, or with its app's default output."""
+        """The query ends here: with its app's default output if it gets that, else with a refusal."""
         route = query.route(self._dispatcher, "", self._policy)
-        default = default_answer(query, error, now) if falls_back(query, error) else None
-        told = Refusal(id=query.head.id, error=error) if default is None else default
+        default = default_answer(query, error, now) if gets_default(query, error) else None
+        reply = Refusal(id=query.head.id, error=error) if default is None else default
         return [
-            Publish(query.reply, told, "", query.headers),
-            self.history.record(refused(route, error.code, now, default=default is not None)),
+            Publish(query.reply, reply, "", query.headers),
+            self.log.record(refused(route, error.code, now, default=default is not None)),
             *spans_of(query, now, error.code if default is None else ""),
         ]
 
-    def turned_away(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
-        """Refuse what never became a query of ours; it is counted all the same. label: the client's id for it."""
+    def refused_unadmitted(self, app: str, envelope: Envelope, label: str | None, error: Error) -> list[Effect]:
+        """Refuse a message that was not admitted as a query; its outcome is recorded all the same. label: the client's id for it."""
         now = envelope.now
         route = Route(self._new_uid(), 0, 0, envelope.reply, now, now, self._dispatcher, "", app[:64], 1, label)
         return [
             Publish(envelope.reply, Refusal(id=label, error=error)),
-            self.history.record(refused(route, error.code, now)),
+            self.log.record(refused(route, error.code, now)),
         ]
 
     def done(
-        self, batch: DoneBatch, record: VariantRecord | None, land: Callable[[bytes], Query | None]
+        self, batch: DoneBatch, record: VariantRecord | None, remove: Callable[[bytes], Query | None]
     ) -> list[Effect]:
-        """An executor ended these, and told their clients: record how. land: takes a query out of the air."""
+        """An executor ended these queries and replied to their clients: record how. remove: removes a dispatched query."""
         effects: list[Effect] = []
         codes = batch.codes
         for i, uid in enumerate(batch.uids):
-            query = land(uid)
+            query = remove(uid)
             if query is None or record is None:
                 continue
-            assert query.sent is not None  # it was in the air
+            assert query.sent is not None  # it was dispatched
             event = answered(
                 query.sent,
                 record,
@@ -148,8 +148,8 @@ class Outcomes:
                 cost_per_item=batch.cost,
                 code=codes[i] if codes is not None else "",
             )
-            effects.append(self.history.record(event))
+            effects.append(self.log.record(event))
             if query.trace is not None:
                 effects.extend(spans_of(query, batch.finished, codes[i] if codes is not None else ""))
-        self.history.covers(batch)
+        self.log.covers(batch)
         return effects

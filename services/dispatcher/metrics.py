@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
-from services.core.cost import Goal
 from services.core.metric import MICROSECONDS, Histogram, MetricFamily
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import Decision, SelectionPolicy
+from services.core.selection.policy import Decision, SelectionPolicy, goal_of
 from services.dispatcher.actor import Dispatcher
 
 EVERY = 0.05  # s
@@ -17,7 +16,7 @@ class SampledPolicy:
 
     def __init__(self, policy: SelectionPolicy, clock: Callable[[], float]) -> None:
         self.name = policy.name
-        self.goal: Goal = getattr(policy, "goal", "cost")
+        self.goal = goal_of(policy)
         self.seconds = Histogram(MICROSECONDS)
         self._select = policy.select
         self._clock = clock
@@ -44,9 +43,9 @@ class DispatcherMetrics:
         in_flight = MetricFamily(
             "infaas_dispatcher_queries", "gauge", "Queries taken and not yet ended, by where they are."
         )
-        in_flight.add(len(actor.flights.flying), place="executor")
-        in_flight.add(len(actor.flights.waiting), place="waiting")
-        in_flight.add(len(actor.flights.retries), place="retrying")
+        in_flight.add(len(actor.in_flight.dispatched), place="executor")
+        in_flight.add(len(actor.in_flight.waiting), place="waiting")
+        in_flight.add(len(actor.in_flight.retries), place="retrying")
         workers = MetricFamily("infaas_dispatcher_workers", "gauge", "Workers that this dispatcher hears.")
         workers.add(len(actor.view.workers))
         instances = MetricFamily("infaas_dispatcher_instances", "gauge", "Instances that this dispatcher knows of.")

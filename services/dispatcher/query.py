@@ -21,7 +21,7 @@ from services.dispatcher.apps import Apps
 
 
 class Query:
-    """The body as it came, what it asks, and where it is now. times: Unix seconds."""
+    """One query from its arrival to its end: the body as it came, what it asks, where it is. Times: Unix seconds."""
 
     __slots__ = (
         "app", "arrived", "ask", "attempt", "body", "crashes", "fallback", "head", "headers", "instance", "items", "reply", "sent", "trace", "uid", "why",
@@ -38,17 +38,17 @@ class Query:
         self.reply = reply
         self.body = body
         self.arrived = arrived
-        self.attempt = -1  # of the dispatch under way; the first is 0
-        self.crashes = 0  # executors that died with it aboard
+        self.attempt = -1  # number of the last dispatch; the first is 0
+        self.crashes = 0  # executors that died while they had it
         self.instance: Instance | None = None
         self.sent: Route | None = None  # with the last dispatch
         self.trace: Trace | None = None  # of its sender
-        self.headers: Mapping[str, str] | None = None  # that go with it, where it is traced
-        self.fallback: AppRecord | None = None  # its app, where that has a default output
-        self.why: Error | None = None  # it waits: what it would be told now
+        self.headers: Mapping[str, str] | None = None  # of its messages, if it is traced
+        self.fallback: AppRecord | None = None  # its app, if that has a default output
+        self.why: Error | None = None  # while it waits for a better answer: the refusal that it would get now
 
     def route(self, dispatcher: str, instance: str, policy: str) -> Route:
-        """What travels in front of the body, and into the outcome."""
+        """What goes in front of the body, and into the outcome."""
         head = self.head
         latency = self.ask.latency_s
         return Route(
@@ -87,20 +87,20 @@ class Query:
         return Raw(self.body)
 
 
-# -- A dispatcher's part in a query's trace: one span from its arrival to its end. Pure.
+# -- tracing: one span from a query's arrival to its end
 
 SPAN_PART = "dispatch"
 
 
 def start_trace(query: Query, headers: Mapping[str, str]) -> None:
-    """A query came with headers: what its messages carry from now on."""
+    """Read the trace from the headers that the query came with, and set the headers of its further messages."""
     query.trace = read(headers)
     if query.trace is not None:
         query.headers = query.trace.headers(span_id(query.uid, SPAN_PART))
 
 
 def spans_of(query: Query, end: float, code: str = "") -> list[Span]:
-    """What there is to tell of a query that has ended; nothing where nobody wants to know. code: of its refusal."""
+    """The span of a query that has ended, if its trace is recorded. code: of its refusal."""
     trace, sent = query.trace, query.sent
     if trace is None or not trace.recorded:
         return []
@@ -128,15 +128,14 @@ def spans_of(query: Query, end: float, code: str = "") -> list[Span]:
     ]
 
 
-# -- From a message to a query that can be dispatched: names, limits, requirements, inputs and deadline are checked
-# here.
+# -- admission: names, limits, requirements, inputs and deadline are checked here
 
 SCOPES = 1024  # apps times inbox prefixes whose hashers are kept
 _decode_head = msgspec.msgpack.Decoder(QueryHead).decode
 
 
 class LabelOnly(msgspec.Struct, frozen=True):
-    """The one field that can be saved of a query whose others are wrong."""
+    """The one field that may be readable in a malformed query."""
 
     id: str | None = None
 
@@ -145,7 +144,7 @@ _decode_label = msgspec.msgpack.Decoder(LabelOnly).decode
 
 
 def label_of(body: bytes) -> str | None:
-    """The id that the sender of a malformed query gave it; None where even that cannot be read."""
+    """The id that the sender of a malformed query gave it. None if even that cannot be read."""
     try:
         return _decode_label(body).id
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -153,7 +152,7 @@ def label_of(body: bytes) -> str | None:
 
 
 class Admission:
-    """Takes queries in. default_deadline_s: of a query that states none; max_inline: bytes of a body."""
+    """Makes queries from messages. default_deadline_s: of a query that states none. max_inline: bytes that a body may have."""
 
     def __init__(self, apps: Apps, new_uid: Callable[[], bytes], default_deadline_s: float, max_inline: int) -> None:
         self._apps = apps
@@ -162,7 +161,7 @@ class Admission:
         self._max_inline = max_inline
         self._hashers: dict[tuple[str, str], blake2b] = {}
 
-    def take(self, app_name: str, envelope: Envelope) -> Query | Error:
+    def admit(self, app_name: str, envelope: Envelope) -> Query | Error:
         """The query, or why it is refused."""
         head: QueryHead = envelope.message
         found = self._apps.of(app_name, head.model)
@@ -212,7 +211,7 @@ class Admission:
         return query
 
     def _uid(self, app: str, head: QueryHead, reply: str) -> bytes:
-        """Ours, or made from the client's retry key, scoped by app and caller: nobody can meet another's."""
+        """A new id, or one made from the client's retry key, the app and the caller, so that no caller can hit another's query."""
         key = head.retry_key
         if key is None:
             return self._new_uid()
@@ -252,9 +251,9 @@ class Admission:
         return Error(code="unknown_model", message=f"no model {head.model!r}: see infaas.list.models")
 
     def adopt(self, route: Route, body: bytes, headers: Mapping[str, str] | None = None) -> Query | None:
-        """Take over a query that another dispatcher, now gone, had taken; None when it cannot be understood here.
+        """Take over a query of another dispatcher that is gone. None if it cannot be understood here.
 
-        headers: that came with it; they go on with it as they are, since its span was the other's.
+        headers: that came with it. They stay as they are, since its span is the other dispatcher's.
         """
         try:
             head = _decode_head(body)

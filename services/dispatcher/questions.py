@@ -1,10 +1,10 @@
-"""What is asked about the system: lists, and what a query would get. Pure."""
+"""Questions about the system: lists, and which variant a query would get. Pure."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from bus.messages.public import Candidate, Error, Explanation, Listing, ListRequest, Refusal, Requirements
-from services.core.actor import Effect, Envelope, Publish
+from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.catalog import Catalog
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
@@ -13,19 +13,21 @@ from services.core.selection.policy import Decision, SelectionPolicy
 from services.core.validation import BadRequest, check_name, check_requirements
 
 
-def question(envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy) -> Iterable[Effect]:
-    """The reply to a ListRequest or to Requirements; nothing where nobody waits for one, or somebody else replies."""
+def answer_question(
+    envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy
+) -> Iterable[Effect]:
+    """The reply to a ListRequest or to Requirements. Nothing if nobody waits for one, or another service replies."""
     if not envelope.reply:
-        return ()
+        return NOTHING
     about, asked, now = envelope.subject.rpartition(".")[2], envelope.message, envelope.now
     if isinstance(asked, ListRequest):
         if about == "jobs":
-            return ()  # their coordinator answers
+            return NOTHING  # their coordinator answers
         return (Publish(envelope.reply, listing(about, asked, now, catalog, view)),)
     return (Publish(envelope.reply, explain(about, asked, now, view, policy)),)
 
 
-# -- Why this variant: the decision that a query would get now, with a reason for every candidate. Changes nothing.
+# -- why this variant: the decision that a query would get now, with a reason for every candidate
 
 HORIZON = 30.0  # s; the deadline of a query that states none
 
@@ -33,7 +35,7 @@ HORIZON = 30.0  # s; the deadline of a query that states none
 def explain(
     app_name: str, wish: Requirements, now: float, view: ClusterView, policy: SelectionPolicy
 ) -> Explanation | Refusal:
-    """The decision for one item with these requirements, and why every other variant was passed over."""
+    """The decision for one item with these requirements, and why each other variant is not chosen. Changes nothing."""
     try:
         check_name(app_name, "app")
         check_requirements(wish)
@@ -73,7 +75,7 @@ def _winner(decision: Decision, view: ClusterView) -> str | None:
 
 
 def state_of(group: VariantInstances, app: AppView, view: ClusterView) -> str:
-    """The best state of any instance of a variant, for this app; Quarantined where no worker would load it."""
+    """The best state of any instance of a variant, for this app. Quarantined if no worker would load it."""
     if group.active:
         return "Active"
     if group.troubled:
@@ -151,11 +153,11 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     return "not loaded, and another variant would be ready sooner"
 
 
-# -- What there is, with the numbers that decisions use: the replies to `infaas.list.<what>`.
+# -- lists: the replies to `infaas.list.<what>`, with the numbers that decisions use
 
 
 def listing(what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView) -> Listing | Refusal:
-    """The items of one kind; unknown kinds are a bad_request that names the known ones."""
+    """The items of one kind. An unknown kind is a bad_request that names the known ones."""
     try:
         check_name(ask.app, "app")
         check_name(ask.model, "model")
@@ -305,7 +307,7 @@ def _workers(now: float, view: ClusterView) -> list[dict[str, Any]]:
 
 
 def _state_of(worker: Worker) -> str:
-    """As people are shown it. Booting: its monitor speaks, and none of its executors has yet."""
+    """The state that people see. Booting: its monitor sends heartbeats, but none of its executors has been alive yet."""
     if worker.draining:
         return "Draining"
     if any(device.alive for device in worker.devices.values()):

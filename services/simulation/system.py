@@ -18,13 +18,12 @@ from services.autoscaler.vms.__main__ import SETTLE_PERIODS
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.core.catalog import key_of
-from services.core.cost import Goal
 from services.core.planning.solvers import make_solver
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.policy import Decision, SelectionPolicy
+from services.core.selection.policy import Decision, SelectionPolicy, goal_of
 from services.core.settings import MachineKind
-from services.dispatcher.actor import Dispatcher
+from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.edge import load_policy
 from services.executor.actor import Executor
 from services.jobs.__main__ import limits_of
@@ -56,7 +55,7 @@ class TimedPolicy:
 
     def __init__(self, policy: SelectionPolicy, decided: Callable[[float], None]) -> None:
         self.name = policy.name
-        self.goal: Goal = getattr(policy, "goal", "cost")  # as the dispatcher reads it
+        self.goal = goal_of(policy)
         self._select = policy.select
         self._decided = decided
         self._count = 0
@@ -111,7 +110,10 @@ class SimulatedSystem:
         self._catalogue()
         settings = self._settings
         for number in range(settings.dispatcher.count):
-            self._environment.enter(f"d-{number}", self._dispatcher(f"d-{number}"))
+            name = f"d-{number}"
+            prices, new_uid = self._scenario.prices, self._new_uid
+            dispatcher = make_dispatcher(settings, self.subjects, name, self._selection, prices, new_uid)
+            self._environment.enter(name, dispatcher)
         fixed = settings.autoscaler.policy == "static"
         controller = self._controller(() if fixed else self._policy.machines)
         bucket = self.subjects.control_bucket
@@ -136,20 +138,8 @@ class SimulatedSystem:
         for record in records:
             self._environment.put(self.subjects.catalog_bucket, key_of(record), encode(record))
 
-    def _dispatcher(self, name: str) -> Dispatcher:
-        ours = self._settings.dispatcher
-        return Dispatcher(
-            name,
-            self.subjects,
-            self._selection,
-            self._scenario.prices,
-            lambda: next(self._uids).to_bytes(16, "big"),
-            default_deadline_s=ours.default_deadline_s,
-            max_inline=ours.max_inline,
-            failure_timeout_s=ours.failure_timeout_s,
-            max_attempts=ours.max_attempts,
-            max_queue=ours.max_queue,
-        )
+    def _new_uid(self) -> bytes:
+        return next(self._uids).to_bytes(16, "big")
 
     def _make_selection(self) -> TimedPolicy:
         settings = self._settings
@@ -159,9 +149,7 @@ class SimulatedSystem:
             if spec.maximum
         }
         machines = replace(settings.machines, provider="simulated", kinds=kinds)
-        on_demand = settings.autoscaler.policy in ("infaas", "off")
-        policy = load_policy(settings.dispatcher, machines, on_demand=on_demand, goal=settings.goal)
-        return TimedPolicy(policy, self._decided)
+        return TimedPolicy(load_policy(replace(settings, machines=machines)), self._decided)
 
     def _make_solver(self) -> SimulatedSolverEdge:
         name = self._settings.autoscaler.solver

@@ -35,7 +35,7 @@ SERVICES = ("core", "autoscaler", "dispatcher", "executor", "jobs", "monitor")
 # Code (not data) of services that the simulator uses, and where. Anything else is a second opinion.
 WIRING = {
     # The actors, and how production makes them from settings.
-    "services.dispatcher.actor:Dispatcher": {"system.py"},
+    "services.dispatcher.actor:make_dispatcher": {"system.py"},
     "services.executor.actor:Executor": {"system.py"},
     "services.monitor.actor:make_monitor": {"system.py"},
     "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
@@ -48,6 +48,8 @@ WIRING = {
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.selection.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy
+    "services.core.selection.policy:goal_of": {"system.py"},  # TimedPolicy has its policy's goal
+    "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
     # Names of keys in buckets.
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
     "services.autoscaler.vms.commands:decode_leader": {"edges.py"},

@@ -69,6 +69,10 @@ class Instance:
         if now - self.noted >= STALE:
             self.most_before, self.most_lately, self.noted = self.most_lately, self.own, now
 
+    def batch_done(self, queued: int) -> None:
+        """The executor has computed a batch; so many items, ours too, are still there."""
+        self.others = max(0, queued - self.own)
+
     @property
     def ahead(self) -> float:
         """Seconds of work that wait here."""

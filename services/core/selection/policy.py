@@ -61,6 +61,12 @@ class SelectionPolicy(Protocol):
         ...
 
 
+def goal_of(policy: SelectionPolicy) -> Goal:
+    """What the policy's view orders variants by. A user's class may have a `goal`; without one it is the cost."""
+    goal: Goal = getattr(policy, "goal", "cost")
+    return goal
+
+
 class InfaasPolicy:
     """The paper's getVariant. dispatch: "spread" (least loaded instance) or "pack" (fullest worker that is still in time).
 
@@ -269,7 +275,7 @@ class RoundRobin:
 
     name = "round-robin"
 
-    def __init__(self, *, on_demand: bool = True) -> None:
+    def __init__(self, *, on_demand: bool = True, **_: object) -> None:
         self._turn = 0
         self._on_demand = on_demand
 
@@ -294,7 +300,7 @@ class BruteForce:
 
     name = "brute-force"
 
-    def __init__(self, *, on_demand: bool = True, goal: Goal = "cost") -> None:
+    def __init__(self, *, on_demand: bool = True, goal: Goal = "cost", **_: object) -> None:
         self._on_demand = on_demand
         self.goal = goal
 

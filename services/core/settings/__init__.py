@@ -41,6 +41,7 @@ from services.core.settings.scaling import (
     SwarmSettings,
 )
 from services.core.settings.serving import (
+    POLICIES,
     DispatcherSettings,
     ExecutorSettings,
     JobsSettings,
@@ -51,6 +52,7 @@ from services.core.settings.serving import (
 
 __all__ = [
     "ELSEWHERE",
+    "POLICIES",
     "AutoscalerSettings",
     "BusSettings",
     "CommandSettings",

@@ -25,6 +25,14 @@ from services.core.settings.fields import (
     Texts,
 )
 
+# The built-in selection policies. `dispatcher.policy`, scenarios and `infaas simulate` take these names. Each class takes the options
+# that `services.dispatcher.edge.load_policy` gives it, by keyword, and may ignore those that do not concern it.
+POLICIES = {
+    "infaas": "services.core.selection.policy:InfaasPolicy",
+    "round-robin": "services.core.selection.policy:RoundRobin",
+    "brute-force": "services.core.selection.policy:BruteForce",
+}
+
 
 class DispatcherSettings(Section, frozen=True, kw_only=True):
     """Which instance answers a query, and what happens where none does."""
@@ -32,7 +40,7 @@ class DispatcherSettings(Section, frozen=True, kw_only=True):
     count: Annotated[int, Number(1, 64), "Dispatchers under `infaas up`."] = 1
     policy: Annotated[
         str,
-        Text(r"infaas|round-robin|brute-force|[\w.]+:\w+", "infaas, round-robin, brute-force or module:Class"),
+        Text("|".join([*POLICIES, r"[\w.]+:\w+"]), f"{', '.join(POLICIES)} or module:Class"),
         "Policy that selects a variant for a query.",
     ] = "infaas"
     dispatch: Annotated[

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.core.placement import OVERCOMMIT
-from services.core.settings import DispatcherSettings, Settings, faults
+from services.core.settings import POLICIES, DispatcherSettings, Settings, faults
 from services.core.settings import StaticVariant as ChoiceSetting
 from services.dispatcher.edge import load_policy
 from services.shell.settings import Origins, SettingsError
@@ -41,14 +41,12 @@ from services.simulation.scenario.toml import (
 )
 
 BASES = {
-    "infaas": "infaas",
+    **{name: name for name in POLICIES},
     "infaas-ilp": "infaas-ilp",
     "static": "static",
     "clipper+": "static",
     "replicate": "replicate",
     "sm+": "replicate",
-    "round-robin": "round-robin",
-    "brute-force": "brute-force",
 }
 _CHOSEN = ("static", "replicate")
 KEYS = ("name", "base", "hardware", "start", "min", "max", "choice", "settings")
@@ -168,7 +166,7 @@ class Policies:
         if added:
             sys.path.append(folder)
         try:
-            load_policy(DispatcherSettings(policy=base))
+            load_policy(Settings(dispatcher=DispatcherSettings(policy=base)))
         except SettingsError as error:
             location.refuse(str(error).removeprefix("dispatcher.policy "))
         except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported

@@ -15,6 +15,7 @@ from services.core.catalog import key_of
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
+from services.core.settings import DispatcherSettings
 from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
@@ -128,7 +129,8 @@ class Fleet:
 
     def start_dispatcher(self, name: str) -> None:
         policy = self.policy or InfaasPolicy()
-        actor = Dispatcher(name, self.subjects, policy, PRICES, lambda: next(self._uids).to_bytes(16, "big"))
+        new_uid = lambda: next(self._uids).to_bytes(16, "big")  # noqa: E731
+        actor = Dispatcher(name, self.subjects, policy, PRICES, new_uid, DispatcherSettings())
         self.stage.enter(name, actor)
         for record in self.records:
             self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))

@@ -10,13 +10,11 @@ from msgspec.structs import replace
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, Signature, TensorSpec, VariantRecord
 from bus.messages.fleet import EnsureLoaded
-from bus.messages.public import QueryHead, Tensor
+from bus.messages.public import Tensor
 from bus.tensors import to_array
 from services.core.actor import Changed
 from services.core.catalog import key_of
-from services.core.selection.eligibility import Ask
-from services.dispatcher.default_output import FEW, MOST_BYTES, DefaultDeadlines, default_outputs
-from services.dispatcher.query import Query
+from services.dispatcher.default_output import MOST_BYTES, default_outputs
 from tests.support.simulated.fleet import Fleet, variant
 
 SLO_MS = 100.0
@@ -199,21 +197,6 @@ def test_more_items_than_the_default_fits_into_a_message_for_are_refused_as_with
     assert [outcome.outcome for outcome in fleet.outcomes()] == ["refused"]
     _, one = fleet.one(fleet.ask())
     assert one["default"] is True
-
-
-def test_deadlines_of_what_was_served_are_not_kept_for_ever() -> None:
-    fallbacks = DefaultDeadlines()
-    app = AppRecord(app="a", links={}, default_output=1)
-    waiting: dict[bytes, Query] = {}
-    for number in range(3 * FEW):
-        uid = number.to_bytes(16)
-        query = Query(uid, "a", QueryHead(), Ask("a", 1, deadline=1e9), "_INBOX.1", b"", arrived=0.0)
-        query.fallback = app
-        waiting = {uid: query}
-        fallbacks.hold(query, 0.0, waiting)
-    assert len(fallbacks) <= FEW + 4
-    due, _ = fallbacks.due(1e9, dict(waiting))
-    assert [query.uid for query in due] == list(waiting)
 
 
 # -- An app's default output becomes tensors of its signature where it fits, and is never lost where it does not.

@@ -17,7 +17,7 @@ SUBJECTS = Subjects()
 NOW = 1000.0
 
 
-def desk(*, synced: bool = True) -> FeedbackActor:
+def actor(*, synced: bool = True) -> FeedbackActor:
     found = FeedbackActor(SUBJECTS)
     found.handle(Envelope(NOW, Changed(SUBJECTS.catalog_bucket, "app.a", encode(AppRecord(app="a", links={})))))
     if synced:
@@ -31,7 +31,7 @@ def tell(found: FeedbackActor, app: str = "a", reply: str = "_INBOX.1", **fields
 
 
 def test_it_is_accepted_once_it_is_on_disk() -> None:
-    found = desk()
+    found = actor()
     [record] = tell(found, id="q1", label=7, context="user")
     assert isinstance(record, Record)
     assert record.event == FeedbackEvent(time=NOW, app="a", id="q1", context="user", label="7", input_digest=None)
@@ -43,7 +43,7 @@ def test_it_is_accepted_once_it_is_on_disk() -> None:
 def test_inputs_are_kept_as_their_digest() -> None:
     events = []
     for inputs in ([[1.0]], [[1.0]], [[2.0]]):
-        [record] = tell(desk(), inputs=inputs, label="x")
+        [record] = tell(actor(), inputs=inputs, label="x")
         assert isinstance(record, Record)
         events.append(record.event)
     digests = [event.input_digest for event in events if isinstance(event, FeedbackEvent)]
@@ -64,7 +64,7 @@ def test_inputs_are_kept_as_their_digest() -> None:
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], code: str, word: str) -> None:
-    [effect] = tell(desk(), **fields)
+    [effect] = tell(actor(), **fields)
     assert isinstance(effect, Publish)
     assert isinstance(effect.message, Refusal)
     assert effect.message.error.code == code
@@ -72,10 +72,6 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], code: str, word: str) ->
 
 
 def test_before_the_catalogue_is_known_it_says_so() -> None:
-    [effect] = tell(desk(synced=False), id="q", label=1)
+    [effect] = tell(actor(synced=False), id="q", label=1)
     assert isinstance(effect, Publish)
     assert effect.message.error.code == "overloaded"
-
-
-def test_nothing_is_answered_into_the_system() -> None:
-    assert tell(desk(), id="q", label=1, reply="infaas.query.a") == []

@@ -14,6 +14,7 @@ from services.core.actor import Changed, Effect, Envelope, Publish, Stopping, Sy
 from services.core.catalog import key_of
 from services.core.selection.cluster import ClusterView
 from services.core.selection.policy import InfaasPolicy
+from services.core.settings import DispatcherSettings
 from services.core.trace import Span, read, span_id
 from services.dispatcher.actor import Dispatcher
 from services.dispatcher.apps import Apps
@@ -21,32 +22,32 @@ from services.dispatcher.query import Admission, Query
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 
-def intake() -> Admission:
+def admission() -> Admission:
     apps = Apps(ClusterView(PRICES, "cost"))
     for app in ("faces", "numbers"):
         for record in catalogue(variant(), app=app):
-            apps.changed(Changed("b", key_of(record), encode(record)))
-    apps.all_in()
+            apps.change(Changed("b", key_of(record), encode(record)))
+    apps.complete()
     return Admission(apps, lambda: b"fresh" * 3 + b"!", 30.0, 2**20)
 
 
-def uid(taker: Admission, app: str, reply: str) -> bytes:
+def uid(admitting: Admission, app: str, reply: str) -> bytes:
     body = encode({"inputs": Tensor("FP32", [1, 2], bytes(8)), "retry_key": b"k" * 16})
-    found = taker.take(app, Envelope(1.0, decode(QueryHead, body), f"infaas.query.{app}", reply, body))
+    found = admitting.admit(app, Envelope(1.0, decode(QueryHead, body), f"infaas.query.{app}", reply, body))
     assert isinstance(found, Query), found
     return found.uid
 
 
 def test_a_retry_key_is_its_senders_own() -> None:
-    taker = intake()
-    mine = uid(taker, "faces", "_INBOX_.faces.phone.x.1")
-    assert uid(taker, "faces", "_INBOX_.faces.phone.y.2") == mine  # another connection of the same user
+    admitting = admission()
+    mine = uid(admitting, "faces", "_INBOX_.faces.phone.x.1")
+    assert uid(admitting, "faces", "_INBOX_.faces.phone.y.2") == mine  # another connection of the same user
     others = [
-        uid(taker, "faces", "_INBOX_.faces.tablet.x.1"),
-        uid(taker, "numbers", "_INBOX_.faces.phone.x.1"),
-        uid(taker, "faces", "_INBOX_.@.gateway.x.1"),
-        uid(taker, "faces", "_INBOX.x.1"),
-        uid(taker, "faces", "mine.1"),
+        uid(admitting, "faces", "_INBOX_.faces.tablet.x.1"),
+        uid(admitting, "numbers", "_INBOX_.faces.phone.x.1"),
+        uid(admitting, "faces", "_INBOX_.@.gateway.x.1"),
+        uid(admitting, "faces", "_INBOX.x.1"),
+        uid(admitting, "faces", "mine.1"),
     ]
     assert len({mine, *others}) == 6
 
@@ -61,7 +62,7 @@ RECORD = variant()
 
 
 def dispatcher(name: str, *, worker: bool = True) -> Dispatcher:
-    actor = Dispatcher(name, Subjects(), InfaasPolicy(), PRICES, lambda: UID)
+    actor = Dispatcher(name, Subjects(), InfaasPolicy(), PRICES, lambda: UID, DispatcherSettings())
     for record in catalogue(RECORD):
         tell(actor, Changed("infaas-catalog", key_of(record), encode(record)))
     tell(actor, Synced("infaas-catalog"))
@@ -126,7 +127,7 @@ def test_a_dispatcher_that_takes_over_passes_it_on() -> None:
 def test_one_that_stops_hands_it_on_with_what_waits() -> None:
     actor = dispatcher("d1", worker=False)
     waiting = ask(actor, HEADERS)
-    if not actor.flights.waiting:
+    if not actor.in_flight.waiting:
         pytest.fail(f"it should wait: {waiting}")
     back = sent(tell(actor, Stopping(1.0)), HandBack)
     assert back.headers == HEADERS | {"traceparent": f"00-{TRACE}-{OURS}-01"}

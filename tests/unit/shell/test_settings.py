@@ -276,7 +276,7 @@ def test_the_goal_comes_from_a_file_or_a_variable_and_reaches_both(tmp_path: Pat
     assert load(environ={}).goal == "cost"
     for settings in (load(tmp_path / "infaas.toml", {}), load(environ={"INFAAS_GOAL": "accuracy"})):
         assert settings.goal == knobs_of(settings).goal == "accuracy"
-        policy = load_policy(settings.dispatcher, goal=settings.goal)
+        policy = load_policy(settings)
         assert getattr(policy, "goal") == "accuracy"  # noqa: B009  (not every policy has one)
 
 

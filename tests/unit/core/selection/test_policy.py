@@ -13,9 +13,8 @@ from services.core.cost import HANDLING_MS, Goal, cost_per_1000, instance_price_
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import OVERHEAD, BruteForce, InfaasPolicy, RoundRobin
-from services.core.settings import DispatcherSettings, MachineKind, MachineSettings
+from services.core.settings import DispatcherSettings, MachineKind, MachineSettings, Settings
 from services.dispatcher.edge import load_policy
-from services.shell.settings import SettingsError
 from tests.support.simulated.fleet import PRICES, SIGNATURE, Fleet, variant
 
 NOW = 1000.0
@@ -302,14 +301,9 @@ def test_auto_packs_where_machines_may_come_and_go(
     dispatch: str, kind: MachineKind | None, provider: str, packs: bool
 ) -> None:
     machines = MachineSettings(provider=provider, kinds={} if kind is None else {"cpu": kind})
-    policy = load_policy(DispatcherSettings(dispatch=dispatch), machines)
+    policy = load_policy(Settings(dispatcher=DispatcherSettings(dispatch=dispatch), machines=machines))
     assert isinstance(policy, InfaasPolicy)
     assert policy._pack is packs
-
-
-def test_another_dispatch_is_refused_by_name() -> None:
-    with pytest.raises(SettingsError, match=r"dispatcher\.dispatch 'heap' is none of auto, spread, pack"):
-        load_policy(DispatcherSettings(dispatch="heap"))
 
 
 # -- A cost ceiling from selection to account: what is chosen under it owes, batch by batch as predicted, no more

@@ -1,0 +1,67 @@
+"""Deadlines of what waits, the earliest first, with one timer for all of them. Pure."""
+
+import heapq
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from services.core.actor import NOTHING, After, Effect
+
+FEW = 1024  # deadlines that are kept whatever became of their items
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+
+class DeadlineReached(Struct, frozen=True):
+    """Timer: the earliest deadline has come."""
+
+
+class Deadlines(Generic[Key, Item]):
+    """Deadlines by key. The items themselves stay with their owner, who passes those that still wait with each call.
+
+    at: an item's deadline, in Unix seconds. An item may come again with another one.
+    """
+
+    def __init__(self, at: Callable[[Item], float]) -> None:
+        self._at = at
+        self._heap: list[tuple[float, Key]] = []
+        self._kept: dict[Key, float] = {}  # of each key the earliest
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def watch(self, key: Key, item: Item, now: float, waiting: Mapping[Key, Item]) -> tuple[Effect, ...]:
+        """The item waits from now on. Returns the timer if its deadline is the earliest."""
+        at = self._at(item)
+        if at >= self._kept.get(key, float("inf")):
+            return NOTHING  # looked at again when the earlier one comes
+        if len(self._heap) > FEW + 2 * len(waiting):  # mostly of items that ended long before their deadlines
+            self._heap = [entry for entry in self._heap if entry[1] in waiting]
+            self._kept = {kept: due for kept, due in self._kept.items() if kept in waiting}
+            heapq.heapify(self._heap)
+        entry = (at, key)
+        self._kept[key] = at
+        heapq.heappush(self._heap, entry)
+        return self.timer(now) if self._heap[0] is entry else NOTHING
+
+    def due(self, now: float, waiting: Mapping[Key, Item]) -> list[Item]:
+        """The items of `waiting` whose deadline has come, earliest first. They are watched no longer; the caller removes them."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            at, key = heapq.heappop(self._heap)
+            if self._kept.get(key) != at:
+                continue  # the key had an earlier deadline as well
+            del self._kept[key]
+            item = waiting.get(key)
+            if item is None:
+                continue
+            if self._at(item) <= now:
+                found.append(item)
+            else:
+                self.watch(key, item, now, waiting)
+        return found
+
+    def timer(self, now: float) -> tuple[Effect, ...]:
+        """The one timer, set to the earliest deadline; nothing where there is none."""
+        return (After("deadline", max(0.0, self._heap[0][0] - now), DeadlineReached()),) if self._heap else NOTHING
