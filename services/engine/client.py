@@ -10,11 +10,11 @@ MOST = 64 * 2**20  # bytes of an answer
 
 
 class EngineAway(Exception):
-    """The engine does not answer, or not as it should; the text says how."""
+    """The engine does not answer, or not as it should. The text says what happened."""
 
 
 class EngineReply(NamedTuple):
-    """What the engine said. headers: names in lower case."""
+    """An answer of the engine. headers: names in lower case."""
 
     status: int
     headers: dict[str, str]

@@ -1,7 +1,7 @@
-"""What the engine proxy lets through: requests compared as they were sent, strict JSON, and changes of labels `infaas.*`. Pure.
+"""What the engine proxy lets through: some requests, only strict JSON, and changes of labels `infaas.*`. Pure.
 
-Nothing is decoded before it is compared, so that no way of writing a path means one thing here and another to the engine: what is
-not written as the engine's documentation writes it is refused.
+Nothing is decoded before it is compared. So no spelling of a path can mean one thing here and another to the engine: what is not
+written as in the engine's documentation is refused.
 """
 
 import json
@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl, urlencode
 
 
 class NotStrict(ValueError):
-    """The text is no JSON, or could be read in two ways; the words are for people."""
+    """The text is not JSON, or could be read in two ways. The message is for people."""
 
 
 def strict_json(text: bytes) -> Any:
-    """What the text says. Raises NotStrict: also where an object has a key twice, of which others may take the other."""
+    """The value of a JSON text. Raises NotStrict, also if an object has a key twice: other readers may take the other value."""
     try:
         return json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except NotStrict:
@@ -45,11 +45,14 @@ _VERSION = re.compile(r"/v1\.[0-9]{1,3}(?=/)")
 _NODE = re.compile(r"/nodes/([A-Za-z0-9][A-Za-z0-9_.-]{0,254})(/update)?")
 _INDEX = re.compile(r"[0-9]{1,19}")
 _LISTS = {"/nodes": ("filters",), "/tasks": ("filters",), "/services": ("filters", "status")}
-_FREE = ("/_ping", "/version")  # before a client knows what to speak; they tell nothing about the swarm
+_FREE = (
+    "/_ping",
+    "/version",
+)  # what clients ask before they know the API's version; the answers say nothing about the swarm
 
 
 class Denied(Exception):
-    """This is not let through; the text says why, to whoever asked and to the log. status: HTTP's."""
+    """This is not let through. The text says why, to the client and to the log. status: of HTTP."""
 
     def __init__(self, reason: str, status: int = 403) -> None:
         super().__init__(reason)
@@ -59,8 +62,8 @@ class Denied(Exception):
 class AllowedRequest(NamedTuple):
     """A request that is let through. path: without the version. prefix: the version as it was asked for, "" or "/v1.NN".
 
-    query: as the engine gets it. node: whose labels are to change, "" in all that only reads; revision: the version of it that they change.
-    free: needs no token.
+    query: as the engine gets it. node: whose labels are to change, "" for requests that only read. revision: the version of the node that
+    they change. free: needs no token.
     """
 
     method: str
@@ -73,12 +76,12 @@ class AllowedRequest(NamedTuple):
 
     @property
     def target(self) -> str:
-        """As in the request's line."""
+        """As in the request line."""
         return f"{self.prefix}{self.path}{'?' if self.query else ''}{self.query}"
 
 
 def allowed_request(method: str, target: str) -> AllowedRequest:
-    """The route of a request. target: as in its line. Raises Denied."""
+    """The request as it is let through. target: as in the request line. Raises Denied."""
     path, mark, query = target.partition("?")
     version = _VERSION.match(path)
     prefix = version.group() if version else ""
@@ -122,7 +125,7 @@ def _pairs(query: str) -> dict[str, str]:
 
 
 def _only(pairs: dict[str, str], known: tuple[str, ...]) -> str:
-    """The query as the engine gets it, written anew."""
+    """The query as the engine gets it, encoded again. Raises Denied for a parameter that is not in `known`."""
     for key in pairs:
         if key not in known:
             raise Denied(f"the engine proxy does not let the parameter {key[:50]!r} through here")
@@ -155,12 +158,12 @@ def _values(values: object) -> bool:
 OURS = re.compile(r"infaas\.[A-Za-z0-9._-]{1,120}")
 OPERATORS = frozenset(
     {"infaas.pool", "infaas.nats", "infaas.db", "infaas.gateway"}
-)  # what a machine is for, where data lies
+)  # the purpose of a machine, and where data is
 MOST_VALUE = 256
 
 
 class LabelChange(NamedTuple):
-    """set: labels that are new or other than before. removed: names. spec: what the engine gets: the present one with new labels."""
+    """A change of a node. set: labels that are new or differ. removed: names. spec: for the engine, the present one with the new labels."""
 
     set: dict[str, str]
     removed: list[str]
@@ -170,7 +173,7 @@ class LabelChange(NamedTuple):
 def label_change(present: Mapping[str, Any], asked: Any) -> LabelChange:
     """What the wanted spec of a node changes. present: its spec as the engine has it. Raises Denied.
 
-    What goes to the engine is made from the present spec, never from the wanted one: only labels are taken from that.
+    What goes to the engine is made from the present spec. Only labels are taken from the wanted one.
     """
     if not isinstance(asked, dict):
         raise Denied("the spec of a node is an object")
@@ -193,7 +196,7 @@ def label_change(present: Mapping[str, Any], asked: Any) -> LabelChange:
 
 
 def _rest(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """All but the labels; a field that is empty is one that is not there."""
+    """All fields but the labels. An empty field counts as missing."""
     return {key: value for key, value in spec.items() if key != "Labels" and value not in ("", None)}
 
 

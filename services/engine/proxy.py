@@ -1,4 +1,4 @@
-"""Decides about each request, asks the engine, tells less than it says; each refusal and each change of a label becomes a line of the log."""
+"""Decides about each request, asks the engine, and shows a part of its answer. Refusals and changes of labels are logged."""
 
 import hmac
 import json
@@ -18,14 +18,14 @@ _HEADERS = (
     "docker-experimental",
     "ostype",
     "swarm",
-)  # clients settle by them what to speak
-_BROWSERS = ("origin", "sec-fetch-site")  # a web page asks
-_STALE = "rpc error: code = Unknown desc = update out of sequence"  # the engine's own words, which clients look for
-_MOST_TOLD = 1000  # characters of a message of the engine's
+)  # clients choose the API's version by them
+_BROWSERS = ("origin", "sec-fetch-site")  # sent for web pages
+_STALE = "rpc error: code = Unknown desc = update out of sequence"  # the engine's text, which clients look for
+_MESSAGE_LIMIT = 1000  # characters of a message of the engine
 
 
 class Proxy:
-    """token: whoever asks must show it; empty: whoever reaches this may ask."""
+    """token: what a client must show; empty: nothing."""
 
     def __init__(self, engine: EngineClient, token: str = "") -> None:
         self._engine = engine
@@ -43,23 +43,23 @@ class Proxy:
         except EngineAway as error:
             self.failed += 1
             log.error("the engine does not answer: %s", error)
-            return told(502, f"engine proxy: {error}")
+            return problem_reply(502, f"engine proxy: {error}")
         except Unexpected as error:
             self.failed += 1
             log.error("the engine answers something else than expected: %s", error, extra={"path": route.path})
-            return told(502, f"engine proxy: the engine answered something else than expected: {error}")
+            return problem_reply(502, f"engine proxy: the engine answered something else than expected: {error}")
         self.passed += 1
         return reply
 
     def refuse(self, denied: Denied | HttpProblem, request: Request) -> Reply:
-        """The reply to a request that is not let through; it is logged."""
+        """The reply to a request that is not let through. It is counted and logged."""
         self.refused += 1
         about = {"client": request.client, "method": request.method[:20], "target": request.target[:200]}
         log.warning("refused", extra={**about, "status": denied.status, "reason": str(denied)})
-        return told(denied.status, str(denied))
+        return problem_reply(denied.status, str(denied))
 
     async def missing(self) -> str:
-        """What it lacks to do its work, in words; empty when it is ready."""
+        """What the proxy lacks to do its work, in words; empty when it is ready."""
         try:
             answer = await self._engine.ask("GET", "/info")
             swarm = _json(answer).get("Swarm") or {}
@@ -106,9 +106,9 @@ class Proxy:
         except (KeyError, TypeError) as error:
             raise Unexpected("a node was expected") from error
         if index != route.revision:
-            return told(500, _STALE)
+            return problem_reply(500, _STALE)
         wanted = label_change(spec, asked)
-        # The engine takes it at this version alone, so what was compared is what is replaced.
+        # The engine takes it only at this version, so what was compared is what is replaced.
         target = f"{route.prefix}/nodes/{id_}/update?version={index}"
         answer = await self._engine.ask("POST", target, json.dumps(wanted.spec).encode())
         if answer.status != 200:
@@ -131,16 +131,16 @@ def _headers(answer: EngineReply) -> tuple[tuple[str, str], ...]:
 
 
 def _error(answer: EngineReply) -> Reply:
-    """The engine's own refusal. What is neither an answer nor a refusal is not passed on: nobody is sent elsewhere."""
+    """The engine's refusal. Raises Unexpected for a status below 400: redirects are not passed on."""
     if answer.status < 400:
         raise Unexpected(f"it answered with status {answer.status}")
     try:
         message = str(json.loads(answer.body)["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         message = "the engine did not say why"
-    return told(answer.status, message[:_MOST_TOLD])._replace(headers=_headers(answer))
+    return problem_reply(answer.status, message[:_MESSAGE_LIMIT])._replace(headers=_headers(answer))
 
 
-def told(status: int, message: str) -> Reply:
+def problem_reply(status: int, message: str) -> Reply:
     """A reply that says what is wrong, as the engine does: its clients show `message`."""
     return Reply(status, json.dumps({"message": message}).encode() + b"\n")

@@ -20,7 +20,7 @@ _GRACE_S = 5.0
 
 
 def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or Ctrl-C; returns the exit code. Where it cannot listen: SystemExit with the reason."""
+    """Serve until SIGTERM or Ctrl-C; returns the exit code. Raises SystemExit with the reason if it cannot listen."""
     telemetry.set_up(settings.log_level, "engine-proxy")
     return asyncio.run(_main(settings))
 
@@ -54,7 +54,7 @@ async def _main(settings: Settings) -> int:
 
 
 async def _pages(settings: Settings, proxy: Proxy) -> HttpListener | None:
-    """/healthz, /readyz, /startz and /metrics, where `metrics.port` says, as every service has them."""
+    """Serve /healthz, /readyz, /startz and /metrics at `metrics.port`, as every service does."""
     up = False
 
     async def health(_: str) -> Reply:
@@ -67,7 +67,7 @@ async def _pages(settings: Settings, proxy: Proxy) -> HttpListener | None:
         return state_page("ready", [missing] if missing else [])
 
     async def startup(accept: str) -> Reply:
-        """200 from the first readiness on: an update that cannot reach the socket must not count as done."""
+        """200 from the first readiness on: an update of a proxy that cannot reach the socket must not count as done."""
         return plain(200, "up\n") if up else await ready(accept)
 
     async def metrics(accept: str) -> Reply:
@@ -86,7 +86,7 @@ async def _pages(settings: Settings, proxy: Proxy) -> HttpListener | None:
 
 
 def families(proxy: Proxy) -> Iterable[MetricFamily]:
-    """What it counts."""
+    """The proxy's own metrics."""
     requests = MetricFamily(
         "infaas_engine_requests_total", "counter", "Requests to the engine proxy, by what became of them."
     )

@@ -1,6 +1,6 @@
-"""What is told of the engine's answers: named fields, so that whatever a later engine adds stays with it. Pure.
+"""Which parts of the engine's answers are shown: only named fields, so that fields of later engines are never shown. Pure.
 
-Left out are above all environments, arguments, mounts, configs, secrets, and labels of services and containers that are not the
+Left out are above all environments, arguments, mounts, configs, secrets, and those labels of services and containers that are not the
 stack's: people put passwords in all of them.
 """
 
@@ -14,7 +14,7 @@ _LABELS = ("infaas.", "com.docker.stack.")  # of services
 
 
 class Unexpected(ValueError):
-    """The engine answered something else than its documentation says."""
+    """The engine's answer is not what its documentation says."""
 
 
 def version(found: Any) -> Any:
@@ -24,14 +24,14 @@ def version(found: Any) -> Any:
 
 def info(found: Any) -> Any:
     """GET /info."""
-    told = _pick(found, "ID", "Name", "ServerVersion", "OSType", "Architecture", "NCPU", "MemTotal", "Labels")
-    return told | _part(found, "Swarm", _swarm)
+    shown = _pick(found, "ID", "Name", "ServerVersion", "OSType", "Architecture", "NCPU", "MemTotal", "Labels")
+    return shown | _part(found, "Swarm", _swarm)
 
 
 def node(found: Any) -> Any:
-    """GET /nodes/{id}. The spec is told whole: it goes back with an update, and there is nothing in it but name, role and labels."""
-    told = _pick(found, *_WHEN, "Spec", "Status", "ManagerStatus")
-    return told | _part(found, "Description", _description)
+    """GET /nodes/{id}. The spec is shown whole: it comes back with an update, and has only name, role and labels."""
+    shown = _pick(found, *_WHEN, "Spec", "Status", "ManagerStatus")
+    return shown | _part(found, "Description", _description)
 
 
 def nodes(found: Any) -> Any:
@@ -59,7 +59,7 @@ VIEWS: Mapping[str, View] = {
 
 
 def view(path: str) -> View:
-    """How to tell of what the engine answers at this path, version left out."""
+    """The view of an answer at this path, without the version."""
     return VIEWS.get(path, node)
 
 
@@ -78,18 +78,18 @@ def _swarm(found: Any) -> Any:
 
 
 def _description(found: Any) -> Any:
-    told = _pick(found, "Hostname", "Platform", "Resources")
-    return told | _part(found, "Engine", lambda engine: _pick(engine, "EngineVersion", "Labels"))
+    shown = _pick(found, "Hostname", "Platform", "Resources")
+    return shown | _part(found, "Engine", lambda engine: _pick(engine, "EngineVersion", "Labels"))
 
 
 def _task(found: Any) -> Any:
-    told = _pick(found, *_WHEN, "ServiceID", "Slot", "NodeID", "DesiredState", "AssignedGenericResources")
-    return told | _part(found, "Spec", _task_spec) | _part(found, "Status", _task_status)
+    shown = _pick(found, *_WHEN, "ServiceID", "Slot", "NodeID", "DesiredState", "AssignedGenericResources")
+    return shown | _part(found, "Spec", _task_spec) | _part(found, "Status", _task_status)
 
 
 def _task_spec(found: Any) -> Any:
-    told = _pick(found, "Placement", "Resources", "ForceUpdate")
-    return told | _part(found, "ContainerSpec", lambda container: _pick(container, "Image", "StopGracePeriod"))
+    shown = _pick(found, "Placement", "Resources", "ForceUpdate")
+    return shown | _part(found, "ContainerSpec", lambda container: _pick(container, "Image", "StopGracePeriod"))
 
 
 def _task_status(found: Any) -> Any:
@@ -97,16 +97,16 @@ def _task_status(found: Any) -> Any:
 
 
 def _service(found: Any) -> Any:
-    told = _pick(found, *_WHEN, "ServiceStatus", "UpdateStatus")
-    return told | _part(found, "Spec", _service_spec)
+    shown = _pick(found, *_WHEN, "ServiceStatus", "UpdateStatus")
+    return shown | _part(found, "Spec", _service_spec)
 
 
 def _service_spec(found: Any) -> Any:
-    told = _pick(found, "Name", "Mode")
-    told |= _part(
+    shown = _pick(found, "Name", "Mode")
+    shown |= _part(
         found, "Labels", lambda labels: {key: labels[key] for key in _whole(labels) if key.startswith(_LABELS)}
     )
-    return told | _part(found, "TaskTemplate", _task_spec)
+    return shown | _part(found, "TaskTemplate", _task_spec)
 
 
 def _each(found: Any, one: View) -> list[Any]:
@@ -127,6 +127,6 @@ def _pick(found: Any, *names: str) -> dict[str, Any]:
 
 
 def _part(found: Any, name: str, one: View) -> dict[str, Any]:
-    """This field of an object, seen so; nothing where it is not there."""
+    """This field of an object, as `one` shows it; nothing if it is missing."""
     value = _whole(found).get(name)
     return {} if value is None else {name: one(value)}

@@ -1,1 +1,1 @@
-"""The only asyncio plumbing: the runtime that drives actors, embedded servers, settings, the store, supervision."""
+"""What connects actors to the world: the runtime that drives them, processes and servers of a machine, settings, the database, metrics."""

@@ -1,4 +1,4 @@
-"""Unix time that never goes back: wall time at the start plus the monotonic clock since."""
+"""Unix time that never goes back: the wall time at the start plus the monotonic clock since then."""
 
 import time
 from collections.abc import Callable

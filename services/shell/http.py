@@ -3,8 +3,8 @@
 One request a connection: no request can hide behind another, and one clock covers all of it. h11 reads and writes the messages; limits
 in bytes, seconds and connections are kept here. What is refused becomes a reply, too.
 
-The gateway has uvicorn. Every service process has this one, since uvicorn takes 40 to 80 ms of CPU and 2 MB at the start of each (h11:
-9 ms and 0.2 MB), and has no limits of its own to the time of a head or a body, or to the bytes of either.
+The gateway has uvicorn. Every service process has this server: uvicorn takes 40 to 80 ms of CPU at the start of each and 2 MB (h11: 9 ms
+and 0.2 MB), and it limits neither the time nor the bytes of a head or a body.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 _PIECE = 4 * 2**10
 _LINGER_S = (
-    1.0  # what a client still sends after a reply is read and dropped for so long: a reset would take the reply from it
+    1.0  # s in which what a client still sends after a reply is read and dropped: a reset would discard the reply
 )
 _LINGER_BYTES = 2**20
 _PLAIN = "text/plain; charset=utf-8"
 
 
 class HttpProblem(Exception):
-    """A request that does not get what it asks for; the text says why, to whoever asked and to the log. status: HTTP's."""
+    """A request that is refused. The text says why, to the client and to the log. status: of HTTP."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -92,7 +92,7 @@ class HttpListener:
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, grace: float) -> None:
-        """Take no more connections, and end what does not end by itself."""
+        """Take no more connections. Those that have not ended after `grace` s are ended."""
         if self._server is not None:
             self._server.close()
         if self._running:
@@ -108,12 +108,12 @@ class HttpListener:
             writer.transport.abort()
             return
         self._running.add(task)
-        writer.transport.set_write_buffer_limits(0)  # what is drained has left
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until everything is sent
         try:
             await _Exchange(self, reader, writer).run(busy=len(self._running) > self._limits.connections)
             writer.close()
             await writer.wait_closed()
-        except (OSError, asyncio.CancelledError):  # the client has left, or does not read; or this ends
+        except (OSError, asyncio.CancelledError):  # the client has left or does not read, or the server ends
             pass
         except Exception:
             log.exception("a connection failed")
@@ -133,7 +133,7 @@ class _Exchange:
         self._came = 0
 
     async def run(self, *, busy: bool) -> None:
-        """busy: there are as many connections as there may be."""
+        """busy: there are as many connections as there may be, so this one is refused."""
         try:
             self._admit(busy)
             await self._head()
@@ -141,7 +141,7 @@ class _Exchange:
             reply = await self._answer(self._seen)
         except HttpProblem as problem:
             if problem.status == HTTPStatus.REQUEST_TIMEOUT and not self._came:
-                return  # it has sent nothing at all
+                return  # it has sent nothing: no reply, which it might take for its next request's
             reply = self._refuse(problem, self._seen)
         except _Left:
             return

@@ -15,9 +15,10 @@ _FILE = Path(__file__).parent.parent / "core" / "prices.toml"
 
 
 def load_prices(settings: PriceSettings) -> dict[str, float]:
-    """services/core/prices.toml under the settings: US$ per hour by device kind (per core for cpu and inferentia); raises SettingsError for a price below zero.
+    """The prices of services/core/prices.toml and the settings, which win. Raises SettingsError for a price below zero.
 
-    A kind that the list does not have is legal, since hardware is open; where it looks like a typo, that is logged.
+    A price is in US$ per hour by kind of device; for cpu and inferentia it is that of one core. A kind that the list does not have is
+    allowed, since hardware is open. If its name looks like a typo, that is logged.
     """
     listed = {kind: float(price) for kind, price in tomllib.loads(_FILE.read_text()).items()}
     for kind, price in settings.per_hour.items():
@@ -51,7 +52,7 @@ def place_of(config: Path | None, environ: Mapping[str, str]) -> str:
 def least_per_hour(settings: Settings, workers: int) -> float:
     """US$ per hour of the workers that a system starts with: `workers` plain ones and the minimum of every kind.
 
-    Raises SettingsError when a device of theirs has no price or is not there.
+    Raises SettingsError if one of their devices has no price or is missing.
     """
     prices = load_prices(settings.prices)
     total = 0.0
@@ -65,7 +66,7 @@ def least_per_hour(settings: Settings, workers: int) -> float:
 
 
 def check_budget(settings: Settings, workers: int, place: str = KEY) -> None:
-    """Refuse a budget below the price of these workers: nothing could be added, and nothing may be removed. No budget: fine.
+    """Raise SettingsError if the budget is below the price of these workers, which may not be removed. Without a budget nothing is wrong.
 
     place: where the budget was given, as `place_of` says it.
     """

@@ -1,8 +1,8 @@
-"""`python -m services.shell.probe [PATH]`: is the process of this container well? For health checks, so it imports next to nothing.
+"""`python -m services.shell.probe [PATH]`: the health check of a container. It imports next to nothing.
 
-Asks the process's own pages (docs/metrics.md) at INFAAS_METRICS__PORT for PATH, by default /startz; `--port N` for another server's
-page, `--listening N` only whether somebody listens there, without connecting. The exit code is 0 when it is, else 1, and the
-reason is on standard output, where `docker inspect` shows it. Without a port there is nothing to ask: 0.
+It asks the process's own pages (docs/metrics.md), at INFAAS_METRICS__PORT, for PATH, by default /startz. With `--port N` it asks
+another server's page, with `--listening N` only whether somebody listens there, without connecting. The exit code is 0 if all is well,
+else 1; the reason is on standard output, where `docker inspect` shows it. Without a port there is nothing to ask, and the code is 0.
 """
 
 import os
@@ -18,7 +18,7 @@ LISTEN = "0A"  # state of a socket in /proc/net/tcp
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
-        path, port, listening = _understood(arguments, environ)
+        path, port, listening = _parsed(arguments, environ)
     except ValueError:
         print("usage: python -m services.shell.probe [PATH] [--port N | --listening N]")
         return 2
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     return 1
 
 
-def _understood(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int, int]:
+def _parsed(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int, int]:
     """The path, the port to ask, the port that must listen; raises ValueError."""
     path, numbers = PATH, {"--port": int(environ.get("INFAAS_METRICS__PORT") or 0), "--listening": 0}
     rest = list(arguments)
@@ -71,7 +71,7 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 
 def listens(port: int, tables: Iterable[str] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
-    """Whether a socket of this network namespace takes connections at this port; raises nothing where Linux does not say."""
+    """Whether a socket of this network namespace takes connections at this port; False where Linux does not say."""
     for table in tables:
         try:
             with open(table) as file:

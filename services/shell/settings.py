@@ -1,7 +1,6 @@
 """Reads settings: defaults < TOML file < INFAAS_SECTION__FIELD < INFAAS_SECTION__FIELD_FILE (secrets). Called once in __main__.
 
-What may be set, and how, is in `services.core.settings`. A refusal names the file or variable, the setting, the reason and the
-default.
+`services.core.settings` says which settings there are. A refusal names the file or variable, the setting, the reason and the default.
 """
 
 import os
@@ -20,7 +19,7 @@ from services.core.settings import BusSettings, Settings, faults
 
 
 class SettingsError(Exception):
-    """A setting is unknown or has the wrong type; the text names it."""
+    """A setting is unknown or wrong. The text names it and says why."""
 
 
 # Short names that the contract fixes, beside the general INFAAS_SECTION__FIELD.
@@ -33,7 +32,10 @@ _SHORT = {
     "INFAAS_GOAL": "goal",
     "INFAAS_LOG_LEVEL": "log_level",
 }
-_READ_AGAIN = ("gateway.tokens", "gateway.operator_tokens")  # may be paths: whoever uses them sees their files change
+_READ_AGAIN = (
+    "gateway.tokens",
+    "gateway.operator_tokens",
+)  # lists that may name files: whoever uses them reads the files again
 _MAPS = ("worker.simulate", "prices.per_hour")  # in a variable: kind=number,kind=number
 _WORDS = {
     "`float`": "a number",
@@ -47,7 +49,7 @@ _WORDS = {
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Build the settings; raises SettingsError that names the file or variable, the setting, what is wrong and the remedy."""
+    """Build the settings. Raises SettingsError, which names the file or variable, the setting, what is wrong and the remedy."""
     environ = os.environ if environ is None else environ
     tree: dict[str, Any] = {}
     if path is not None:
@@ -112,7 +114,7 @@ def _pairs(value: str, keys: list[str]) -> dict[str, str]:
 
 
 def login_of(settings: BusSettings) -> Login:
-    """As `NatsBus.connect` wants it."""
+    """The credentials and TLS files, as `NatsBus.connect` takes them."""
     return Login(
         nkey_seed=settings.nkey_seed,
         inbox=settings.inbox,
@@ -123,7 +125,7 @@ def login_of(settings: BusSettings) -> Login:
 
 
 class Origins:
-    """Where each setting was given, and refusals in these words. place: of all that no variable sets, the file's name."""
+    """Where each setting was given, and refusals that say so. place: the file, for all that no variable sets."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -133,13 +135,13 @@ class Origins:
         self._variables[key.removesuffix("_file")] = variable
 
     def refusal(self, settings: type[Struct], key: str, reason: str) -> str:
-        """One line about the setting of this key. settings: the type, for what holds where nothing is given."""
+        """One line about the setting of this key. settings: the type, whose default the line names."""
         default = _default(settings, key)
-        told = f"; left out, it is {default}" if default else ""
-        return f"{self._where(key)}: {reason}{told}"
+        instead = f"; left out, it is {default}" if default else ""
+        return f"{self._where(key)}: {reason}{instead}"
 
     def of_invalid(self, settings: type[Struct], tree: dict[str, Any], error: msgspec.ValidationError) -> str:
-        """The same of what msgspec says about a tree: "Expected `int`, got `str` - at `$.dispatcher.count`"."""
+        """The same for an error of msgspec about a tree: "Expected `int`, got `str` - at `$.dispatcher.count`"."""
         reason, _, at = str(error).partition(" - at ")
         key = re.sub(r"\[\d+\]", "", _named(settings, tree, at.strip("`").removeprefix("$").lstrip(".")))
         unknown = re.search(r"unknown field `(.*)`", reason)
@@ -161,7 +163,7 @@ class Origins:
         return self.refusal(settings, key, reason[:1].lower() + reason[1:])
 
     def _where(self, key: str) -> str:
-        """Of a value, of the map that holds it, or of something inside an unknown section."""
+        """Where this key was given: itself, the map that holds it, or something inside an unknown section."""
         for known in _upwards(key):
             if known in self._variables:
                 return f"{self._variables[known]} ({key})"
@@ -178,7 +180,7 @@ def _upwards(key: str) -> list[str]:
 
 
 def _named(settings: type[Struct], tree: dict[str, Any], at: str) -> str:
-    """The same place with names of maps, which msgspec writes [...]: the first that is wrong by itself."""
+    """The place with the names of maps, which msgspec writes [...]: the first name whose value is wrong by itself."""
     while "[...]" in at:
         before = at.partition("[...]")[0]
         table: Any = tree

@@ -1,6 +1,6 @@
-"""The database: made ready once by an administrator (`prepare`), written to by one role, read by another.
+"""The database: an administrator prepares it once (`prepare`), one role writes, another reads.
 
-PostgreSQL 16 or newer, ours or anybody's by DSN. `python -m services.shell.store prepare` reads the administrator's DSN and
+It is PostgreSQL 16 or newer, ours or any other by its DSN. `python -m services.shell.store prepare` reads the administrator's DSN and
 the two roles' passwords from the environment: INFAAS_STORE__SUPERUSER_DSN, INFAAS_STORE__WRITER_PASSWORD and
 INFAAS_STORE__READER_PASSWORD, each also as ..._FILE (a file that holds it), and the settings of section [store] from variables
 and from the file that INFAAS_CONFIG names.
@@ -34,7 +34,7 @@ SCHEMA = Path(__file__).parent.parent / "recorder" / "schema"
 OLDEST = 160000  # server_version_num
 _UUID, _UUID_ARRAY = 2950, 2951  # pg_type.oid
 _LOCK = 0x1FAA5  # advisory lock of a database: one migrator at a time
-# A connection that a broken network swallowed must end as an error within seconds, not within TCP's hours.
+# A connection over a broken network must end as an error within seconds. TCP's own limits are hours.
 _PATIENCE = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -45,10 +45,10 @@ _PATIENCE = {
 
 
 class StoreError(Exception):
-    """The database cannot be used; the text says why and what to do."""
+    """The database cannot be used. The text says why and what to do."""
 
 
-# ---- made ready
+# ---- prepare
 
 
 def prepare(
@@ -139,7 +139,7 @@ def _administer(dsn: str) -> psycopg.Connection[Any]:
 
 
 def _create_database(dsn: str, name: str) -> bool:
-    """Make the database if the server is there and it is not; False when that was not what was wrong."""
+    """Make the database if only the database is missing; False if something else is wrong."""
     try:
         with closing(
             psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True, connect_timeout=10)
@@ -155,7 +155,7 @@ def _create_database(dsn: str, name: str) -> bool:
 
 
 def _role(connection: psycopg.Connection[Any], role: str, password: str) -> None:
-    """Make the role if need be and set its password, which leaves this process only as a verifier."""
+    """Make the role if it is missing, and set its password. Only a verifier of the password leaves this process."""
     if not password:
         raise StoreError(
             f"the password of {role} is empty: set INFAAS_STORE__{role.removeprefix('infaas_').upper()}_PASSWORD"
@@ -193,20 +193,20 @@ def _grant(connection: psycopg.Connection[Any], directory: Path) -> None:
         connection.execute((directory / "roles.sql").read_bytes())
 
 
-# ---- written to
+# ---- write
 
 
 class Store:
     """One connection of the writing role, opened when needed and again after a failure. Not for several threads at once."""
 
     def __init__(self, dsn: str, name: str) -> None:
-        """name: as the database's administrator sees us."""
+        """name: of the connection, as the administrator of the database sees it."""
         self._dsn = make_conninfo(dsn, application_name=name, **_PATIENCE)
         self._connection: psycopg.Connection[Any] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction: committed, with the disk's word for it, when the block ends. Raises psycopg.Error."""
+        """A transaction. When the block ends it is committed and on disk. Raises psycopg.Error."""
         connection = self._connection
         if connection is None or connection.broken or connection.closed:
             connection = self._connection = psycopg.connect(self._dsn, autocommit=True)
@@ -218,7 +218,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Let the connection go; the next transaction opens a new one."""
+        """Close the connection. The next transaction opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str]) -> int:
             new = _prepare()
         except StoreError as error:
             if time.monotonic() < end and isinstance(error.__cause__, psycopg.OperationalError):
-                time.sleep(AGAIN)  # it is being started, perhaps
+                time.sleep(AGAIN)  # it may be starting
                 continue
             print(error, file=sys.stderr)
             return 1
@@ -319,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _prepare() -> list[str]:
-    """What the variables ask for; raises StoreError, SettingsError."""
+    """Prepare what the variables name. Raises StoreError, SettingsError."""
     file = os.environ.get(_CONFIG)
     others = {name: value for name, value in os.environ.items() if not name.startswith((*_OWN, _CONFIG))}
     store = load(Path(file) if file else None, others).store

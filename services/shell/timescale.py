@@ -1,9 +1,9 @@
-"""What the database does with the recorder's events beside keeping them: chunks, rollups and expiry, by what the server can do.
+"""Chunks, rollups and expiry of the recorder's events in the database, by what the server can do.
 
-Three levels: "none" (plain PostgreSQL), "apache" (TimescaleDB under its Apache licence: hypertables) and "tsl" (all of TimescaleDB:
+There are three levels: "none" (plain PostgreSQL), "apache" (TimescaleDB under its Apache licence: hypertables) and "tsl" (all of TimescaleDB:
 continuous aggregates, compression, policies too). Relations, columns and answers are the same. A database may go up a level,
-never down. The SQL is in services/recorder/schema: numbered files make what holds data, the others are carried out by every
-`prepare`.
+never down. The SQL is in services/recorder/schema: numbered files make what holds data, and every `prepare`
+runs the others.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from services.core.settings import KeepDays
 
 Level = Literal["none", "apache", "tsl"]
 LEVELS: tuple[Level, ...] = ("none", "apache", "tsl")
-OLDEST_EXTENSION = (2, 18)  # the first that lets a trigger see the rows of a statement on a hypertable
+OLDEST_EXTENSION = (2, 18)  # the first in which a trigger sees the rows of a statement on a hypertable
 AGGREGATES = ("cost_minute", "cost_hour", "query_minute", "query_hour", "slo_minute")
 KEEP_DAYS: Mapping[str, float] = asdict(KeepDays())
 
 
 class LevelError(Exception):
-    """The database cannot be brought to, or kept at, this level; the text says why and what to do."""
+    """The database cannot be brought to this level, or kept there. The text says why and what to do."""
 
 
 class TimescaleSupport(NamedTuple):
@@ -37,9 +37,9 @@ class TimescaleSupport(NamedTuple):
 
 
 def detect(dsn: str, most: Level) -> TimescaleSupport:
-    """Find out what the server of this database can do, up to `most`; makes the extension where it is to be had.
+    """Find out what the server of this database can do, up to `most`; makes the extension if the server has it.
 
-    On a connection of its own: CREATE EXTENSION closes the session when the server did not preload TimescaleDB. Raises
+    It uses a connection of its own: CREATE EXTENSION closes the session when the server did not preload TimescaleDB. Raises
     LevelError when the extension is too old for us.
     """
     if most == "none":
@@ -60,7 +60,7 @@ def detect(dsn: str, most: Level) -> TimescaleSupport:
         row = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'timescaledb'").fetchone()
         assert row is not None
         version: str = row[0]
-        try:  # what is not under the Apache licence refuses itself, whatever the settings say
+        try:  # functions that are not under the Apache licence fail under it
             connection.execute("SELECT alter_job(-1, if_exists => true)")
             licensed = True
         except psycopg.errors.FeatureNotSupported:
@@ -80,7 +80,7 @@ def shape(
     found: TimescaleSupport,
     keep_days: Mapping[str, float] = KEEP_DAYS,
 ) -> None:
-    """Bring a migrated database to this level, or up to date on it; several times is as good as once.
+    """Bring a migrated database to this level, or up to date on it. Repeating it changes nothing.
 
     connection: the owner's, in autocommit. keep_days: by relation, as in the settings; 0: for ever. Raises LevelError, psycopg.Error.
     """

@@ -50,7 +50,7 @@ async def opened(server: NatsServer, settings: Settings, *, check: bool = True, 
     bus = await NatsBus.connect(server.url, name="test")
     try:
         known = KnownStreams.of(settings, patience=patience)
-        known.guard(bus.streams)
+        known.attach_to(bus.streams)
         if check:
             await known.check(bus.streams)
         await bus.key_value(NAMES.catalog_bucket)
@@ -126,7 +126,7 @@ def test_streams_of_events_on_their_way_are_made_again_while_their_service_runs(
         bus = await NatsBus.connect(server.url, name="test")
         try:
             known = KnownStreams([StreamFile(tmp_path / "known.json")], passing=(spec.name,))
-            known.guard(bus.streams)
+            known.attach_to(bus.streams)
             await bus.ensure_stream(spec)
             await bus.key_value(NAMES.catalog_bucket)
             server.lose()
@@ -172,7 +172,7 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(server: Lossy, tmp_p
         bus = await NatsBus.connect(server.url, name="test")
         place = Returning(tmp_path / "known.json")
         try:
-            KnownStreams([place]).guard(bus.streams)
+            KnownStreams([place]).attach_to(bus.streams)
             await bus.key_value(NAMES.catalog_bucket)
         finally:
             await bus.close()

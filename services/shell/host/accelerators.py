@@ -1,4 +1,4 @@
-"""The accelerators that this machine really has, asked of the drivers alone: no framework is imported, no context is made.
+"""The accelerators that this machine has, as their drivers say. No framework is imported, and no context is made.
 
 NVIDIA: the driver's own library (NVML), which comes with it and takes a few MB. Neuron: the `neuron-ls` tool of its driver.
 """
@@ -34,7 +34,7 @@ class Accelerator(Struct, frozen=True, kw_only=True):
 
 
 class DriverError(Exception):
-    """The driver is there and does not work, or is not there; the text says which, and what to do."""
+    """The driver is missing or does not work. The text says which, and what to do."""
 
 
 class _Memory(ctypes.Structure):
@@ -135,7 +135,7 @@ def cuda_device(address: str) -> Accelerator:
 
 
 def cuda_memory_used_mb(address: str) -> float:
-    """Memory of one GPU that is taken now, by everybody, in MB; raises DriverError."""
+    """Memory of one GPU that all processes together use now, in MB; raises DriverError."""
     uuid = cuda_device(address).uuid
     nvml = _nvml()
     for handle in nvml.handles():
@@ -184,7 +184,7 @@ def neuron_listing(said: str) -> list[Accelerator]:
 
 @cache
 def accelerators() -> tuple[Accelerator, ...]:
-    """All accelerators of this machine, asked once a process; none where there is no driver or it does not answer."""
+    """All accelerators of this machine. The drivers are asked once a process; one that is missing or does not answer has none."""
     found: list[Accelerator] = []
     for ask in (cuda_devices, neuron_devices):
         try:

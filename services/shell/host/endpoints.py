@@ -44,14 +44,14 @@ def write_endpoints(data_dir: Path, endpoints: SystemEndpoints, ports: dict[str,
 
 
 def mark_stopped(data_dir: Path) -> None:
-    """Say that it runs no more; the ports stay noted for the next start."""
+    """Say that the system does not run any more. The ports stay in the file for the next start."""
     content = _read(data_dir)
     if content.get("running"):
         write_private(data_dir / FILE, json.dumps({**content, "pid": None, "running": False}, indent=1) + "\n")
 
 
 def recorded_ports(data_dir: Path) -> dict[str, int]:
-    """The ports of last time, as far as they can be read."""
+    """The ports of the last run, as far as they can be read."""
     ports = _read(data_dir).get("ports")
     if not isinstance(ports, dict):
         return {}
@@ -79,7 +79,7 @@ PORT_OFFSETS = {
 
 
 class PortClaims:
-    """Ports that are ours although nobody listens there yet, or not for the moment: other `infaas up` keep off them."""
+    """Ports that are reserved although nobody listens there yet: another `infaas up` does not take them."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -89,7 +89,7 @@ class PortClaims:
         if not process.port_is_free(port):
             return False
         if sys.platform == "linux":
-            # An abstract name lives in the network namespace, just as ports do, and vanishes with us.
+            # An abstract name belongs to the network namespace, as ports do, and is gone when we are.
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 claim.bind(f"\0infaas-port-{port}")
@@ -120,9 +120,9 @@ def choose_ports(
     take_any: Callable[[], int],
     preferred: Mapping[str, int] = DEFAULT_PORTS,
 ) -> dict[str, int]:
-    """A port for each of the servers `names`; with a base exactly base + offset, else the preferred, the one of last time, or a free one.
+    """A port for each of the servers `names`: with a base, exactly base + offset; else the preferred one, the last one, or a free one.
 
-    take: claims a port if it is free. Raises ServerError naming the port when a base is given and one of its ports is busy.
+    recorded: the ports of the last run. take: claims a port if it is free. Raises ServerError naming the port when a base is given and one of its ports is busy.
     """
     if base is not None:
         ports = {name: base + offset for name, offset in PORT_OFFSETS.items() if name in names}

@@ -1,7 +1,7 @@
-"""Answers who asks for workers on this machine: `infaas up` starts and stops their processes while it runs.
+"""Starts and stops workers on this machine while `infaas up` runs, as the VM-autoscaler orders over the bus.
 
-Orders carry the controller's epoch. What comes with a smaller one than was heard before, in an order or in the leader's record, is
-refused, so that a controller that has lost its lease cannot act any more.
+An order carries the epoch of its controller. An order with a smaller epoch than an earlier order's, or than the leader record's, is
+refused: a controller that has lost its lease can no longer act.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MACHINE = "machine."
 
 
 class LocalWorkers:
-    """The workers of this machine. launch(worker, kind) starts one (may raise ServerError); end(worker) stops one completely."""
+    """The workers of this machine. launch(worker, kind) starts one (may raise ServerError); end(worker) stops one and waits for its end."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LocalWorkers:
         self._open: list[Subscription] = []
 
     async def open(self, initial: Iterable[str]) -> None:
-        """Answer from now on. initial: workers that run already. Of machines of an earlier life none is left."""
+        """Take orders from now on. initial: workers that run already. Records of workers of an earlier run are deleted."""
         self._present.update(initial)
         control = await self._bus.key_value(self._subjects.control_bucket)
         for key in await control.keys():
@@ -60,7 +60,7 @@ class LocalWorkers:
         ]
 
     async def close(self) -> None:
-        """Start nothing more, and wait for stops under way."""
+        """Start nothing more, and wait until the workers that are being stopped have ended."""
         for timer in self._booting.values():
             timer.cancel()
         self._booting.clear()
@@ -139,7 +139,7 @@ class LocalWorkers:
         task.add_done_callback(lambda done: self._reply(delivery, order.worker, _failure(done)))
 
     def _clean_up(self, worker: str) -> asyncio.Task[None]:
-        """End what there is of a worker, once."""
+        """Stop a worker, or the start of one. A second call gets the same task."""
         task = self._ending.get(worker)
         if task is None:
             task = self._ending[worker] = asyncio.get_running_loop().create_task(self._ended_now(worker))

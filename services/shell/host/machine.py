@@ -55,8 +55,8 @@ def memory_mb_of(settings: WorkerSettings) -> float:
 def devices_of(settings: WorkerSettings, found: Iterable[Accelerator] | None = None) -> list[Device]:
     """A worker's devices: its CPU, its accelerators as far as settings allow, then the simulated ones that they ask for.
 
-    found: the machine's accelerators; by default its drivers are asked. Names are `gpu-0`, `gpu-1`, ...: simulated devices
-    go on counting after the real ones of their kind, so that no name ever means both.
+    found: the machine's accelerators; by default its drivers are asked. Names are `gpu-0`, `gpu-1`, ...: the numbers of simulated
+    devices follow those of the real ones of their kind, so that a name is never used twice.
     """
     cpu = Device(name=CPU, kind=CPU, cores=cores_of(settings), memory_mb=memory_mb_of(settings))
     real = _real_devices(settings, found)
@@ -65,7 +65,7 @@ def devices_of(settings: WorkerSettings, found: Iterable[Accelerator] | None = N
 
 
 def _real_devices(settings: WorkerSettings, found: Iterable[Accelerator] | None) -> list[Device]:
-    """worker.gpus counts GPUs; other accelerators are taken along unless it is 0. Raises SettingsError when GPUs are missing."""
+    """worker.gpus limits GPUs. Other accelerators are used unless it is 0. Raises SettingsError when GPUs are missing."""
     if settings.gpus == 0:
         return []
     most = settings.gpus if isinstance(settings.gpus, int) else None
@@ -96,7 +96,7 @@ def _real_devices(settings: WorkerSettings, found: Iterable[Accelerator] | None)
 
 # ---- kinds of machine: who starts a worker and who decides about it must agree on what it has
 
-PLAIN = "cpu"  # the kind of workers that `infaas up` starts when nothing else is said
+PLAIN = "cpu"  # the kind of workers that `infaas up` starts by default
 
 
 def worker_of(kind: str, kinds: Mapping[str, MachineKind], base: WorkerSettings) -> WorkerSettings:
@@ -112,7 +112,7 @@ def worker_of(kind: str, kinds: Mapping[str, MachineKind], base: WorkerSettings)
 
 
 def environ_of(worker: WorkerSettings) -> dict[str, str]:
-    """The same as variables of its processes."""
+    """The settings of one worker as environment variables of its processes."""
     simulate = ",".join(f"{kind}={count}" for kind, count in sorted(worker.simulate.items()))
     return {
         "INFAAS_WORKER__NAME": worker.name,
@@ -127,7 +127,7 @@ def environ_of(worker: WorkerSettings) -> dict[str, str]:
 def initial(workers: int, machines: MachineSettings) -> dict[str, str]:
     """The workers that a system starts with, name to kind: `workers` plain ones, and the minimum of every kind.
 
-    The same names at every start.
+    The names are the same at every start.
     """
     plain = max(workers, machines.kinds.get(PLAIN, MachineKind()).minimum)
     named = {f"w{number}": PLAIN for number in range(plain)}

@@ -20,7 +20,7 @@ from services.shell.host import process
 from services.shell.host.machine import cores
 from services.shell.host.process import ServerError
 
-LEAST_VERSION = (2, 12, 3)  # older ones have lost acknowledged JetStream messages although told to sync always
+LEAST_VERSION = (2, 12, 3)  # older ones lost acknowledged JetStream messages even with sync_interval: always
 _CONFIG = """\
 server_name: {name}
 listen: "127.0.0.1:{port}"
@@ -75,12 +75,12 @@ def nats_version(binary: Path) -> tuple[int, ...]:
 
 
 def _threads() -> str:
-    """Half the cores: the services need the others, and on a full machine more threads only wake each other up."""
+    """Half the cores: the services need the others, and on a busy machine more threads only wake each other up."""
     return str(max(1, cores() // 2))
 
 
 class EmbeddedNats:
-    """One nats-server with its store and password below `data_dir`. It ends with this process, whatever happens."""
+    """One nats-server with its store and password below `data_dir`. It ends when this process ends, however that happens."""
 
     def __init__(
         self,

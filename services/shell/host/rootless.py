@@ -1,4 +1,4 @@
-"""Run a program that refuses root, and users it cannot look up, as somebody else: in a one-uid user namespace, or as `nobody`."""
+"""Runs a program that refuses root, or a user without an account, as another user: in a user namespace, or as `nobody`."""
 
 import ctypes
 import os
@@ -20,10 +20,10 @@ Mode = Literal["plain", "userns", "setuid"]
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """As whom a program runs.
+    """The user that a program runs as.
 
-    plain: as we are. userns: inside a user namespace that shows us as `uid` and has no capabilities outside; it reaches
-    what our files allow, and needs nothing set up. setuid: really as `uid` (where namespaces are refused, as in Docker).
+    plain: our own. userns: our own, shown as `uid` inside a user namespace without capabilities outside; it may open what we may, and
+    nothing has to be set up. setuid: really `uid` (where namespaces are refused, as in Docker).
     """
 
     mode: Mode
@@ -31,9 +31,12 @@ class ProcessIdentity:
     gid: int
 
     def enter(self) -> None:
-        """Become it; called in the child between fork and exec."""
+        """Become this user. Called in the child between fork and exec."""
         if self.mode == "userns":
-            outside_uid, outside_gid = os.geteuid(), os.getegid()  # inside they are nobody's until mapped
+            outside_uid, outside_gid = (
+                os.geteuid(),
+                os.getegid(),
+            )  # inside the namespace they are unknown until they are mapped
             if _libc.unshare(_CLONE_NEWUSER) != 0:
                 raise OSError(ctypes.get_errno(), "unshare")
             _write("/proc/self/setgroups", b"deny")
@@ -45,13 +48,13 @@ class ProcessIdentity:
             os.setuid(self.uid)
 
     def own(self, path: Path) -> None:
-        """Hand a file or directory of ours to it, where that is another user."""
+        """Give a file or directory of ours to this user, where it is another one."""
         if self.mode == "setuid":
             os.chown(path, self.uid, self.gid)
 
 
 def choose_identity(program: list[str], *, allow_userns: bool = True) -> ProcessIdentity:
-    """The gentlest identity that can run `program` here (a quick command such as `postgres --version`).
+    """The identity with the fewest changes that can run `program` here (a quick command such as `postgres --version`).
 
     Root without user namespaces gets `setuid`, whether or not that user can reach the program (see `reachable_copy`).
     Raises ServerError for a user without an account (as containers have them) where there are no user namespaces.

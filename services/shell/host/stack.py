@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import os
 import signal
-import site
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,24 +12,29 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from msgspec.structs import replace
 
-from bus.codec import encode
-from bus.messages.fleet import ExecutorExited
 from bus.natsjet import LostStream
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from services.core.settings import GatewaySettings, Settings, WorkerSettings
-from services.shell.clock import now
-from services.shell.host import endpoints, process
-from services.shell.host import endpoints as ports
-from services.shell.host.endpoints import SystemEndpoints
+from services.shell.host import process
+from services.shell.host.endpoints import (
+    DEFAULT_PORTS,
+    PortClaims,
+    SystemEndpoints,
+    choose_ports,
+    mark_stopped,
+    recorded_ports,
+    write_endpoints,
+)
 from services.shell.host.local_workers import LocalWorkers
-from services.shell.host.machine import PLAIN, devices_of, environ_of, initial, worker_of
+from services.shell.host.machine import PLAIN, environ_of, initial, worker_of
 from services.shell.host.nats import EmbeddedNats
 from services.shell.host.postgres import STEPS as POSTGRES_STEPS
 from services.shell.host.postgres import EmbeddedPostgres
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
 from services.shell.host.supervise import Child, Supervisor, ended
+from services.shell.host.worker import publish_exit
 from services.shell.metrics.system import SystemMetrics
 from services.shell.runtime.known_streams import KnownStreams, StreamFile
 from services.shell.settings import login_of
@@ -39,16 +42,16 @@ from services.shell.settings import login_of
 log = logging.getLogger(__name__)
 
 GATEWAY = ("gateway", "gateway_grpc")  # its ports, HTTP and gRPC
-NATS, POSTGRES, SERVICES = range(3)  # stages: started upwards, stopped downwards
+NATS, POSTGRES, SERVICES = range(3)  # stages: started in this order, stopped in the reverse order
 # The services' own drain takes up to 5 s.
 SERVICE_STEPS: process.Steps = ((signal.SIGTERM, 6.0), (signal.SIGKILL, 5.0))
 KNOWN = "streams.json"  # which streams and buckets this system has
-HOPELESS = 5  # restarts of one service before the first `ready` that end the attempt
+HOPELESS = 5  # restarts of one service after which `ready` gives up
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackSpec:
-    """What to run. nats_url, sql_dsn: servers of somebody else to use instead of our own. environ: the services'."""
+    """What to run. nats_url, sql_dsn: servers to use instead of our own. environ: variables of the services."""
 
     data_dir: Path
     settings: Settings
@@ -65,19 +68,19 @@ class StackSpec:
 
     @property
     def initial(self) -> dict[str, str]:
-        """The workers it starts with, name to kind; the same at every start."""
+        """The workers that it starts with, name to kind. They are the same at every start."""
         return initial(self.workers, self.settings.machines)
 
 
 class Stack:
     """One running system. `start`, then `ready`, then `stop`, all on the main thread's event loop."""
 
-    def __init__(self, plan: StackSpec) -> None:
-        self._plan = plan
-        self._logs = plan.data_dir / "logs"
-        self._subjects = Subjects(plan.settings.prefix)
+    def __init__(self, spec: StackSpec) -> None:
+        self._spec = spec
+        self._logs = spec.data_dir / "logs"
+        self._subjects = Subjects(spec.settings.prefix)
         self._supervisor = Supervisor()
-        self._claims = ports.PortClaims()
+        self._claims = PortClaims()
         self._lock: process.Lock | None = None
         self._bus: Bus | None = None
         self._readiness: Readiness | None = None
@@ -85,69 +88,69 @@ class Stack:
         self._environ: dict[str, str] = {}
         self._workers: dict[str, list[Child]] = {}
         self._hosting: LocalWorkers | None = None
-        self._hub: SystemMetrics | None = None
+        self._metrics: SystemMetrics | None = None
         self._chosen: dict[str, int] = {}
 
     async def start(self) -> SystemEndpoints:
         """Start servers and services and return where they are; raises ServerError. Call `stop` in any case."""
-        plan = self._plan
-        plan.data_dir.mkdir(parents=True, exist_ok=True)
+        spec = self._spec
+        spec.data_dir.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock = process.Lock(plan.data_dir / "up.lock")
+            self._lock = process.Lock(spec.data_dir / "up.lock")
         except ServerError:
             raise ServerError(
-                f"a system runs in {plan.data_dir} already: stop it first, or choose another --data-dir"
+                f"a system runs in {spec.data_dir} already: stop it first, or choose another --data-dir"
             ) from None
-        recorded = endpoints.recorded_ports(plan.data_dir)
-        ours = [name for name, given in (("nats", plan.nats_url), ("postgres", plan.sql_dsn)) if given is None]
-        ours += ["dashboard"] * plan.dashboard
-        door = plan.settings.gateway
-        ours += ["gateway"] * (plan.gateway and door.port > 0) + ["gateway_grpc"] * (
-            plan.gateway and door.grpc_port > 0
+        recorded = recorded_ports(spec.data_dir)
+        ours = [name for name, given in (("nats", spec.nats_url), ("postgres", spec.sql_dsn)) if given is None]
+        ours += ["dashboard"] * spec.dashboard
+        gateway = spec.settings.gateway
+        ours += ["gateway"] * (spec.gateway and gateway.port > 0) + ["gateway_grpc"] * (
+            spec.gateway and gateway.grpc_port > 0
         )
         preferred = {
-            **ports.DEFAULT_PORTS,
-            "dashboard": plan.settings.dashboard.port,
-            "gateway": door.port,
-            "gateway_grpc": door.grpc_port,
+            **DEFAULT_PORTS,
+            "dashboard": spec.settings.dashboard.port,
+            "gateway": gateway.port,
+            "gateway_grpc": gateway.grpc_port,
         }
-        chosen = ports.choose_ports(ours, plan.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
+        chosen = choose_ports(ours, spec.port_base, recorded, self._claims.take, self._claims.take_any, preferred)
         claims = self._claims
-        self._hub = SystemMetrics(
-            plan.settings.metrics,
-            plan.port_base,
+        self._metrics = SystemMetrics(
+            spec.settings.metrics,
+            spec.port_base,
             recorded.get("metrics"),
             self._supervisor,
             claims.take,
             claims.take_any,
         )
-        metrics = await self._hub.open()
+        metrics = await self._metrics.open()
         self._chosen = chosen
         nats_url, writer, reader, environ = await self._start_servers(chosen)
         self._service(
             "registrar", ["registrar", "recorder", "vm-autoscaler", "jobs"], environ | {"INFAAS_STORE__DSN": writer}
         )
-        dashboard = self._start_dashboard(chosen["dashboard"], environ, reader) if plan.dashboard else None
+        dashboard = self._start_dashboard(chosen["dashboard"], environ, reader) if spec.dashboard else None
         found = SystemEndpoints(
             nats=nats_url,
             sql=reader,
             writer=writer,
-            prefix=plan.settings.prefix,
+            prefix=spec.settings.prefix,
             dashboard=dashboard,
-            gateway=gateway_url(door, chosen["gateway"]) if "gateway" in chosen else None,
-            gateway_grpc=at(door.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
+            gateway=gateway_url(gateway, chosen["gateway"]) if "gateway" in chosen else None,
+            gateway_grpc=at(gateway.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
             metrics=metrics,
         )
-        endpoints.write_endpoints(plan.data_dir, found, chosen | ({"metrics": self._hub.port} if metrics else {}))
+        write_endpoints(spec.data_dir, found, chosen | ({"metrics": self._metrics.port} if metrics else {}))
         return found
 
     async def ready(self, timeout: float = 120.0) -> None:
         """Return once a query can be answered; raises ServerError when a service keeps failing, or after `timeout` s."""
         assert self._bus is not None, "start first"
-        doors = [
-            (self._plan.settings.gateway.address, self._chosen[name]) for name in GATEWAY[:1] if name in self._chosen
+        addresses = [
+            (self._spec.settings.gateway.address, self._chosen[name]) for name in GATEWAY[:1] if name in self._chosen
         ]
-        self._readiness = Readiness(self._bus, self._subjects, self._plan.initial, doors)
+        self._readiness = Readiness(self._bus, self._subjects, self._spec.initial, addresses)
         waiting = asyncio.create_task(self._readiness.wait())
         give_up = asyncio.get_running_loop().time() + timeout
         try:
@@ -160,8 +163,8 @@ class Stack:
                 if asyncio.get_running_loop().time() > give_up:
                     raise ServerError(f"not ready after {timeout:.0f} s, missing: {self.missing}; see {self._logs}")
             await waiting
-            if self._hub is not None:
-                self._hub.started = True
+            if self._metrics is not None:
+                self._metrics.started = True
         finally:
             waiting.cancel()
 
@@ -174,9 +177,9 @@ class Stack:
         """Stop everything that was started, services first; nothing is left behind."""
         if self._lock is None:
             return  # the directory is another system's
-        endpoints.mark_stopped(self._plan.data_dir)
-        if self._hub is not None:
-            self._hub.started = False
+        mark_stopped(self._spec.data_dir)
+        if self._metrics is not None:
+            self._metrics.started = False
         if self._hosting is not None:
             await self._hosting.close()
         bus, self._bus = self._bus, None
@@ -185,8 +188,8 @@ class Stack:
         if self._starting is not None:
             process.end(self._starting)
         await self._supervisor.stop()
-        if self._hub is not None:
-            await self._hub.close()
+        if self._metrics is not None:
+            await self._metrics.close()
         self._claims.release()
         self._lock.release()
 
@@ -198,7 +201,7 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 storing = group.create_task(self._start_store(chosen.get("postgres", 0)))
                 nats_url = await self._start_nats(chosen.get("nats", 0))
-                known = {"INFAAS_BUS__KNOWN": str((self._plan.data_dir / KNOWN).absolute())}
+                known = {"INFAAS_BUS__KNOWN": str((self._spec.data_dir / KNOWN).absolute())}
                 environ = self._environ = self._service_environ({"INFAAS_BUS__URL": nats_url, **known})
                 self._start_serving(environ)
                 group.create_task(self._connect(nats_url))
@@ -210,34 +213,34 @@ class Stack:
         return nats_url, *storing.result(), environ
 
     async def _start_nats(self, port: int) -> str:
-        plan = self._plan
-        if plan.nats_url is not None:
-            return plan.nats_url
-        server = EmbeddedNats(plan.data_dir, port, max_payload=plan.settings.bus.max_payload)
+        spec = self._spec
+        if spec.nats_url is not None:
+            return spec.nats_url
+        server = EmbeddedNats(spec.data_dir, port, max_payload=spec.settings.bus.max_payload)
         self._supervisor.start(Child("nats", server.launch, NATS))
         await asyncio.to_thread(server.wait_ready)
         return server.url
 
     async def _start_store(self, port: int) -> tuple[str, str]:
         """The writer's and the reader's DSN of a database that is ready for them."""
-        plan = self._plan
-        if plan.sql_dsn is not None and plan.reader_dsn is not None:
-            return plan.sql_dsn, plan.reader_dsn  # an administrator has prepared it
-        if plan.sql_dsn is not None:
-            administrator = plan.sql_dsn
+        spec = self._spec
+        if spec.sql_dsn is not None and spec.reader_dsn is not None:
+            return spec.sql_dsn, spec.reader_dsn  # an administrator has prepared it
+        if spec.sql_dsn is not None:
+            administrator = spec.sql_dsn
         else:
-            server = EmbeddedPostgres(plan.data_dir, port)
+            server = EmbeddedPostgres(spec.data_dir, port)
             await asyncio.to_thread(server.prepare)
             self._supervisor.start(Child("postgres", server.launch, POSTGRES, POSTGRES_STEPS))
             await asyncio.to_thread(server.wait_ready)
             administrator = server.superuser_dsn
-        writer = process.kept_secret(plan.data_dir / "writer.secret")
-        reader = process.kept_secret(plan.data_dir / "reader.secret")
+        writer = process.kept_secret(spec.data_dir / "writer.secret")
+        reader = process.kept_secret(spec.data_dir / "reader.secret")
         await self._prepare_store(administrator, writer, reader)
         return role_dsn(administrator, "infaas_writer", writer), role_dsn(administrator, "infaas_reader", reader)
 
     async def _prepare_store(self, administrator: str, writer: str, reader: str) -> None:
-        """Roles and schema, by a short-lived process: the supervisor itself stays small."""
+        """Make roles and schema, in a short-lived process: the supervisor itself stays small."""
         file = self._logs / "prepare.log"
         file.unlink(missing_ok=True)
         environ = self._service_environ(
@@ -245,7 +248,7 @@ class Stack:
                 "INFAAS_STORE__SUPERUSER_DSN": administrator,
                 "INFAAS_STORE__WRITER_PASSWORD": writer,
                 "INFAAS_STORE__READER_PASSWORD": reader,
-                "INFAAS_CONFIG": "" if self._plan.config is None else str(self._plan.config.absolute()),
+                "INFAAS_CONFIG": "" if self._spec.config is None else str(self._spec.config.absolute()),
             }
         )
         command = [sys.executable, "-P", "-m", "services.shell.store", "prepare"]
@@ -257,21 +260,21 @@ class Stack:
     # -- services
 
     def _start_serving(self, environ: dict[str, str]) -> None:
-        for worker, kind in self._plan.initial.items():
+        for worker, kind in self._spec.initial.items():
             self._start_worker(worker, kind)
-        for number in range(self._plan.dispatchers):
+        for number in range(self._spec.dispatchers):
             self._service(f"dispatcher-{number}", ["dispatcher"], environ)
-        if self._plan.gateway:
+        if self._spec.gateway:
             wanted = {name: str(self._chosen.get(name, 0)) for name in GATEWAY}
             more = {"INFAAS_GATEWAY__PORT": wanted["gateway"], "INFAAS_GATEWAY__GRPC_PORT": wanted["gateway_grpc"]}
-            self._service("gateway", ["gateway"], environ | more, notice=self._plan.settings.gateway.drain_s)
+            self._service("gateway", ["gateway"], environ | more, notice=self._spec.settings.gateway.drain_s)
 
     def _start_worker(self, worker: str, kind: str) -> None:
         """Start the processes of one worker; raises ServerError."""
-        plan = self._plan
-        settings = replace(worker_of(kind, plan.settings.machines.kinds, plan.settings.worker), name=worker)
-        # The machine's accelerators are the first worker's: no memory of theirs is promised twice.
-        if worker != next(iter(plan.initial), worker):
+        spec = self._spec
+        settings = replace(worker_of(kind, spec.settings.machines.kinds, spec.settings.worker), name=worker)
+        # The first worker gets the machine's accelerators, so that none of their memory is promised twice.
+        if worker != next(iter(spec.initial), worker):
             settings = replace(settings, gpus=0)
         environ = self._environ | environ_of(settings)
         children = self._workers[worker] = []
@@ -279,17 +282,17 @@ class Stack:
         children.append(self._service(f"monitor-{worker}", ["monitor", "model-autoscaler", "offline"], environ))
 
     async def _stop_worker(self, worker: str) -> None:
-        """Stop the processes of one worker alone; nothing when there is no such worker."""
+        """Stop the processes of one worker. Does nothing if there is no such worker."""
         children = self._workers.pop(worker, [])
         await self._supervisor.stop_only(children)
-        if self._hub is not None:
-            self._hub.gone(child.name for child in children)
+        if self._metrics is not None:
+            self._metrics.gone(child.name for child in children)
 
     def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
-        """Start the dashboard, which nothing waits for; returns where it will be."""
+        """Start the dashboard and return its URL. Nothing waits for it."""
         more = {"INFAAS_STORE__READER_DSN": reader, "INFAAS_STORE__DSN": "", "INFAAS_DASHBOARD__PORT": str(port)}
         self._service("dashboard", ["dashboard"], {**environ, **more})
-        settings = self._plan.settings.dashboard
+        settings = self._spec.settings.dashboard
         return settings.public_url or f"http://{at(settings.address, port)}"
 
     def _service(
@@ -300,56 +303,38 @@ class Stack:
         worker: WorkerSettings | None = None,
         notice: float = 0.0,
     ) -> Child:
-        """Keep one process with these services running; worker: whose executor it is. notice: s more that it takes to stop."""
+        """Keep one process with these services running. worker: whose executor it is, if any. notice: s more that it takes to stop."""
         file = self._logs / f"{name}.log"
-        command: list[str | Path] = [sys.executable, "-P", "-m", "infaas.cli.run", *services]
-        if self._plan.config is not None:
-            command += ["--config", self._plan.config.absolute()]
-
-        port = self._hub.port_for(name) if self._hub is not None and services != ["dashboard"] else 0
+        command = process.service_command(services, self._spec.config)
+        port = self._metrics.port_for(name) if self._metrics is not None and services != ["dashboard"] else 0
         environ = {**environ, "INFAAS_METRICS__PORT": str(port)}
 
         def launch() -> subprocess.Popen[bytes]:
             return process.start(command, log=file, on_our_death=signal.SIGKILL, environ=environ, cwd=Path.cwd())
 
         def exited(reason: str) -> None:
-            if worker is not None:
-                self._publish_exit(worker, reason)
+            if worker is not None and self._bus is not None:
+                publish_exit(self._bus, self._subjects, worker, reason)
 
         (polite, patience), *last = SERVICE_STEPS
         child = Child(name, launch, SERVICES, ((polite, patience + notice), *last), exited if worker else None)
         self._supervisor.start(child)
         return child
 
-    def _publish_exit(self, worker: WorkerSettings, reason: str) -> None:
-        """Tell monitors and dispatchers at once that a worker's executor is gone, with all devices that it drove."""
-        if self._bus is None:
-            return
-        for device in devices_of(worker):
-            fact = ExecutorExited(worker=worker.name, device=device.name, at=now(), reason=reason)
-            try:
-                self._bus.publish(self._subjects.exited(worker.name, device.name), encode(fact))
-            except BusError as error:
-                log.warning("cannot tell that an executor ended: %s", error)
-
     def _service_environ(self, more: Mapping[str, str]) -> dict[str, str]:
-        environ = {**self._plan.environ, "INFAAS_DATA_DIR": str(self._plan.data_dir), **more}
-        root = str(Path(__file__).resolve().parents[3])
-        if root not in site.getsitepackages():  # run from a source tree: the children must find it, too
-            environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
-        return environ
+        return process.with_our_source({**self._spec.environ, "INFAAS_DATA_DIR": str(self._spec.data_dir), **more})
 
     async def _connect(self, url: str) -> None:
         from bus.natsbus import NatsBus  # noqa: PLC0415  (not before NATS itself has been started)
 
         try:
-            self._bus = await NatsBus.connect(url, name="supervisor", **login_of(self._plan.settings.bus).options())
-            known = KnownStreams([StreamFile(self._plan.data_dir / KNOWN)], adopt=self._plan.settings.bus.adopt)
+            self._bus = await NatsBus.connect(url, name="supervisor", **login_of(self._spec.settings.bus).options())
+            known = KnownStreams([StreamFile(self._spec.data_dir / KNOWN)], adopt=self._spec.settings.bus.adopt)
             await known.check(self._bus.streams)
-            known.guard(self._bus.streams)
-            kinds = {PLAIN, *self._plan.settings.machines.kinds}
+            known.attach_to(self._bus.streams)
+            kinds = {PLAIN, *self._spec.settings.machines.kinds}
             self._hosting = LocalWorkers(self._bus, self._subjects, kinds, self._start_worker, self._stop_worker)
-            await self._hosting.open(self._plan.initial)
+            await self._hosting.open(self._spec.initial)
         except LostStream as error:
             raise ServerError(str(error)) from error
         except (BusError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Keeps child processes running: restart with back-off, logs, a clean and complete stop."""
+"""Keeps child processes running: restarts with back-off, a clean stop, and nothing left behind."""
 
 import asyncio
 import ctypes
@@ -23,12 +23,12 @@ PAUSES = (
     0.5,
     1.0,
     2.0,
-)  # s before the first, second, ... restart in a row; a worker is back within 5 s of any
-SETTLED = 5.0  # s of life after which a death counts as the first again
+)  # s before the first, second, ... restart in a row. A worker is back within 5 s after any of them
+SETTLED = 5.0  # s of life after which an end counts as the first again
 
 
 class Backoff:
-    """How long to wait before a child that ended is started again."""
+    """The pause before a child that ended is started again."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -47,7 +47,7 @@ class Child:
     """What to keep running.
 
     launch: starts the process, from the main thread (may raise ServerError). stage: children of the highest stage are stopped
-    first. steps: the signals that stop it. on_exit: told at once, with the reason in words, when it ends unasked.
+    first. steps: the signals that stop it. on_exit: called at once, with the reason in words, when it ends unasked.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Supervisor:
         self._keeping: dict[Child, asyncio.Task[None]] = {}
         self._running: dict[Child, subprocess.Popen[bytes]] = {}
         self._stopping: set[Child] = set()
-        self._over = False
+        self._stopped = False
         self._before = frozenset(child_pids())
         adopt_orphans()
 
     def start(self, child: Child) -> None:
-        """Launch a child and keep it running, also while others run; raises ServerError."""
-        if self._over:
+        """Launch a child and keep it running. Raises ServerError."""
+        if self._stopped:
             raise ServerError(f"{child.name} is not started: everything is being stopped")
         self._running[child] = child.launch()
         self.restarts[child.name] = 0
@@ -83,12 +83,12 @@ class Supervisor:
         return {child.name: process.pid for child, process in self._running.items()}
 
     async def stop_only(self, children: Iterable[Child]) -> None:
-        """Stop these alone, side by side, with what is left in their process groups; returns when they have ended."""
+        """Stop these children side by side, and what is left in their process groups; returns when they have ended."""
         going = [child for child in children if child in self._keeping]
         self._stopping.update(going)
         await asyncio.gather(*(self._stop(child) for child in going))
-        if self._over:
-            return  # whoever stops everything sees to the rest
+        if self._stopped:
+            return  # `stop` does the rest
         for child in going:
             self._keeping.pop(child, None)
             self._running.pop(child, None)
@@ -97,7 +97,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop all children, stage by stage, and whatever they have left behind; returns when nothing runs."""
-        self._over = True
+        self._stopped = True
         for stage in sorted({child.stage for child in self._keeping}, reverse=True):
             children = [child for child in self._keeping if child.stage == stage]
             self._stopping.update(children)
@@ -106,14 +106,14 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         backoff = Backoff()
-        while True:  # also when it is to be stopped before this has begun: its end must be waited for
+        while True:  # also if it is to be stopped before this begins: somebody must wait for its end
             process = self._running.get(child)
             lived = 0.0
             if process is not None:
                 started = time.monotonic()
                 await ended(process)
                 lived = time.monotonic() - started
-                _sweep_and_reap(process)
+                _kill_group_and_reap(process)
                 del self._running[child]
                 if child in self._stopping:
                     return
@@ -138,7 +138,7 @@ class Supervisor:
     async def _stop(self, child: Child) -> None:
         keeping = self._keeping[child]
         process = self._running.get(child)
-        if process is None:  # between two lives
+        if process is None:  # it waits to be started again
             keeping.cancel()
         else:
             for signum, seconds in child.steps:
@@ -190,7 +190,7 @@ def describe(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-def _sweep_and_reap(process: subprocess.Popen[bytes]) -> None:
+def _kill_group_and_reap(process: subprocess.Popen[bytes]) -> None:
     """Kill what an ended child left in its process group, then take its exit code."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -218,7 +218,7 @@ def child_pids() -> set[int]:
 
 
 def end_orphans(before: frozenset[int], patience: float = 5.0) -> None:
-    """Kill and reap every child that is not among `before`, and what that sets free, for at most `patience` seconds."""
+    """Kill and reap every child that is not among `before`, and the orphans that this makes, for at most `patience` seconds."""
     give_up = time.monotonic() + patience
     while (left := child_pids() - before) and time.monotonic() < give_up:
         for pid in left:

@@ -1,7 +1,7 @@
-"""Counts what actors record, batch by batch as events leave: queries, attainment, cost, scaling, states.
+"""Counts the events that actors record, batch by batch as they leave: queries, attainment, cost, scaling, states.
 
-A batch of outcomes costs about a fifth of a microsecond a row. Labels are bounded: beyond `most` sets of them a metric's
-further ones are counted under "_other"; apps that do not exist, whose names are anybody's choice, under "_unknown".
+A batch of outcomes costs about a fifth of a microsecond a row. Labels are bounded: a metric shows at most `most` sets of them, and
+counts further ones under "_other". Apps that do not exist, whose names clients choose, are counted under "_unknown".
 """
 
 from collections import Counter, defaultdict, deque
@@ -23,7 +23,7 @@ from bus.messages.jobs import OFFLINE
 from services.core.metric import SECONDS, Histogram, MetricFamily
 
 OTHER, UNKNOWN, IDLE = "_other", "_unknown", "_idle"
-STRANGE = frozenset({"unknown_app", "bad_request"})  # whose app may be no app at all
+STRANGE = frozenset({"unknown_app", "bad_request"})  # refusals of queries whose app may not exist
 MINUTE = 60.0
 STEP = 5.0  # s between marks of the last minute
 ENDED = ("done", "failed", "cancelled")
@@ -37,7 +37,7 @@ _cost = attrgetter("cost")
 
 
 class AppTotals:
-    """Of one app: how long answers took, and what the last minute's ratios are made of."""
+    """Totals of one app: the latency of its answers, and what the ratios of the last minute are made of."""
 
     __slots__ = ("accuracy", "marks", "milliseconds", "offered", "ok", "rated")
 
@@ -45,12 +45,12 @@ class AppTotals:
         self.milliseconds = Histogram(MILLISECONDS)
         self.offered = 0
         self.ok = 0
-        self.rated = 0  # answers in time whose variant's accuracy is known
-        self.accuracy = 0.0  # summed over these
+        self.rated = 0  # answers in time of variants with a known accuracy
+        self.accuracy = 0.0  # their sum
         self.marks: deque[tuple[float, int, int, int, float]] = deque()
 
     def mark(self, now: float) -> None:
-        """Remember where the totals stand, every few seconds; forget what is older than a minute."""
+        """Keep the totals of every few seconds, for a minute."""
         if not self.marks or now - self.marks[-1][0] >= STEP:
             self.marks.append((now, self.offered, self.ok, self.rated, self.accuracy))
         while len(self.marks) > 1 and now - self.marks[0][0] > MINUTE:

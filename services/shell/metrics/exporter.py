@@ -1,6 +1,6 @@
 """One process's HTTP server: /metrics, /healthz (it lives and its loop turns), /readyz (it can do its work), /startz (it has come up).
 
-Readiness is looked at when somebody asks, so it is never older than the question: NATS is pinged, edges try what they need.
+Readiness is checked when somebody asks, so it is never out of date: NATS is pinged, edges try what they need.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 ANSWER = 1.0  # s that NATS and edges have to answer
 AGAIN = 5.0  # s until a port that was busy is tried again
 GRACE = 0.2  # s that a page under way has when the process stops
-UNREADY = 20.0  # s of running after which what is still missing is taken for somebody else's fault
+UNREADY = 20.0  # s of running after which what is still missing counts as another process's fault
 
 
 class Exporter:
-    """Opened before the bus is there; `attach` tells it what runs. settings.port 0: opens nothing and counts nothing."""
+    """It is opened before there is a bus; `attach` says what runs. With settings.port 0 it opens nothing and counts nothing."""
 
     def __init__(self, name: str, settings: MetricsSettings) -> None:
         self._name = name
@@ -40,14 +40,14 @@ class Exporter:
         self._server: HttpListener | None = None
         self._opening: asyncio.Task[None] | None = None
         self._page: Callable[[Iterable[MetricFamily], int, str], Reply] | None = None
-        self.tally = EventTotals(asyncio.get_running_loop().time, settings.series) if self.on else None
+        self.totals = EventTotals(asyncio.get_running_loop().time, settings.series) if self.on else None
 
     @property
     def on(self) -> bool:
         return self._settings.enabled and self._settings.port > 0
 
     async def open(self) -> None:
-        """Listen; a busy port is tried again later, since a service without metrics is better than none."""
+        """Listen. A busy port is tried again later: a service without metrics is better than none."""
         if self.on and not await self._listen():
             self._opening = asyncio.create_task(self._open_later())
 
@@ -73,15 +73,15 @@ class Exporter:
         return True
 
     def attach(self, bus: Bus, runtimes: Sequence[Runtime]) -> None:
-        """These will run on this bus; call it before they start."""
+        """Show these runtimes, which will run on this bus. Call it before they start."""
         self._bus, self._runtimes = bus, runtimes
-        if self.tally is not None:
+        if self.totals is not None:
             bus.on_status(self._status)
             for runtime in runtimes:
-                runtime.tally = self.tally.fold
+                runtime.sealed = self.totals.fold
 
     def running(self, running: bool) -> None:
-        """All have been started; or they are being stopped."""
+        """Say that all runtimes have been started (True), or are being stopped (False)."""
         self._running = running
         if running:
             self._since = asyncio.get_running_loop().time()
@@ -111,8 +111,8 @@ class Exporter:
         yield info
         yield connected
         yield from process.families()
-        if self.tally is not None:
-            yield from self.tally.families()
+        if self.totals is not None:
+            yield from self.totals.families()
         for runtime in self._runtimes:
             yield from runtime.families()
 
@@ -123,10 +123,10 @@ class Exporter:
         return state_page("ready", await self.missing())
 
     async def startup(self) -> Reply:
-        """200 from the first readiness on, whatever goes away later: what a rolling update waits for and a health check asks.
+        """200 from the first readiness on, whatever fails later. Rolling updates wait for it, and health checks ask it.
 
-        A process that runs and misses something for UNREADY s counts as up, too: an executor's monitor may be what is missing, or
-        a worker that nobody has asked for yet, and to start this one again would bring neither.
+        A process that runs and lacks something for UNREADY s counts as up, too. What it lacks may be a monitor or a worker that is not
+        started yet: starting this process again would not help.
         """
         if self._up:
             return plain(200, "up\n")
@@ -151,7 +151,7 @@ class Exporter:
 
 
 def _page_maker() -> Callable[[Iterable[MetricFamily], int, str], Reply]:
-    """Imports prometheus_client, so not on the loop, and only where somebody asks."""
+    """Imports prometheus_client, which takes a while: in a thread, and only when somebody asks."""
     from services.shell.metrics.exposition import page  # noqa: PLC0415
 
     return page

@@ -1,6 +1,6 @@
-"""Pages by prometheus_client: families of ours as its own, in the format that whoever asks prefers.
+"""Pages of metrics, made by prometheus_client in the format that the client prefers.
 
-Imports the library, a tenth of a second and some 1.5 MB, so it is itself imported when somebody first asks for a page.
+Importing that library takes a tenth of a second and 1.5 MB, so this module is imported when somebody first asks for a page.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Snapshot(Collector):
 
 
 def page(families: Iterable[MetricFamily], most: int = 1000, accept: str = "") -> Reply:
-    """One process's. Of a family with more than `most` samples the rest is left out, and counted in infaas_series_left_out.
+    """The page of one process. Of a family with more than `most` samples the rest is left out, and counted in infaas_series_left_out.
 
     accept: the request's header; OpenMetrics where it is asked for, else Prometheus' text format.
     """
@@ -43,7 +43,7 @@ def system_page(
 ) -> Reply:
     """The families of `up` and its processes' pages (name to text format) as one: each series gets the label `process`.
 
-    One that cannot be read is left out: another program may sit at the port of a process.
+    A page that cannot be read is left out: another program may listen at the port of a process.
     """
     parts: dict[str, list[Metric]] = {}
     for process, text in pages.items():
@@ -75,7 +75,7 @@ def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:
     left_out = MetricFamily(
         "infaas_series_left_out", "gauge", "Series of a metric beyond metrics.series, which are not shown."
     )
-    for family in named(families):  # also one without samples: so what there may be is seen
+    for family in named(families):  # also those without samples: they show which metrics there are
         yield _metric(family, most)
         if len(family.samples) > most:
             left_out.add(len(family.samples) - most, metric=family.name)
@@ -85,7 +85,9 @@ def _metrics(families: Iterable[MetricFamily], most: int) -> Iterator[Metric]:
 
 def _metric(family: MetricFamily, most: int) -> Metric:
     samples = family.samples[:most]
-    names = list(dict.fromkeys(name for labels, _ in samples for name in labels))  # one that a sample lacks is empty
+    names = list(
+        dict.fromkeys(name for labels, _ in samples for name in labels)
+    )  # a label that a sample lacks is empty
     plain = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
     histograms = HistogramMetricFamily(family.name, family.help, labels=names)
     numbers = plain(family.name, family.help, labels=names)

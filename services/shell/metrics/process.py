@@ -13,7 +13,7 @@ STARTED = time.time()
 
 
 def families() -> Iterable[MetricFamily]:
-    """CPU, memory, open files; where there is no /proc, CPU alone."""
+    """CPU, memory, open files; without /proc only CPU."""
     spent = os.times()
     cpu = MetricFamily("infaas_process_cpu_seconds_total", "counter", "CPU time of this process, user and system.")
     cpu.add(spent.user + spent.system)
@@ -49,7 +49,7 @@ class ActorCounts:
         self._seconds: dict[str, Histogram] = defaultdict(Histogram)
 
     def carried_out(self, command: str, result: str, seconds: float) -> None:
-        """The edge has ended a command of this type: done, failed or timedout."""
+        """Count a command that the edge has ended: result is done, failed or timedout."""
         self._commands[command, result] += 1
         self._seconds[command].observe(seconds)
 

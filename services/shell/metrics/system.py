@@ -1,6 +1,6 @@
-"""The metrics of a whole system at one address: those of all its processes on one page, and whether all live and are ready.
+"""The metrics and health of a whole system at one address: one page for all its processes.
 
-Under `infaas up` every service process has a port of its own; this asks them when it is asked.
+Under `infaas up` every service process has a port of its own. When this is asked, it asks them.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from services.shell.metrics import process
 
 PORT = 9100
 OFFSET = 10  # from --port-base; contract, section 1
-NEAR = 200  # so many ports from the first one are tried for processes
+NEAR = 200  # ports after the first one that processes may get
 GRACE = 0.2  # s that a page under way has when the system stops
 PATIENCE = 1.5  # s that a process has to answer
 
 
 class SystemMetrics:
-    """take: claims a port if it is free; take_any: claims a free one. `port` is 0 where metrics are switched off."""
+    """take: claims a port if it is free; take_any: claims a free one. `port` is 0 if metrics are switched off."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SystemMetrics:
         return self._take_any()
 
     def gone(self, names: Iterable[str]) -> None:
-        """These processes are no more; others may have their ports."""
+        """These processes have ended: others may get their ports."""
         self._free += [self._ports.pop(name) for name in names if name in self._ports]
 
     async def open(self) -> str | None:
@@ -125,7 +125,7 @@ class SystemMetrics:
         return state_page("ready", missing)
 
     async def startup(self) -> Reply:
-        """200 once all processes have come up; later, while all of them are."""
+        """200 once all processes have come up, and as long as they are up."""
         found = await self._ask("/startz")
         missing = [] if found or self.started else ["the system: it is starting"]
         missing += [f"{name}: is not up" for name, page in found.items() if page is None or page.status != 200]
@@ -144,12 +144,12 @@ class SystemMetrics:
 
 
 def _system_page(families: list[MetricFamily], pages: dict[str, str], most: int, accept: str) -> Reply:
-    """Reading large pages takes a while, importing prometheus_client too: not on the loop, and only where somebody asks."""
+    """Called in a thread: importing prometheus_client and reading large pages take a while."""
     from services.shell.metrics.exposition import system_page  # noqa: PLC0415
 
     return system_page(families, pages, most, accept)
 
 
 def _reachable(host: str) -> str:
-    """Where we ourselves find what listens there."""
+    """The address at which this machine reaches what listens there."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104

@@ -1,1 +1,1 @@
-"""What every service process runs on: the driver of its actors, its main, its way to the event stream, its logs."""
+"""What every service process has: its main, the driver of its actors, the outbox of their events, logs and spans."""

@@ -1,8 +1,8 @@
-"""Which streams and buckets a system has, kept outside of NATS: what is gone is not made anew, empty, as if it had never been.
+"""A list of the streams and buckets that a system has, kept outside of NATS: a lost stream is noticed, not silently made again.
 
-NATS that has lost its disk starts like a new one. Whoever made its streams again without a word would lose the catalogue and what
-was not in the database yet, and nobody would know. So their names and times of creation are noted in a file (bus.known), in the
-database (store.dsn), or both, and whoever finds something else there refuses to start and says what to do.
+A NATS server that has lost its disk starts like a new one. If its streams were simply made again, the catalogue and what was not in
+the database yet would be lost, and nobody would know. So their names and times of creation are noted in a file (bus.known), in the
+database (store.dsn), or both. A service that finds something else refuses to start and says what to do.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ REMEDY = (
 
 
 class StreamList(Protocol):
-    """Where it is noted. All raise OSError: a ConnectionError while it is away, which may end."""
+    """One list of streams: name to time of creation. All methods raise OSError, and ConnectionError if a retry may help."""
 
     def read(self) -> dict[str, str]: ...
     def write(self, name: str, created: str) -> None: ...
@@ -117,11 +117,11 @@ class StreamTable:
 
 
 class KnownStreams:
-    """All places of one service. adopt: what is found replaces what was known.
+    """The lists of one service. adopt: what is found replaces what was known.
 
-    patience: s for which a database or a leader that does not answer is waited for.
-    passing: streams whose content is only on its way to the database. Once `serving`, a service makes these again when they are
-    gone, and says so loudly: events that are held meanwhile must go somewhere.
+    patience: s to wait for a database or a leader that does not answer. passing: streams whose content is on its way to the
+    database. A service that is `serving` makes these again if they are lost, and logs that as critical: the events that it holds must
+    go somewhere.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class KnownStreams:
         self._passing = frozenset(passing)
         self._places = places
         self._adopt = adopt
-        self._noted: dict[str, str] = {}  # in every place
+        self._noted: dict[str, str] = {}  # what every list has
 
     @classmethod
     def of(cls, settings: Settings, *, patience: float = PATIENCE) -> "KnownStreams":
@@ -148,22 +148,22 @@ class KnownStreams:
         passing = (names.outcome_stream, names.event_stream)
         return cls(places, adopt=settings.bus.adopt, passing=passing, patience=patience)
 
-    def guard(self, streams: Streams) -> None:
-        """From now on nothing lost is made anew, and what is found or made is noted."""
+    def attach_to(self, streams: Streams) -> None:
+        """From now on no lost stream is made again, and those that are found or made are noted."""
         streams.before, streams.seen = self.before, self.seen
 
     async def check(self, streams: Streams) -> None:
-        """Look for all that is known; raises LostStream. A database that does not answer is waited for by those who need it."""
+        """Look for every known stream. Raises LostStream. A list that cannot be read is skipped."""
         for place in self._places:
             try:
                 known = await asyncio.to_thread(place.read)
             except OSError as error:
-                log.warning("cannot look which streams there should be: %s", error)
+                log.warning("cannot read which streams there should be: %s", error)
                 continue
             for name in sorted(known):
-                await self._look(streams, place, name, known[name])
+                await self._check(streams, place, name, known[name])
 
-    async def _look(self, streams: Streams, place: StreamList, name: str, created: str) -> None:
+    async def _check(self, streams: Streams, place: StreamList, name: str, created: str) -> None:
         until = asyncio.get_running_loop().time() + self._patience
         while True:
             try:
@@ -171,7 +171,7 @@ class KnownStreams:
             except NotFound:
                 found = ""
             except Forbidden:
-                return  # another service's
+                return  # it belongs to another service
             except BusError:
                 if asyncio.get_running_loop().time() > until:
                     raise
@@ -192,16 +192,16 @@ class KnownStreams:
         log.critical("%s: what was in it and not in the database yet is gone; what comes now is kept", text)
 
     async def before(self, name: str) -> None:
-        """A stream is about to be made, since it is not there; raises LostStream when it was, BusError when nobody can tell."""
+        """Called before a missing stream is made. Raises LostStream if it existed, BusError if no list can be read."""
         for place in self._places:
             created = (await self._read(place, name)).get(name)
             if created is not None:
                 self._compare(name, created, "")
 
     async def _read(self, place: StreamList, name: str) -> dict[str, str]:
-        """What is noted there; a database that is away is waited for."""
+        """The content of a list. Waits for a database that does not answer."""
         until = asyncio.get_running_loop().time() + self._patience
-        told = False
+        logged = False
         while True:
             try:
                 return await asyncio.to_thread(place.read)
@@ -209,13 +209,13 @@ class KnownStreams:
                 text = f"{name} is not there, and whether it was cannot be looked up: {error}"
                 if not isinstance(error, ConnectionError) or asyncio.get_running_loop().time() > until:
                     raise BusError(text) from error
-                if not told:
+                if not logged:
                     log.warning("%s; trying again", text)
-                    told = True
+                    logged = True
                 await asyncio.sleep(0.2)
 
     async def seen(self, name: str, created: str) -> None:
-        """A stream is there, or has been made."""
+        """Called when a stream was found or made: note it."""
         if self._noted.get(name) == created:
             return
         try:

@@ -1,7 +1,7 @@
-"""Events on their way to the stream: batched, numbered, held until acknowledged.
+"""Events on their way to the stream: batched, numbered, kept until they are acknowledged.
 
 JetStream syncs each message to disk, so rows travel in batches. A failed publish is repeated with the same id until it
-succeeds; the stream drops repeats. While the stream is away rows wait here, up to a bound that is far above normal traffic.
+succeeds; the stream drops repeats. While the stream does not answer, rows wait here, up to a bound far above normal traffic.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 ROWS = 1024  # a batch is sent when it is this long; keeps one encode well below a millisecond
 LATEST = 0.2  # s; or when its first row is this old
-HELD = 2_000_000  # rows; beyond this the oldest batches go, loudly
+HELD = 2_000_000  # rows; beyond this the oldest batches are dropped, which is logged as an error
 
 
 class Outbox:
     """Collects one actor's events. source must be unique per incarnation: it makes the batch ids unique.
 
-    recorded(through) is called whenever all rows up to number `through` (from 1) are acknowledged; tally(kind, rows) with
-    each batch as it is sealed.
+    recorded(through) is called whenever all rows up to number `through` (from 1) are acknowledged, sealed(kind, rows)
+    with each batch when it is encoded.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Outbox:
         subjects: Subjects,
         source: str,
         recorded: Callable[[int], None],
-        tally: Callable[[str, Sequence[Any]], None] | None = None,
+        sealed: Callable[[str, Sequence[Any]], None] | None = None,
     ) -> None:
-        self._tally = tally
+        self._sealed = sealed
         self.lost = 0
         self._bus = bus
         self._subjects = subjects
@@ -90,8 +90,8 @@ class Outbox:
             through = self._added if i == last else 0
             self._ready.append((kind, identity, body, len(rows), through))
             self._held += len(rows)
-            if self._tally is not None:
-                self._tally(kind, rows)
+            if self._sealed is not None:
+                self._sealed(kind, rows)
         self._rows = {}
         self._open = 0
         while self._held > HELD:

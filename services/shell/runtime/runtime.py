@@ -1,8 +1,8 @@
 """Drives one actor on asyncio: inlets, timers, edge, events, faults, drain. The production driver of `services.core.actor`.
 
-Rules of failure: an undecodable body is refused (when it has a reply) or handed to actors that count them; an exception in `handle` is logged, its
-sender refused, and the actor goes on; repeated faults stop the actor loudly and start a new one after a pause, whose state
-is rebuilt from heartbeats and watches. A restart that does not help ends the process: the supervisor takes over.
+Failures: An undecodable body is refused if it has a reply subject; inlets with `malformed` hand it to the actor. An exception in
+`handle` is logged, its sender gets a refusal, and the actor goes on. Repeated faults stop the actor and start a new one after a pause;
+its state comes back from heartbeats and watches. If restarts do not help, the process ends, and the supervisor starts it again.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class ActorFailed(Exception):
 class Runtime:
     """One actor's life. make builds a fresh actor: at the start and after repeated faults.
 
-    insight: what it shows of its actor; reachable: looks whether what its edge needs is there, "" when it is.
+    insight: what is shown of the actor. reachable: what of the edge's needs is missing, in words; "" for nothing.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Runtime:
         self.name = name
         self.reachable = reachable
         self.grace = GRACE  # s that it may take to stop
-        self.tally: Callable[[str, Sequence[Any]], None] | None = None  # told of events as they leave, in batches
-        self.spans: Callable[[Span], None] | None = None  # told of what was done for a traced query
+        self.sealed: Callable[[str, Sequence[Any]], None] | None = None  # gets the events as they leave, in batches
+        self.spans: Callable[[Span], None] | None = None  # gets the spans of traced queries
         self.counts = ActorCounts()
         self._insight = insight
         self.faults: deque[float] = deque(maxlen=FAULTS)
@@ -124,7 +124,7 @@ class Runtime:
         """Build the actor and let messages in."""
         self._generation += 1
         self._outbox = Outbox(
-            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.tally
+            self._bus, self._subjects, f"{self._source}-{self._generation}", self._recorded, self.sealed
         )
         self._outbox.start()
         self._actor = self._make()
@@ -138,11 +138,11 @@ class Runtime:
                 self._open.append(await self._bus.subscribe(inlet.subject, self._handler(inlet), inlet.queue))
         finally:
             self._busy = False
-        # Only now, so that no reply to the actor's first words is lost.
+        # Only now, so that no reply to the actor's first messages is lost.
         self._deliver(Envelope(self._clock(), Started()))
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Take nothing new, let the actor say goodbye and its work finish, send what is left."""
+        """Take nothing new, let the actor and its commands finish, send what is left."""
         if not self._live:
             return
         await self._close_inlets()
@@ -340,7 +340,7 @@ class Runtime:
         except TimeoutError:
             message = TimedOut(effect.id)
         except Exception as error:
-            # What the outside refuses or cannot do is told in a line; a traceback is for what should not have happened.
+            # A failure outside is logged in a line; a traceback is for what should not have happened.
             trace = None if isinstance(error, BusError | OSError) else error
             what, concerned = type(effect.command).__name__, about(effect.command)
             log.warning("%s: %s failed: %s", self.name, what, error, exc_info=trace, extra=concerned)
@@ -365,7 +365,7 @@ class Runtime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # -- what it shows
+    # -- for metrics and health checks
 
     def missing(self, now: float) -> str:
         """What the actor lacks to do its work, in words; "" when it is ready."""

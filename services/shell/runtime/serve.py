@@ -25,10 +25,14 @@ log = logging.getLogger(__name__)
 
 Wire = Callable[[Settings, Bus], Awaitable[list[Runtime]]]
 FAILED = 70  # exit code: an actor kept failing; the supervisor starts the process again
-COLLECT = (100_000, 20, 50)  # far above what is under way at a time: few objects live long enough to be looked at twice
+COLLECT = (
+    100_000,
+    20,
+    50,
+)  # far above the number of objects in use at a time: few live long enough for a second collection
 PATIENCE = 60.0  # s to wait for the bus at the start
 STREAMS_S = 120.0  # s to wait at the start for streams that other services make
-LIFT_S = 30.0  # s between looks whether streams could have more replicas
+LIFT_S = 30.0  # s between checks whether streams can have more replicas
 
 
 def serve(name: str, settings: Settings, wire: Wire) -> int:
@@ -63,7 +67,7 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
     known.serving = True
     lifting = loop.create_task(_lift(bus))
     log.info("%s runs", name, extra={"pid": os.getpid()})
-    # Everything made so far lives as long as the process: keep it out of the collector's way.
+    # Everything made so far lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
@@ -88,7 +92,7 @@ async def _main(name: str, settings: Settings, wire: Wire) -> int:
 
 
 async def _lift(bus: "NatsBus") -> None:
-    """Servers that have joined the cluster get their copies."""
+    """Give streams more replicas when servers have joined the cluster."""
     while True:
         await asyncio.sleep(LIFT_S)
         await bus.streams.lift()
@@ -113,6 +117,6 @@ async def _connect(name: str, settings: Settings, known: KnownStreams) -> "NatsB
             break
     bus.streams.replicas = settings.bus.replicas
     bus.streams.patience_s = STREAMS_S
-    known.guard(bus.streams)
+    known.attach_to(bus.streams)
     await known.check(bus.streams)
     return bus

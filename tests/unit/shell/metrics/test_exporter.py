@@ -194,7 +194,7 @@ def test_without_a_port_nothing_listens_and_nothing_is_counted() -> None:
         for settings in (MetricsSettings(), MetricsSettings(enabled=False, port=free_port())):
             exporter = Exporter("listener", settings)
             await exporter.open()
-            assert exporter.tally is None
+            assert exporter.totals is None
             if settings.port:
                 try:
                     await asyncio.open_connection(HOST, settings.port)
