@@ -55,6 +55,10 @@ class Stopping(Struct, frozen=True):
     grace: float
 
 
+class Tick(Struct, frozen=True):
+    """An actor's own regular timer: time for heartbeats, for what is overdue, for what was put off."""
+
+
 class Changed(Struct, frozen=True):
     """A watched key has this value now; None: it was deleted."""
 

@@ -1,15 +1,13 @@
-"""The coordinator of offline jobs: takes them in, carries each to its one end, and tells how far it is.
+"""The coordinator of offline jobs: takes them in, carries each to its one end, and publishes how far it is.
 
-One of the queue group takes a job and keeps it in the jobs bucket before it answers; whoever is alive goes on with the jobs of a
-coordinator that died. Inputs are cut into chunks that workers take when they are calm (runner/); outputs are written in order.
+One coordinator of the queue group takes a job and keeps it in the jobs bucket before it answers. When that coordinator dies, another
+carries the job on. Inputs are cut into chunks that workers take when they have capacity to spare (runner/); outputs are written in order.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
-from msgspec import Struct
 
 from bus.messages.jobs import (
     OVER,
@@ -17,15 +15,15 @@ from bus.messages.jobs import (
     JobCancelled,
     JobRecord,
     JobsHeartbeat,
-    JobStatus,
     PartStored,
     RunnerNote,
     SubmitJob,
 )
-from bus.messages.public import Code, Error, Listing, ListRequest, Refusal
+from bus.messages.public import Error, Listing, ListRequest
 from bus.rights import app_of
 from bus.subjects import JOBS, Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Do,
@@ -33,77 +31,86 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Publish,
     Recorded,
     Started,
     Stopping,
     Synced,
+    Tick,
     TimedOut,
     Watch,
 )
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
+from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.settings import JobsSettings, Settings
+from services.core.takeover import Commands, Retry, TakeOvers
 from services.jobs.commands import Abandon, Accept, CancelResult, ForgetJob, Keep, MarkCancelled, TakeOverJob
 from services.jobs.job import ActiveJob
-from services.jobs.policy import Limits, check, listed, record_of, route_of
-from services.jobs.status import QUIET_S, JobStatuses
+from services.jobs.policy import JobPolicy, is_same, listed
+from services.jobs.status import JobStatuses
 
-AGAIN_S = 2.0
-NOTHING: tuple[Effect, ...] = ()
+RETRY_S = 2.0
+TICK_S = 1.0
+SILENCE_S = 3.0  # a coordinator without a heartbeat for so long is gone
+QUIET_S = 5.0  # without progress of a job, after which the bucket of parts is read
+COMMAND_S = 10.0
+ACCEPT_S = 30.0
+
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
 
 
-class Sweep(Struct, frozen=True):
-    """Time to look for silence."""
-
-
-class Again(Struct, frozen=True):
-    """Time to do something that failed, or was put off."""
-
-    effect: Do
-
-
 class Coordinator:
-    """name: different for each process. new_id: makes job ids where the client gave none."""
+    """name: different for each process. prices: US$ an hour by device kind. new_id: makes job ids where the client gave none.
+
+    simulated: the whole system is simulated.
+    """
 
     def __init__(
-        self, name: str, subjects: Subjects, limits: Limits, prices: Mapping[str, float], new_id: Callable[[], str]
+        self,
+        name: str,
+        subjects: Subjects,
+        settings: JobsSettings,
+        prices: Mapping[str, float],
+        new_id: Callable[[], str],
+        *,
+        simulated: bool = False,
+        tick_s: float = TICK_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._name = name
         self._subjects = subjects
-        self._own_space = f"{subjects.prefix}."
-        self._limits = limits
-        self._prices = prices
+        self._settings = settings
         self._new_id = new_id
+        self._tick_s = tick_s
         self._catalog = Catalog()
-        self._unsynced = {subjects.catalog_bucket, subjects.jobs_bucket}
-        self._synced_at = 0.0
-        self._held: list[Envelope] = []
-        self._records: dict[str, JobRecord] = {}
-        self._courses: dict[str, ActiveJob] = {}
-        self._asked: dict[str, tuple[str, ActiveJob]] = {}  # being accepted: reply subject and course
-        self._cancelling: dict[str, list[str]] = {}
-        self._taking: set[str] = set()
-        self._others: dict[str, float] = {}
-        self._news = JobStatuses(subjects)
-        self._doing: dict[Any, Do] = {}
-        self._takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
-            SubmitJob: self._on_submit,
-            ListRequest: self._on_list,
-            bytes: self._on_question,
-            PartStored: self._on_part,
-            RunnerNote: self._on_note,
-            JobsHeartbeat: self._on_other,
-            Changed: self._on_changed,
-            Synced: self._on_synced,
-            Done: self._on_done,
-            Failed: self._on_not_done,
-            TimedOut: self._on_not_done,
-            Again: lambda envelope: (self._do(envelope.message.effect),),
-            Sweep: self._on_sweep,
-            Started: lambda _: (After("sweep", limits.sweep_s, Sweep()), self._alive()),
-            Stopping: lambda _: (self._alive(leaving=True),),
+        self._policy = JobPolicy(self._catalog, subjects.prefix, prices, settings, simulated=simulated)
+        self._gate = SyncGate((subjects.catalog_bucket, subjects.jobs_bucket))
+        self._takeovers = TakeOvers(name, silence_s, COMMAND_S)
+        self._commands = Commands(RETRY_S)
+        self._statuses = JobStatuses(subjects)
+        self._records: dict[str, JobRecord] = {}  # all jobs, of all coordinators
+        self._active: dict[str, ActiveJob] = {}  # that this coordinator carries on
+        self._accepting: dict[str, tuple[str, ActiveJob]] = {}  # with the reply subject
+        self._cancelling: dict[str, list[str]] = {}  # reply subjects
+        self._on: dict[type, Handler] = {
+            SubmitJob: self._gate.after(self._submit),
+            ListRequest: self._gate.after(self._list),
+            bytes: self._gate.after(self._status_or_cancel),
+            PartStored: self._part_stored,
+            RunnerNote: self._note,
+            JobsHeartbeat: self._other_heartbeat,
+            Changed: self._changed,
+            Synced: self._gate.synced,
+            Done: self._done,
+            Failed: self._not_done,
+            TimedOut: self._not_done,
+            Retry: self._commands.retry,
+            Tick: self._tick,
+            Started: lambda _: (After("tick", tick_s, Tick()), self._heartbeat()),
+            Stopping: lambda _: (self._heartbeat(leaving=True),),
             Recorded: lambda _: NOTHING,
         }
 
@@ -126,280 +133,266 @@ class Coordinator:
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         """Take one message; see services.core.actor."""
-        if self._unsynced and isinstance(envelope.message, (SubmitJob, ListRequest, bytes)):
-            self._held.append(envelope)
-            return NOTHING
-        return list(self._takes[type(envelope.message)](envelope))
+        return self._on[type(envelope.message)](envelope)
 
     # -- requests
 
-    def _answer(self, reply: str, message: Any) -> Iterator[Effect]:
-        """To the sender's own inbox, never into the system."""
-        if reply and not reply.startswith(self._own_space):
-            yield Publish(reply, message)
-
-    def _refuse(self, reply: str, code: Code, text: str) -> Iterator[Effect]:
-        return self._answer(reply, Refusal(error=Error(code=code, message=text)))
-
-    def _on_submit(self, envelope: Envelope) -> Iterator[Effect]:
+    def _submit(self, envelope: Envelope) -> Iterable[Effect]:
         ask: SubmitJob = envelope.message
-        app = envelope.subject.rpartition(".")[2]
-        error = check(app, ask, self._catalog, self._subjects.prefix, self._prices, self._limits)
+        reply, app = envelope.reply, envelope.subject.rpartition(".")[2]
+        error = self._policy.error(app, ask)
         if error is not None:
-            yield from self._answer(envelope.reply, Refusal(error=error))
-            return
+            return refuse(reply, error)
         job = ask.job or self._new_id()
         known = self._records.get(job)
-        if known is not None and _same(known.status, app, ask):
-            yield from self._answer(envelope.reply, JobAccepted(job=job))  # the client asks again: its job is here
-        elif (taking := self._asked.get(job)) is not None:
-            if _same(taking[1].record.status, app, ask):
-                self._asked[job] = (envelope.reply, taking[1])
-            else:
-                yield from self._refuse(envelope.reply, "bad_request", f"job: the id {job} is in use already")
-        elif rival := next((r.status.job for r in self._running() if r.status.output == ask.output), ""):
-            text = f"output: job {rival} writes there: choose another name, or wait"
-            yield from self._refuse(envelope.reply, "bad_request", text)
-        else:
-            record = record_of(app, ask, job, self._name, envelope.now, self._catalog, self._prices, self._limits)
-            route = route_of(record.status, self._catalog, self._subjects.prefix, self._limits)
-            if route is None:
-                text = f"app: {app} has no signature yet: nothing is known of its inputs"
-                yield from self._refuse(envelope.reply, "unsatisfiable", text)
-                return
-            self._asked[job] = (envelope.reply, ActiveJob(record, route, self._limits.window))
-            yield self._do(Do(("accept", job), Accept(route, record), 30.0))
+        if known is not None and is_same(known.status, app, ask):
+            return answer(reply, JobAccepted(job=job))  # the client asks again
+        accepting = self._accepting.get(job)
+        if accepting is not None:
+            if not is_same(accepting[1].status, app, ask):
+                return _refuse(reply, f"job: the id {job} is in use already")
+            self._accepting[job] = (reply, accepting[1])
+            return NOTHING
+        rival = next((r.status.job for r in self._running() if r.status.output == ask.output), "")
+        if rival:
+            return _refuse(reply, f"output: job {rival} writes there: choose another name, or wait")
+        record = self._policy.record_of(app, ask, job, self._name, envelope.now)
+        route = self._policy.route_of(record.status)
+        if route is None:
+            text = f"app: {app} has no signature yet: nothing is known of its inputs"
+            return refuse(reply, Error(code="unsatisfiable", message=text))
+        self._accepting[job] = (reply, ActiveJob(record, route, self._settings.window))
+        return (self._start(Do(("accept", job), Accept(route, record), ACCEPT_S)),)
 
     def _running(self) -> list[JobRecord]:
-        own = [course.record for course in self._courses.values()] + [
-            course.record for _, course in self._asked.values()
-        ]
-        return [r for r in (*self._records.values(), *own) if r.status.state not in OVER]
+        own = (*self._active.values(), *(active for _, active in self._accepting.values()))
+        records = (*self._records.values(), *(active.record for active in own))
+        return [record for record in records if record.status.state not in OVER]
 
-    def _on_list(self, envelope: Envelope) -> Iterator[Effect]:
+    def _list(self, envelope: Envelope) -> Iterable[Effect]:
         ask: ListRequest = envelope.message
-        records = self._records | {job: course.record for job, course in self._courses.items()}
+        records = self._records | {job: active.record for job, active in self._active.items()}
         items = [msgspec.to_builtins(status) for status in listed(records.values(), ask.app, ask.model)]
-        yield from self._answer(envelope.reply, Listing(items=items))
+        return answer(envelope.reply, Listing(items=items))
 
-    def _on_question(self, envelope: Envelope) -> Iterator[Effect]:
-        """Our own statuses come by here too: only what carries a reply subject is a request."""
-        if not envelope.reply:
-            return
+    def _status_or_cancel(self, envelope: Envelope) -> Iterable[Effect]:
+        """Coordinators publish statuses on the same subject; only a message with a reply subject is a request."""
+        reply = envelope.reply
+        if not reply:
+            return NOTHING
         job = envelope.subject.rpartition(".")[2]
-        course = self._courses.get(job)
-        record = course.record if course is not None else self._records.get(job)
-        foreign = record is not None and app_of(envelope.reply) not in ("", record.status.app)
+        active = self._active.get(job)
+        record = active.record if active is not None else self._records.get(job)
+        foreign = record is not None and app_of(reply) not in ("", record.status.app)
         if envelope.subject == self._subjects.job_cancel(job) and not foreign:
-            self._cancelling.setdefault(job, []).append(envelope.reply)
-            yield self._do(Do(("cancel", job), MarkCancelled(job, envelope.now), 10.0))
-        elif record is None or foreign:
-            yield from self._refuse(envelope.reply, "bad_request", f"job: there is none with the id {job}")
-        else:
-            yield from self._answer(envelope.reply, self._news.with_notes(record.status, envelope.now))
+            self._cancelling.setdefault(job, []).append(reply)
+            return (self._start(Do(("cancel", job), MarkCancelled(job, envelope.now), COMMAND_S)),)
+        if record is None or foreign:
+            return _refuse(reply, f"job: there is none with the id {job}")
+        return answer(reply, self._statuses.with_notes(record.status, envelope.now))
 
     # -- what the buckets hold
 
-    def _on_changed(self, envelope: Envelope) -> Iterator[Effect]:
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         changed: Changed = envelope.message
         if changed.bucket == self._subjects.catalog_bucket:
             self._catalog.apply(changed.key, changed.value)
-            return
+            return NOTHING
         self._records.pop(changed.key, None)
         if changed.value is None:
-            return
+            return NOTHING
         try:
             record = self._records[changed.key] = _decode(changed.value)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return  # another release wrote it, and knows what to do with it
+            return NOTHING  # a coordinator of another release wrote it and carries it on
         if record.status.state == "cancelled":
-            yield from self._stop(record)
-        elif record.owner != self._name:
-            self._courses.pop(changed.key, None)
+            return self._stop(record)
+        if record.owner != self._name:
+            self._active.pop(changed.key, None)
+        return NOTHING
 
-    def _stop(self, record: JobRecord) -> Iterator[Effect]:
-        """The job was cancelled: nothing more of it is done here."""
-        course = self._courses.pop(record.status.job, None)
-        if course is not None:
-            abandon = Do(("clean", course.job), Abandon(course.route, record.checkpoint, keep=False))
-            yield After(abandon.id, self._limits.sweep_s, Again(abandon))  # once what is under way has ended
+    def _stop(self, record: JobRecord) -> tuple[Effect, ...]:
+        """The job was cancelled. What it leaves behind is cleared away after its command under way has ended."""
+        active = self._active.pop(record.status.job, None)
+        if active is None:
+            return NOTHING
+        abandon = Do(("clean", active.job), Abandon(active.route, record.checkpoint, keep=False))
+        return (After(abandon.id, self._tick_s, Retry(abandon)),)
 
-    def _on_synced(self, envelope: Envelope) -> Iterator[Effect]:
-        self._unsynced.discard(envelope.message.bucket)
-        if self._unsynced:
-            return
-        self._synced_at = envelope.now
-        held, self._held = self._held, []
-        for request in held:
-            yield from self.handle(request)
+    # -- results of commands
 
-    # -- what the edge did
+    def _start(self, command: Do) -> Do:
+        return self._commands.start(command)
 
-    def _do(self, effect: Do) -> Do:
-        self._doing[effect.id] = effect
-        return effect
+    def _start_all(self, commands: Iterable[Do]) -> list[Do]:
+        return [self._commands.start(command) for command in commands]
 
-    def _follow(self, effects: Iterable[Effect]) -> Iterator[Effect]:
-        """What a course wants done."""
-        for effect in effects:
-            yield self._do(effect) if isinstance(effect, Do) else effect
-
-    def _on_done(self, envelope: Envelope) -> Iterator[Effect]:
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
         done: Done = envelope.message
         now, result = envelope.now, done.result
         what, job = done.id
-        self._doing.pop(done.id, None)
+        self._commands.ended(done.id)
         if what == "accept":
-            yield from self._accepted(job, result, now)
-        elif what == "cancel":
-            yield from self._cancelled(job, result, now)
-        elif what == "takeover":
-            self._taking.discard(job)
-            if result is not None:
-                yield from self._adopt(result, now)
-        course = self._courses.get(job)
-        if course is None:
-            return
-        match what:
-            case "read":
-                effects = course.was_read(result, now)
-            case "resume":
-                effects = course.resumed(result)
-            case "feed":
-                effects = course.fed(result)
-            case "assemble":
-                effects = course.assembled(result, now)
-            case "conclude":
-                effects = course.concluded(result, now)
-            case "abandon":
-                effects = course.abandoned(result, now)
-            case "keep" if result:
-                self._records[job] = course.record
-                yield from self._news.tell(course.status, now)
-                effects = course.kept()
-                if course.over:
-                    del self._courses[job]
-            case "keep":  # somebody else has it now
-                del self._courses[job]
-                return
-            case _:
-                return
-        yield from self._follow(effects)
+            return self._accepted(job, result, now)
+        if what == "cancel":
+            return self._cancelled(job, result, now)
+        if what == "takeover":
+            self._takeovers.ended(job)
+            return NOTHING if result is None else self._carry_on(result, now)
+        active = self._active.get(job)
+        if active is None:
+            return NOTHING
+        if what == "keep":
+            return self._kept(active, kept=result, now=now)
+        commands: list[Do] = []
+        if what == "read":
+            commands = active.was_read(result, now)
+        elif what == "resume":
+            commands = active.resumed(result)
+        elif what == "feed":
+            commands = active.fed(result)
+        elif what == "assemble":
+            commands = active.assembled(result, now)
+        elif what == "conclude":
+            commands = active.concluded(result, now)
+        elif what == "abandon":
+            commands = active.abandoned(result, now)
+        return self._start_all(commands)
 
-    def _accepted(self, job: str, error: Error | None, now: float) -> Iterator[Effect]:
-        reply, course = self._asked.pop(job)
+    def _kept(self, active: ActiveJob, *, kept: bool, now: float) -> Iterable[Effect]:
+        if not kept:  # another coordinator has taken it over
+            del self._active[active.job]
+            return NOTHING
+        self._records[active.job] = active.record
+        effects = self._statuses.publish(active.status, now)
+        commands = active.kept()
+        if active.status.state in OVER:
+            del self._active[active.job]
+        return [*effects, *self._start_all(commands)]
+
+    def _accepted(self, job: str, error: Error | None, now: float) -> Iterable[Effect]:
+        reply, active = self._accepting.pop(job)
         if error is not None:
-            yield from self._answer(reply, Refusal(error=error))
-            return
-        self._records[job] = course.record
-        self._courses[job] = course
-        course.moved = now
-        yield from self._answer(reply, JobAccepted(job=job))
-        yield from self._news.tell(course.status, now)
-        yield from self._follow(course.begin())
+            return refuse(reply, error)
+        return [*answer(reply, JobAccepted(job=job)), *self._activate(active, now)]
 
-    def _cancelled(self, job: str, result: CancelResult, now: float) -> Iterator[Effect]:
-        replies = self._cancelling.pop(job, [])
-        for reply in replies:
-            yield from self._answer(reply, JobCancelled() if result.error is None else Refusal(error=result.error))
-        if result.record is not None:
-            self._records[job] = result.record
-            yield from self._stop(result.record)
-            yield from self._news.tell(result.record.status, now)
+    def _activate(self, active: ActiveJob, now: float) -> list[Effect]:
+        self._records[active.job] = active.record
+        self._active[active.job] = active
+        active.advanced_at = now
+        return [*self._statuses.publish(active.status, now), *self._start_all(active.begin())]
 
-    def _on_not_done(self, envelope: Envelope) -> Iterator[Effect]:
-        """The bus was away, mostly: a request is refused, a course tries again."""
-        message: Failed | TimedOut = envelope.message
-        what, job = message.id
-        effect = self._doing.pop(message.id, None)
-        why = message.error if isinstance(message, Failed) else "it took too long"
-        error = Error(code="overloaded", message=f"jobs cannot be kept now, try again: {why}", retry_after_ms=2000.0)
+    def _cancelled(self, job: str, result: CancelResult, now: float) -> Iterable[Effect]:
+        error, record = result.error, result.record
+        effects = [
+            effect
+            for reply in self._cancelling.pop(job, [])
+            for effect in (answer(reply, JobCancelled()) if error is None else refuse(reply, error))
+        ]
+        if record is not None:
+            self._records[job] = record
+            effects += self._stop(record)
+            effects += self._statuses.publish(record.status, now)
+        return effects
+
+    def _not_done(self, envelope: Envelope) -> Iterable[Effect]:
+        """Most often the bus was away. A request is refused; a command of a job is given again."""
+        command = envelope.message.id
+        what, job = command
+        error = not_now("jobs cannot be kept", envelope.message, RETRY_S)
+        if what not in ("accept", "cancel", "takeover", "forget") and (job in self._active or what == "clean"):
+            return self._commands.failed(command)
+        self._commands.ended(command)
         if what == "accept":
-            yield from self._answer(self._asked.pop(job)[0], Refusal(error=error))
-        elif what == "cancel":
-            for reply in self._cancelling.pop(job, []):
-                yield from self._answer(reply, Refusal(error=error))
-        elif what == "takeover":
-            self._taking.discard(job)
-        elif effect is not None and what != "forget" and (job in self._courses or what == "clean"):
-            yield After(message.id, AGAIN_S, Again(effect))
+            return refuse(self._accepting.pop(job)[0], error)
+        if what == "cancel":
+            return [effect for reply in self._cancelling.pop(job, []) for effect in refuse(reply, error)]
+        if what == "takeover":
+            self._takeovers.ended(job)
+        return NOTHING
 
     # -- runners
 
-    def _on_part(self, envelope: Envelope) -> Iterator[Effect]:
+    def _part_stored(self, envelope: Envelope) -> Iterable[Effect]:
         stored: PartStored = envelope.message
-        course = self._courses.get(stored.job)
-        if course is not None:
-            yield from self._follow(course.part(stored.number))
+        active = self._active.get(stored.job)
+        return NOTHING if active is None else self._start_all(active.part_stored(stored.number))
 
-    def _on_note(self, envelope: Envelope) -> Iterable[Effect]:
-        self._news.note(envelope.message, envelope.now)
+    def _note(self, envelope: Envelope) -> Iterable[Effect]:
+        self._statuses.note(envelope.message, envelope.now)
         return NOTHING
 
-    # -- life and silence
+    # -- time
 
-    def _alive(self, *, leaving: bool = False) -> Effect:
+    def _heartbeat(self, *, leaving: bool = False) -> Effect:
         return Publish(self._subjects.offline("alive"), JobsHeartbeat(coordinator=self._name, leaving=leaving))
 
-    def _on_other(self, envelope: Envelope) -> Iterable[Effect]:
-        beat: JobsHeartbeat = envelope.message
-        self._others[beat.coordinator] = float("-inf") if beat.leaving else envelope.now
+    def _other_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        heartbeat: JobsHeartbeat = envelope.message
+        self._takeovers.heard(heartbeat.coordinator, envelope.now, leaving=heartbeat.leaving)
         return NOTHING
 
-    def _on_sweep(self, envelope: Envelope) -> Iterator[Effect]:
+    def _tick(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        yield After("sweep", self._limits.sweep_s, envelope.message)
-        yield self._alive()
-        if self._unsynced:
-            return
-        for course in list(self._courses.values()):
-            yield from self._news.tell(course.status, now)
-            if now - course.moved > QUIET_S:
-                course.moved = now
-                yield from self._follow(course.look())
-        yield from self._look_for_orphans(now)
-        yield from self._forget()
+        effects: list[Effect] = [After("tick", self._tick_s, envelope.message), self._heartbeat()]
+        if self._gate.unsynced:
+            return effects
+        for active in list(self._active.values()):
+            effects += self._statuses.publish(active.status, now)
+            if now - active.advanced_at > QUIET_S:
+                active.advanced_at = now
+                effects += self._start_all(active.check())
+        return [*effects, *self._take_over(now), *self._forget()]
 
-    def _look_for_orphans(self, now: float) -> Iterator[Effect]:
-        """Jobs that nobody carries on: of coordinators that are gone, and ours from an earlier life."""
-        for job, record in list(self._records.items()):
-            if record.status.state in OVER or any(job in known for known in (self._courses, self._asked, self._taking)):
-                continue
-            silent = now - self._others.get(record.owner, self._synced_at)
-            if record.owner == self._name or silent > self._limits.silence_s:
-                self._taking.add(job)
-                yield self._do(Do(("takeover", job), TakeOverJob(job, self._name, record.owner), 10.0))
+    def _take_over(self, now: float) -> list[Do]:
+        """Carry on jobs that nobody does. Its own of an earlier life a coordinator takes over, too: their revisions are unknown."""
+        idle = [
+            (job, record.owner)
+            for job, record in self._records.items()
+            if record.status.state not in OVER and job not in self._active and job not in self._accepting
+        ]
+        return [
+            self._takeovers.start(job, TakeOverJob(job, self._name, self._records[job].owner))
+            for job in self._takeovers.orphans(idle, now, self._gate.synced_at)
+        ]
 
-    def _adopt(self, record: JobRecord, now: float) -> Iterator[Effect]:
+    def _carry_on(self, record: JobRecord, now: float) -> Iterable[Effect]:
         job = record.status.job
-        route = route_of(record.status, self._catalog, self._subjects.prefix, self._limits)
-        if route is None:
-            reason = f"app: {record.status.app} was deleted, or has no models any more"
-            status = msgspec.structs.replace(record.status, state="failed", step="", reason=reason, finished=now)
-            self._records[job] = msgspec.structs.replace(record, status=status)
-            yield self._do(Do(("close", job), Keep(self._records[job]), 10.0))
-            yield from self._news.tell(status, now)
-            return
-        course = self._courses[job] = ActiveJob(record, route, self._limits.window)
-        self._records[job] = record
-        course.moved = now
-        yield from self._news.tell(course.status, now)
-        yield from self._follow(course.begin())
+        route = self._policy.route_of(record.status)
+        if route is not None:
+            return self._activate(ActiveJob(record, route, self._settings.window), now)
+        reason = f"app: {record.status.app} was deleted, or has no models any more"
+        status = msgspec.structs.replace(record.status, state="failed", step="", reason=reason, finished=now)
+        self._records[job] = msgspec.structs.replace(record, status=status)
+        close = self._start(Do(("close", job), Keep(self._records[job]), COMMAND_S))
+        return [close, *self._statuses.publish(status, now)]
 
-    def _forget(self) -> Iterator[Effect]:
-        """Of jobs that have ended, the latest are remembered."""
+    def _forget(self) -> list[Do]:
+        """Of jobs that have ended, only the latest are remembered."""
         ended = [record.status for record in self._records.values() if record.status.state in OVER]
-        if len(ended) > self._limits.keep:
-            ended.sort(key=lambda status: status.finished or status.created)
-            for status in ended[: len(ended) - self._limits.keep]:
-                self._records.pop(status.job, None)
-                yield self._do(Do(("forget", status.job), ForgetJob(status.job), 10.0))
+        if len(ended) <= self._settings.keep:
+            return []
+        ended.sort(key=lambda status: status.finished or status.created)
+        oldest = [status.job for status in ended[: len(ended) - self._settings.keep]]
+        for job in oldest:
+            self._records.pop(job, None)
+        return self._start_all(Do(("forget", job), ForgetJob(job), COMMAND_S) for job in oldest)
 
 
-def _same(status: JobStatus, app: str, ask: SubmitJob) -> bool:
-    """Whether a job is the very one that is asked for."""
-    fields = ("input", "output", "accuracy", "model", "variant")
-    return status.app == app and all(getattr(status, field) == getattr(ask, field) for field in fields)
+def _refuse(reply: str, text: str) -> tuple[Effect, ...]:
+    return refuse(reply, Error(code="bad_request", message=text))
+
+
+def make_coordinator(
+    settings: Settings,
+    name: str,
+    prices: Mapping[str, float],
+    new_id: Callable[[], str],
+    *,
+    simulated: bool = False,
+) -> Coordinator:
+    """The coordinator with these settings."""
+    return Coordinator(name, Subjects(settings.prefix), settings.jobs, prices, new_id, simulated=simulated)
 
 
 # -- metrics
@@ -414,4 +407,4 @@ def families(actor: Coordinator) -> Iterable[MetricFamily]:
 
 def missing(actor: Coordinator, now: float) -> str:
     del now
-    return "the catalogue and the jobs" if actor._unsynced else ""
+    return "the catalogue and the jobs" if actor._gate.unsynced else ""

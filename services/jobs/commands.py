@@ -1,4 +1,4 @@
-"""What the coordinator's actor has its edge do, and what comes back."""
+"""The commands of the coordinator's actor to its edge, and their results."""
 
 from msgspec import Struct
 
@@ -9,7 +9,7 @@ from services.jobs.urls import Location
 
 
 class JobRoute(Struct, frozen=True):
-    """Where a job's items come from and go to, and what they look like."""
+    """Where a job's items come from and go to. signature: the model's, which says what they look like."""
 
     job: str
     source: Location
@@ -18,27 +18,27 @@ class JobRoute(Struct, frozen=True):
 
 
 class Accept(Struct, frozen=True):
-    """Look whether input and output can be used at all, then keep the job. Result: None, or the Error it is refused with."""
+    """Check that input and output can be used, then keep the job. Result: None, or the Error that it is refused with."""
 
     route: JobRoute
     record: JobRecord
 
 
 class Read(Struct, frozen=True):
-    """Fetch the input where it is elsewhere, and look at every item once. Result: WasRead or Broken."""
+    """Fetch a remote input, and look at every item. Result: WasRead or Broken."""
 
     route: JobRoute
 
 
 class WasRead(Struct, frozen=True):
-    """items: in the whole input. stamp: of the file as it was read."""
+    """items: in the whole input. stamp: of the file that was read."""
 
     items: int
     stamp: str
 
 
 class Broken(Struct, frozen=True):
-    """The job cannot go on, whoever tries; reason: which field, and why."""
+    """The job cannot go on, on no coordinator; reason: which field, and why."""
 
     reason: str
 
@@ -54,7 +54,7 @@ class Spot(Struct, frozen=True):
 
 
 class Feed(Struct, frozen=True):
-    """Cut up to `count` chunks from there on and queue them, those in `skip` apart. Result: list of Spot, or Broken."""
+    """Cut up to `count` chunks from `position` on and queue them, except those in `skip`. Result: list of Spot, or Broken."""
 
     route: JobRoute
     stamp: str
@@ -69,21 +69,21 @@ class Feed(Struct, frozen=True):
 
 
 class Resume(Struct, frozen=True):
-    """Look what there is of a job that goes on. Result: Resumed."""
+    """Find what is already done of a job. Result: Resumed."""
 
     route: JobRoute
     checkpoint: Checkpoint
 
 
 class Resumed(Struct, frozen=True):
-    """written: the output up to the checkpoint is there. parts: numbers of those that are in the bucket."""
+    """written: the output is there up to the checkpoint. parts: numbers of those in the bucket."""
 
     written: bool
     parts: frozenset[int]
 
 
 class Assemble(Struct, frozen=True):
-    """Append these chunks' parts, which follow the checkpoint, to the output. Result: Assembled or Broken."""
+    """Append to the output the parts of these chunks, which follow the checkpoint. Result: Assembled or Broken."""
 
     route: JobRoute
     total: int
@@ -92,9 +92,9 @@ class Assemble(Struct, frozen=True):
 
 
 class Assembled(Struct, frozen=True):
-    """checkpoint: with what was appended and is on disk. cost, variants: of it. failure: why the next chunk has no outputs.
+    """checkpoint: after the parts that were appended, which are on disk. cost, variants: of these parts.
 
-    failed: items of that chunk.
+    failure: why the next chunk has no outputs; failed: its items.
     """
 
     checkpoint: Checkpoint
@@ -105,9 +105,9 @@ class Assembled(Struct, frozen=True):
 
 
 class Keep(Struct, frozen=True):
-    """Write the record, unless somebody else has written it since. Result: whether it was written.
+    """Write the record, unless another coordinator has written it since. Result: whether it was written.
 
-    drop: chunks whose parts nobody needs once it is kept.
+    drop: chunks whose parts nobody needs after that.
     """
 
     record: JobRecord
@@ -115,16 +115,16 @@ class Keep(Struct, frozen=True):
 
 
 class Conclude(Struct, frozen=True):
-    """Give the finished output its name, or put it where it belongs. Result: None or Broken."""
+    """Give the finished output its name, or store it where the job says. Result: None or Broken."""
 
     route: JobRoute
     checkpoint: Checkpoint
 
 
 class Abandon(Struct, frozen=True):
-    """Take away what a job that failed or was cancelled has left behind; keep: what it wrote, under another name.
+    """Delete what a job that failed or was cancelled leaves behind. keep: its partial output stays, under another name.
 
-    Result: where that is, empty when nothing was kept.
+    Result: the URL of the partial output; empty if there is none.
     """
 
     route: JobRoute
@@ -133,21 +133,21 @@ class Abandon(Struct, frozen=True):
 
 
 class MarkCancelled(Struct, frozen=True):
-    """Mark the job as cancelled, whoever carries it on. Result: the record as it is now, or an Error."""
+    """Mark the job as cancelled, whichever coordinator carries it on. Result: CancelResult."""
 
     job: str
     now: float
 
 
 class CancelResult(Struct, frozen=True):
-    """record: as kept now. error: why it was not cancelled."""
+    """record: as it is kept now. error: why the job was not cancelled."""
 
     record: JobRecord | None = None
     error: Error | None = None
 
 
 class TakeOverJob(Struct, frozen=True):
-    """Become the owner of a job whose coordinator is gone. Result: the record as it is now; None when another was faster."""
+    """Make `owner` the owner of a job whose owner `previous` is gone. Result: the record; None when another was faster."""
 
     job: str
     owner: str

@@ -1,4 +1,7 @@
-"""The coordinator's hands: jobs in their bucket, chunks into the queue, parts out of their bucket, inputs and outputs elsewhere."""
+"""The coordinator's edge: keeps jobs in their bucket, queues chunks, takes parts from their bucket, moves inputs and outputs.
+
+s3:// needs boto3, which finds the credentials. That part follows boto3's documentation and has never run: no S3 was at hand.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -38,10 +41,10 @@ from services.jobs.files import BadFile, JobFiles, named
 from services.jobs.formats import BadJobInput
 from services.jobs.urls import Location
 
-PARTS_KEPT_S = 24 * 3600.0  # parts of jobs that nobody carries on
+PARTS_KEPT_S = 24 * 3600.0  # of parts whose job nobody carries on
 INLINE = 2**20  # bytes of a chunk above which it goes through the object store
 QUEUE_BYTES = 2**30
-AT_ONCE = 8  # objects fetched or removed side by side
+AT_ONCE = 8  # objects fetched or deleted concurrently
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -58,15 +61,15 @@ def part_key(job: str, number: int) -> str:
 class JobsEdge:
     """Carries out the commands of services/jobs/commands.py. `await JobsEdge.open(...)` makes one."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, records: KeyValue, desk: JobFiles, chunk_bytes: int) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, records: KeyValue, files: JobFiles, chunk_bytes: int) -> None:
         self._bus = bus
         self._subjects = subjects
         self._records = records
-        self._desk = desk
+        self._files = files
         self._chunk_bytes = chunk_bytes
         self._revisions: dict[str, int] = {}
         self._parts: ObjectStore | None = None
-        self._does: dict[type, Callable[[Any], Awaitable[Any]]] = {
+        self._commands: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Accept: self._accept,
             Read: self._read,
             Feed: self._feed,
@@ -81,16 +84,16 @@ class JobsEdge:
         }
 
     @classmethod
-    async def open(cls, bus: Bus, subjects: Subjects, desk: JobFiles, chunk_bytes: int) -> "JobsEdge":
-        """Raises BusError."""
-        return cls(bus, subjects, await bus.key_value(subjects.jobs_bucket), desk, chunk_bytes)
+    async def open(cls, bus: Bus, subjects: Subjects, files: JobFiles, chunk_bytes: int) -> "JobsEdge":
+        """Open the jobs bucket. Raises BusError."""
+        return cls(bus, subjects, await bus.key_value(subjects.jobs_bucket), files, chunk_bytes)
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
-        return await self._does[type(command)](command)
+        return await self._commands[type(command)](command)
 
     async def _store(self) -> ObjectStore:
-        """The bucket of parts; made, as the queue is, when the first job needs it."""
+        """The bucket of parts. The first job makes it, and the queue of chunks."""
         if self._parts is None:
             await self._bus.ensure_stream(stream(self._subjects))
             self._parts = await self._bus.object_store(self._subjects.parts_bucket, max_age_s=PARTS_KEPT_S)
@@ -101,7 +104,7 @@ class JobsEdge:
     async def _accept(self, command: Accept) -> Error | None:
         route = command.route
         try:
-            await self._look(route)
+            await self._check(route)
         except BadFile as error:
             return Error(code="forbidden" if error.forbidden else "bad_request", message=str(error))
         except (BadJobInput, OSError) as error:
@@ -115,16 +118,17 @@ class JobsEdge:
             self._revisions[route.job] = kept.revision
         return None
 
-    async def _look(self, route: JobRoute) -> None:
+    async def _check(self, route: JobRoute) -> None:
+        """Whether the input can be read and the output be written. Raises BadFile, BadJobInput, OSError."""
         for place, field in ((route.source, "input"), (route.target, "output")):
             if place.scheme == "s3" and s3_missing():
                 raise BadFile(f"{field}: {s3_missing()}")
         if route.source.scheme == "file":
-            await asyncio.to_thread(self._desk.look, route)
+            await asyncio.to_thread(self._files.check_source, route)
         elif not await self._exists(route.source):
             raise BadFile(f"input: there is no object {route.source.key} in the bucket {route.source.bucket}")
         if route.target.scheme == "file":
-            await asyncio.to_thread(self._desk.files.check_target, route.target.path)
+            await asyncio.to_thread(self._files.files.check_target, route.target.path)
         elif await self._exists(route.target):
             raise BadFile(
                 f"output: the object {route.target.key} is in {route.target.bucket} already: choose another key"
@@ -139,8 +143,8 @@ class JobsEdge:
             return False
 
     async def _fetch(self, route: JobRoute) -> None:
-        """Bring a remote input here, in pieces, unless it is here."""
-        place, path = route.source, self._desk.spooled(route, "in")
+        """Copy a remote input to this machine, unless it is here already."""
+        place, path = route.source, self._files.spooled(route, "in")
         if path.exists():
             return
         if place.scheme == "nats":
@@ -156,7 +160,7 @@ class JobsEdge:
                 await self._fetch(command.route)
             except (NotFound, OSError) as error:
                 return Broken(named(error, "input"))
-        return await asyncio.to_thread(self._desk.read, command.route)
+        return await asyncio.to_thread(self._files.read, command.route)
 
     # -- chunks and parts
 
@@ -164,7 +168,7 @@ class JobsEdge:
         store = await self._store()
         if command.route.source.scheme != "file":
             await self._fetch(command.route)
-        found = await asyncio.to_thread(self._desk.cut, command, self._chunk_bytes)
+        found = await asyncio.to_thread(self._files.cut, command, self._chunk_bytes)
         if isinstance(found, Broken):
             return found
         job = command.route.job
@@ -182,7 +186,7 @@ class JobsEdge:
         return [spot for spot, _ in found]
 
     async def _resume(self, command: Resume) -> Resumed:
-        written = await asyncio.to_thread(self._desk.written, command.route, command.checkpoint)
+        written = await asyncio.to_thread(self._files.written, command.route, command.checkpoint)
         return Resumed(written, await self._numbers(command.route.job))
 
     async def _numbers(self, job: str) -> frozenset[int]:
@@ -198,11 +202,11 @@ class JobsEdge:
             return decode(Part, await store.get(part_key(job, spot.number)))
 
         try:
-            parts = await _side_by_side(get, command.spots)
+            parts = await _concurrently(get, command.spots)
         except NotFound as error:
             return Broken(f"output: a part of it is gone: {error}")
         return await asyncio.to_thread(
-            self._desk.append, command.route, command.total, command.checkpoint, command.spots, parts
+            self._files.append, command.route, command.total, command.checkpoint, command.spots, parts
         )
 
     async def _drop(self, job: str, numbers: Iterable[int]) -> None:
@@ -212,32 +216,32 @@ class JobsEdge:
             await store.delete(part_key(job, number))
             await store.delete(f"{part_key(job, number)}.in")
 
-        await _side_by_side(drop, list(numbers))
+        await _concurrently(drop, list(numbers))
 
     # -- ends
 
     async def _conclude(self, command: Conclude) -> Broken | None:
         route, place = command.route, command.route.target
-        path = self._desk.spooled(route, "out")
-        again = path.exists()  # an earlier try came so far, and may have put the object, too
+        path = self._files.spooled(route, "out")
+        repeated = path.exists()  # an earlier attempt came so far, and may have stored the object
         try:
-            await asyncio.to_thread(self._desk.finish, route)
+            await asyncio.to_thread(self._files.finish, route)
             if place.scheme != "file":
-                if not again and await self._exists(place):
+                if not repeated and await self._exists(place):
                     return Broken(f"output: the object {place.key} is in {place.bucket} meanwhile")
                 if place.scheme == "nats":
                     await (await self._bus.object_store(place.bucket)).put(place.key, path)
                 else:
                     await asyncio.to_thread(s3_upload, place.bucket, place.key, path)
-            await asyncio.to_thread(self._desk.discard, route)
+            await asyncio.to_thread(self._files.discard, route)
         except (BadFile, OSError) as error:
             return Broken(named(error, "output"))
         return None
 
     async def _abandon(self, command: Abandon) -> str:
         route = command.route
-        kept = await asyncio.to_thread(self._desk.set_aside, route, command.checkpoint) if command.keep else ""
-        await asyncio.to_thread(self._desk.discard, route)
+        kept = await asyncio.to_thread(self._files.set_aside, route, command.checkpoint) if command.keep else ""
+        await asyncio.to_thread(self._files.discard, route)
         await self._drop(route.job, await self._numbers(route.job))
         return kept
 
@@ -251,7 +255,7 @@ class JobsEdge:
             entry = await self._entry(job)
             if entry is None or decode(JobRecord, entry.value or b"") != command.record:
                 return False
-            revision = entry.revision  # it was written, only the word of it got lost
+            revision = entry.revision  # it was written, only the answer got lost
         self._revisions[job] = revision
         if command.drop:
             await self._drop(job, command.drop)
@@ -305,20 +309,15 @@ class JobsEdge:
             return None
 
 
-async def _side_by_side(work: Callable[[T], Awaitable[R]], arguments: list[T]) -> list[R]:
-    """Some of them at a time, results in order."""
+async def _concurrently(work: Callable[[T], Awaitable[R]], arguments: list[T]) -> list[R]:
+    """Run the work for all arguments, a few at a time; the results keep the order of the arguments."""
     found: list[R] = []
     for at in range(0, len(arguments), AT_ONCE):
         found += await asyncio.gather(*(work(argument) for argument in arguments[at : at + AT_ONCE]))
     return found
 
 
-def spool_of(data_dir: str) -> Path:
-    """Where remote inputs and outputs are kept meanwhile."""
-    return Path(data_dir).absolute() / "spool" / "jobs"
-
-
-# -- s3:// by boto3, with credentials as boto3 finds them. Written against its documentation and never run here: no S3 was at hand.
+# -- s3://
 
 
 def s3_missing() -> str:

@@ -1,7 +1,7 @@
-"""Files that jobs read and write: only below allowed roots, whatever symbolic links say, also while somebody changes them.
+"""Files that jobs read and write. They lie below allowed directories only, whatever symbolic links say, even while somebody changes them.
 
-A path is resolved first; then every directory on the way is opened in turn without following links, so that what is opened is
-what was checked. Outputs grow in a hidden file beside their final name and get it in one step, which never overwrites.
+A path is resolved first. Then each directory on the way is opened in turn without following links: the file that is opened is the file
+that was checked. An output grows in a hidden file beside its final name and gets that name in one step, which never overwrites.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class BadFile(ValueError):
-    """A file that cannot be used; the text says which, why, and what to do. forbidden: it is not below an allowed root."""
+    """A file that cannot be used; the text says which, why, and what to do. forbidden: it is not below an allowed directory."""
 
     def __init__(self, text: str, *, forbidden: bool = False) -> None:
         super().__init__(text)
@@ -43,7 +43,7 @@ class InputFile(NamedTuple):
 
 
 class Files:
-    """roots: directories below which files may be named."""
+    """roots: the directories below which files may be opened."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = [Path(root) for root in roots]
@@ -66,7 +66,7 @@ class Files:
             yield InputFile(file, facts.st_size, f"{facts.st_size}-{facts.st_mtime_ns}-{facts.st_ino}")
 
     def check_target(self, path: str) -> None:
-        """Whether an output may be written there. Raises BadFile."""
+        """Raises BadFile unless an output may be written there."""
         with self._parent(path) as (directory, name):
             if _exists(directory, name):
                 raise BadFile(f"output: {path} exists already: remove it, or choose another name")
@@ -78,7 +78,7 @@ class Files:
                 raise BadFile(f"output: cannot write to {os.path.dirname(path)}: {error.strerror}") from error
 
     def append(self, path: str, job: str, at: int, data: bytes) -> None:
-        """Write `data` at byte `at` of the growing output, cut off what was behind it, and have it on disk. Raises OSError."""
+        """Write `data` at byte `at` of the growing output, cut off what follows, and sync it to disk. Raises BadFile, OSError."""
         with self._parent(path) as (directory, name):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(_growing(name, job), flags, 0o644, dir_fd=directory), "r+b") as file:
@@ -91,7 +91,7 @@ class Files:
                 os.fsync(file.fileno())
 
     def finish(self, path: str, job: str, name: str = "") -> None:
-        """The output gets its name (or `name`, in the same directory). Raises BadFile when that is taken meanwhile, OSError."""
+        """Give the output its name, or `name` in the same directory. Raises BadFile if that exists meanwhile, OSError."""
         with self._parent(path) as (directory, own):
             growing, final = _growing(own, job), name or own
             try:
@@ -100,7 +100,7 @@ class Files:
             except FileExistsError:
                 raise BadFile(f"output: {os.path.join(os.path.dirname(path), final)} exists meanwhile") from None
             except FileNotFoundError:
-                if not _exists(directory, final):  # else an earlier try came so far
+                if not _exists(directory, final):  # otherwise an earlier attempt came so far
                     raise
             except OSError as error:
                 if error.errno not in _NO_LINKS or _exists(directory, final):
@@ -109,7 +109,7 @@ class Files:
             os.fsync(directory)
 
     def shorten_npy(self, path: str, job: str, datatype: str, items: int, shape: list[int]) -> None:
-        """The growing .npy file is to hold only so many items. Raises OSError."""
+        """Rewrite the header of the growing .npy file for so many items. Raises OSError."""
         with self._parent(path) as (directory, name):
             number = os.open(_growing(name, job), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             with os.fdopen(number, "r+b") as file:
@@ -175,14 +175,17 @@ def _growing(name: str, job: str) -> str:
     return f".{name[:100]}.{job}.part"
 
 
-# -- inputs cut into chunks and parts appended to outputs; this blocks, and runs in threads
+# -- what the coordinator does with files; it blocks, and runs in threads
 
 CHANGED = "input: the file was changed while the job ran"
 _outputs = msgspec.msgpack.Decoder(dict[str, Tensor]).decode
 
 
 class JobFiles:
-    """files: what file:// may name. spool: a directory of our own, for inputs and outputs that are elsewhere."""
+    """Inputs, cut into chunks, and outputs, to which parts are appended.
+
+    files: those that file:// may name. spool: the coordinator's directory for copies of remote inputs and outputs.
+    """
 
     def __init__(self, files: Files, spool: Path) -> None:
         self.files = files
@@ -190,12 +193,12 @@ class JobFiles:
         self._spooled = Files([spool])
 
     def spooled(self, route: JobRoute, what: str) -> Path:
-        """Where a remote input ("in") or output ("out") of a job is kept meanwhile."""
+        """The local copy of a job's remote input ("in") or output ("out")."""
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._spool / f"{route.job}.{what}"
 
     def target(self, route: JobRoute) -> tuple[Files, str]:
-        """The output as a file, and who may touch it."""
+        """The local file of the output, and the allowed directories that it lies in."""
         if route.target.scheme == "file":
             return self.files, route.target.path
         return self._spooled, str(self.spooled(route, "out"))
@@ -207,22 +210,22 @@ class JobFiles:
                 yield source
         else:
             with self._spooled.source(str(self.spooled(route, "in"))) as source:
-                yield source._replace(stamp=str(source.size))  # another coordinator may have fetched it once more
+                yield source._replace(stamp=str(source.size))  # another coordinator may have fetched another copy
 
     @contextmanager
     def _reader(self, route: JobRoute) -> Iterator[tuple[Reader, InputFile]]:
         with self._source(route) as source:
             yield open_reader(route.source.format, source.file, source.size, route.signature), source
 
-    def look(self, route: JobRoute) -> None:
-        """Whether a local input begins as it should. Raises BadFile, BadJobInput."""
+    def check_source(self, route: JobRoute) -> None:
+        """Look at the first item of a local input. Raises BadFile, BadJobInput."""
         with self._reader(route) as (reader, source):
             if source.size == 0:
                 raise BadJobInput("the file is empty")
             reader.cut(Position(), 0, 1, 1)
 
     def read(self, route: JobRoute) -> WasRead | Broken:
-        """Look at every item once."""
+        """Look at every item and count them."""
         try:
             with self._reader(route) as (reader, source):
                 items = reader.count()
@@ -231,7 +234,7 @@ class JobFiles:
         return WasRead(items, source.stamp) if items else Broken("input: it holds no items")
 
     def cut(self, feed: Feed, most_bytes: int) -> list[tuple[Spot, bytes]] | Broken:
-        """The next chunks and their bodies, by the field `inputs`."""
+        """The next chunks, each with the MessagePack of its query's field `inputs`."""
         found: list[tuple[Spot, bytes]] = []
         number, first, position = feed.number, feed.first, feed.position
         try:
@@ -249,7 +252,7 @@ class JobFiles:
     def append(
         self, route: JobRoute, total: int, before: Checkpoint, spots: list[Spot], parts: list[Part]
     ) -> Assembled | Broken:
-        """Write these parts behind the checkpoint; ends early at one that failed."""
+        """Write these parts behind the checkpoint, up to the first that failed."""
         pieces: list[bytes] = []
         checkpoint, cost, variants, failure, failed = before, 0.0, list[str](), "", 0
         for spot, part in zip(spots, parts, strict=True):
@@ -280,7 +283,7 @@ class JobFiles:
         return Assembled(checkpoint, cost, variants, failure, failed)
 
     def written(self, route: JobRoute, checkpoint: Checkpoint) -> bool:
-        """Whether what the checkpoint speaks of is there."""
+        """Whether the growing output holds what the checkpoint says."""
         files, path = self.target(route)
         try:
             return checkpoint.bytes == 0 or files.growing(path, route.job).stat().st_size >= checkpoint.bytes
@@ -288,12 +291,12 @@ class JobFiles:
             return False
 
     def finish(self, route: JobRoute) -> None:
-        """The output gets its name. Raises BadFile, OSError."""
+        """Give the output its name. Raises BadFile, OSError."""
         files, path = self.target(route)
         files.finish(path, route.job)
 
     def set_aside(self, route: JobRoute, checkpoint: Checkpoint) -> str:
-        """Keep what was written of an output that will not be finished, as NAME.partial beside it; returns its URL."""
+        """Name an output that will not be finished NAME.partial; returns its URL, or an empty text if there is nothing to keep."""
         if checkpoint.items == 0 or route.target.scheme != "file":
             return ""
         path = route.target.path
@@ -307,7 +310,7 @@ class JobFiles:
         return f"file://{path}.partial"
 
     def discard(self, route: JobRoute) -> None:
-        """Remove what the job keeps on disk beside its finished output."""
+        """Delete the job's files except its finished output."""
         files, path = self.target(route)
         files.discard(path, route.job)
         for what in ("in", "out"):
@@ -315,6 +318,6 @@ class JobFiles:
 
 
 def named(error: Exception, field: str) -> str:
-    """The error with the field that it is about."""
+    """The error's text, which begins with the field that it is about."""
     text = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
     return text if text.startswith(("input:", "output:")) else f"{field}: {text}"

@@ -1,18 +1,17 @@
-"""What offline jobs decide: which variants may compute a job, which is cheapest, how large a chunk is. Pure.
+"""Which jobs are taken, which variants may compute them, which variant is cheapest, and how large a chunk is.
 
-INFaaS, section 4.2: offline queries name an accuracy or a model, not a latency; they run on spare capacity, so what counts is
-what an item costs.
+INFaaS, section 4.2: offline queries name an accuracy or a model, not a latency. They run on spare capacity, so only the cost of an item
+counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-
-from msgspec import Struct
 
 from bus.messages.catalog import AppRecord, Signature, VariantRecord
 from bus.messages.jobs import JobRecord, JobStatus, SubmitJob
 from bus.messages.public import Closest, Error
 from services.core.catalog import Catalog
 from services.core.cost import LatencyTable, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
+from services.core.settings import JobsSettings
 from services.core.validation import BadRequest, check_name
 from services.jobs.commands import JobRoute
 from services.jobs.urls import BadUrl, parse
@@ -27,10 +26,10 @@ def eligible(
     variant: str | None,
     simulated: bool = False,
 ) -> list[VariantRecord]:
-    """The variants that may compute this job, in no order. Simulated ones only by name: their outputs may be zeros.
+    """The variants that may compute this job, in no order.
 
-    A variant named is taken in whatever version; otherwise each model's version that serves now. simulated: in a system that is
-    simulated as a whole those count as others do.
+    A variant that is named may be of any version; otherwise the versions count that serve the app now. A simulated variant must be named,
+    because its outputs may be zeros. simulated: the whole system is simulated, and its variants count as real ones.
     """
     if variant is not None:
         record = catalog.variant(variant)
@@ -46,50 +45,14 @@ def eligible(
 
 
 def accuracy_of(record: VariantRecord) -> float:
-    """As measured; a variant without a measure passes, as it does for online queries."""
+    """The measured accuracy. A variant without one meets every demand, as it does for online queries."""
     return 1.0 if record.accuracy is None else record.accuracy
-
-
-def obstacle(
-    catalog: Catalog,
-    app: str,
-    *,
-    accuracy: float | None,
-    model: str | None,
-    variant: str | None,
-    prices: Mapping[str, float],
-    simulated: bool = False,
-) -> Error | None:
-    """Why no variant can compute this job; None when one can."""
-    record = catalog.app(app)
-    if record is None:
-        return Error(code="unknown_app", message=f"no app {app!r}: see infaas.list.apps, or register a model for it")
-    if model is not None and model not in record.links:
-        known = ", ".join(sorted(record.links))
-        return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")
-    if variant is not None and not eligible(catalog, app, accuracy=None, model=model, variant=variant):
-        return Error(code="bad_request", message=f"variant: {app} has no variant {variant!r}: see infaas.list.variants")
-    if eligible(catalog, app, accuracy=accuracy, model=model, variant=variant, simulated=simulated):
-        return None
-    candidates = eligible(catalog, app, accuracy=None, model=model, variant=variant, simulated=simulated)
-    if not candidates:
-        return Error(code="unsatisfiable", message=f"{app} has no variant that really computes yet")
-    best = max(candidates, key=accuracy_of)
-    nearest = Closest(
-        model=best.model,
-        variant=best.variant,
-        accuracy=best.accuracy,
-        latency_ms=latency_ms(best, 1),
-        cost=cost_per_item(best, best.max_batch, prices) * 1000.0,
-    )
-    text = f"accuracy: no variant reaches {accuracy:g}, the most accurate one has {accuracy_of(best):g}"
-    return Error(code="unsatisfiable", message=text, closest=nearest)
 
 
 def cost_per_item(
     record: VariantRecord, items: int, prices: Mapping[str, float], cores: int = 0, memory_mb: float = 0.0
 ) -> float:
-    """US$ of one item in chunks of so many. cores, memory_mb: of the device; unknown ones are taken to be just large enough."""
+    """US$ of one item in chunks of so many. cores, memory_mb: of the device; 0: the device is just large enough."""
     cores, memory_mb = cores or max(1, record.threads), memory_mb or max(1.0, record.profile.memory_mb)
     try:
         per_s = instance_price_per_s(record, prices, cores, memory_mb)
@@ -99,113 +62,129 @@ def cost_per_item(
 
 
 def chunk_items(records: Iterable[VariantRecord], prices: Mapping[str, float], most: int, seconds: float) -> int:
-    """Items of a chunk: one batch of the variant that is cheapest then, no longer than an online query may have to wait."""
+    """Items of a chunk: one batch of the cheapest variant, which takes at most so many seconds, because online queries wait for it."""
     sizes = {record.variant: batch_within(record, most, seconds) for record in records}
     best = min(records, key=lambda r: (cost_per_item(r, sizes[r.variant], prices), r.variant), default=None)
     return 1 if best is None else sizes[best.variant]
 
 
 def batch_within(record: VariantRecord, most: int, seconds: float) -> int:
-    """The largest batch of a variant up to `most` that is predicted to take no longer; at least one."""
+    """The largest batch of a variant, from 1 to `most`, that is predicted to take at most so many seconds."""
     return max(1, min(most, LatencyTable(record).largest_batch_within(seconds)))
 
 
 def signature_of(app: AppRecord, records: Sequence[VariantRecord]) -> Signature | None:
-    """What the job's items must look like."""
+    """The names, datatypes and shapes of a job's items."""
     return app.signature or (records[0].signature if records else None)
 
 
-# -- requests, checked as far as the text and the catalogue go
+class JobPolicy:
+    """Turns requests for jobs into records, as far as their text and the catalogue tell.
 
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """The settings that decide a chunk's size, in items and seconds; window: chunks of one job under way; keep: ended jobs.
-
-    sweep_s: between looks for silence; a coordinator without a word for silence_s is gone. simulated: the whole system is.
+    prefix: of the cluster's subjects and buckets. prices: US$ an hour by device kind. simulated: see `eligible`.
     """
 
-    chunk_items: int = 64
-    batch_s: float = 0.05
-    window: int = 32
-    keep: int = 1000
-    sweep_s: float = 1.0
-    silence_s: float = 3.0
-    simulated: bool = False
+    def __init__(
+        self, catalog: Catalog, prefix: str, prices: Mapping[str, float], settings: JobsSettings, *, simulated: bool
+    ) -> None:
+        self._catalog = catalog
+        self._prefix = prefix
+        self._prices = prices
+        self._settings = settings
+        self._simulated = simulated
+
+    def error(self, app: str, ask: SubmitJob) -> Error | None:
+        """Why a job is refused before any file is opened; None when it is not."""
+        try:
+            check_name(app, "app")
+            check_name(ask.model, "model")
+            check_name(ask.variant, "variant")
+            check_name(ask.job, "job")
+            for url, field in ((ask.input, "input"), (ask.output, "output")):
+                parse(url, field, self._prefix)
+        except (BadRequest, BadUrl) as error:
+            return Error(code="bad_request", message=str(error))
+        if ask.accuracy is not None and not 0.0 <= ask.accuracy <= 1.0:
+            return Error(code="bad_request", message=f"field `accuracy` is {ask.accuracy}: give 0 to 1")
+        if ask.input == ask.output:
+            return Error(code="bad_request", message="output: it is the input itself")
+        return self._no_variant(app, ask)
+
+    def _no_variant(self, app: str, ask: SubmitJob) -> Error | None:
+        """Why no variant can compute this job; None when one can."""
+        record, model, variant = self._catalog.app(app), ask.model, ask.variant
+        if record is None:
+            text = f"no app {app!r}: see infaas.list.apps, or register a model for it"
+            return Error(code="unknown_app", message=text)
+        if model is not None and model not in record.links:
+            known = ", ".join(sorted(record.links))
+            return Error(code="unknown_model", message=f"model: {app} has no model {model!r}, only {known}")
+        candidates = self._eligible(app, ask, ignore_accuracy=True)
+        if variant is not None and not candidates:
+            text = f"variant: {app} has no variant {variant!r}: see infaas.list.variants"
+            return Error(code="bad_request", message=text)
+        if self._eligible(app, ask):
+            return None
+        if not candidates:
+            return Error(code="unsatisfiable", message=f"{app} has no variant that really computes yet")
+        best = max(candidates, key=accuracy_of)
+        nearest = Closest(
+            model=best.model,
+            variant=best.variant,
+            accuracy=best.accuracy,
+            latency_ms=latency_ms(best, 1),
+            cost=cost_per_item(best, best.max_batch, self._prices) * 1000.0,
+        )
+        text = f"accuracy: no variant reaches {ask.accuracy:g}, the most accurate one has {accuracy_of(best):g}"
+        return Error(code="unsatisfiable", message=text, closest=nearest)
+
+    def route_of(self, status: JobStatus) -> JobRoute | None:
+        """Where the job's items come from and go to; None when its app or models are gone."""
+        record = self._catalog.app(status.app)
+        signature = None if record is None else signature_of(record, self._eligible(status.app, status))
+        if signature is None or not signature.inputs:
+            return None
+        source, target = (
+            parse(status.input, "input", self._prefix),
+            parse(status.output, "output", self._prefix),
+        )
+        return JobRoute(status.job, source, target, signature)
+
+    def record_of(self, app: str, ask: SubmitJob, job: str, owner: str, now: float) -> JobRecord:
+        """The job as it is kept when it begins."""
+        status = JobStatus(
+            job=job,
+            app=app,
+            state="accepted",
+            input=ask.input,
+            output=ask.output,
+            accuracy=ask.accuracy,
+            model=ask.model,
+            variant=ask.variant,
+            created=now,
+            step="reading the input",
+        )
+        settings = self._settings
+        items = chunk_items(self._eligible(app, ask), self._prices, settings.chunk_items, settings.batch_ms / 1000.0)
+        return JobRecord(status=status, owner=owner, chunk_items=items)
+
+    def _eligible(
+        self, app: str, wanted: SubmitJob | JobStatus, *, ignore_accuracy: bool = False
+    ) -> list[VariantRecord]:
+        return eligible(
+            self._catalog,
+            app,
+            accuracy=None if ignore_accuracy else wanted.accuracy,
+            model=wanted.model,
+            variant=wanted.variant,
+            simulated=self._simulated,
+        )
 
 
-def check(
-    app: str, ask: SubmitJob, catalog: Catalog, prefix: str, prices: Mapping[str, float], limits: Limits
-) -> Error | None:
-    """Why a job is refused before any file is looked at."""
-    try:
-        check_name(app, "app")
-        check_name(ask.model, "model")
-        check_name(ask.variant, "variant")
-        check_name(ask.job, "job")
-        for url, field in ((ask.input, "input"), (ask.output, "output")):
-            parse(url, field, prefix)
-    except (BadRequest, BadUrl) as error:
-        return Error(code="bad_request", message=str(error))
-    if ask.accuracy is not None and not 0.0 <= ask.accuracy <= 1.0:
-        return Error(code="bad_request", message=f"field `accuracy` is {ask.accuracy}: give 0 to 1")
-    if ask.input == ask.output:
-        return Error(code="bad_request", message="output: it is the input itself")
-    return obstacle(
-        catalog,
-        app,
-        accuracy=ask.accuracy,
-        model=ask.model,
-        variant=ask.variant,
-        prices=prices,
-        simulated=limits.simulated,
-    )
-
-
-def route_of(status: JobStatus, catalog: Catalog, prefix: str, limits: Limits) -> JobRoute | None:
-    """The job's places and what its items look like; None when its app or models are gone."""
-    record = catalog.app(status.app)
-    if record is None:
-        return None
-    found = _eligible(catalog, status.app, status, limits)
-    signature = signature_of(record, found)
-    if signature is None or not signature.inputs:
-        return None
-    return JobRoute(status.job, parse(status.input, "input", prefix), parse(status.output, "output", prefix), signature)
-
-
-def _eligible(catalog: Catalog, app: str, ask: SubmitJob | JobStatus, limits: Limits) -> list[VariantRecord]:
-    return eligible(
-        catalog, app, accuracy=ask.accuracy, model=ask.model, variant=ask.variant, simulated=limits.simulated
-    )
-
-
-def record_of(
-    app: str,
-    ask: SubmitJob,
-    job: str,
-    owner: str,
-    now: float,
-    catalog: Catalog,
-    prices: Mapping[str, float],
-    limits: Limits,
-) -> JobRecord:
-    """The job as it is kept when it begins."""
-    found = _eligible(catalog, app, ask, limits)
-    status = JobStatus(
-        job=job,
-        app=app,
-        state="accepted",
-        input=ask.input,
-        output=ask.output,
-        accuracy=ask.accuracy,
-        model=ask.model,
-        variant=ask.variant,
-        created=now,
-        step="reading the input",
-    )
-    return JobRecord(
-        status=status, owner=owner, chunk_items=chunk_items(found, prices, limits.chunk_items, limits.batch_s)
-    )
+def is_same(status: JobStatus, app: str, ask: SubmitJob) -> bool:
+    """Whether a job is the very one that is asked for."""
+    fields = ("input", "output", "accuracy", "model", "variant")
+    return status.app == app and all(getattr(status, field) == getattr(ask, field) for field in fields)
 
 
 def listed(records: Iterable[JobRecord], app: str | None, model: str | None) -> list[JobStatus]:

@@ -1,6 +1,4 @@
-"""What the coordinator tells of jobs: statuses on the bus, rows for history, and what keeps workers from going on. Pure."""
-
-from collections.abc import Iterator
+"""The statuses of jobs as others see them: published on the bus, recorded for history, with what keeps workers from going on."""
 
 from msgspec.structs import replace
 
@@ -9,18 +7,18 @@ from bus.messages.jobs import OVER, JobStatus, RunnerNote
 from bus.subjects import Subjects
 from services.core.actor import Effect, Publish, Record
 
-QUIET_S = 5.0  # without progress, after which the bucket of parts is looked through; notes older than this say nothing
-TELL_S = 0.3  # at least between two statuses of one state
+NOTE_S = 5.0  # after which a runner's note says nothing any more
+PUBLISH_S = 0.3  # at least between two statuses of one state
 RECORD_S = 2.0  # the same for history
 
 
 class JobStatuses:
-    """What was told of each job last, and what its workers say."""
+    """The last status that was published and recorded of each job, and the last note of each worker's runner."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
         self._notes: dict[str, tuple[float, str]] = {}
-        self._told: dict[str, tuple[float, JobStatus]] = {}
+        self._published: dict[str, tuple[float, JobStatus]] = {}
         self._recorded: dict[str, tuple[float, JobStatus]] = {}
 
     def note(self, note: RunnerNote, now: float) -> None:
@@ -28,35 +26,37 @@ class JobStatuses:
         self._notes[note.worker] = (now, note.why)
 
     def with_notes(self, status: JobStatus, now: float) -> JobStatus:
-        """The status; where all workers that were heard of lately are kept from going on, its step says by what."""
-        notes = {worker: why for worker, (at, why) in self._notes.items() if now - at < QUIET_S}
+        """The status. If something keeps all workers that were heard of lately from going on, its step says what."""
+        notes = {worker: why for worker, (at, why) in self._notes.items() if now - at < NOTE_S}
         if status.state != "running" or not notes or not all(notes.values()):
             return status
         return replace(status, step="; ".join(f"{worker}: {why}" for worker, why in sorted(notes.items())))
 
-    def tell(self, status: JobStatus, now: float) -> Iterator[Effect]:
-        """Publish and record a status: each change of state, and what lies between at a bounded rate."""
+    def publish(self, status: JobStatus, now: float) -> list[Effect]:
+        """Publish and record a status: each change of state, and at a bounded rate what lies between."""
+        effects: list[Effect] = []
         kept, status = status, self.with_notes(status, now)
-        if _is_due(self._told.get(status.job), status, now, TELL_S):
-            self._told[status.job] = (now, status)
-            yield Publish(self._subjects.job_status(status.job), status)
+        if _is_due(self._published.get(status.job), status, now, PUBLISH_S):
+            self._published[status.job] = (now, status)
+            effects.append(Publish(self._subjects.job_status(status.job), status))
         if _is_due(self._recorded.get(status.job), status, now, RECORD_S):
             self._recorded[status.job] = (now, status)
             event = event_of(status, now)
-            yield Record(event if status is kept else replace(event, reason=status.step))
+            effects.append(Record(event if status is kept else replace(event, reason=status.step)))
         if status.state in OVER:
-            del self._told[status.job], self._recorded[status.job]
+            del self._published[status.job], self._recorded[status.job]
+        return effects
 
 
 def _is_due(last: tuple[float, JobStatus] | None, status: JobStatus, now: float, pause: float) -> bool:
     if last is None:
         return True
-    at, told = last
-    return told.state != status.state or (told != status and now - at >= pause)
+    at, former = last
+    return former.state != status.state or (former != status and now - at >= pause)
 
 
 def event_of(status: JobStatus, now: float) -> JobEvent:
-    """The status as a row of history."""
+    """The status as an event."""
     return JobEvent(
         time=now,
         job=status.job,

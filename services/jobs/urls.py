@@ -1,6 +1,6 @@
 """Where a job reads and writes: file://, nats://bucket/key and s3://bucket/key, and the format that the name's ending says.
 
-Only the text is looked at here. Whether a file is below an allowed root is decided where it is opened (places.py).
+Only the text counts here. Whether a file lies below an allowed directory is decided where it is opened (files.py).
 """
 
 import posixpath
@@ -14,11 +14,11 @@ LONGEST = 2000  # characters of a URL
 
 
 class BadUrl(ValueError):
-    """A URL that names no place; the text says which field and what would do."""
+    """A URL that names no location; the text says which field, and what would do."""
 
 
 class Location(Struct, frozen=True):
-    """What a URL names. path: of file://, absolute, without `.` and `..`. bucket, key: of the others."""
+    """What a URL names. path: of file://, absolute, without `.` and `..`. bucket, key: of the other schemes."""
 
     scheme: str
     format: str
@@ -28,7 +28,7 @@ class Location(Struct, frozen=True):
 
 
 def parse(url: str, field: str, prefix: str = "infaas") -> Location:
-    """The place that a URL names; raises BadUrl. field: the sender's name for it. prefix: the cluster's own buckets have it."""
+    """The location that a URL names; raises BadUrl. field: the sender's name for it. prefix: of the cluster's own buckets."""
     if len(url) > LONGEST or any(ord(letter) < 32 for letter in url):
         raise BadUrl(f"{field}: a URL has at most {LONGEST} characters and no control characters")
     try:

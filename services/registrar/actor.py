@@ -1,18 +1,16 @@
 """The registrar: takes models in, has a worker inspect, build and profile them, and writes what works into the catalogue.
 
-One of the queue group takes a request and keeps it as `work.<id>` before it answers; whoever is alive goes on with the work of
-a registrar that died. Every registration ends in exactly one `done` or `failed`. Operators' verbs for the catalogue come here too.
+One registrar of the queue group takes a request and keeps it as `work.<id>` before it answers. When that registrar dies, another carries
+the registration on. Every registration ends in exactly one `done` or `failed`. Operators' changes of the catalogue come here too.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import msgspec
-from msgspec import Struct
 
 from bus.messages.events import RegistrationEvent
 from bus.messages.fleet import ExecutorExited, WorkerHeartbeat
-from bus.messages.public import AdminDone, AdminRequest, Code, Error, Refusal, Register, RegistrationAccepted
+from bus.messages.public import AdminDone, AdminRequest, Error, Register, RegistrationAccepted
 from bus.messages.work import (
     ModelInspected,
     RegistrarHeartbeat,
@@ -23,6 +21,7 @@ from bus.messages.work import (
 )
 from bus.subjects import REGISTRARS, Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Do,
@@ -30,6 +29,7 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Malformed,
     Publish,
@@ -38,11 +38,15 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    Tick,
     TimedOut,
     Watch,
 )
 from services.core.catalog import Catalog
 from services.core.metric import MetricFamily
+from services.core.requests import SyncGate, answer, not_now, refuse
+from services.core.settings import RegistrarSettings, Settings
+from services.core.takeover import Commands, Retry, TakeOvers
 from services.registrar.changes import change_for
 from services.registrar.checks import MOST_TEXT, registration_error
 from services.registrar.commands import (
@@ -56,72 +60,59 @@ from services.registrar.commands import (
     TakeOverRegistration,
 )
 from services.registrar.hardware import SIMULATED, Extensions, SimulatedVariants
-from services.registrar.policy import Rules, next_version
+from services.registrar.policy import REGISTRAR_TIMEOUT_S, next_version
 from services.registrar.registrations import COMMAND_S, Registrations
 from services.registrar.status import PREFIX as STATUS
 from services.registrar.status import RegistrationStatuses
 
-SWEEP_S = 1.0
-AGAIN_S = 2.0
+TICK_S = 1.0
+RETRY_S = 2.0
 WORK = "work."
-NOTHING: tuple[Effect, ...] = ()
 
-_decode_work = msgspec.msgpack.Decoder(RegistrationRecord).decode
-
-
-class Sweep(Struct, frozen=True):
-    """Time to look for silence."""
-
-
-class Again(Struct, frozen=True):
-    """Time to repeat a command that failed."""
-
-    id: Any
+_decode_record = msgspec.msgpack.Decoder(RegistrationRecord).decode
 
 
 class Registrar:
     """name: a subject token, different for each process. new_id: makes registration ids where the client gave none."""
 
-    def __init__(self, name: str, subjects: Subjects, rules: Rules, new_id: Callable[[], str]) -> None:
+    def __init__(self, name: str, subjects: Subjects, settings: RegistrarSettings, new_id: Callable[[], str]) -> None:
         self._name = name
         self._subjects = subjects
-        self._own_space = f"{subjects.prefix}."
-        self._rules = rules
+        self._settings = settings
         self._new_id = new_id
         self._catalog = Catalog()
-        self._statuses = RegistrationStatuses(subjects)
-        self._floor = Registrations(subjects, rules, self._catalog, self._statuses, self._undelivered)
-        self._simulating = SimulatedVariants(self._catalog, rules, self._floor.simulated_kinds)
-        self._fitting = Extensions(self._catalog, self._statuses, rules, self._floor.accelerators)
-        self._unsynced = {subjects.catalog_bucket, subjects.status_bucket}
-        self._synced_at = 0.0
-        self._held: list[Envelope] = []  # requests that came before the catalogue was known
-        self._works: dict[str, RegistrationRecord] = {}  # all unfinished registrations, ours and others'
-        self._closed: set[str] = (
-            set()
-        )  # not ours to adopt: ended, refused or unreadable; the bucket's news may come late
-        self._claims: dict[str, tuple[RegistrationRecord, str]] = {}  # being claimed, with the reply subject
-        self._taking: set[str] = set()
-        self._registrars: dict[str, float] = {}
-        self._asked: dict[int, str] = {}  # operator's change -> reply subject
-        self._changes = 0
-        self._takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
-            Register: self._on_register,
-            Malformed: self._on_malformed,
-            AdminRequest: self._on_admin,
-            bytes: self._on_status_request,
-            RegistrarHeartbeat: self._on_registrar,
-            Changed: self._on_changed,
-            Synced: self._on_synced,
-            Done: self._on_done,
-            Failed: self._on_not_done,
-            TimedOut: self._on_not_done,
-            Again: self._on_again,
-            Sweep: self._on_sweep,
-            Started: self._on_started,
-            Stopping: self._on_stopping,
+        self._commands = Commands(RETRY_S)
+        self._statuses = RegistrationStatuses(subjects, self._commands)
+        self._registrations = Registrations(
+            subjects, settings, self._catalog, self._statuses, self._commands, self._undelivered
+        )
+        self._simulated = SimulatedVariants(self._catalog, self._registrations.workers)
+        self._extensions = Extensions(self._catalog, self._statuses, self._registrations.workers)
+        self._gate = SyncGate((subjects.catalog_bucket, subjects.status_bucket))
+        self._takeovers = TakeOvers(name, REGISTRAR_TIMEOUT_S, COMMAND_S)
+        self._records: dict[str, RegistrationRecord] = {}  # all unfinished registrations, of all registrars
+        # Never to be taken over: ended, refused or unreadable. The bucket may still bring a record of them.
+        self._closed: set[str] = set()
+        self._claims: dict[str, tuple[RegistrationRecord, str]] = {}  # under way, with the reply subject
+        self._changes: dict[int, str] = {}  # operators' changes under way: number and reply subject
+        self._change_count = 0
+        self._on: dict[type, Handler] = {
+            Register: self._gate.after(self._register),
+            AdminRequest: self._gate.after(self._admin_request),
+            bytes: self._gate.after(self._status_request),
+            Malformed: self._malformed,
+            RegistrarHeartbeat: self._registrar_heartbeat,
+            Changed: self._changed,
+            Synced: self._gate.synced,
+            Done: self._done,
+            Failed: self._not_done,
+            TimedOut: self._not_done,
+            Retry: self._commands.retry,
+            Tick: self._tick,
+            Started: lambda _: (After("tick", TICK_S, Tick()), self._heartbeat()),
+            Stopping: lambda _: (self._heartbeat(leaving=True),),
             Recorded: lambda _: NOTHING,
-            **self._floor.takes,
+            **self._registrations.handlers,
         }
 
     @property
@@ -148,231 +139,186 @@ class Registrar:
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         """Take one message; see services.core.actor."""
-        if self._unsynced and isinstance(envelope.message, (Register, AdminRequest, bytes)):
-            self._held.append(envelope)
-            return NOTHING
-        return list(self._takes[type(envelope.message)](envelope))
+        return self._on[type(envelope.message)](envelope)
 
     def _undelivered(self, registration: str) -> str:
         return self._subjects.registrar(f"undelivered.{self._name}.{registration}")
 
     # -- what the buckets hold
 
-    def _on_changed(self, envelope: Envelope) -> Iterable[Effect]:
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         changed: Changed = envelope.message
         if changed.bucket == self._subjects.catalog_bucket:
             self._catalog.apply(changed.key, changed.value)
         elif changed.key.startswith(STATUS):
-            self._statuses.fold(changed.key.removeprefix(STATUS), changed.value)
+            self._statuses.apply(changed.key.removeprefix(STATUS), changed.value)
         elif changed.key.startswith(WORK):
             registration = changed.key.removeprefix(WORK)
-            self._works.pop(registration, None)
+            self._records.pop(registration, None)
             if changed.value is not None and registration not in self._closed:
                 try:
-                    self._works[registration] = _decode_work(changed.value)
+                    self._records[registration] = _decode_record(changed.value)
                 except (msgspec.DecodeError, UnicodeDecodeError):
-                    self._closed.add(registration)  # another release wrote it, and knows what to do with it
+                    self._closed.add(registration)  # a registrar of another release wrote it and carries it on
         return NOTHING
-
-    def _on_synced(self, envelope: Envelope) -> Iterator[Effect]:
-        self._unsynced.discard(envelope.message.bucket)
-        if self._unsynced:
-            return
-        self._synced_at = envelope.now
-        held, self._held = self._held, []
-        for request in held:
-            yield from self.handle(request)
 
     # -- requests
 
-    def _answer(self, reply: str, message: Any) -> Iterator[Effect]:
-        """To the sender's own inbox, never into the system."""
-        if reply and not reply.startswith(self._own_space):
-            yield Publish(reply, message)
-
-    def _refuse(self, reply: str, code: Code, text: str) -> Iterator[Effect]:
-        return self._answer(reply, Refusal(error=Error(code=code, message=text)))
-
-    def _on_register(self, envelope: Envelope) -> Iterator[Effect]:
+    def _register(self, envelope: Envelope) -> Iterable[Effect]:
         request: Register = envelope.message
         registration = request.registration or self._new_id()
-        error = registration_error(request, self._rules)
+        error = registration_error(request, self._settings)
         if error is not None:
-            yield from self._turn_away(envelope.reply, error, envelope.now, request)
-        elif registration in self._claims or registration in self._works or self._statuses.last(registration):
-            yield from self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
-        elif request.version is not None and self._catalog.model(request.model, request.version) is not None:
-            yield from self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
-        else:
-            work = RegistrationRecord(
-                registration=registration, request=request, registrar=self._name, created=envelope.now
-            )
-            yield self._claim(work, envelope.reply)
+            return self._turn_away(envelope.reply, error, envelope.now, request)
+        if registration in self._claims or registration in self._records or self._statuses.last(registration):
+            return self._turn_away(envelope.reply, _taken("registration", request), envelope.now, request)
+        if request.version is not None and self._catalog.model(request.model, request.version) is not None:
+            return self._turn_away(envelope.reply, _taken("version", request), envelope.now, request)
+        record = RegistrationRecord(
+            registration=registration, request=request, registrar=self._name, created=envelope.now
+        )
+        return (self._claim(record, envelope.reply),)
 
-    def _on_malformed(self, envelope: Envelope) -> Iterator[Effect]:
+    def _malformed(self, envelope: Envelope) -> Iterable[Effect]:
         error = Error(code="bad_request", message=envelope.message.error)
         return self._turn_away(envelope.reply, error, envelope.now)
 
-    def _turn_away(self, reply: str, error: Error, now: float, request: Register | None = None) -> Iterator[Effect]:
-        """Refuse a registration that has not begun; it is counted under an id of ours, which cannot be anybody else's."""
-        yield from self._answer(reply, Refusal(error=error))
-        yield Record(
-            RegistrationEvent(
-                time=now,
-                registration=self._new_id(),
-                app=_printable(request.app) if request is not None else "",
-                model=_printable(request.model) if request is not None else "",
-                version=_printable(request.version) if request is not None and request.version is not None else None,
-                state="refused",
-                reason=error.message,
-                progress=0.0,
-            )
+    def _turn_away(self, reply: str, error: Error, now: float, request: Register | None = None) -> tuple[Effect, ...]:
+        """Refuse a registration that has not begun. It is recorded under a new id, which cannot be another registration's."""
+        event = RegistrationEvent(
+            time=now,
+            registration=self._new_id(),
+            app=_printable(request.app) if request is not None else "",
+            model=_printable(request.model) if request is not None else "",
+            version=_printable(request.version) if request is not None and request.version is not None else None,
+            state="refused",
+            reason=error.message,
+            progress=0.0,
         )
+        return (*refuse(reply, error), Record(event))
 
-    def _claim(self, work: RegistrationRecord, reply: str) -> Effect:
-        self._claims[work.registration] = (work, reply)
-        first = next_version(self._catalog.versions(work.request.model))
-        return Do(("claim", work.registration), ClaimRegistration(work=work, next_version=first), COMMAND_S)
+    def _claim(self, record: RegistrationRecord, reply: str) -> Effect:
+        self._claims[record.registration] = (record, reply)
+        first = next_version(self._catalog.versions(record.request.model))
+        return Do(("claim", record.registration), ClaimRegistration(record=record, next_version=first), COMMAND_S)
 
-    def _on_claimed(
-        self, registration: str, result: RegistrationClaimed | AlreadyTaken, now: float
-    ) -> Iterator[Effect]:
-        work, reply = self._claims.pop(registration)
+    def _claimed(self, registration: str, result: RegistrationClaimed | AlreadyTaken, now: float) -> tuple[Effect, ...]:
+        record, reply = self._claims.pop(registration)
         if isinstance(result, RegistrationClaimed):
-            yield from self._answer(reply, RegistrationAccepted(registration=registration))
-            yield from self._adopt(result.work, now)
-            return
-        if work.hardware != "cpu":
-            return  # another registrar was faster
+            accepted = answer(reply, RegistrationAccepted(registration=registration))
+            return (*accepted, *self._carry_on(result.record, now))
+        if record.hardware != "cpu":
+            return NOTHING  # another registrar was faster
         if result.field == "version":
             self._closed.add(registration)
-            self._works.pop(registration, None)
-        yield from self._turn_away(reply, _taken(result.field, work.request), now, work.request)
+            self._records.pop(registration, None)
+        return self._turn_away(reply, _taken(result.field, record.request), now, record.request)
 
-    def _adopt(self, work: RegistrationRecord, now: float) -> Iterator[Effect]:
-        """Go on with a registration that is kept as ours."""
-        if work.version is None:
-            yield self._claim(work, "")
-        else:
-            self._works[work.registration] = work
-            yield from self._floor.add(work, now)
+    def _carry_on(self, record: RegistrationRecord, now: float) -> Iterable[Effect]:
+        """Go on with a registration that is kept as this registrar's."""
+        if record.version is None:
+            return (self._claim(record, ""),)
+        self._records[record.registration] = record
+        return self._registrations.add(record, now)
 
-    def _on_admin(self, envelope: Envelope) -> Iterator[Effect]:
+    def _admin_request(self, envelope: Envelope) -> Iterable[Effect]:
         verb = envelope.subject.rpartition(".")[2]
         change = change_for(verb, envelope.message, self._catalog, envelope.now)
         if isinstance(change, Error):
-            yield from self._refuse(envelope.reply, change.code, change.message)
-            return
-        self._changes += 1
-        self._asked[self._changes] = envelope.reply
+            return refuse(envelope.reply, change)
+        self._change_count += 1
+        self._changes[self._change_count] = envelope.reply
         command = ChangeApp(change) if isinstance(change, Change) else change
-        yield Do(("admin", self._changes), command, COMMAND_S)
+        return (Do(("admin", self._change_count), command, COMMAND_S),)
 
-    def _on_status_request(self, envelope: Envelope) -> Iterator[Effect]:
-        """Our own statuses come by here too: only what carries a reply subject is a request."""
-        if not envelope.reply:
-            return
+    def _status_request(self, envelope: Envelope) -> Iterable[Effect]:
+        """Registrars publish statuses on the same subject; only a message with a reply subject is a request."""
         registration = envelope.subject.rpartition(".")[2]
         status = self._statuses.last(registration)
         if status is None:
             text = f"registration: there is none with the id {registration}"
-            yield from self._refuse(envelope.reply, "bad_request", text)
-        else:
-            yield from self._answer(envelope.reply, status)
+            return refuse(envelope.reply, Error(code="bad_request", message=text))
+        return answer(envelope.reply, status)
 
-    # -- what the edge did
+    # -- results of commands
 
-    def _on_done(self, envelope: Envelope) -> Iterator[Effect]:
-        done: Done = envelope.message
-        kind, which = done.id
-        if done.id == SIMULATED:
-            self._simulating.ended()
-        elif kind == "claim":
-            yield from self._on_claimed(which, done.result, envelope.now)
-        elif kind == "takeover":
-            self._taking.discard(which)
-            if done.result is not None:
-                yield from self._adopt(done.result, envelope.now)
-        elif kind == "admin":
-            refused: ChangeRefused | None = done.result
-            reply = self._asked.pop(which)
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
+        result, now = envelope.message.result, envelope.now
+        kind, which = envelope.message.id
+        if kind == "claim":
+            return self._claimed(which, result, now)
+        if kind == "takeover":
+            self._takeovers.ended(which)
+            return NOTHING if result is None else self._carry_on(result, now)
+        if kind == "admin":
+            refused: ChangeRefused | None = result
+            reply = self._changes.pop(which)
             if refused is None:
-                yield from self._answer(reply, AdminDone())
-            else:
-                yield from self._refuse(reply, refused.code, refused.message)
-        elif kind == "records":
-            yield from self._floor.written(which, done.result, envelope.now)
-        elif kind == "status":
-            effect = self._floor.saved(which)
-            if effect is not None:
-                yield effect
-        elif kind == "finish":
+                return answer(reply, AdminDone())
+            return refuse(reply, Error(code=refused.code, message=refused.message))
+        if kind == "records":
+            return self._registrations.written(which, result, now)
+        if kind == "status":
+            return self._registrations.saved(which)
+        if kind == "finish":
             self._closed.add(which)
-            self._works.pop(which, None)
-            self._floor.forgotten(which)
-
-    def _on_not_done(self, envelope: Envelope) -> Iterator[Effect]:
-        message: Failed | TimedOut = envelope.message
-        kind, which = message.id
-        if message.id == SIMULATED:
-            self._simulating.ended()
-        elif kind == "takeover":
-            self._taking.discard(which)
-        elif kind in ("claim", "admin"):
-            reply = self._claims.pop(which)[1] if kind == "claim" else self._asked.pop(which)
-            why = message.error if isinstance(message, Failed) else "it took too long"
-            text = f"the catalogue cannot be written now, try again: {why}"
-            yield from self._answer(
-                reply, Refusal(error=Error(code="overloaded", message=text, retry_after_ms=AGAIN_S * 1000))
-            )
+            self._records.pop(which, None)
+            self._registrations.forgotten(which)
         else:
-            yield After(message.id, AGAIN_S, Again(message.id))
-
-    def _on_again(self, envelope: Envelope) -> Iterator[Effect]:
-        yield self._floor.again(envelope.message.id)
-
-    # -- life and silence
-
-    def _on_started(self, _envelope: Envelope) -> Iterable[Effect]:
-        return (After("sweep", SWEEP_S, Sweep()), self._alive())
-
-    def _on_stopping(self, _envelope: Envelope) -> Iterable[Effect]:
-        return (self._alive(leaving=True),)
-
-    def _alive(self, *, leaving: bool = False) -> Effect:
-        return Publish(self._subjects.registrar("alive"), RegistrarHeartbeat(registrar=self._name, leaving=leaving))
-
-    def _on_registrar(self, envelope: Envelope) -> Iterable[Effect]:
-        beat: RegistrarHeartbeat = envelope.message
-        self._registrars[beat.registrar] = float("-inf") if beat.leaving else envelope.now
+            self._simulated.ended()
         return NOTHING
 
-    def _on_sweep(self, envelope: Envelope) -> Iterator[Effect]:
-        yield After("sweep", SWEEP_S, envelope.message)
-        yield self._alive()
-        yield from self._floor.sweep(envelope.now)
-        if not self._unsynced:
-            yield from self._look_for_orphans(envelope.now)
-            yield from self._simulating.sweep(envelope.now)
-            unfinished = (*self._works.values(), *(work for work, _ in self._claims.values()))
-            for work in self._fitting.due(envelope.now, self._name, unfinished):
-                yield self._claim(work, "")
+    def _not_done(self, envelope: Envelope) -> Iterable[Effect]:
+        """A request is refused; what must succeed is tried again."""
+        kind, which = command = envelope.message.id
+        if command == SIMULATED:
+            self._simulated.ended()
+        elif kind == "takeover":
+            self._takeovers.ended(which)
+        elif kind in ("claim", "admin"):
+            reply = self._claims.pop(which)[1] if kind == "claim" else self._changes.pop(which)
+            return refuse(reply, not_now("the catalogue cannot be written", envelope.message, RETRY_S))
+        else:
+            return self._commands.failed(command)
+        return NOTHING
 
-    def _look_for_orphans(self, now: float) -> Iterator[Effect]:
-        """Unfinished registrations that nobody works on: ours from an earlier life, and those of registrars that are gone."""
-        for registration, work in list(self._works.items()):
-            if any(registration in known for known in (self._floor.jobs, self._claims, self._taking, self._closed)):
-                continue
-            if work.registrar == self._name:
-                yield from self._adopt(work, now)
-            elif now - self._registrars.get(work.registrar, self._synced_at) > self._rules.registrar_timeout_s:
-                self._taking.add(registration)
-                command = TakeOverRegistration(registration=registration, registrar=self._name, previous=work.registrar)
-                yield Do(("takeover", registration), command, COMMAND_S)
+    # -- time
+
+    def _heartbeat(self, *, leaving: bool = False) -> Effect:
+        return Publish(self._subjects.registrar("alive"), RegistrarHeartbeat(registrar=self._name, leaving=leaving))
+
+    def _registrar_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        heartbeat: RegistrarHeartbeat = envelope.message
+        self._takeovers.heard(heartbeat.registrar, envelope.now, leaving=heartbeat.leaving)
+        return NOTHING
+
+    def _tick(self, envelope: Envelope) -> Iterable[Effect]:
+        now = envelope.now
+        effects = [After("tick", TICK_S, envelope.message), self._heartbeat(), *self._registrations.check(now)]
+        if not self._gate.unsynced:
+            effects += self._take_over(now)
+            effects += self._simulated.check(now)
+            unfinished = (*self._records.values(), *(record for record, _ in self._claims.values()))
+            effects += [self._claim(record, "") for record in self._extensions.due(now, self._name, unfinished)]
+        return effects
+
+    def _take_over(self, now: float) -> list[Effect]:
+        """Carry on unfinished registrations that nobody does. Those of its own earlier life are this registrar's already."""
+        busy = (self._registrations.open, self._claims, self._closed)
+        idle = [(name, one.registrar) for name, one in self._records.items() if not any(name in ids for ids in busy)]
+        effects: list[Effect] = []
+        for name in self._takeovers.orphans(idle, now, self._gate.synced_at):
+            record = self._records[name]
+            if record.registrar == self._name:
+                effects += self._carry_on(record, now)
+            else:
+                command = TakeOverRegistration(registration=name, registrar=self._name, previous=record.registrar)
+                effects.append(self._takeovers.start(name, command))
+        return effects
 
 
 def _printable(name: str) -> str:
-    """A name that may be none, as history can keep it."""
+    """A text that may be no valid name, as the database can keep it."""
     return name[:MOST_TEXT].replace("\0", "\ufffd")
 
 
@@ -385,17 +331,22 @@ def _taken(field: str, request: Register) -> Error:
     return Error(code="bad_request", message=text)
 
 
+def make_registrar(settings: Settings, name: str, new_id: Callable[[], str]) -> Registrar:
+    """The registrar with these settings."""
+    return Registrar(name, Subjects(settings.prefix), settings.registrar, new_id)
+
+
 # -- metrics
 
 
 def families(actor: Registrar) -> Iterable[MetricFamily]:
-    works = MetricFamily(
+    unfinished = MetricFamily(
         "infaas_registrations_under_way", "gauge", "Registrations that have not ended, all registrars'."
     )
-    works.add(len(actor._works))
-    return (works,)
+    unfinished.add(len(actor._records))
+    return (unfinished,)
 
 
 def missing(actor: Registrar, now: float) -> str:
     del now
-    return "the catalogue" if actor._unsynced else ""
+    return "the catalogue" if actor._gate.unsynced else ""

@@ -1,4 +1,7 @@
-"""What becomes of an app's record: pure, so that the edge can repeat it when somebody else was faster (compare and set)."""
+"""Changes of the catalogue that operators and registrations ask for.
+
+How a change alters an app's record is a pure function: the edge repeats it when somebody else has written the record in between.
+"""
 
 from msgspec.structs import replace
 
@@ -20,13 +23,13 @@ from services.registrar.commands import (
 
 
 def amend(record: AppRecord | None, change: Change) -> AppRecord | ChangeRefused | None:
-    """The app's record after this change; None when the app is to go; ChangeRefused when the change is not allowed."""
+    """The app's record after this change; None when the app is to be deleted; ChangeRefused when the change is not allowed."""
     if isinstance(change, AddApp):
         return _add(record, change)
     if isinstance(change, LinkModel):
         return _link(record, change)
     if record is None:
-        return _unknown(change.app)
+        return _unknown_app(change.app)
     if isinstance(change, DeleteApp):
         return None
     if isinstance(change, SetApp):
@@ -58,7 +61,7 @@ def _set(record: AppRecord, change: SetApp) -> AppRecord:
 def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefused:
     if record is None:
         if not change.create:
-            return _unknown(change.app)
+            return _unknown_app(change.app)
         record = AppRecord(app=change.app, links={}, created=change.at)
     if change.linked and change.model not in record.links:
         return ChangeRefused(
@@ -81,7 +84,7 @@ def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefu
     )
 
 
-def _unknown(app: str) -> ChangeRefused:
+def _unknown_app(app: str) -> ChangeRefused:
     return ChangeRefused("unknown_app", f"app: there is no app {app}")
 
 
@@ -104,7 +107,7 @@ SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type")
 def change_for(
     verb: str, request: AdminRequest, catalog: Catalog, now: float
 ) -> Change | ReleaseVariant | DeleteVersion | Error:
-    """What an operator asks for, or what is wrong with the request."""
+    """The change that an operator asks for, or what is wrong with the request."""
     needs = NEEDS.get(verb)
     if needs is None:
         return Error(code="bad_request", message=f"verb: {verb!r} is not known here; known are {', '.join(NEEDS)}")
@@ -144,7 +147,7 @@ def change_for(
         return UnlinkModel(app=app, model=model)
     record = catalog.model(model, request.version)
     if record is None:
-        return Error(code="unknown_model", message=_unknown_admin(model, request.version, catalog))
+        return Error(code="unknown_model", message=_unknown_model(model, request.version, catalog))
     if verb == "delete-version":
         return DeleteVersion(model=model, version=record.version)
     return LinkModel(
@@ -159,7 +162,7 @@ def change_for(
     )
 
 
-def _unknown_admin(model: str, version: str | None, catalog: Catalog) -> str:
+def _unknown_model(model: str, version: str | None, catalog: Catalog) -> str:
     known = sorted(catalog.versions(model))
     if not known:
         return f"model: there is no model {model}"

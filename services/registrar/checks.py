@@ -1,4 +1,4 @@
-"""What a registration and an operator's verb may say: each wrong field is named, with what it must be."""
+"""Checks of registrations and operators' requests: an error names each wrong field and says what it must be."""
 
 import re
 from math import isfinite
@@ -9,7 +9,7 @@ import msgspec
 from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
-from services.registrar.policy import Rules
+from services.core.settings import RegistrarSettings
 
 FORMATS = ("onnx", "pt2", "torchscript")
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
@@ -17,13 +17,13 @@ METRICS = ("top1", "top5", "mae", "rmse")
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 MOST_TEXT = 200  # characters of a task
-MOST_DEFAULT = 64 * 1024  # bytes of a default output: it lies in the catalogue, which every service holds
+MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
 
 
-def registration_error(request: Register, rules: Rules) -> Error | None:
-    """Everything that is wrong with a registration request by itself; None when it may be tried."""
-    if request.format == "torchscript" and not rules.allow_torchscript:
+def registration_error(request: Register, settings: RegistrarSettings) -> Error | None:
+    """All that is wrong with a registration request, as far as it shows by itself; None when nothing is."""
+    if request.format == "torchscript" and not settings.allow_torchscript:
         return Error(
             code="forbidden",
             message="format: TorchScript runs code from the file and is switched off here; upload ONNX or a .pt2 of"
@@ -52,12 +52,12 @@ def registration_error(request: Register, rules: Rules) -> Error | None:
 
 
 def names(**fields: Any) -> list[str]:
-    """Complaints about fields that must be names."""
+    """Errors of fields that must be names."""
     return [f"{field}: must be {NAME_RULE}" for field, value in fields.items() if not valid_name(value)]
 
 
 def app_fields(latency_ms: float | None, default_output: Any, input_type: str | None = None) -> list[str]:
-    """Complaints about an app's settings."""
+    """Errors of an app's settings."""
     wrong = []
     if latency_ms is not None and not (isfinite(latency_ms) and latency_ms > 0):
         wrong.append("latency_ms: must be a number above 0")

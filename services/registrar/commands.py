@@ -1,4 +1,4 @@
-"""What the registrar asks of its edge, and what comes back. Every command may be repeated: the second time changes nothing."""
+"""The commands of the registrar's actor to its edge, and their results. A command may be repeated: the second time changes nothing."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ from bus.messages.public import Code, Register, RegistrationStatus
 class RegistrationRecord(Struct, frozen=True, kw_only=True):
     """An unfinished registration, kept in the status bucket as `work.<id>` so that it outlives its registrar.
 
-    hardware: what its variants are for; another kind than the CPU means that the model is registered already (fitting.py).
+    hardware: the kind of device that its variants are for. Another kind than the CPU means that the model is registered already
+    (hardware.py).
     """
 
     registration: str
@@ -25,17 +26,17 @@ class RegistrationRecord(Struct, frozen=True, kw_only=True):
 class ClaimRegistration(Struct, frozen=True, kw_only=True):
     """Keep this registration and reserve its version; comes back as RegistrationClaimed or AlreadyTaken.
 
-    next_version: where to look for a free number when the request names no version.
+    next_version: the first number to try when the request names no version.
     """
 
-    work: RegistrationRecord
+    record: RegistrationRecord
     next_version: int
 
 
 class RegistrationClaimed(Struct, frozen=True):
     """The registration is kept, with this version."""
 
-    work: RegistrationRecord
+    record: RegistrationRecord
 
 
 class AlreadyTaken(Struct, frozen=True):
@@ -45,7 +46,10 @@ class AlreadyTaken(Struct, frozen=True):
 
 
 class TakeOverRegistration(Struct, frozen=True, kw_only=True):
-    """Make an unfinished registration of a registrar that is gone ours; comes back as RegistrationRecord, or None when somebody was faster."""
+    """Make a registrar the owner of a registration whose owner `previous` is gone.
+
+    Comes back as RegistrationRecord, or as None when another registrar was faster.
+    """
 
     registration: str
     registrar: str
@@ -59,9 +63,10 @@ class PutStatus(Struct, frozen=True):
 
 
 class LinkModel(Struct, frozen=True, kw_only=True):
-    """Let an app serve this version of a model. create: add the app when it is not there. linked: only if the model already is.
+    """Let an app serve this version of a model.
 
-    latency_ms and default_output are taken over unless None.
+    create: add the app when it is not there. linked: refuse unless the app links the model already. latency_ms, default_output: new
+    values of the app's settings, unless None.
     """
 
     app: str
@@ -87,7 +92,7 @@ class AddApp(Struct, frozen=True, kw_only=True):
 
 
 class SetApp(Struct, frozen=True, kw_only=True):
-    """Other settings for an app that is there; what is None stays as it is."""
+    """Change settings of an app; what is None stays as it is."""
 
     app: str
     latency_ms: float | None = None
@@ -97,13 +102,13 @@ class SetApp(Struct, frozen=True, kw_only=True):
 
 
 class DeleteApp(Struct, frozen=True, kw_only=True):
-    """Forget an app; its models stay, for other apps and for queries by model."""
+    """Delete an app; its models stay, for other apps and for queries by model."""
 
     app: str
 
 
 class UnlinkModel(Struct, frozen=True, kw_only=True):
-    """An app serves this model no longer."""
+    """Stop serving a model for an app."""
 
     app: str
     model: str
@@ -119,14 +124,14 @@ class ChangeApp(Struct, frozen=True):
 
 
 class ReleaseVariant(Struct, frozen=True, kw_only=True):
-    """Let this variant be loaded again where it is quarantined, or on one worker only; comes back as None or ChangeRefused."""
+    """End a variant's quarantine on all workers, or on one; comes back as None or ChangeRefused."""
 
     variant: str
     worker: str | None = None
 
 
 class DeleteVersion(Struct, frozen=True, kw_only=True):
-    """Forget a version of a model that no app serves, and its variants; its number is not given out again.
+    """Delete a version of a model that no app serves, and its variants. Its number is never used again.
 
     Comes back as None or ChangeRefused.
     """
@@ -138,7 +143,7 @@ class DeleteVersion(Struct, frozen=True, kw_only=True):
 class PutRecords(Struct, frozen=True, kw_only=True):
     """Write a registration's result: variants, then the model, then the app's link; comes back as None or ChangeRefused.
 
-    link None: a newer version has been linked meanwhile, the app stays as it is.
+    link None: the app stays as it is, because it serves a newer version already.
     """
 
     variants: tuple[VariantRecord, ...]
@@ -147,7 +152,7 @@ class PutRecords(Struct, frozen=True, kw_only=True):
 
 
 class AddVariants(Struct, frozen=True, kw_only=True):
-    """Write more variants of a version that is registered; comes back as None, or ChangeRefused when it is no longer."""
+    """Write more variants of a registered version; comes back as None, or as ChangeRefused when the version was deleted."""
 
     model: str
     version: str
@@ -155,21 +160,21 @@ class AddVariants(Struct, frozen=True, kw_only=True):
 
 
 class ChangeSimulated(Struct, frozen=True, kw_only=True):
-    """Write these simulated variants unless they are there, and delete those with the names in drop."""
+    """Write the simulated variants in `add` that are not there yet, and delete those that `drop` names."""
 
     add: tuple[VariantRecord, ...]
     drop: tuple[str, ...]
 
 
 class ChangeRefused(Struct, frozen=True):
-    """The catalogue does not allow it."""
+    """The catalogue does not allow the change; code and message are for the sender."""
 
     code: Code
     message: str
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """Forget an ended registration: its uploads, its reserved version, its `work.<id>`."""
+    """Delete what an ended registration leaves: its uploads, its reserved version, its `work.<id>`."""
 
     registration: str
     model: str

@@ -1,4 +1,4 @@
-"""The registrar's hands: compare-and-set writes into the catalogue and status buckets, and the removal of uploads."""
+"""The registrar's edge: compare-and-set writes into the catalogue and status buckets, and the removal of uploads."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,9 +33,9 @@ from services.registrar.commands import (
 )
 
 CPU = "cpu"
-DELETED = b"deleted"  # holds a version's number for ever
-LARGE_KEPT_S = 600.0  # inputs and outputs too large for a message, in which they are fetched or never
-UPLOADS_KEPT_S = 24 * 3600.0  # uploads that nobody registered, or that are not ours to remove
+DELETED = b"deleted"  # value of a reservation that never ends: the version was deleted
+LARGE_KEPT_S = 600.0  # of inputs and outputs that are too large for a message; they are fetched soon or never
+UPLOADS_KEPT_S = 24 * 3600.0  # of uploads that nobody registered, and of those that the registrar does not remove
 
 _Message = TypeVar("_Message")
 
@@ -48,7 +48,7 @@ class RegistrarEdge:
         self._status = status
         self._control = control
         self._uploads = uploads
-        self._does: dict[type, Callable[[Any], Any]] = {
+        self._commands: dict[type, Callable[[Any], Any]] = {
             ClaimRegistration: self._claim,
             TakeOverRegistration: self._take_over,
             PutStatus: self._put_status,
@@ -63,7 +63,7 @@ class RegistrarEdge:
 
     @classmethod
     async def open(cls, bus: Bus, subjects: Subjects) -> "RegistrarEdge":
-        """Open (or make) the buckets, also those that others use and may not make; raises BusError."""
+        """Open or make the buckets, also those that only other services use, which may not make them; raises BusError."""
         values = (subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket)
         objects = {
             subjects.uploads_bucket: UPLOADS_KEPT_S,
@@ -80,38 +80,38 @@ class RegistrarEdge:
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
-        return await self._does[type(command)](command)
+        return await self._commands[type(command)](command)
 
     # -- unfinished registrations
 
     async def _claim(self, command: ClaimRegistration) -> RegistrationClaimed | AlreadyTaken:
-        work = command.work
-        key = f"work.{work.registration}"
+        record = command.record
+        key = f"work.{record.registration}"
         try:
-            await self._status.create(key, encode(work))
+            await self._status.create(key, encode(record))
         except WrongRevision:
             kept = await _get(self._status, key, RegistrationRecord)
-            if kept is not None and (kept.registrar, kept.created) != (work.registrar, work.created):
+            if kept is not None and (kept.registrar, kept.created) != (record.registrar, record.created):
                 return AlreadyTaken("registration")
-        if work.hardware != CPU:
-            return RegistrationClaimed(work)  # of a version that is registered
-        version = await self._reserve(work, command.next_version)
+        if record.hardware != CPU:
+            return RegistrationClaimed(record)  # it extends a version that is registered
+        version = await self._reserve(record, command.next_version)
         if version is None:
             await self._status.delete(key)
             return AlreadyTaken("version")
-        claimed = replace(work, version=version)
+        claimed = replace(record, version=version)
         await self._status.put(key, encode(claimed))
         return RegistrationClaimed(claimed)
 
-    async def _reserve(self, work: RegistrationRecord, first: int) -> str | None:
-        """Hold the version asked for, or the next free number; None when it is held or registered already."""
-        model, wanted = work.request.model, work.request.version
+    async def _reserve(self, record: RegistrationRecord, first: int) -> str | None:
+        """Reserve the version asked for, or the next free number; None when it is reserved or registered already."""
+        model, wanted = record.request.model, record.request.version
         number = first
         while True:
             version = wanted or str(number)
-            free = await self._hold(model, version, work.registration)
+            free = await self._reserve_version(model, version, record.registration)
             if free and await _get(self._catalog, model_key(model, version), ModelRecord) is not None:
-                await self._status.delete(_held(model, version))
+                await self._status.delete(_reservation(model, version))
                 free = False
             if free:
                 return version
@@ -119,48 +119,48 @@ class RegistrarEdge:
                 return None
             number += 1
 
-    async def _hold(self, model: str, version: str, registration: str) -> bool:
+    async def _reserve_version(self, model: str, version: str, registration: str) -> bool:
         try:
-            await self._status.create(_held(model, version), registration.encode())
+            await self._status.create(_reservation(model, version), registration.encode())
         except WrongRevision:
             try:
-                return (await self._status.get(_held(model, version))).value == registration.encode()
+                return (await self._status.get(_reservation(model, version))).value == registration.encode()
             except NotFound:
-                return await self._hold(model, version, registration)
+                return await self._reserve_version(model, version, registration)
         return True
 
     async def _take_over(self, command: TakeOverRegistration) -> RegistrationRecord | None:
         key = f"work.{command.registration}"
         try:
             entry = await self._status.get(key)
-            work = decode(RegistrationRecord, entry.value or b"")
-            if work.registrar != command.previous:
+            record = decode(RegistrationRecord, entry.value or b"")
+            if record.registrar != command.previous:
                 return None
-            ours = replace(work, registrar=command.registrar)
-            await self._status.update(key, encode(ours), entry.revision)
+            taken = replace(record, registrar=command.registrar)
+            await self._status.update(key, encode(taken), entry.revision)
         except (NotFound, WrongRevision):
             return None
-        return ours
+        return taken
 
     async def _put_status(self, command: PutStatus) -> None:
         await self._status.put(f"registration.{command.status.registration}", encode(command.status))
 
     async def _finish(self, command: Finish) -> None:
-        """The work's own key goes last: whatever fails before, somebody will come back for the rest."""
+        """The record goes last: as long as it is there, what failed is tried again."""
         for upload in command.uploads:
             with suppress(NotFound):
                 await self._uploads.delete(upload)
         if command.version is not None:
-            held = _held(command.model, command.version)
+            reservation = _reservation(command.model, command.version)
             with suppress(NotFound):
-                if (await self._status.get(held)).value == command.registration.encode():
-                    await self._status.delete(held)
+                if (await self._status.get(reservation)).value == command.registration.encode():
+                    await self._status.delete(reservation)
         await self._status.delete(f"work.{command.registration}")
 
     # -- quarantine
 
     async def _release_variant(self, command: ReleaseVariant) -> ChangeRefused | None:
-        """The workers' monitors see their keys go."""
+        """Delete the variant's keys; the monitors of the workers watch them."""
         found = []
         for key in await self._control.keys():
             where = quarantined_at(key)
@@ -179,7 +179,7 @@ class RegistrarEdge:
         return await self._amend(command.change)
 
     async def _amend(self, change: Change) -> ChangeRefused | None:
-        """Read, change, write back if nobody else wrote meanwhile; else once more."""
+        """Read, change and write an app's record, again and again until nobody else has written in between."""
         key = app_key(change.app)
         while True:
             entry: KeyValueEntry | None = None
@@ -204,7 +204,7 @@ class RegistrarEdge:
             return None
 
     async def _delete_version(self, command: DeleteVersion) -> ChangeRefused | None:
-        """The model's record first: without it nobody sees its variants. A version number that served is never another model's."""
+        """Delete the model's record first: without it nobody sees its variants. The version stays reserved for ever."""
         model, version = command.model, command.version
         named = f"version {version} of model {model}"
         keys = await self._catalog.keys()
@@ -215,7 +215,7 @@ class RegistrarEdge:
                     "bad_request",
                     f"version: app {app.app} serves {named}; set another version there, or unlink the model, first",
                 )
-        await self._status.put(_held(model, version), DELETED)
+        await self._status.put(_reservation(model, version), DELETED)
         with suppress(NotFound):
             await self._catalog.delete(model_key(model, version))
         for key in keys:
@@ -240,7 +240,7 @@ class RegistrarEdge:
         for record in records:
             await self._catalog.put(key_of(record), encode(record))
         refusal = None if command.link is None else await self._amend(command.link)
-        if refusal is not None:  # another registration fixed the app's signature a moment ago
+        if refusal is not None:  # a moment ago another registration fixed the app's signature
             for record in reversed(records):
                 await self._catalog.delete(key_of(record))
         return refusal
@@ -255,15 +255,15 @@ class RegistrarEdge:
 
     async def _change_simulated(self, command: ChangeSimulated) -> None:
         for record in command.add:
-            with suppress(WrongRevision):  # another registrar was faster, with the same
+            with suppress(WrongRevision):  # another registrar wrote the same
                 await self._catalog.create(key_of(record), encode(record))
         for variant in command.drop:
             with suppress(NotFound):
                 await self._catalog.delete(variant_key(variant))
 
 
-def _held(model: str, version: str) -> str:
-    """Key of a version that a registration under way has reserved, or that was deleted."""
+def _reservation(model: str, version: str) -> str:
+    """Key of the reservation of a version: by a registration under way, or for ever because it was deleted."""
     return f"version.{model}.{version}"
 
 

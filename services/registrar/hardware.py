@@ -1,54 +1,57 @@
-"""Models that are registered get variants for a kind of device when the first worker that really has one joins. Pure.
+"""Models that are registered get variants for a kind of device when a worker with that kind joins.
 
-Each is a registration of its own, with the kind in it: inspected again from its stored source on a worker of that kind, since only
-there it shows which frameworks work, then built and profiled. One at a time and kind. Its id is made of model, kind and the start of
-that kind's first worker, so that several registrars mean the same one, and what failed is tried again once a worker starts anew.
+For real devices a model gets an extension: a registration of its own, which carries the kind. A worker of that kind inspects the model
+again from its stored source, because only there it shows which frameworks work; then it builds and profiles the variants. One extension
+at a time runs for each kind. Its id follows from the model, the kind and the start of the first worker with that kind: all registrars
+choose the same id, and what failed is tried again after that worker has restarted.
+
+For simulated devices variants follow from measured ones. A registration brings its own with it. Those of earlier registrations are made
+when a worker begins to simulate a kind, and deleted when none does any more. They are a function of the catalogue alone, so several
+registrars write the same.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Register
-from services.core.actor import Do
+from services.core.actor import NOTHING, Do, Effect
 from services.core.catalog import Catalog
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
-from services.registrar.policy import Rules, simulated_variants
+from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
+from services.registrar.registrations import COMMAND_S, Workers
 from services.registrar.status import RegistrationStatuses
+
+SIMULATED = ("simulated", "")  # id of the command
 
 
 class Extensions:
-    """Finds what is due. accelerators: kinds of real device now, each with a text that changes when its worker starts anew."""
+    """Finds models without variants for a kind of real device that is there now."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        statuses: RegistrationStatuses,
-        rules: Rules,
-        accelerators: Callable[[float, float], Mapping[str, str]],
-    ) -> None:
+    def __init__(self, catalog: Catalog, statuses: RegistrationStatuses, workers: Workers) -> None:
         self._catalog = catalog
         self._statuses = statuses
-        self._rules = rules
-        self._accelerators = accelerators
+        self._workers = workers
 
-    def due(self, now: float, registrar: str, unfinished: Iterable[RegistrationRecord]) -> Iterator[RegistrationRecord]:
-        """Registrations to begin, at most one for each kind that has none under way. unfinished: everybody's, claims included."""
-        busy = {work.hardware for work in unfinished}
-        for kind, started in self._accelerators(now, self._rules.worker_timeout_s).items():
+    def due(self, now: float, registrar: str, unfinished: Iterable[RegistrationRecord]) -> list[RegistrationRecord]:
+        """Registrations to begin, at most one for each kind that has none among `unfinished`, which holds all registrars'."""
+        busy = {record.hardware for record in unfinished}
+        found = []
+        for kind, started in self._workers.accelerators(now, WORKER_TIMEOUT_S).items():
             if kind in busy:
                 continue
             for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
                 name = extension_id(model, kind, started)
-                if not self._fitted(model, kind) and self._statuses.last(name) is None:
-                    yield self._work(name, model, kind, registrar, now)
+                if not self._has_variants(model, kind) and self._statuses.last(name) is None:
+                    found.append(self._record(name, model, kind, registrar, now))
                     break
+        return found
 
-    def _fitted(self, model: ModelRecord, kind: str) -> bool:
+    def _has_variants(self, model: ModelRecord, kind: str) -> bool:
         variants = self._catalog.variants_at(model.model, model.version)
         return any(record.hardware == kind and not record.simulated for record in variants)
 
-    def _work(self, name: str, model: ModelRecord, kind: str, registrar: str, now: float) -> RegistrationRecord:
+    def _record(self, name: str, model: ModelRecord, kind: str, registrar: str, now: float) -> RegistrationRecord:
         apps = sorted(self._catalog.apps_linking(model.model))
         request = Register(
             app=apps[0] if apps else "",
@@ -74,45 +77,34 @@ def extension_id(model: ModelRecord, kind: str, started: str) -> str:
     return f"fit-{kind[:16]}-{model.model[:24]}-{hashlib.sha256(exact.encode()).hexdigest()[:12]}"
 
 
-# -- simulated devices: a sweep makes the variants of earlier registrations when a new kind joins
-
-COMMAND_S = 30.0
-SIMULATED = ("simulated", "")
-
-
 class SimulatedVariants:
-    """Keeps the catalogue's simulated variants in step with the devices. kinds: those simulated by workers heard lately.
+    """Keeps the catalogue's simulated variants in step with the kinds of device that workers simulate."""
 
-    `kinds(now, seconds)` looks back so many seconds.
-    """
-
-    def __init__(self, catalog: Catalog, rules: Rules, kinds: Callable[[float, float], set[str]]) -> None:
+    def __init__(self, catalog: Catalog, workers: Workers) -> None:
         self._catalog = catalog
-        self._rules = rules
-        self._kinds = kinds
+        self._workers = workers
         self._under_way = False
-        self._watching_since = self._swept = float("-inf")
+        self._listening_since = self._checked = float("-inf")
 
-    def sweep(self, now: float) -> Iterator[Do]:
-        """Order what is missing, and what nobody simulates any more gone; one order at a time."""
-        if (
-            now - self._swept > self._rules.worker_timeout_s
-        ):  # just started, or asleep for a while: nobody could be heard
-            self._watching_since = now
-        self._swept = now
+    def check(self, now: float) -> tuple[Effect, ...]:
+        """Add the variants that are missing and delete those of kinds that nobody simulates any more; one command at a time."""
+        if now - self._checked > WORKER_TIMEOUT_S:  # the process has just started, or slept: it heard no worker
+            self._listening_since = now
+        self._checked = now
         if self._under_way:
-            return
+            return NOTHING
         add, drop = self._missing(now), self._outlived(now)
-        if add or drop:
-            self._under_way = True
-            yield Do(SIMULATED, ChangeSimulated(add=add, drop=drop), COMMAND_S)
+        if not add and not drop:
+            return NOTHING
+        self._under_way = True
+        return (Do(SIMULATED, ChangeSimulated(add=add, drop=drop), COMMAND_S),)
 
     def ended(self) -> None:
-        """The order was carried out, or not: the next sweep sees what is left."""
+        """The command succeeded or failed; the next check sees what is left to do."""
         self._under_way = False
 
     def _missing(self, now: float) -> tuple[VariantRecord, ...]:
-        kinds = self._kinds(now, self._rules.worker_timeout_s)
+        kinds = self._workers.simulated_kinds(now, WORKER_TIMEOUT_S)
         if not kinds:
             return ()
         catalog = self._catalog
@@ -124,8 +116,7 @@ class SimulatedVariants:
         )
 
     def _outlived(self, now: float) -> tuple[str, ...]:
-        patience = self._rules.worker_lost_s
-        if now - self._watching_since < patience:
+        if now - self._listening_since < WORKER_LOST_S:
             return ()
-        kinds = self._kinds(now, patience)
+        kinds = self._workers.simulated_kinds(now, WORKER_LOST_S)
         return tuple(r.variant for r in self._catalog.variants if r.simulated and r.hardware not in kinds)

@@ -1,6 +1,6 @@
-"""Which variants to generate of a model, and which of those that were built are good enough.
+"""Which variants to generate of a model, and which of those that were built may serve.
 
-What pays was measured (EfficientNet-Lite and MNIST families, onnxruntime on AVX512-VNNI): static int8 (QDQ, per channel, calibrated)
+The choice was measured (EfficientNet-Lite and MNIST families, onnxruntime on AVX512-VNNI): static int8 (QDQ, per channel, calibrated)
 makes convolutional nets 1.5 to 4 times faster at equal accuracy, while dynamic int8 makes them 5 to 12 times slower; dynamic
 int8 makes nets of matrix products only up to 4.6 times faster. Measured agreement with the fp32 answers, not accuracy alone,
 shows a broken quantisation. INFaaS calls this part the Variant-Generator (Romero et al., ATC 2021, section 3).
@@ -10,43 +10,28 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from math import isfinite
 
-from msgspec import Struct
-
 from bus.messages.catalog import Profile, VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantPlan
 from services.core.catalog import mark_dominated
 from services.core.emulation import KINDS, emulated, originals
+from services.core.settings import RegistrarSettings
 
 LONGEST_NAME = 64
-
-
-class Rules(Struct, frozen=True, kw_only=True):
-    """What the operator's settings say; times in seconds.
-
-    agreement: least share of answers equal to fp32's. silence_s: a worker that says nothing for so long is given up.
-    worker_timeout_s: a heartbeat older than this means that no order goes there; worker_lost_s: that orders given are lost.
-    registrar_timeout_s: the same for a registrar's. attempts: orders of one step in all.
-    """
-
-    allow_torchscript: bool = False
-    agreement: float = 0.9
-    threads: tuple[int, ...] = (1, 2)
-    max_batches: tuple[int, ...] = (8, 64)
-    silence_s: float = 120.0
-    worker_timeout_s: float = 3.0
-    worker_lost_s: float = 15.0
-    registrar_timeout_s: float = 5.0
-    attempts: int = 2
+WORKER_TIMEOUT_S = 3.0  # a worker without a heartbeat for so long gets no order
+WORKER_LOST_S = 15.0  # after which the order that it has is lost
+SILENCE_S = 120.0  # without a report on its order, after which a worker loses it
+REGISTRAR_TIMEOUT_S = 5.0  # a registrar without a heartbeat for so long is gone
+ATTEMPTS = 2  # of one phase of a registration
 
 
 def plans(
-    model: str, version: str, format: str, inspected: ModelInspected, cores: int, rules: Rules
+    model: str, version: str, format: str, inspected: ModelInspected, cores: int, settings: RegistrarSettings
 ) -> list[VariantPlan]:
-    """The variants to try on a worker with so many cores, the plainest first; empty when no framework there can run it."""
-    threads = sorted({count for count in rules.threads if 1 <= count <= cores}) or [1]
+    """The variants to build on a worker with so many cores, the plainest first; empty when no framework there can run the model."""
+    threads = sorted({count for count in settings.threads if 1 <= count <= cores}) or [1]
     if inspected.hardware != "cpu":
-        threads = [1]  # the host's: the device computes
-    batches = [1] if inspected.fixed_batch else sorted({most for most in rules.max_batches if most >= 1}) or [1]
+        threads = [1]  # of the host, which only feeds the device
+    batches = [1] if inspected.fixed_batch else sorted({most for most in settings.max_batches if most >= 1}) or [1]
     return [
         VariantPlan(
             variant=variant_name(model, version, framework, precision, count, most),
@@ -80,10 +65,10 @@ def _builds(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, 
 
 
 def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, str, str]]:
-    """The same for a GPU or a Neuron chip. A framework's name tells its variants from those for the CPU.
+    """The same for a GPU or a Neuron chip. The framework's name tells these variants from those for the CPU.
 
-    Half precision is what a GPU has most of; int8 only where TensorRT fuses it. Every model has an ONNX file, its own or one made of
-    a torch program.
+    A GPU is fastest in half precision; int8 pays only where TensorRT fuses it. Every model has an ONNX file, its own or one made of a
+    torch program.
     """
     if inspected.hardware == "gpu":
         if format == "pt2":
@@ -97,7 +82,7 @@ def _accelerated(format: str, inspected: ModelInspected) -> Iterable[tuple[str, 
 
 
 def usable(framework: str, frameworks: Mapping[str, str]) -> bool:
-    """Whether the worker can run this framework: it is named there, with no reason against it."""
+    """Whether the worker can run this framework: it reports the framework, and no reason against it."""
     return frameworks.get(framework) == ""
 
 
@@ -112,10 +97,9 @@ def _kind(operator: str) -> str:
 
 
 def variant_name(model: str, version: str, framework: str, precision: str, threads: int, max_batch: int) -> str:
-    """A name that no other variant in the cluster has, readable as long as it fits into 64 characters.
+    """A name that no other variant in the cluster has, of at most 64 characters.
 
-    A hash takes part when the name is too long, or when a dash in the version would make it ambiguous where the model's
-    name ends.
+    It contains a hash when it would be too long, or when a dash in the version would make it ambiguous where the model's name ends.
     """
     head = f"{model}-v{version}"
     tail = f"-{framework}-{precision}-t{threads}-b{max_batch}"
@@ -126,18 +110,18 @@ def variant_name(model: str, version: str, framework: str, precision: str, threa
 
 
 def next_version(versions: Iterable[str]) -> int:
-    """The number after the largest one given; versions that are no numbers do not count."""
+    """The number after the largest one; versions that are no numbers do not count."""
     return max((int(version) for version in versions if version.isascii() and version.isdigit()), default=0) + 1
 
 
-def why_not(built: VariantBuilt, rules: Rules) -> str | None:
-    """Why a variant that was built must not serve; None when it may."""
+def defect(built: VariantBuilt, settings: RegistrarSettings) -> str | None:
+    """Why a variant that was built may not serve; None when it may."""
     if not isfinite(built.accuracy):
         return "its accuracy on the validation set is not a number: the model gives NaN or infinite outputs there"
     if not 0.0 <= built.accuracy <= 1.0:
         return f"its accuracy was reported as {built.accuracy:g}, outside 0..1"
-    if not built.agreement >= rules.agreement:
-        return f"it agrees with the fp32 answers in {built.agreement:.1%} of the validation set, below {rules.agreement:.0%}"
+    if not built.agreement >= settings.agreement:
+        return f"it agrees with the fp32 answers in {built.agreement:.1%} of the validation set, below {settings.agreement:.0%}"
     return _incomplete(built.profile)
 
 
@@ -152,7 +136,7 @@ def _incomplete(profile: Profile) -> str | None:
 
 
 def simulated_variants(measured: Iterable[VariantRecord], kinds: Iterable[str]) -> tuple[VariantRecord, ...]:
-    """What these variants of one version of a model become on simulated devices of these kinds."""
+    """The variants for simulated devices of these kinds that follow from these variants of one version of a model."""
     pool = list(measured)
     return tuple(
         record
@@ -164,6 +148,6 @@ def simulated_variants(measured: Iterable[VariantRecord], kinds: Iterable[str]) 
 
 
 def _simulated_name(original: VariantRecord, kind: str) -> str:
-    """The name says it, too: events and costs have no other mark."""
+    """Its name alone tells a simulated variant from a real one in events and costs."""
     of = original
     return variant_name(of.model, of.version, f"sim{kind}", of.precision, of.threads, of.max_batch)

@@ -1,4 +1,4 @@
-"""One registration on its way: what was ordered, what came back, and what it becomes. Pure; only the registrar changes it."""
+"""One registration on its way to the catalogue: its orders to workers, their results, and the records that it becomes."""
 
 from math import isfinite
 from typing import Literal
@@ -18,8 +18,9 @@ from bus.messages.work import (
 )
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import mark_dominated
+from services.core.settings import RegistrarSettings
 from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
-from services.registrar.policy import Rules, simulated_variants, why_not
+from services.registrar.policy import defect, simulated_variants
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
@@ -28,54 +29,54 @@ Phase = Literal["waiting", "inspect", "build", "write", "over"]
 
 
 class Registration:
-    """phase: what is under way; "waiting" for a worker to give the next order to.
+    """The state of one registration; only the registrar changes it.
 
-    worker, heard: who has the order, and when it last said something (waiting: when a worker was last alive).
-    attempts: orders given for this step.
+    phase: what is under way; "waiting": no worker has an order. worker: who has the order; avoid: who had the last one. heard_at: Unix
+    seconds at which that worker last reported (while waiting: at which any worker was last alive). attempts: orders given for this phase.
     """
 
-    def __init__(self, work: RegistrationRecord, now: float) -> None:
-        request = work.request
-        self.work = work
+    def __init__(self, record: RegistrationRecord, now: float) -> None:
+        request = record.request
+        self.record = record
         self.phase: Phase = "waiting"
         self.worker: str | None = None
         self.avoid: str | None = None
-        self.heard = now
+        self.heard_at = now
         self.attempts = 0
-        self.unheard_since: float | None = None  # first time that nobody took the order
+        self.undelivered_since: float | None = None  # since when no workshop takes the order
         self.inspected: ModelInspected | None = None
         self.built: dict[str, VariantBuilt] = {}
         self.failures: dict[str, str] = {}
         self.plans: dict[str, VariantPlan] = {}
         self.simulated: tuple[VariantRecord, ...] = ()
-        self.recorded = ""  # the last state that went into history
+        self.recorded_state = ""  # the last one that an event was recorded of
         self.status = RegistrationStatus(
-            registration=work.registration,
+            registration=record.registration,
             state="accepted",
             app=request.app,
             model=request.model,
-            version=work.version,
+            version=record.version,
             step="waiting for a worker",
         )
 
     @property
     def id(self) -> str:
-        return self.work.registration
+        return self.record.registration
 
     @property
     def version(self) -> str:
-        assert self.work.version is not None, "a registration is claimed with its version"
-        return self.work.version
+        assert self.record.version is not None, "a registration is claimed with its version"
+        return self.record.version
 
     @property
     def hardware(self) -> str:
         """The kind of device that its variants are for."""
-        return self.work.hardware
+        return self.record.hardware
 
     @property
-    def fitting(self) -> bool:
+    def extends(self) -> bool:
         """Whether the model is registered already, and gets variants for another kind of device."""
-        return self.work.hardware != "cpu"
+        return self.record.hardware != "cpu"
 
     @property
     def remaining(self) -> list[VariantPlan]:
@@ -84,14 +85,14 @@ class Registration:
 
     # -- orders
 
-    def order(self, worker: str, now: float, rules: Rules) -> InspectModel | BuildVariants:
-        """The order to give to this worker now."""
-        self.worker, self.heard = worker, now
+    def order(self, worker: str, now: float, settings: RegistrarSettings) -> InspectModel | BuildVariants:
+        """Assign it to this worker; returns the order to send."""
+        self.worker, self.heard_at = worker, now
         self.attempts += 1
-        request = self.work.request
+        request = self.record.request
         if self.inspected is None:
             self.phase = "inspect"
-            self._say("inspecting", f"inspecting on {worker}", self.status.progress)
+            self._advance("inspecting", f"inspecting on {worker}", self.status.progress)
             return InspectModel(
                 registration=self.id,
                 format=request.format,
@@ -100,12 +101,12 @@ class Registration:
                 inputs_key=request.inputs_key,
                 labels_key=request.labels_key,
                 metric=request.metric,
-                allow_torchscript=rules.allow_torchscript,
-                stored=self.fitting,
+                allow_torchscript=settings.allow_torchscript,
+                stored=self.extends,
                 hardware=self.hardware,
             )
         self.phase = "build"
-        self._say("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
+        self._advance("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
         return BuildVariants(
             registration=self.id,
             model=request.model,
@@ -118,66 +119,66 @@ class Registration:
             metric=request.metric,
             signature=self.inspected.signature,
             plans=self.remaining,
-            allow_torchscript=rules.allow_torchscript,
+            allow_torchscript=settings.allow_torchscript,
         )
 
     def wait(self, step: str, now: float) -> None:
-        """Give the order up: another worker, or the same one later, gets it."""
-        self.avoid, self.worker, self.phase, self.heard = self.worker, None, "waiting", now
+        """Take the order back: another worker gets it, or the same one later."""
+        self.avoid, self.worker, self.phase, self.heard_at = self.worker, None, "waiting", now
         self.status = replace(self.status, step=step)
 
-    # -- facts
+    # -- reports
 
-    def take_inspection(self, inspected: ModelInspected, plans: list[VariantPlan]) -> None:
-        """The model is what it says; these variants are to be tried."""
+    def set_inspection(self, inspected: ModelInspected, plans: list[VariantPlan]) -> None:
+        """The model was inspected; these variants are to be built."""
         self.inspected = inspected
         self.plans = {plan.variant: plan for plan in plans}
         self.attempts = 0
 
-    def take_progress(self, fact: WorkProgress) -> None:
-        share = min(1.0, max(0.0, fact.progress)) if isfinite(fact.progress) else 0.0
+    def set_progress(self, report: WorkProgress) -> None:
+        share = min(1.0, max(0.0, report.progress)) if isfinite(report.progress) else 0.0
         if self.phase == "inspect":
-            self._say("inspecting", fact.step, share * INSPECTED_AT)
+            self._advance("inspecting", report.step, share * INSPECTED_AT)
         else:
             done = 1 - len(self.remaining) / max(1, len(self.plans))
-            self._say(
-                "profiling" if "profil" in fact.step.lower() else "building",
-                fact.step,
+            self._advance(
+                "profiling" if "profil" in report.step.lower() else "building",
+                report.step,
                 INSPECTED_AT + max(share, done) * (BUILT_AT - INSPECTED_AT),
             )
 
-    def take_result(self, fact: VariantBuilt | VariantFailed, rules: Rules) -> bool:
-        """One variant's end; False when it was not asked for or is known already."""
-        name = fact.plan.variant
+    def add_result(self, report: VariantBuilt | VariantFailed, settings: RegistrarSettings) -> bool:
+        """One variant was built or failed; False when it was not ordered, or its result is known."""
+        name = report.plan.variant
         if self.plans.get(name) not in self.remaining:
             return False
-        reason = fact.reason if isinstance(fact, VariantFailed) else why_not(fact, rules)
-        if reason is None and isinstance(fact, VariantBuilt):
-            self.built[name] = fact
+        reason = report.reason if isinstance(report, VariantFailed) else defect(report, settings)
+        if reason is None and isinstance(report, VariantBuilt):
+            self.built[name] = report
         else:
             self.failures[name] = reason or "it failed without a reason"
         done = 1 - len(self.remaining) / len(self.plans)
-        self._say(
+        self._advance(
             "profiling",
             f"{len(self.built)} of {len(self.plans)} variants ready",
             INSPECTED_AT + done * (BUILT_AT - INSPECTED_AT),
         )
         return True
 
-    def give_up_remaining(self, reason: str) -> None:
+    def fail_remaining(self, reason: str) -> None:
         for plan in self.remaining:
             self.failures[plan.variant] = reason
 
     def end(self, reason: str | None = None) -> None:
-        """Done, or failed with this reason."""
+        """It is done, or failed with this reason."""
         self.phase, self.worker = "over", None
         if reason is None:
             self.status = replace(self._results(), state="done", progress=1.0, step="done")
         else:
             self.status = replace(self._results(), state="failed", step="failed", reason=reason, variants=[])
 
-    def _say(self, state: Literal["inspecting", "building", "profiling"], step: str, progress: float) -> None:
-        """States and progress only ever go forward, also when a step is repeated."""
+    def _advance(self, state: Literal["inspecting", "building", "profiling"], step: str, progress: float) -> None:
+        """State and progress never go back, even when a step is repeated."""
         order = ("accepted", "inspecting", "building", "profiling")
         self.status = replace(
             self._results(),
@@ -193,27 +194,29 @@ class Registration:
             failures=[VariantFailure(variant=name, reason=reason) for name, reason in self.failures.items()],
         )
 
-    # -- result
+    # -- reasons of failure
 
-    def nobody(self) -> str:
-        """Why it waits in vain."""
-        if self.fitting:
+    def no_worker(self) -> str:
+        """Why no worker gets the order."""
+        if self.extends:
             return f"no worker with a {self.hardware} is alive any more"
         return "no worker is alive that could build it; start one with `infaas run monitor executor`"
 
     def no_variant(self) -> str:
-        """Why not a single variant works, in one line."""
+        """Why not one variant works, in one line."""
         reasons = list(dict.fromkeys(self.failures.values()))
         more = f" (and {len(reasons) - 3} more reasons)" if len(reasons) > 3 else ""
         return f"no variant works: {'; '.join(reasons[:3])}{more}"
 
-    def simulate(self, kinds: set[str]) -> None:
-        """All variants are measured: those for simulated devices of these kinds follow from them."""
+    # -- records
+
+    def add_simulated(self, kinds: set[str]) -> None:
+        """Derive the variants for simulated devices of these kinds from those that were measured."""
         self.simulated = simulated_variants(self._measured(), kinds)
 
     def _measured(self) -> tuple[VariantRecord, ...]:
-        inspected, request = self.inspected, self.work.request
-        assert inspected is not None, "records are written after the build"
+        inspected, request = self.inspected, self.record.request
+        assert inspected is not None, "records follow an inspection"
         return mark_dominated(
             VariantRecord(
                 variant=name,
@@ -235,9 +238,9 @@ class Registration:
         )
 
     def records(self, now: float, newest: bool) -> PutRecords:
-        """What goes into the catalogue. newest: no later version of the model serves the app already."""
-        inspected, request = self.inspected, self.work.request
-        assert inspected is not None, "records are written after the build"
+        """The records for the catalogue. newest: the app serves no later version of the model."""
+        inspected, request = self.inspected, self.record.request
+        assert inspected is not None, "records follow an inspection"
         model = ModelRecord(
             model=request.model,
             version=self.version,
@@ -247,7 +250,7 @@ class Registration:
             source=inspected.source,
             validation=inspected.validation,
             signature=inspected.signature,
-            created=self.work.created,
+            created=self.record.created,
             registration=self.id,
             inputs_key=request.inputs_key,
             labels_key=request.labels_key,
@@ -257,12 +260,12 @@ class Registration:
         return PutRecords(variants=variants, model=model, link=self.link(inspected.signature, now) if newest else None)
 
     def additions(self) -> AddVariants:
-        """What goes into the catalogue of a model that is there already."""
-        return AddVariants(model=self.work.request.model, version=self.version, variants=self._measured())
+        """The records for the catalogue, of a model that is there already."""
+        return AddVariants(model=self.record.request.model, version=self.version, variants=self._measured())
 
     def link(self, signature: Signature, now: float) -> LinkModel | None:
-        """The change of the app's record that this registration asks for; none where the model stays on its own."""
-        request = self.work.request
+        """The change of the app's record that was asked for; None for a model without an app."""
+        request = self.record.request
         if request.app == WITHOUT_APP:
             return None
         return LinkModel(

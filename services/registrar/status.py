@@ -1,16 +1,15 @@
-"""Last statuses of all registrations: told at every step, kept at most once a second, the last one always."""
-
-from collections.abc import Iterator
+"""The last status of every registration: published at each step, kept in the status bucket at most once a second, the last one always."""
 
 import msgspec
 
 from bus.messages.public import RegistrationStatus
 from bus.subjects import Subjects
-from services.core.actor import Do, Effect, Publish
+from services.core.actor import NOTHING, Do, Effect, Publish
+from services.core.takeover import Commands
 from services.registrar.commands import PutStatus
 
 PREFIX = "registration."
-KEEP_EVERY_S = 1.0
+SAVE_EVERY_S = 1.0
 TIMEOUT_S = 10.0
 OVER = ("done", "failed")
 
@@ -18,55 +17,56 @@ _decode = msgspec.msgpack.Decoder(RegistrationStatus).decode
 
 
 class RegistrationStatuses:
-    """What each registration's last status is, and the saving of our own: one at a time for each, newest last."""
+    """The last status of each registration, this registrar's and others'.
 
-    def __init__(self, subjects: Subjects) -> None:
+    Its own it saves: one write at a time for each registration, the newest status last.
+    """
+
+    def __init__(self, subjects: Subjects, commands: Commands) -> None:
         self._subjects = subjects
+        self._commands = commands
         self._last: dict[str, RegistrationStatus] = {}
-        self._ours: set[str] = set()
+        self._own: set[str] = set()
         self._saving: dict[str, RegistrationStatus] = {}
-        self._kept: dict[str, tuple[float, RegistrationStatus]] = {}
+        self._wanted: dict[str, tuple[float, RegistrationStatus]] = {}  # when it was to be saved, and what
 
     def last(self, registration: str) -> RegistrationStatus | None:
         return self._last.get(registration)
 
-    def fold(self, registration: str, value: bytes | None) -> None:
-        """Take what the bucket holds; our own we know better."""
-        if registration in self._ours:
+    def apply(self, registration: str, value: bytes | None) -> None:
+        """Take what the bucket holds. Of its own registrations this registrar knows newer statuses."""
+        if registration in self._own:
             return
-        if value is None:
-            self._last.pop(registration, None)
-            return
-        try:
-            self._last[registration] = _decode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._last.pop(registration, None)
+        self._last.pop(registration, None)
+        if value is not None:
+            try:
+                self._last[registration] = _decode(value)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return
 
-    def tell(self, status: RegistrationStatus, now: float) -> Iterator[Effect]:
-        """Publish a status of ours, and keep it when the state is new or the last one kept is old."""
+    def publish(self, status: RegistrationStatus, now: float) -> tuple[Effect, ...]:
+        """Publish a status of this registrar's, and save it when the state is new or the last save is old."""
         registration = status.registration
-        self._ours.add(registration)
+        self._own.add(registration)
         self._last[registration] = status
-        yield Publish(self._subjects.registration(registration), status)
-        kept = self._kept.get(registration)
-        if kept is None or kept[1].state != status.state or now - kept[0] >= KEEP_EVERY_S:
-            self._kept[registration] = (now, status)
+        effect = Publish(self._subjects.registration(registration), status)
+        wanted = self._wanted.get(registration)
+        if wanted is None or wanted[1].state != status.state or now - wanted[0] >= SAVE_EVERY_S:
+            self._wanted[registration] = (now, status)
             if registration not in self._saving:
-                yield self._save(status)
+                return effect, self._save(status)
+        return (effect,)
 
-    def saved(self, registration: str) -> Effect | None:
-        """The save under way has ended: the next one, if what is to be kept has changed meanwhile."""
-        wanted = self._kept[registration][1]
-        if self._saving.pop(registration) is not wanted:
-            return self._save(wanted)
-        if wanted.state in OVER:
-            del self._kept[registration]
-        return None
-
-    def again(self, registration: str) -> Effect:
-        """The save under way failed: try what is to be kept now."""
-        return self._save(self._kept[registration][1])
+    def saved(self, registration: str) -> tuple[Effect, ...]:
+        """A save has ended; another one begins if there is something newer to save."""
+        newest = self._wanted[registration][1]
+        if self._saving.pop(registration) is not newest:
+            return (self._save(newest),)
+        self._commands.ended(("status", registration))
+        if newest.state in OVER:
+            del self._wanted[registration]
+        return NOTHING
 
     def _save(self, status: RegistrationStatus) -> Effect:
         self._saving[status.registration] = status
-        return Do(("status", status.registration), PutStatus(status), TIMEOUT_S)
+        return self._commands.start(Do(("status", status.registration), PutStatus(status), TIMEOUT_S))

@@ -26,10 +26,8 @@ from services.core.settings import MachineKind
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.edge import load_policy
 from services.executor.actor import Executor
-from services.jobs.__main__ import limits_of
-from services.jobs.actor import Coordinator
-from services.jobs.runner.__main__ import knobs_of as offline_knobs
-from services.jobs.runner.actor import Runner
+from services.jobs.actor import make_coordinator
+from services.jobs.runner.actor import make_runner
 from services.monitor.actor import make_monitor
 from services.simulation.edges import (
     LoadFault,
@@ -121,7 +119,8 @@ class SimulatedSystem:
             "vm-0", controller, SimulatedControllerEdge(self._environment, bucket, self._boot, self.stop)
         )
         if self._scenario.jobs:
-            self._environment.enter("jobs-0", self._coordinator(), self.offline.coordinate)
+            coordinator = make_coordinator(settings, "jobs-0", self._scenario.prices, lambda: "job", simulated=True)
+            self._environment.enter("jobs-0", coordinator, self.offline.coordinate)
         number = 0
         for spec in self._policy.machines:
             for index in range(spec.start):
@@ -188,10 +187,6 @@ class SimulatedSystem:
             cores_overcommit=settings.monitor.cores_overcommit,
         )
 
-    def _coordinator(self) -> Coordinator:
-        limits = replace(limits_of(self._settings.jobs), simulated=True)
-        return Coordinator("jobs-0", self.subjects, limits, self._scenario.prices, lambda: "job")
-
     # -- machines
 
     def _boot(self, order: StartMachine) -> None:
@@ -250,9 +245,8 @@ class SimulatedSystem:
         )
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:
-            knobs = replace(offline_knobs(settings.jobs), simulated=True)
             name = f"offline-{worker}-{next(self._incarnations)}"
-            runner = Runner(name, worker, self.subjects, self._scenario.prices, knobs)
+            runner = make_runner(settings, name, worker, self._scenario.prices, simulated=True)
             self._environment.enter(f"offline-{worker}", runner, self.offline.runner())
 
     def stop(self, worker: str) -> None:

@@ -40,11 +40,9 @@ WIRING = {
     "services.monitor.actor:make_monitor": {"system.py"},
     "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
     "services.autoscaler.vms.actor:Controller": {"system.py"},
-    "services.jobs.actor:Coordinator": {"system.py"},
-    "services.jobs.runner.actor:Runner": {"system.py"},
+    "services.jobs.actor:make_coordinator": {"system.py"},
+    "services.jobs.runner.actor:make_runner": {"system.py"},
     "services.autoscaler.models.__main__:knobs_of": {"system.py"},
-    "services.jobs.__main__:limits_of": {"system.py"},
-    "services.jobs.runner.__main__:knobs_of": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.selection.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy

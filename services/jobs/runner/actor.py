@@ -1,14 +1,13 @@
-"""The runner of one worker: takes chunks of offline jobs while the worker is calm, and is the dispatcher of their queries.
+"""The runner of one worker: takes chunks of offline jobs while the worker has capacity to spare, and is the dispatcher of their queries.
 
-Each chunk is one query with a far deadline in its own worker's executor queue, so that online queries always go first. Whatever
-dies meanwhile, a chunk stays in the jobs' queue until its part is in the bucket; its uid is always the same, so it is charged once.
+Each chunk is one query with a far deadline in the queue of its own worker's executor, so that online queries always go first. Whatever
+fails meanwhile, a chunk stays in the jobs' queue until its part is in the bucket. Its uid is always the same, so it is charged once.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from bus.messages.fleet import ExecutorExited, LoadReply, WorkerHeartbeat
 from bus.messages.flow import DoneBatch, Execute, HandBack, Trying
@@ -16,6 +15,7 @@ from bus.messages.jobs import Chunk, JobRecord, Part
 from bus.messages.public import Error, ObjectRef
 from bus.subjects import Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Cancel,
     Changed,
@@ -24,21 +24,26 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Publish,
     Recorded,
     Started,
     Stopping,
     Synced,
+    Tick,
     TimedOut,
     Undelivered,
     Watch,
 )
 from services.core.metric import MetricFamily
 from services.core.outcomes import answered
+from services.core.settings import JobsSettings, Settings
+from services.core.takeover import Commands, Retry
 from services.jobs.runner.chunks import (
     NO_OUTPUTS,
     ChunkAnswer,
+    ChunkKey,
     DropChunk,
     ExtendChunks,
     ReturnChunk,
@@ -47,63 +52,63 @@ from services.jobs.runner.chunks import (
     TakenChunk,
 )
 from services.jobs.runner.control import LoadRequests, RunnerReports
-from services.jobs.runner.policy import LOOK_S, Knobs, RunnerView
+from services.jobs.runner.policy import TICK_S, RunnerView
 
-TRIES = 3  # of a chunk, before it counts as failed
+ATTEMPTS = 3  # of a chunk, before it counts as failed
 EXTEND_S = 1.5
-PATIENCE_S = 5.0  # that a chunk waits for a busy worker before another one may have it
-LOST_S = 60.0  # without an answer, after which a chunk is sent once more; the executor knows it if it still has it
-AGAIN_S = 1.0
-SETTLING = 64  # chunks at most whose outcomes are on their way to the disk
-NOTHING: tuple[Effect, ...] = ()
-
-
-class Look(Struct, frozen=True):
-    """Time to look again."""
-
-
-class Again(Struct, frozen=True):
-    """Time to do something that failed."""
-
-    effect: Do
+WAIT_S = 5.0  # that a chunk waits for a busy worker before another worker may have it
+LOST_S = 60.0  # without an answer, after which a chunk is sent again; an executor that still has it knows it by its uid
+RETRY_S = 1.0
+MOST_SETTLING = 64  # chunks whose outcomes are on their way to the disk
+COMMAND_S = 10.0
+STORE_S = 60.0
 
 
 class Runner:
-    """name: different for each process, as a dispatcher's is. prices: US$ an hour by device kind."""
+    """name: different for each process, as a dispatcher's is. prices: US$ an hour by device kind. simulated: the whole system is."""
 
-    def __init__(self, name: str, worker: str, subjects: Subjects, prices: Mapping[str, float], knobs: Knobs) -> None:
+    def __init__(
+        self,
+        name: str,
+        worker: str,
+        subjects: Subjects,
+        prices: Mapping[str, float],
+        settings: JobsSettings,
+        *,
+        simulated: bool = False,
+    ) -> None:
         self.name = name
         self.worker = worker
         self._subjects = subjects
-        self._in_flight = knobs.in_flight
-        self._view = RunnerView(prices, knobs)
-        self._told = RunnerReports(name, worker, subjects)
+        self._settings = settings
+        self._view = RunnerView(prices, settings, simulated=simulated)
+        self._reports = RunnerReports(name, worker, subjects)
         self._loads = LoadRequests(name, worker, subjects)
-        self._held: dict[tuple[str, int], TakenChunk] = {}
+        self._chunks: dict[ChunkKey, TakenChunk] = {}
         self._taking = False
         self._stopping = False
         self._extended = 0.0
-        self._doing: dict[Any, Do] = {}
-        self._settling: deque[tuple[int, Do]] = deque()  # parts to be stored once so many events are on disk
-        self._takes: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
-            WorkerHeartbeat: self._on_heartbeat,
-            ExecutorExited: self._on_exited,
-            DoneBatch: self._on_batch,
-            Undelivered: self._on_undelivered,
-            Trying: self._on_trying,
-            LoadReply: self._on_load_reply,
-            HandBack: self._on_hand_back,
-            ChunkAnswer: self._on_heard,
-            Changed: self._on_changed,
+        self._commands = Commands(RETRY_S)
+        self._settling: deque[tuple[int, Do]] = deque()  # parts to be stored as soon as so many events are on disk
+        self._on: dict[type, Handler] = {
+            WorkerHeartbeat: self._worker_heartbeat,
+            ExecutorExited: self._executor_exited,
+            DoneBatch: self._done_batch,
+            Undelivered: self._undelivered,
+            Trying: self._trying,
+            LoadReply: self._load_reply,
+            HandBack: self._hand_back,
+            ChunkAnswer: self._answered,
+            Changed: self._changed,
             Synced: lambda _: NOTHING,
-            Done: self._on_done,
-            Failed: self._on_not_done,
-            TimedOut: self._on_not_done,
-            Again: lambda envelope: (envelope.message.effect,),
-            Recorded: self._on_recorded,
-            Look: self._on_look,
-            Started: lambda _: (After("look", LOOK_S, Look()),),
-            Stopping: self._on_stopping,
+            Done: self._done,
+            Failed: self._not_done,
+            TimedOut: self._not_done,
+            Retry: self._commands.retry,
+            Recorded: self._recorded,
+            Tick: self._tick,
+            Started: lambda _: (After("tick", TICK_S, Tick()),),
+            Stopping: self._stop,
         }
 
     @property
@@ -125,276 +130,293 @@ class Runner:
         return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.jobs_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        """TakeChunk one message; see services.core.actor."""
-        return list(self._takes[type(envelope.message)](envelope))
+        """Take one message; see services.core.actor."""
+        return self._on[type(envelope.message)](envelope)
 
-    # -- what there is
-
-    def _on_changed(self, envelope: Envelope) -> Iterator[Effect]:
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
         changed: Changed = envelope.message
         if changed.bucket == self._subjects.catalog_bucket:
             self._view.catalog.apply(changed.key, changed.value)
-            return
-        if self._view.changed(changed.key, changed.value):
-            yield from self._take(envelope.now)
+        elif self._view.changed(changed.key, changed.value):
+            return self._take(envelope.now)
+        return NOTHING
 
-    # -- taking
+    # -- taking a chunk
 
-    def _take(self, now: float) -> Iterator[Effect]:
+    def _take(self, now: float) -> Iterable[Effect]:
+        """Take a chunk from the queue if there is room for one."""
         running = self._view.running()
-        busy = len(self._held) - len(self._settling)
-        if not running or self._taking or self._stopping or busy >= self._in_flight or len(self._settling) >= SETTLING:
-            return
+        room = self._settings.in_flight - (len(self._chunks) - len(self._settling))
+        if not running or self._taking or self._stopping or room <= 0 or len(self._settling) >= MOST_SETTLING:
+            return NOTHING
         why = self._view.obstacle(running, now)
-        yield from self._told.note(why, now)
-        if not why:
-            self._taking = True
-            yield Do("take", TakeChunk(), 10.0)
+        effects = self._reports.note(why, now)
+        if why:
+            return effects
+        self._taking = True
+        return (*effects, Do("take", TakeChunk(), COMMAND_S))
 
-    def _took(self, chunk: Chunk, now: float) -> Iterator[Effect]:
+    def _took(self, chunk: Chunk, now: float) -> Iterable[Effect]:
         key = (chunk.job, chunk.number)
-        fate = self._view.fate(chunk)
-        if fate == "drop":
-            yield Do(("drop", key), DropChunk(key), 10.0)
-        elif not isinstance(fate, JobRecord):
-            yield Do(("give", key), ReturnChunk(key, LOOK_S), 10.0)
-        elif key not in self._held:
-            held = self._held[key] = TakenChunk(chunk, fate.status, now)
-            yield from self._place(held, now)
-        yield from self._take(now)
+        decision = self._view.decide(chunk)
+        effects: Iterable[Effect] = NOTHING
+        if decision == "drop":
+            effects = (_drop(key),)
+        elif not isinstance(decision, JobRecord):
+            effects = (_return(key, TICK_S),)
+        elif key not in self._chunks:
+            taken = self._chunks[key] = TakenChunk(chunk, decision.status, now)
+            effects = self._place(taken, now)
+        return (*effects, *self._take(now))
 
-    def _place(self, held: TakenChunk, now: float) -> Iterator[Effect]:
-        """Send a waiting chunk to an instance, or see to it that there is one."""
-        record = self._view.job(held.chunk.job)
-        if record is None or self._view.is_over(held.chunk.job):
-            yield from self._let_go(held, None)
-            return
+    def _place(self, chunk: TakenChunk, now: float) -> Iterable[Effect]:
+        """Send a waiting chunk to an instance, or have one loaded."""
+        record = self._view.job(chunk.chunk.job)
+        if record is None or self._view.is_over(chunk.chunk.job):
+            return self._give_up(chunk, _drop(chunk.key))
         if self._view.obstacle([record], now):
-            if now - held.began > PATIENCE_S:
-                yield from self._let_go(held, 0.0)
-            return
+            waits = now - chunk.waits_since <= WAIT_S
+            return NOTHING if waits else self._give_up(chunk, _return(chunk.key, 0.0))
         for variant, device in self._view.candidates(record):
             if self._loads.is_refused(variant.variant, now):
                 continue
             instances = self._view.instances(variant.variant, device)
-            active = next((i for i in instances if i.state == "Active"), None)
+            active = next((one for one in instances if one.state == "Active"), None)
             if active is not None:
-                held.variant, held.device = variant.variant, device
+                chunk.variant, chunk.device = variant.variant, device
                 self._loads.used(variant.variant, now)
-                yield from self._send(held, active.instance, now)
-            elif not any(i.state in ("Loading", "Warm") for i in instances):
-                held.began = now
-                yield from self._loads.order(variant, held.status.app, now)
-            return
-        yield from self._let_go(held, AGAIN_S)
+                return self._send(chunk, active.instance, now)
+            if any(one.state in ("Loading", "Warm") for one in instances):
+                return NOTHING
+            chunk.waits_since = now
+            return self._loads.request(variant, chunk.status.app, now)
+        return self._give_up(chunk, _return(chunk.key, RETRY_S))
 
-    def _send(self, held: TakenChunk, instance: str, now: float) -> Iterator[Effect]:
-        yield from self._told.beat(now, least=LOOK_S)  # the executor must know us before we ask it for something
-        uid = held.uid.hex()
-        route = held.depart(self.name, instance, self._subjects.offline_answer(self.worker, uid), now)
+    def _send(self, chunk: TakenChunk, instance: str, now: float) -> Iterable[Effect]:
+        """The heartbeat goes first: an executor must know a dispatcher before it works for it."""
+        self._reports.active(now)
+        heartbeat = self._reports.heartbeat(now)
+        uid = chunk.uid.hex()
+        route = chunk.send(self.name, instance, self._subjects.offline_answer(self.worker, uid), now)
         reply = self._subjects.undelivered(self.name, f"{uid}-0")
-        yield Publish(self._subjects.execute(self.worker, held.device), Execute(route, held.chunk.body), reply)
+        subject = self._subjects.execute(self.worker, chunk.device)
+        return (*heartbeat, Publish(subject, Execute(route, chunk.chunk.body), reply))
 
-    def _let_go(self, held: TakenChunk, delay: float | None) -> Iterator[Effect]:
-        """Somebody else may have it after so many seconds; None: nobody needs it any more."""
-        self._held.pop(held.key, None)
-        if delay is None:
-            yield Do(("drop", held.key), DropChunk(held.key), 10.0)
-        else:
-            yield Do(("give", held.key), ReturnChunk(held.key, delay), 10.0)
+    def _give_up(self, chunk: TakenChunk, command: Do) -> tuple[Effect, ...]:
+        self._chunks.pop(chunk.key, None)
+        return (command,)
 
-    # -- what becomes of a chunk
+    # -- answers
 
     def _by_uid(self, uid: bytes) -> TakenChunk | None:
-        return next((held for held in self._held.values() if held.uid == uid and held.state != "storing"), None)
+        return next((one for one in self._chunks.values() if one.uid == uid and one.state != "storing"), None)
 
-    def _on_heard(self, envelope: Envelope) -> Iterator[Effect]:
-        heard: ChunkAnswer = envelope.message
+    def _answered(self, envelope: Envelope) -> Iterable[Effect]:
+        answer: ChunkAnswer = envelope.message
         now = envelope.now
         try:
-            held = self._by_uid(bytes.fromhex(envelope.subject.rpartition(".")[2]))
+            chunk = self._by_uid(bytes.fromhex(envelope.subject.rpartition(".")[2]))
         except ValueError:
-            return
-        if held is None:
-            return
-        code = heard.error.code if heard.error is not None else ""
-        variant = self._view.catalog.variant(heard.variant or held.variant)
+            return NOTHING
+        if chunk is None:
+            return NOTHING
+        effects: list[Effect] = []
+        code = answer.error.code if answer.error is not None else ""
+        variant = self._view.catalog.variant(answer.variant or chunk.variant)
         if variant is not None and code not in ("deadline", "overloaded"):
-            route = held.route or held.depart(self.name, "", envelope.subject, now)  # asked for in an earlier life
+            # Without a route it was sent in an earlier life of this runner.
+            route = chunk.route or chunk.send(self.name, "", envelope.subject, now)
             event = answered(
                 route,
                 variant,
                 worker=self.worker,
                 finished=now,
-                batch=heard.batch,
-                cost_per_item=heard.cost / held.chunk.items,
+                batch=answer.batch,
+                cost_per_item=answer.cost / chunk.chunk.items,
                 code=code,
             )
-            yield self._told.history.record(event)
-        if heard.error is not None:
-            yield from self._refused(held, heard.error, now)
-            return
-        yield from self._store(held, heard.outputs, heard.outputs_ref, heard.variant, heard.cost)
-        yield from self._take(now)
+            effects.append(self._reports.history.record(event))
+        if answer.error is not None:
+            return [*effects, *self._refused(chunk, answer.error, now)]
+        effects += self._store(chunk, answer.outputs, answer.outputs_ref, answer.variant, answer.cost)
+        return [*effects, *self._take(now)]
 
-    def _refused(self, held: TakenChunk, error: Error, now: float) -> Iterator[Effect]:
+    def _refused(self, chunk: TakenChunk, error: Error, now: float) -> Iterable[Effect]:
         if error.code in ("deadline", "overloaded"):
-            held.wait(now + AGAIN_S)
-        elif held.refused() >= TRIES:
-            yield from self._store(held, NO_OUTPUTS, None, held.variant, 0.0, f"{error.code}: {error.message}")
+            chunk.wait(now + RETRY_S)
+        elif chunk.refused() >= ATTEMPTS:
+            return self._store_failure(chunk, f"{error.code}: {error.message}")
         else:
-            held.wait(now + LOOK_S)
+            chunk.wait(now + TICK_S)
+        return NOTHING
+
+    def _store_failure(self, chunk: TakenChunk, error: str) -> Iterable[Effect]:
+        return self._store(chunk, NO_OUTPUTS, None, chunk.variant, 0.0, error)
 
     def _store(
-        self, held: TakenChunk, outputs: Raw, ref: ObjectRef | None, variant: str, cost: float, error: str = ""
-    ) -> Iterator[Effect]:
-        held.state = "storing"
+        self, chunk: TakenChunk, outputs: Raw, ref: ObjectRef | None, variant: str, cost: float, error: str = ""
+    ) -> Iterable[Effect]:
+        """Store the part after its outcome is on disk: a job that is done has all its rows in history, whatever fails meanwhile."""
+        chunk.state = "storing"
         part = Part(
-            job=held.chunk.job,
-            number=held.chunk.number,
-            items=held.chunk.items,
+            job=chunk.chunk.job,
+            number=chunk.chunk.number,
+            items=chunk.chunk.items,
             outputs=Raw(bytes(outputs)),
             worker=self.worker,
             variant=variant,
             cost=cost,
             error=error,
         )
-        # Its outcome first: a job that is done has all its rows, whoever is killed meanwhile.
-        self._settling.append((self._told.history.recorded, Do(("store", held.key), StorePart(part, ref), 60.0)))
-        yield from self._settled()
+        store = Do(("store", chunk.key), StorePart(part, ref), STORE_S)
+        self._settling.append((self._reports.history.recorded, store))
+        return self._settled()
 
-    def _settled(self) -> Iterator[Effect]:
-        """StorePart the parts whose outcomes are on disk."""
-        while self._settling and self._told.history.on_disk(self._settling[0][0]):
-            _, effect = self._settling.popleft()
-            self._doing[effect.id[1]] = effect
-            yield effect
+    def _settled(self) -> list[Effect]:
+        """Store the parts whose outcomes are on disk."""
+        effects: list[Effect] = []
+        while self._settling and self._reports.history.on_disk(self._settling[0][0]):
+            effects.append(self._commands.start(self._settling.popleft()[1]))
+        return effects
 
-    def _on_batch(self, envelope: Envelope) -> Iterable[Effect]:
-        """The answers themselves came before; this is what the executor wants confirmed."""
-        self._told.history.covers(envelope.message)
+    def _done_batch(self, envelope: Envelope) -> Iterable[Effect]:
+        """The answers came before this message; it says which outcomes the executor wants confirmed."""
+        self._reports.history.covers(envelope.message)
         return NOTHING
 
-    def _on_trying(self, envelope: Envelope) -> Iterable[Effect]:
-        held = self._by_uid(envelope.message.uid)
-        if held is not None:
-            held.begun = True
+    def _recorded(self, envelope: Envelope) -> Iterable[Effect]:
+        self._reports.history.stored(envelope.message.through)
+        return self._settled()
+
+    def _trying(self, envelope: Envelope) -> Iterable[Effect]:
+        chunk = self._by_uid(envelope.message.uid)
+        if chunk is not None:
+            chunk.computing = True
         return NOTHING
 
-    # -- what goes wrong
+    # -- failures
 
-    def _on_undelivered(self, envelope: Envelope) -> Iterable[Effect]:
+    def _undelivered(self, envelope: Envelope) -> Iterable[Effect]:
         token = envelope.message.reply_subject.rpartition(".")[2]
-        held = next((h for h in self._held.values() if h.uid.hex() == token[:32]), None)
-        if held is not None and held.state == "flying":
-            held.wait(envelope.now + LOOK_S)
+        chunk = next((one for one in self._chunks.values() if one.uid.hex() == token[:32]), None)
+        if chunk is not None and chunk.state == "flying":
+            chunk.wait(envelope.now + TICK_S)
         return NOTHING
 
-    def _on_hand_back(self, envelope: Envelope) -> Iterator[Effect]:
-        back: HandBack = envelope.message
-        held = self._by_uid(back.route.uid)
-        if held is None or held.state != "flying":
-            return
-        if back.reason == "crashed":
-            held.begun = True
-            yield from self._lost(held, envelope.now)
-        else:
-            held.wait(envelope.now + LOOK_S / 2)
+    def _hand_back(self, envelope: Envelope) -> Iterable[Effect]:
+        returned: HandBack = envelope.message
+        chunk = self._by_uid(returned.route.uid)
+        if chunk is None or chunk.state != "flying":
+            return NOTHING
+        if returned.reason == "crashed":
+            chunk.computing = True
+            return self._lost(chunk, envelope.now)
+        chunk.wait(envelope.now + TICK_S / 2)
+        return NOTHING
 
-    def _on_exited(self, envelope: Envelope) -> Iterator[Effect]:
-        gone: ExecutorExited = envelope.message
-        for held in list(self._held.values()):
-            if held.state == "flying" and held.device == gone.device:
-                yield from self._lost(held, envelope.now)
+    def _executor_exited(self, envelope: Envelope) -> Iterable[Effect]:
+        exited: ExecutorExited = envelope.message
+        lost = [one for one in self._chunks.values() if one.state == "flying" and one.device == exited.device]
+        return [effect for chunk in lost for effect in self._lost(chunk, envelope.now)]
 
-    def _lost(self, held: TakenChunk, now: float) -> Iterator[Effect]:
-        """The executor died with it; whether it was the cause only repetition can tell."""
-        held.crashes += held.begun
-        if held.crashes >= TRIES:
-            why = "the model's process ended each time it was computed"
-            yield from self._store(held, NO_OUTPUTS, None, held.variant, 0.0, f"model_error: {why}")
-        else:
-            held.wait(now)
+    def _lost(self, chunk: TakenChunk, now: float) -> Iterable[Effect]:
+        """The executor ended while it had the chunk. Only repetition shows whether the chunk was the cause."""
+        chunk.crashes += chunk.computing
+        if chunk.crashes >= ATTEMPTS:
+            return self._store_failure(chunk, "model_error: the model's process ended each time it was computed")
+        chunk.wait(now)
+        return NOTHING
 
-    def _on_load_reply(self, envelope: Envelope) -> Iterable[Effect]:
+    def _load_reply(self, envelope: Envelope) -> Iterable[Effect]:
         self._loads.replied(envelope.message, envelope.now)
         return NOTHING
 
     # -- time
 
-    def _on_heartbeat(self, envelope: Envelope) -> Iterator[Effect]:
+    def _worker_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        beat: WorkerHeartbeat = envelope.message
-        self._view.heard(beat, now)
-        present = {instance.instance for instance in beat.instances}
-        self._loads.seen(beat)
-        for held in list(self._held.values()):
-            if held.state == "flying" and held.instance not in present:
-                yield from self._lost(held, now)
-        yield from self._go_on(now)
+        heartbeat: WorkerHeartbeat = envelope.message
+        self._view.heard(heartbeat, now)
+        self._loads.seen(heartbeat)
+        present = {instance.instance for instance in heartbeat.instances}
+        lost = [one for one in self._chunks.values() if one.state == "flying" and one.instance not in present]
+        effects = [effect for chunk in lost for effect in self._lost(chunk, now)]
+        return [*effects, *self._send_waiting(now)]
 
-    def _go_on(self, now: float) -> Iterator[Effect]:
-        for held in list(self._held.values()):
-            if held.state == "flying" and now - held.sent > LOST_S:
-                held.wait(now)
-            if held.state == "waiting" and held.due <= now:
-                yield from self._place(held, now)
+    def _send_waiting(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for chunk in list(self._chunks.values()):
+            if chunk.state == "flying" and now - chunk.sent > LOST_S:
+                chunk.wait(now)
+            if chunk.state == "waiting" and chunk.due <= now:
+                effects += self._place(chunk, now)
+        return effects
 
-    def _on_look(self, envelope: Envelope) -> Iterator[Effect]:
+    def _tick(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
-        yield After("look", LOOK_S, envelope.message)
-        if self._held:
-            self._told.active(now)
+        effects: list[Effect] = [After("tick", TICK_S, envelope.message)]
+        if self._chunks:
+            self._reports.active(now)
             if now - self._extended >= EXTEND_S:
                 self._extended = now
-                yield Do("extend", ExtendChunks(list(self._held)), 10.0)
-        yield from self._told.beat(now)
-        yield from self._go_on(now)
-        yield from self._take(now)
+                effects.append(Do("extend", ExtendChunks(list(self._chunks)), COMMAND_S))
+        effects += self._reports.heartbeat(now)
+        effects += self._send_waiting(now)
+        effects += self._take(now)
         running = self._view.running()
         wanted = {variant.variant for record in running for variant, _ in self._view.candidates(record)[:1]}
-        yield from self._loads.release(wanted | {held.variant for held in self._held.values()}, now)
+        return [*effects, *self._loads.release(wanted | {one.variant for one in self._chunks.values()}, now)]
 
-    def _on_recorded(self, envelope: Envelope) -> Iterator[Effect]:
-        self._told.history.stored(envelope.message.through)
-        yield from self._settled()
-
-    def _on_stopping(self, envelope: Envelope) -> Iterator[Effect]:
-        """What is not stored yet somebody else computes; the executor records what it still ends for us."""
+    def _stop(self, envelope: Envelope) -> Iterable[Effect]:
+        """Another runner computes what is not stored yet; the executor records the outcomes that it still reaches."""
         self._stopping = True
-        yield Cancel("look")
-        for held in list(self._held.values()):
-            if held.state != "storing":
-                yield from self._let_go(held, 0.0)
-        yield from self._told.goodbye(envelope.now)
+        unfinished = [one for one in self._chunks.values() if one.state != "storing"]
+        returned = [effect for chunk in unfinished for effect in self._give_up(chunk, _return(chunk.key, 0.0))]
+        return [Cancel("tick"), *returned, *self._reports.goodbye(envelope.now)]
 
-    # -- what the edge did
+    # -- results of commands
 
-    def _on_done(self, envelope: Envelope) -> Iterator[Effect]:
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
         done: Done = envelope.message
         if done.id == "take":
             self._taking = False
-            if done.result is not None:
-                yield from self._took(done.result, envelope.now)
-        elif done.id[0] == "store":
-            self._doing.pop(done.id[1], None)
-            self._held.pop(done.id[1], None)
-            yield from self._take(envelope.now)
+            return NOTHING if done.result is None else self._took(done.result, envelope.now)
+        if done.id[0] == "store":
+            self._commands.ended(done.id)
+            self._chunks.pop(done.id[1], None)
+            return self._take(envelope.now)
+        return NOTHING
 
-    def _on_not_done(self, envelope: Envelope) -> Iterator[Effect]:
-        """The bus was away: a chunk that is not stored now is stored later; the rest comes again by itself."""
+    def _not_done(self, envelope: Envelope) -> Iterable[Effect]:
+        """The bus was away. A part that is not stored is stored later; the rest repeats itself."""
         message: Failed | TimedOut = envelope.message
         if message.id == "take":
             self._taking = False
         elif message.id[0] == "store":
-            effect = self._doing.get(message.id[1])
-            held = self._held.get(message.id[1])
-            if held is None or effect is None:
-                return
-            if effect.command.ref is not None and isinstance(message, Failed):
-                held.wait(envelope.now + AGAIN_S)  # the outputs may have expired: compute them once more
-            else:
-                yield After(message.id, AGAIN_S, Again(effect))
+            store, chunk = self._commands.get(message.id), self._chunks.get(message.id[1])
+            if chunk is None or store is None:
+                return NOTHING
+            if store.command.ref is None or not isinstance(message, Failed):
+                return self._commands.failed(message.id)
+            chunk.wait(envelope.now + RETRY_S)  # the outputs may have expired: compute them again
+        return NOTHING
+
+
+def _drop(key: ChunkKey) -> Do:
+    """Nobody needs the chunk any more."""
+    return Do(("drop", key), DropChunk(key), COMMAND_S)
+
+
+def _return(key: ChunkKey, delay: float) -> Do:
+    """Another runner may have the chunk after so many seconds."""
+    return Do(("return", key), ReturnChunk(key, delay), COMMAND_S)
+
+
+def make_runner(
+    settings: Settings, name: str, worker: str, prices: Mapping[str, float], *, simulated: bool = False
+) -> Runner:
+    """The runner of this worker with these settings."""
+    return Runner(name, worker, Subjects(settings.prefix), prices, settings.jobs, simulated=simulated)
 
 
 # -- metrics
@@ -404,7 +426,7 @@ def families(actor: Runner) -> Iterable[MetricFamily]:
     chunks = MetricFamily(
         "infaas_offline_chunks_held", "gauge", "Chunks of offline jobs that a worker has taken, by their state."
     )
-    for state, count in Counter(held.state for held in actor._held.values()).items():
+    for state, count in Counter(chunk.state for chunk in actor._chunks.values()).items():
         chunks.add(count, worker=actor.worker, state=state)
     return (chunks,)
 

@@ -11,9 +11,23 @@ from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Register, RegistrationStatus
 from bus.messages.work import BuildVariants, ModelInspected, VariantBuilt, VariantFailed, VariantPlan, WorkFinished
 from bus.subjects import Subjects
-from services.core.actor import After, Changed, Do, Done, Effect, Envelope, Publish, Record, Recorded, Started, Synced
+from services.core.actor import (
+    After,
+    Changed,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Publish,
+    Record,
+    Recorded,
+    Started,
+    Synced,
+    Tick,
+)
 from services.core.catalog import key_of
-from services.registrar.actor import Registrar, Sweep
+from services.core.settings import RegistrarSettings
+from services.registrar.actor import Registrar
 from services.registrar.changes import amend
 from services.registrar.commands import (
     AddVariants,
@@ -27,7 +41,6 @@ from services.registrar.commands import (
     RegistrationClaimed,
     TakeOverRegistration,
 )
-from services.registrar.policy import Rules
 
 SUBJECTS = Subjects("t")
 SIGNATURE = Signature(
@@ -144,7 +157,9 @@ def heartbeat(worker: str = "w1", utilisation: float = 0.1, cores: int = 2, **ch
 class Stage:
     """One registrar, a clock, what it published, and its edge's commands waiting to be carried out by `perform`."""
 
-    def __init__(self, name: str = "a", rules: Rules | None = None, buckets: "Stage | None" = None) -> None:
+    def __init__(
+        self, name: str = "a", settings: RegistrarSettings | None = None, buckets: "Stage | None" = None
+    ) -> None:
         self.now = 1000.0
         self.sent: list[tuple[str, Any]] = []
         self.records: list[Record] = []
@@ -155,7 +170,7 @@ class Stage:
         self.status: dict[str, bytes] = {} if buckets is None else buckets.status
         self.forgotten: list[Finish] = []
         self.ids = iter(f"made-{n}" for n in range(1000))
-        self.registrar = Registrar(name, SUBJECTS, rules or Rules(), lambda: next(self.ids))
+        self.registrar = Registrar(name, SUBJECTS, settings or RegistrarSettings(), lambda: next(self.ids))
         self.tell(Started())
         for bucket, held in ((SUBJECTS.catalog_bucket, self.catalog), (SUBJECTS.status_bucket, self.status)):
             for key, value in held.items():
@@ -196,17 +211,17 @@ class Stage:
     def carry_out(self, command: Any) -> Any:
         """What the edge would do, in one step and without failing."""
         match command:
-            case ClaimRegistration(work=work):
-                version = work.request.version or str(command.next_version)
-                claimed = replace(work, version=version)
-                self.put(SUBJECTS.status_bucket, f"work.{work.registration}", encode(claimed))
+            case ClaimRegistration(record=record):
+                version = record.request.version or str(command.next_version)
+                claimed = replace(record, version=version)
+                self.put(SUBJECTS.status_bucket, f"work.{record.registration}", encode(claimed))
                 return RegistrationClaimed(claimed)
             case TakeOverRegistration():
-                work = self.registrar._works[command.registration]
-                if work.registrar != command.previous:
+                record = self.registrar._records[command.registration]
+                if record.registrar != command.previous:
                     return None
-                ours = replace(work, registrar=command.registrar)
-                self.put(SUBJECTS.status_bucket, f"work.{work.registration}", encode(ours))
+                ours = replace(record, registrar=command.registrar)
+                self.put(SUBJECTS.status_bucket, f"work.{record.registration}", encode(ours))
                 return ours
             case PutStatus(status=status):
                 self.put(SUBJECTS.status_bucket, f"registration.{status.registration}", encode(status))
@@ -263,8 +278,8 @@ class Stage:
             self.ring()
             self.perform()
 
-    def sweep(self) -> None:
-        self.tell(Sweep())
+    def tick(self) -> None:
+        self.tell(Tick())
 
     def statuses(self, registration: str = "r1") -> list[RegistrationStatus]:
         """All statuses published of one registration."""

@@ -23,10 +23,10 @@ from bus.tensors import from_array, to_array
 from infaas import jobs
 from infaas.errors import Refused
 from services.core.catalog import key_of
+from services.core.settings import JobsSettings
 from services.jobs.actor import Coordinator
 from services.jobs.edge import JobsEdge, part_key
 from services.jobs.files import Files, JobFiles
-from services.jobs.policy import Limits
 from services.shell.runtime.runtime import Runtime
 from tests.support.clients.responders import until
 from tests.support.data import offline_inputs
@@ -61,12 +61,16 @@ class Scene:
             await catalog.put(key_of(changed), encode(changed))
         await self.bus.key_value(S.jobs_bucket)
 
-    async def start(self, name: str, **limits: Any) -> None:
+    async def start(self, name: str, **settings: Any) -> None:
         bus = self.broker.connect(name)
-        desk = JobFiles(Files([self.files]), self.directory / "spool")
-        edge = await JobsEdge.open(bus, S, desk, 2**20)
-        given = Limits(**({"chunk_items": 3, "window": 8, "sweep_s": 0.1, "silence_s": 0.3} | limits))
-        runtime = Runtime("jobs", lambda: Coordinator(name, S, given, PRICES, lambda: "made"), bus, S, edge)
+        files = JobFiles(Files([self.files]), self.directory / "spool")
+        edge = await JobsEdge.open(bus, S, files, 2**20)
+        given = JobsSettings(**({"chunk_items": 3, "window": 8} | settings))
+
+        def make() -> Coordinator:
+            return Coordinator(name, S, given, PRICES, lambda: "made", tick_s=0.1, silence_s=0.3)
+
+        runtime = Runtime("jobs", make, bus, S, edge)
         await runtime.start()
         self.running[name] = (runtime, bus)
 

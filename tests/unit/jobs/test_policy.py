@@ -4,7 +4,8 @@ from bus.codec import encode
 from bus.messages.catalog import VariantRecord
 from bus.messages.jobs import SubmitJob
 from services.core.catalog import Catalog, key_of
-from services.jobs.policy import Limits, batch_within, check, chunk_items, cost_per_item, eligible, obstacle
+from services.core.settings import JobsSettings
+from services.jobs.policy import JobPolicy, batch_within, chunk_items, cost_per_item, eligible
 from tests.support.simulated.fleet import PRICES, catalogue, variant
 
 SMALL = variant("small", accuracy=0.7, base_ms=1.0, per_item_ms=0.1, max_batch=64)
@@ -20,6 +21,14 @@ def catalog(*records: VariantRecord) -> Catalog:
     for record in catalogue(*(records or EVERYTHING)):
         found.apply(key_of(record), encode(record))
     return found
+
+
+def policy(*records: VariantRecord) -> JobPolicy:
+    return JobPolicy(catalog(*records), "infaas", PRICES, JobsSettings(), simulated=False)
+
+
+def job(accuracy: float) -> SubmitJob:
+    return SubmitJob(input="file:///a.npy", output="file:///b.npy", accuracy=accuracy)
 
 
 def names(**wanted: object) -> set[str]:
@@ -60,18 +69,18 @@ def test_eligible_is_what_meets_accuracy_model_and_variant() -> None:
 def test_a_job_that_cannot_be_is_refused_by_field(ask: dict[str, object], code: str, says: str) -> None:
     fields = {"input": "file:///a.npy", "output": "file:///b.npy"} | ask
     app = str(fields.pop("app", "app"))
-    error = check(app, SubmitJob(**fields), catalog(), "infaas", PRICES, Limits())  # type: ignore[arg-type]
+    error = policy().error(app, SubmitJob(**fields))  # type: ignore[arg-type]
     assert error is not None
     assert error.code == code
     assert says in error.message
 
 
 def test_the_closest_is_named_when_the_accuracy_is_too_high() -> None:
-    error = obstacle(catalog(LARGE, SMALL), "app", accuracy=0.95, model=None, variant=None, prices=PRICES)
+    error = policy(LARGE, SMALL).error("app", job(accuracy=0.95))
     assert error is not None
     assert error.closest
     assert (error.closest.variant, error.closest.accuracy) == ("large", 0.9)
-    assert obstacle(catalog(LARGE), "app", accuracy=0.9, model=None, variant=None, prices=PRICES) is None
+    assert policy(LARGE).error("app", job(accuracy=0.9)) is None
 
 
 def test_an_item_costs_less_in_larger_batches() -> None:

@@ -1,4 +1,4 @@
-"""What is told of a job that waits, on the bus and in history."""
+"""The status of a job that waits, on the bus and in history."""
 
 from bus.messages.events import JobEvent
 from bus.messages.jobs import JobStatus, RunnerNote
@@ -7,8 +7,8 @@ from services.core.actor import Publish, Record
 from services.jobs.status import RECORD_S, JobStatuses
 
 
-def told(news: JobStatuses, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent]:
-    publish, record = news.tell(status, now)
+def published(statuses: JobStatuses, status: JobStatus, now: float) -> tuple[JobStatus, JobEvent]:
+    publish, record = statuses.publish(status, now)
     assert isinstance(publish, Publish)
     assert isinstance(record, Record)
     assert isinstance(publish.message, JobStatus)
@@ -17,12 +17,12 @@ def told(news: JobStatuses, status: JobStatus, now: float) -> tuple[JobStatus, J
 
 
 def test_what_keeps_a_job_waiting_is_in_history_while_it_does() -> None:
-    news = JobStatuses(Subjects("t"))
+    statuses = JobStatuses(Subjects("t"))
     status = JobStatus(job="j", app="a", input="i", output="o", state="running", total=8, created=1.0)
-    news.note(RunnerNote(worker="w0", why="cpu is used 90 % by other work"), 10.0)
-    published, event = told(news, status, 10.0)
-    assert published.step == event.reason == "w0: cpu is used 90 % by other work"
-    news.note(RunnerNote(worker="w0", why=""), 10.0 + RECORD_S)
-    published, event = told(news, status, 10.0 + RECORD_S)
+    statuses.note(RunnerNote(worker="w0", why="cpu is used 90 % by other work"), 10.0)
+    shown, event = published(statuses, status, 10.0)
+    assert shown.step == event.reason == "w0: cpu is used 90 % by other work"
+    statuses.note(RunnerNote(worker="w0", why=""), 10.0 + RECORD_S)
+    shown, event = published(statuses, status, 10.0 + RECORD_S)
     assert event.reason is None
-    assert published.step == status.step
+    assert shown.step == status.step

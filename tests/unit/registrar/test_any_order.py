@@ -12,7 +12,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import ExecutorExited
 from bus.messages.work import BuildVariants, WorkProgress
 from services.core.actor import Done, Failed, TimedOut, Undelivered
-from services.registrar.policy import Rules
+from services.core.settings import RegistrarSettings
 from tests.support.simulated.registrations import (
     REQUEST,
     SUBJECTS,
@@ -42,7 +42,7 @@ def plans_of(stage: Stage, registration: str) -> list[Any]:
 
 def at_work(stage: Stage, registration: str, other: str | None) -> str:
     """The worker that has the order, unless another one is to speak."""
-    job = stage.registrar._floor.jobs.get(registration)
+    job = stage.registrar._registrations.open.get(registration)
     return other or (job.worker if job else None) or "w1"
 
 
@@ -118,7 +118,7 @@ def jump(stage: Stage, seconds: int) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(moves(), min_size=20, max_size=150))
 def test_every_registration_ends_exactly_once(happenings: list[Callable[[Stage], Any]]) -> None:
-    stage = Stage(rules=Rules(threads=(1,), max_batches=(8,)))
+    stage = Stage(settings=RegistrarSettings(threads=(1,), max_batches=(8,)))
     stage.tell(heartbeat())
     stage.register()
     for happen in happenings:
@@ -128,8 +128,8 @@ def test_every_registration_ends_exactly_once(happenings: list[Callable[[Stage],
         jump(stage, 130)
     stage.perform()
     registrar = stage.registrar
-    assert registrar._floor.jobs == {}
-    assert registrar._works == {}
+    assert registrar._registrations.open == {}
+    assert registrar._records == {}
     assert registrar._claims == {}
     assert [key for key in stage.status if key.startswith("work.")] == []
     for registration in IDS:
@@ -170,7 +170,7 @@ def check_one(stage: Stage, registration: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.permutations(range(4)), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 4))
 def test_the_result_does_not_depend_on_the_order_of_variants(order: list[int], good: list[bool], repeat: int) -> None:
-    stage = Stage(rules=Rules(threads=(1,)))
+    stage = Stage(settings=RegistrarSettings(threads=(1,)))
     stage.tell(heartbeat())
     stage.register()
     stage.tell(inspected())

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import Signature, TensorSpec
 from bus.subjects import WITHOUT_APP
+from services.core.settings import RegistrarSettings
 from services.registrar.checks import registration_error, signature_difference
-from services.registrar.policy import Rules
 from tests.support.simulated.registrations import REQUEST, SIGNATURE
 
 BAD_NAMES = ["", "../x", "a b", "a>", "*", "a\0b", "a.b", "-a", "_", "a" * 65, "ü", "a\n"]
@@ -19,14 +19,14 @@ def test_a_good_request_passes() -> None:
     full = replace(
         REQUEST, version="v-1", task="digits from pixels", metric="rmse", latency_ms=5.0, default_output=[1, 2]
     )
-    assert registration_error(REQUEST, Rules()) is None
-    assert registration_error(full, Rules()) is None
+    assert registration_error(REQUEST, RegistrarSettings()) is None
+    assert registration_error(full, RegistrarSettings()) is None
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 @pytest.mark.parametrize("field", ["app", "model", "version", "registration"])
 def test_names_must_be_names(field: str, name: str) -> None:
-    error = registration_error(replace(REQUEST, **{field: name}), Rules())
+    error = registration_error(replace(REQUEST, **{field: name}), RegistrarSettings())
     if (field, name) == ("app", WITHOUT_APP):
         assert error is None  # a model on its own
         return
@@ -63,25 +63,25 @@ def test_names_must_be_names(field: str, name: str) -> None:
     ],
 )
 def test_each_field_is_checked(field: str, value: Any) -> None:
-    error = registration_error(replace(REQUEST, **{field: value}), Rules())
+    error = registration_error(replace(REQUEST, **{field: value}), RegistrarSettings())
     assert error is not None
     assert error.code == "bad_request"
     assert error.message.startswith(f"{field}: ")
 
 
 def test_all_wrong_fields_are_named_at_once() -> None:
-    error = registration_error(replace(REQUEST, app="a b", metric="f1", latency_ms=-1.0), Rules())
+    error = registration_error(replace(REQUEST, app="a b", metric="f1", latency_ms=-1.0), RegistrarSettings())
     assert error is not None
     assert [part.partition(":")[0] for part in error.message.split("; ")] == ["app", "metric", "latency_ms"]
 
 
 def test_torchscript_only_where_it_is_allowed() -> None:
     request = replace(REQUEST, format="torchscript")
-    error = registration_error(request, Rules())
+    error = registration_error(request, RegistrarSettings())
     assert error is not None
     assert error.code == "forbidden"
     assert "allow_torchscript" in error.message
-    assert registration_error(request, Rules(allow_torchscript=True)) is None
+    assert registration_error(request, RegistrarSettings(allow_torchscript=True)) is None
 
 
 def signature(**changes: Any) -> Signature:

@@ -79,10 +79,10 @@ def work(registration: str = "r1", registrar: str = "a", **request: Any) -> Regi
 
 def test_a_claim_gets_the_next_free_version_and_may_be_repeated() -> None:
     async def test(place: Place) -> None:
-        first = await place.do(ClaimRegistration(work=work(), next_version=3))
+        first = await place.do(ClaimRegistration(record=work(), next_version=3))
         assert first == RegistrationClaimed(replace(work(), version="3"))
-        assert await place.do(ClaimRegistration(work=work(), next_version=3)) == first
-        assert await place.do(ClaimRegistration(work=work("r2"), next_version=3)) == RegistrationClaimed(
+        assert await place.do(ClaimRegistration(record=work(), next_version=3)) == first
+        assert await place.do(ClaimRegistration(record=work("r2"), next_version=3)) == RegistrationClaimed(
             replace(work("r2"), version="4")
         )
         assert decode(RegistrationRecord, (await place.status.get("work.r1")).value or b"").version == "3"
@@ -92,18 +92,18 @@ def test_a_claim_gets_the_next_free_version_and_may_be_repeated() -> None:
 
 def test_ids_and_versions_are_claimed_once() -> None:
     async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(work=work(version="1"), next_version=1))
-        assert await place.do(ClaimRegistration(work=work(registrar="b"), next_version=1)) == AlreadyTaken(
+        await place.do(ClaimRegistration(record=work(version="1"), next_version=1))
+        assert await place.do(ClaimRegistration(record=work(registrar="b"), next_version=1)) == AlreadyTaken(
             "registration"
         )
-        assert await place.do(ClaimRegistration(work=work("r2", version="1"), next_version=1)) == AlreadyTaken(
+        assert await place.do(ClaimRegistration(record=work("r2", version="1"), next_version=1)) == AlreadyTaken(
             "version"
         )
         await place.catalog.put("model.mlp.2", encode(model_record(version="2")))
-        assert await place.do(ClaimRegistration(work=work("r3", version="2"), next_version=1)) == AlreadyTaken(
+        assert await place.do(ClaimRegistration(record=work("r3", version="2"), next_version=1)) == AlreadyTaken(
             "version"
         )
-        assert (await place.do(ClaimRegistration(work=work("r4"), next_version=1))).work.version == "3"
+        assert (await place.do(ClaimRegistration(record=work("r4"), next_version=1))).record.version == "3"
         assert await place.keys() == {"work.r1", "version.mlp.1", "model.mlp.2", "work.r4", "version.mlp.3"}
 
     on_a_bus(test)
@@ -111,8 +111,8 @@ def test_ids_and_versions_are_claimed_once() -> None:
 
 def test_many_claims_at_once_get_different_versions() -> None:
     async def test(place: Place) -> None:
-        claims = [place.do(ClaimRegistration(work=work(f"r{n}"), next_version=1)) for n in range(20)]
-        versions = [claimed.work.version for claimed in await asyncio.gather(*claims)]
+        claims = [place.do(ClaimRegistration(record=work(f"r{n}"), next_version=1)) for n in range(20)]
+        versions = [claimed.record.version for claimed in await asyncio.gather(*claims)]
         assert sorted(versions, key=int) == [str(n) for n in range(1, 21)]
 
     on_a_bus(test)
@@ -120,7 +120,7 @@ def test_many_claims_at_once_get_different_versions() -> None:
 
 def test_only_one_takes_over() -> None:
     async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(work=work(), next_version=1))
+        await place.do(ClaimRegistration(record=work(), next_version=1))
         commands = [TakeOverRegistration(registration="r1", registrar=name, previous="a") for name in ("b", "c", "d")]
         taken = [found for found in await asyncio.gather(*map(place.do, commands)) if found is not None]
         assert len(taken) == 1
@@ -191,7 +191,7 @@ def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
     async def test(place: Place) -> None:
         for key in ("r1.model", "r1.validation", "other.model"):
             await place.uploads.put(key, b"x")
-        await place.do(ClaimRegistration(work=work(), next_version=1))
+        await place.do(ClaimRegistration(record=work(), next_version=1))
         status = RegistrationStatus(registration="r1", state="done", app="digits", model="mlp")
         await place.do(PutStatus(status))
         end = Finish(registration="r1", model="mlp", version="1", uploads=("r1.model", "r1.validation"))
@@ -205,7 +205,7 @@ def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
 
 def test_a_version_that_somebody_else_holds_by_now_stays_held() -> None:
     async def test(place: Place) -> None:
-        await place.do(ClaimRegistration(work=work("r2"), next_version=1))
+        await place.do(ClaimRegistration(record=work("r2"), next_version=1))
         await place.do(Finish(registration="r1", model="mlp", version="1", uploads=()))
         with suppress(NotFound):
             assert (await place.status.get("version.mlp.1")).value == b"r2"
@@ -260,10 +260,10 @@ def test_a_version_goes_with_its_variants_once_no_app_serves_it_and_its_number_i
             "version.mlp.2",
         }
         assert await place.do(DeleteVersion(model="mlp", version="2")) is None
-        assert await place.do(ClaimRegistration(work=work("r2", version="2"), next_version=2)) == AlreadyTaken(
+        assert await place.do(ClaimRegistration(record=work("r2", version="2"), next_version=2)) == AlreadyTaken(
             "version"
         )
-        claimed = await place.do(ClaimRegistration(work=work("r3"), next_version=2))
-        assert claimed.work.version == "3"
+        claimed = await place.do(ClaimRegistration(record=work("r3"), next_version=2))
+        assert claimed.record.version == "3"
 
     on_a_bus(test)

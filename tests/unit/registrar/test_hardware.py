@@ -8,6 +8,7 @@ from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from bus.messages.work import BuildVariants, InspectModel
 from services.core.actor import Done, Failed
 from services.core.catalog import key_of
+from services.core.settings import RegistrarSettings
 from services.registrar.commands import (
     AddVariants,
     AlreadyTaken,
@@ -19,7 +20,7 @@ from services.registrar.commands import (
     RegistrationRecord,
     TakeOverRegistration,
 )
-from services.registrar.policy import Rules, plans
+from services.registrar.policy import REGISTRAR_TIMEOUT_S, SILENCE_S, WORKER_LOST_S, plans
 from tests.support.simulated.registrations import (
     REQUEST,
     Stage,
@@ -37,7 +38,6 @@ from tests.support.simulated.registrations import (
 )
 from tests.unit.registrar.test_edge import Place, on_a_bus
 
-RULES = Rules()
 WORKING = {"ort": "", "torch": "not installed", "ort-cuda": "", "trt": "", "torch-cuda": "torch is not installed"}
 CPU_ONLY = heartbeat("w1")
 
@@ -212,7 +212,7 @@ def test_a_gpu_that_leaves_ends_it_and_others_go_on() -> None:
     stage = with_models("mlp")
     beats(stage, 2, with_gpu())
     fit = inspections(stage)[-1].registration
-    beats(stage, int(RULES.worker_lost_s + RULES.silence_s) + 10, CPU_ONLY)
+    beats(stage, int(WORKER_LOST_S + SILENCE_S) + 10, CPU_ONLY)
     assert stage.ends(fit) == ["failed"]
     assert "gpu" in (stage.last(fit).reason or "")
     assert stage.orders("w1") == []
@@ -221,7 +221,7 @@ def test_a_gpu_that_leaves_ends_it_and_others_go_on() -> None:
 def test_another_registrar_was_faster_and_nobody_hears_of_it() -> None:
     stage = with_models("mlp")
     stage.tell(with_gpu())
-    stage.sweep()
+    stage.tick()
     (claim,) = [do for do in stage.commands if do.id[0] == "claim"]
     stage.commands.remove(claim)
     stage.tell(Done(claim.id, AlreadyTaken("registration")))
@@ -233,7 +233,7 @@ def test_the_work_of_a_dead_registrar_goes_on_for_the_same_hardware() -> None:
     first = with_models("mlp")
     beats(first, 2, with_gpu())
     second = Stage("b", buckets=first)
-    beats(second, int(RULES.registrar_timeout_s) + 3, with_gpu())
+    beats(second, int(REGISTRAR_TIMEOUT_S) + 3, with_gpu())
     (order,) = inspections(second)
     assert order == inspections(first)[-1]
     assert (order.stored, order.hardware) == (True, "gpu")
@@ -251,7 +251,7 @@ def test_the_exit_of_one_process_with_several_real_devices_costs_one_attempt() -
 def test_plans_name_only_what_the_worker_has() -> None:
     def found(format: str, hardware: str, **frameworks: str) -> list[tuple[str, str, str]]:
         fact = inspected(hardware=hardware, frameworks={"ort": "", "torch": "", **frameworks}, operators=["Conv"])
-        made = plans("m", "1", format, fact, 8, Rules(max_batches=(8, 64)))
+        made = plans("m", "1", format, fact, 8, RegistrarSettings(max_batches=(8, 64)))
         assert {plan.threads for plan in made} <= {1}
         assert {plan.max_batch for plan in made} <= {8, 64}
         assert {plan.hardware for plan in made} <= {hardware}
@@ -343,31 +343,31 @@ def test_a_kind_that_joins_later_gets_its_variants_once() -> None:
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8", "mlp-v1-siminferentia-fp32-t1-b8"]
     stage.commands.clear()
     stage.tell(simulating("gpu", "inferentia"))
-    stage.sweep()
+    stage.tick()
     assert not [do for do in stage.commands if isinstance(do.command, ChangeSimulated)]
 
 
 def test_an_order_that_fails_is_given_again() -> None:
     stage = with_catalogue()
     stage.tell(simulating("gpu"))
-    stage.sweep()
+    stage.tick()
     order = stage.commands.pop()
-    stage.sweep()
+    stage.tick()
     assert stage.commands == [], "one at a time"
     stage.tell(Failed(order.id, "no bus"))
-    stage.sweep()
+    stage.tick()
     assert stage.commands.pop().command == order.command
 
 
 def test_they_go_when_nobody_simulates_the_kind_any_more() -> None:
     stage = with_catalogue()
     simulated_heartbeats(stage, 20, simulating("gpu"), simulating("inferentia", worker="w2"))
-    simulated_heartbeats(stage, int(RULES.worker_lost_s) - 1, simulating("gpu"))
+    simulated_heartbeats(stage, int(WORKER_LOST_S) - 1, simulating("gpu"))
     assert len(simulated(stage)) == 2, "a worker may be back in a moment"
     simulated_heartbeats(stage, 3, simulating("gpu"))
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
     later = Stage(buckets=stage)
-    simulated_heartbeats(later, int(RULES.worker_lost_s) + 2, heartbeat())
+    simulated_heartbeats(later, int(WORKER_LOST_S) + 2, heartbeat())
     assert simulated(later) == []
 
 
@@ -375,7 +375,7 @@ def test_a_registrar_that_slept_listens_before_it_deletes() -> None:
     stage = with_catalogue()
     simulated_heartbeats(stage, 20, simulating("gpu"))
     stage.now += 100.0
-    stage.sweep()
+    stage.tick()
     assert stage.commands == []
     simulated_heartbeats(stage, 5, simulating("gpu"))
     assert simulated(stage) == ["mlp-v1-simgpu-fp32-t1-b8"]
@@ -406,10 +406,10 @@ WORK = RegistrationRecord(
 def test_a_registered_version_is_worked_on_by_one_registrar() -> None:
     async def main(place: Place) -> None:
         await place.catalog.put("model.mlp.1", encode(model_record()))
-        assert await place.do(ClaimRegistration(work=WORK, next_version=2)) == RegistrationClaimed(WORK)
-        assert await place.do(ClaimRegistration(work=WORK, next_version=2)) == RegistrationClaimed(WORK)
+        assert await place.do(ClaimRegistration(record=WORK, next_version=2)) == RegistrationClaimed(WORK)
+        assert await place.do(ClaimRegistration(record=WORK, next_version=2)) == RegistrationClaimed(WORK)
         other = replace(WORK, registrar="b", created=2.0)
-        assert await place.do(ClaimRegistration(work=other, next_version=2)) == AlreadyTaken("registration")
+        assert await place.do(ClaimRegistration(record=other, next_version=2)) == AlreadyTaken("registration")
         assert await place.keys() == {"model.mlp.1", "work.fit-1"}
         ours = await place.do(TakeOverRegistration(registration="fit-1", registrar="b", previous="a"))
         assert ours == replace(WORK, registrar="b")

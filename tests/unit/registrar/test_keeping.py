@@ -84,7 +84,7 @@ def test_a_restarted_registrar_goes_on_with_its_own_work() -> None:
     to_building(first)
     second = Stage("a", buckets=first)
     second.tell(heartbeat())
-    second.sweep()
+    second.tick()
     assert isinstance(second.orders()[0], InspectModel)
     second.tell(inspected())
     complete(second, build_order(second))
@@ -100,7 +100,7 @@ def test_work_of_a_dead_registrar_is_taken_over_and_that_of_a_live_one_is_not() 
     for _ in range(20):
         second.now += 1
         second.tell(RegistrarHeartbeat(registrar="a"))
-        second.sweep()
+        second.tick()
     assert second.commands == []
     second.pass_time(10, ["w1"])
     assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
@@ -115,7 +115,7 @@ def test_a_registrar_that_leaves_hands_over_at_once() -> None:
     second = Stage("b", buckets=first)
     second.tell(RegistrarHeartbeat(registrar="a"))
     second.tell(goodbye.message)
-    second.sweep()
+    second.tick()
     second.perform()
     assert decode(RegistrationRecord, second.status["work.r1"]).registrar == "b"
 
@@ -133,7 +133,7 @@ def test_ended_work_found_after_a_restart_is_only_cleared_away() -> None:
     first.put(SUBJECTS.status_bucket, "registration.r1", encode(over))
     second = Stage("a", buckets=first)
     second.tell(heartbeat())
-    second.sweep()
+    second.tick()
     second.perform()
     assert second.orders() == []
     assert second.statuses() == []

@@ -11,14 +11,17 @@ from msgspec.structs import replace
 from bus.messages.catalog import Profile
 from bus.messages.work import VariantPlan
 from bus.subjects import valid_name
-from services.registrar.policy import Rules, next_version, plans, variant_name, why_not
+from services.core.settings import RegistrarSettings
+from services.registrar.policy import defect, next_version, plans, variant_name
 from tests.support.simulated.registrations import PROFILE, built, inspected
 
-RULES = Rules(threads=(1, 2), max_batches=(8, 64))
+SETTINGS = RegistrarSettings(threads=(1, 2), max_batches=(8, 64))
 
 
-def made(format: str = "onnx", cores: int = 2, rules: Rules = RULES, **facts: object) -> list[VariantPlan]:
-    return plans("m", "1", format, inspected(**facts), cores, rules)
+def made(
+    format: str = "onnx", cores: int = 2, settings: RegistrarSettings = SETTINGS, **facts: object
+) -> list[VariantPlan]:
+    return plans("m", "1", format, inspected(**facts), cores, settings)
 
 
 def kinds(found: list[VariantPlan]) -> set[tuple[str, str, str]]:
@@ -50,8 +53,8 @@ def test_every_precision_comes_with_every_thread_count_and_batch_limit() -> None
 
 def test_no_more_threads_than_cores_and_at_least_one() -> None:
     assert {plan.threads for plan in made(cores=1)} == {1}
-    assert {plan.threads for plan in made(cores=1, rules=Rules(threads=(4, 8)))} == {1}
-    assert {plan.threads for plan in made(cores=8, rules=Rules(threads=(4, 8, 16)))} == {4, 8}
+    assert {plan.threads for plan in made(cores=1, settings=RegistrarSettings(threads=(4, 8)))} == {1}
+    assert {plan.threads for plan in made(cores=8, settings=RegistrarSettings(threads=(4, 8, 16)))} == {4, 8}
 
 
 def test_a_fixed_batch_allows_only_one_item() -> None:
@@ -107,8 +110,8 @@ PLAN = VariantPlan(variant="v", framework="ort", precision="int8", threads=1, ma
 
 
 def test_what_works_and_agrees_may_serve() -> None:
-    assert why_not(built(PLAN), RULES) is None
-    assert why_not(built(PLAN, agreement=RULES.agreement), RULES) is None
+    assert defect(built(PLAN), SETTINGS) is None
+    assert defect(built(PLAN, agreement=SETTINGS.agreement), SETTINGS) is None
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,6 @@ def test_what_works_and_agrees_may_serve() -> None:
     ],
 )
 def test_what_does_not_is_turned_down_with_the_reason(facts: dict[str, float | Profile], word: str) -> None:
-    reason = why_not(built(PLAN, **facts), RULES)
+    reason = defect(built(PLAN, **facts), SETTINGS)
     assert reason is not None
     assert word in reason

@@ -201,7 +201,7 @@ def test_a_workshop_that_does_not_listen_yet_gets_its_order_a_little_later() -> 
     stage.perform()
     reply = next(
         effect.reply
-        for effect in stage.registrar._floor._order(stage.registrar._floor.jobs["r1"], "w1", stage.now)
+        for effect in stage.registrar._registrations._order(stage.registrar._registrations.open["r1"], "w1", stage.now)
         if isinstance(effect, Publish) and effect.reply
     )
     for _ in range(20):

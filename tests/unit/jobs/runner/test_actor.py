@@ -12,10 +12,10 @@ from bus.messages.jobs import Checkpoint, Chunk, JobRecord, JobStatus, Part
 from bus.messages.public import Tensor
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
+from services.core.settings import JobsSettings
 from services.executor.commands import BatchResult, RunBatch
 from services.jobs.runner.actor import Runner
 from services.jobs.runner.chunks import DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk, uid_of
-from services.jobs.runner.policy import Knobs
 from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
@@ -69,7 +69,7 @@ class Scene:
         self.enter("r1")
 
     def enter(self, name: str) -> None:
-        self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, Knobs()), self.queue)
+        self.stage.enter(name, Runner(name, "w0", self.fleet.subjects, PRICES, JobsSettings()), self.queue)
         for record in self.fleet.records:
             self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))
         self.stage.send(name, Synced("infaas-catalog"))

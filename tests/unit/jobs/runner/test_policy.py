@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.jobs.runner.policy import Knobs, obstacle, ranked
+from services.core.settings import JobsSettings
+from services.jobs.runner.policy import obstacle, ranked
 from tests.support.simulated.fleet import PRICES, variant
 
 RECORD = variant("v")  # a batch of n takes 2 + 0.5 n ms
-KNOBS = Knobs()
+SETTINGS = JobsSettings()
 
 
 def device(**fields: Any) -> DeviceStatus:
@@ -32,8 +33,8 @@ def beat(*instances: InstanceStatus, devices: list[DeviceStatus] | None = None, 
     return WorkerHeartbeat(devices=devices or [device()], instances=list(instances), **(given | fields))
 
 
-def why(heard: WorkerHeartbeat | None, knobs: Knobs = KNOBS) -> str:
-    return obstacle(heard, "cpu", {"v": RECORD}.get, knobs)
+def why(heard: WorkerHeartbeat | None, settings: JobsSettings = SETTINGS) -> str:
+    return obstacle(heard, "cpu", {"v": RECORD}.get, settings)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_busy_worker_takes_none_and_says_why(heard: WorkerHeartbeat | None, sa
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_work_is_taken_exactly_while_others_use_no_more_than_the_limit(used: float, own: float, limit: float) -> None:
-    calm = why(beat(devices=[device(utilisation=used, offline=own)]), Knobs(utilisation_below=limit)) == ""
+    calm = why(beat(devices=[device(utilisation=used, offline=own)]), JobsSettings(utilisation_below=limit)) == ""
     assert calm == (max(0.0, used - own) <= limit)
 
 
