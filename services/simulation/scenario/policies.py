@@ -227,11 +227,12 @@ class Policies:
 
 
 def _base_tree(base: str) -> dict[str, Any]:
-    """What a base means in settings."""
-    scaling = base if base in _CHOSEN else "infaas"
+    """The settings that a base stands for. Everything else is the services' default, the solver too."""
+    scaling: dict[str, Any] = {"policy": base if base in _CHOSEN else "infaas"}
+    if base == "infaas-ilp":
+        scaling["solver"] = "ilp"
     selection = base if base not in {*_CHOSEN, "infaas-ilp"} else "infaas"
-    solver = "ilp" if base == "infaas-ilp" else "greedy"
-    return {"dispatcher": {"policy": selection}, "autoscaler": {"policy": scaling, "solver": solver}}
+    return {"dispatcher": {"policy": selection}, "autoscaler": scaling}
 
 
 # -- settings

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.core.settings import Settings
 from services.simulation.scenario.model import StaticChoice
 from services.simulation.scenario.toml import ScenarioError
 from tests.support.data.scenario_files import changed, read
@@ -19,15 +20,27 @@ def test_built_in_names_are_what_they_are_in_settings(tmp_path):
     names = ["infaas", "infaas-ilp", "clipper+", "static", "sm+", "replicate", "round-robin", "brute-force"]
     found = read(tmp_path, changed(("scenario.policies", names))).policies
     assert [(p.name, p.base, p.settings.dispatcher.policy, p.settings.autoscaler.policy, p.settings.autoscaler.solver) for p in found] == [
-        ("infaas", "infaas", "infaas", "infaas", "greedy"),
+        ("infaas", "infaas", "infaas", "infaas", "ilp"),
         ("infaas-ilp", "infaas-ilp", "infaas", "infaas", "ilp"),
-        ("clipper+", "static", "infaas", "static", "greedy"),
-        ("static", "static", "infaas", "static", "greedy"),
-        ("sm+", "replicate", "infaas", "replicate", "greedy"),
-        ("replicate", "replicate", "infaas", "replicate", "greedy"),
-        ("round-robin", "round-robin", "round-robin", "infaas", "greedy"),
-        ("brute-force", "brute-force", "brute-force", "infaas", "greedy"),
+        ("clipper+", "static", "infaas", "static", "ilp"),
+        ("static", "static", "infaas", "static", "ilp"),
+        ("sm+", "replicate", "infaas", "replicate", "ilp"),
+        ("replicate", "replicate", "infaas", "replicate", "ilp"),
+        ("round-robin", "round-robin", "round-robin", "infaas", "ilp"),
+        ("brute-force", "brute-force", "brute-force", "infaas", "ilp"),
     ]  # fmt: skip
+
+
+def test_what_is_not_said_is_as_in_production(tmp_path):
+    found, production = read(tmp_path, changed(("scenario.policies", ["infaas"]))).policies[0].settings, Settings()
+    assert (found.dispatcher, found.autoscaler) == (production.dispatcher, production.autoscaler)
+
+
+def test_the_solver_of_all_policies_may_be_said(tmp_path):
+    greedy = ("settings", {"autoscaler": {"solver": "greedy"}})
+    names = ("scenario.policies", ["infaas", "infaas-ilp"])
+    found = read(tmp_path, changed(names, greedy)).policies
+    assert [one.settings.autoscaler.solver for one in found] == ["greedy", "ilp"]
 
 
 def test_blocks_run_after_the_names_or_in_their_place_and_a_command_overrides_all(tmp_path):
