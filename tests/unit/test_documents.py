@@ -35,7 +35,9 @@ def test_pictures_are_well_formed_and_fit_both_themes(picture: Path) -> None:
 
 
 def test_the_scenario_in_the_docs_is_the_example() -> None:
-    shown = re.findall(r"^```toml scenario\n(.*?)^```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL | re.MULTILINE)
+    shown = re.findall(
+        r"^```toml scenario\n(.*?)^```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert shown == [(ROOT / "docs" / "examples" / "scenario.toml").read_text()]
 
 
