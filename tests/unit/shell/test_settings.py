@@ -29,20 +29,19 @@ def test_defaults_are_right() -> None:
     assert list(faults(Settings())) == []
 
 
-@pytest.mark.parametrize("key", NUMBERS)
 @pytest.mark.parametrize("value", ["-1", "-1e300", "1e300", "1" + "0" * 400, "nan", "inf"])
-def test_no_number_may_be_nonsense(key: str, value: str, tmp_path: Path) -> None:
-    *above, name = key.split(".")
-    table = ".".join(above)
+def test_no_number_may_be_nonsense(value: str, tmp_path: Path) -> None:
     file = tmp_path / "infaas.toml"
-    listed = f"[{value}]" if key in ("registrar.threads", "registrar.max_batches") else value
-    needed = "variant = 'v'" if table.startswith("autoscaler.choice") else ""
-    file.write_text(f"[{table}]\n{needed}\n{name} = {listed}\n")
-    with pytest.raises(
-        SettingsError,
-        match=f"^{re.escape(str(file))}: {re.escape(table)}.{name}: (must be|expected|number out of range)",
-    ):
-        load(file, {})
+    for key in NUMBERS:
+        table, _, name = key.rpartition(".")
+        written = f"[{value}]" if key in ("registrar.threads", "registrar.max_batches") else value
+        needed = "variant = 'v'" if table.startswith("autoscaler.choice") else ""
+        file.write_text(f"[{table}]\n{needed}\n{name} = {written}\n")
+        with pytest.raises(
+            SettingsError,
+            match=f"^{re.escape(str(file))}: {re.escape(table)}.{name}: (must be|expected|number out of range)",
+        ):
+            load(file, {})
 
 
 @pytest.mark.parametrize(
