@@ -42,7 +42,9 @@ async def _main(settings: Settings) -> int:
     metrics = await _pages(settings, proxy)
     log.info("the engine proxy runs", extra={"address": asked.address, "port": listener.port, "socket": asked.socket})
     if not asked.token and asked.address not in _LOOPBACK:
-        log.warning("whoever reaches this address may read the swarm and set labels infaas.*: engine.token is not set")
+        log.warning(
+            "anybody who reaches this address may read the swarm and set labels infaas.*: engine.token is not set"
+        )
     if missing := await proxy.missing():
         log.warning("not ready: it lacks %s", missing)
     await stop.wait()

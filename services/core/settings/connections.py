@@ -84,9 +84,9 @@ class GatewaySettings(Section, frozen=True, kw_only=True):
         "Seconds for which it still takes requests when it stops; it says that it is not ready.",
     ] = 0.5
     admin: Annotated[bool, "Whether management verbs and registrations go through the gateway."] = True
-    tokens: Annotated[Texts, _TOKENS, "Tokens of those that may query. Empty: whoever reaches the gateway."] = ()
+    tokens: Annotated[Texts, _TOKENS, "Tokens of those that may query. Empty: anybody who reaches the gateway."] = ()
     operator_tokens: Annotated[
-        Texts, _TOKENS, "Tokens of those that may manage. Empty: whoever reaches the gateway."
+        Texts, _TOKENS, "Tokens of those that may manage. Empty: anybody who reaches the gateway."
     ] = ()
     tls_certificate: Annotated[str, "PEM file; with it and its key the gateway speaks HTTPS and gRPC over TLS."] = ""
     tls_key: Annotated[str, "PEM file with the key of the certificate."] = ""
@@ -135,7 +135,7 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     token: Annotated[
         str,
         Text(r"[\x21-\x7e]*", "empty, or a token without spaces, as `openssl rand -hex 32` makes them"),
-        "Token that a client must show. Empty: whoever reaches the proxy may use it.",
+        "Token that a client must show. Empty: anybody who reaches the proxy may use it.",
     ] = ""
 
 
@@ -148,11 +148,11 @@ class DashboardSettings(Section, frozen=True, kw_only=True):
         str, _PUBLIC, "Where visitors see the dashboard behind a proxy. Empty: at http://address:port."
     ] = ""
     login: Annotated[
-        str, "TOML file with Streamlit's section [auth], for OpenID Connect. Empty: whoever reaches it may look."
+        str, "TOML file with Streamlit's section [auth], for OpenID Connect. Empty: anybody who reaches it may look."
     ] = ""
     allow: Annotated[
         Texts,
-        "E-mail addresses, or @domain, that may look. Empty: whoever can log in. In a variable: separated by commas.",
+        "E-mail addresses, or @domain, that may look. Empty: anybody who can log in. In a variable: separated by commas.",
     ] = ()
 
 

@@ -52,7 +52,7 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
         "How loading latency enters the cost that is minimised (docs/planning.md).",
     ] = "multiplicative"
     time_limit_s: Annotated[float, Number(above=0, most=3600), "Seconds that the solver may take."] = 0.4
-    hold_s: Annotated[float, WAIT, "Seconds for which a reason to remove something must have held."] = 5.0
+    hold_s: Annotated[float, WAIT, "Seconds for which a reason to remove something must last."] = 5.0
     budget_per_hour: Annotated[
         float, Number(most=1e9, zero="no limit"), "US$ per hour that all workers together may cost."
     ] = 0.0

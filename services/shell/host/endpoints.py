@@ -82,7 +82,7 @@ class PortClaims:
     """Ports that are reserved although nobody listens there yet: another `infaas up` does not take them."""
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._claims: list[socket.socket] = []
 
     def take(self, port: int) -> bool:
         """Claim a port until `release`, or until this process ends; False when it is busy or claimed."""
@@ -96,7 +96,7 @@ class PortClaims:
             except OSError:
                 claim.close()
                 return False
-            self._held.append(claim)
+            self._claims.append(claim)
         return True
 
     def take_any(self) -> int:
@@ -107,9 +107,9 @@ class PortClaims:
 
     def release(self) -> None:
         """Give all claims up."""
-        for claim in self._held:
+        for claim in self._claims:
             claim.close()
-        self._held.clear()
+        self._claims.clear()
 
 
 def choose_ports(

@@ -155,7 +155,7 @@ class EmbeddedNats:
             on_our_death=signal.SIGTERM,
             cwd=self.data_dir,
             environ={"GOMAXPROCS": _threads(), **os.environ},
-            held=[self._lock.fd],
+            keep_open=[self._lock.fd],
         )
         return self._process
 

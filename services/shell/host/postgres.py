@@ -227,7 +227,7 @@ class EmbeddedPostgres:
             on_our_death=signal.SIGINT,
             before=self._binaries.identity.enter,
             environ=ENVIRON,
-            held=[self._lock.fd],
+            keep_open=[self._lock.fd],
         )
         return self._process
 

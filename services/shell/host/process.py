@@ -54,11 +54,11 @@ def start(
     before: Callable[[], None] | None = None,
     environ: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
-    held: Sequence[int] = (),
+    keep_open: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a program in a process group of its own. Raises ServerError.
 
-    log: file that its output is appended to; None: our own output. held: descriptors that it keeps open. Call this from the main thread
+    log: file that its output is appended to; None: our own output. keep_open: descriptors that it inherits. Call this from the main thread
     (see `dies_with_parent`).
     """
     try:
@@ -76,7 +76,7 @@ def start(
                 # Ctrl-C reaches only us; we end it in our order. Not a session of its own: Linux schedules by session
                 # (sched_autogroup), and servers that pass each other small messages then cost twice the CPU.
                 process_group=0,
-                pass_fds=held,
+                pass_fds=keep_open,
                 preexec_fn=dies_with_parent(on_our_death, before),  # noqa: PLW1509  only from the main thread
             )
     except (OSError, subprocess.SubprocessError) as error:

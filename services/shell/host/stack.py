@@ -286,7 +286,7 @@ class Stack:
         children = self._workers.pop(worker, [])
         await self._supervisor.stop_only(children)
         if self._metrics is not None:
-            self._metrics.gone(child.name for child in children)
+            self._metrics.remove(child.name for child in children)
 
     def _start_dashboard(self, port: int, environ: Mapping[str, str], reader: str) -> str:
         """Start the dashboard and return its URL. Nothing waits for it."""

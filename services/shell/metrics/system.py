@@ -62,7 +62,7 @@ class SystemMetrics:
                 return self._next - 1
         return self._take_any()
 
-    def gone(self, names: Iterable[str]) -> None:
+    def remove(self, names: Iterable[str]) -> None:
         """These processes have ended: others may get their ports."""
         self._free += [self._ports.pop(name) for name in names if name in self._ports]
 

@@ -189,7 +189,7 @@ class KnownStreams:
         text = f"NATS has lost data: {name}, which this system has had since {created}, {what}"
         if not self.serving or name not in self._passing:
             raise LostStream(f"{text}. {REMEDY}")
-        log.critical("%s: what was in it and not in the database yet is gone; what comes now is kept", text)
+        log.critical("%s: what was in it and not in the database yet is lost; new events are kept", text)
 
     async def before(self, name: str) -> None:
         """Called before a missing stream is made. Raises LostStream if it existed, BusError if no list can be read."""

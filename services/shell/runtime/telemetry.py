@@ -109,7 +109,7 @@ class SpanExporter:
         )
 
     def __call__(self, span: Span) -> None:
-        """Take a span; it is sent by a thread of OpenTelemetry's, and dropped when the collector is away for long."""
+        """Take a span; it is sent by a thread of OpenTelemetry's, and dropped when the collector does not answer for long."""
         from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415
         from opentelemetry.trace import SpanKind, Status, StatusCode  # noqa: PLC0415
 

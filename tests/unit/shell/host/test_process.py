@@ -38,7 +38,7 @@ def test_a_lock_excludes_until_released(tmp_path: Path) -> None:
 
 def test_a_server_that_was_given_the_lock_holds_it(tmp_path: Path) -> None:
     lock = process.Lock(tmp_path / "lock")
-    child = process.start(["sleep", "60"], log=tmp_path / "log", on_our_death=signal.SIGKILL, held=[lock.fd])
+    child = process.start(["sleep", "60"], log=tmp_path / "log", on_our_death=signal.SIGKILL, keep_open=[lock.fd])
     lock.release()
     with pytest.raises(ServerError):
         process.Lock(tmp_path / "lock")

@@ -42,7 +42,7 @@ def test_ports() -> None:
         assert (off.port, off.port_for("a"), await off.open()) == (0, 0, None)
         some = hub(None, {9102})
         assert [some.port_for(name) for name in ("a", "b", "a", "c")] == [9101, 9103, 9101, 9104]
-        some.gone(["a", "never seen"])
+        some.remove(["a", "never seen"])
         assert [some.port_for(name) for name in ("d", "b", "e")] == [9101, 9103, 9105]
 
     run(main())
