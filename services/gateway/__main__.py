@@ -4,7 +4,7 @@ from bus.port import Bus
 from bus.subjects import Subjects
 from infaas.client import Client
 from services.core.settings import Settings
-from services.gateway.actor import Gateway
+from services.gateway.actor import Gateway, make_gateway
 from services.gateway.edge import GatewayEdge, GatewayService, Server
 from services.gateway.http.access import AccessControl, BadTokens
 from services.gateway.http.app import build
@@ -17,34 +17,33 @@ from services.shell.settings import load
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One gateway; any number of them share a system. It listens from the runtime's start on."""
-    subjects = Subjects(settings.prefix)
-    door = GatewayService(settings.gateway, await Client(bus, prefix=settings.prefix).open())
+    service = GatewayService(settings.gateway, await Client(bus, prefix=settings.prefix).open())
 
     def make() -> Gateway:
-        door.actor = Gateway(subjects)
-        return door.actor
+        service.actor = make_gateway(settings)
+        return service.actor
 
     servers: list[Server] = []
     try:
-        keeper = AccessControl(settings.gateway)
+        access = AccessControl(settings.gateway)
         if settings.gateway.port:
-            servers.append(HttpServer(build(door, keeper), settings.gateway))
+            servers.append(HttpServer(build(service, access), settings.gateway))
         if settings.gateway.grpc_port:
-            from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB for those who have it off)
+            from services.gateway.rpc.server import GrpcServer  # noqa: PLC0415  (17 MB that a gateway without gRPC does not need)
 
-            servers.append(GrpcServer(door, keeper, settings.gateway))
+            servers.append(GrpcServer(service, access, settings.gateway))
     except (BadTokens, BadTls, BadAllowedHosts) as error:
         raise SystemExit(str(error)) from error
     runtime = Runtime(
         "gateway",
         make,
         bus,
-        subjects,
-        GatewayEdge(door, servers),
-        insight=GatewayInsight(door.traffic, door.client, door.not_ready),
+        Subjects(settings.prefix),
+        GatewayEdge(service, servers),
+        insight=GatewayInsight(service.counts, service.client, service.not_ready),
     )
     runtime.grace += settings.gateway.drain_s
-    door.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
+    service.span = lambda span: runtime.spans(span) if runtime.spans is not None else None
     return [runtime]
 
 

@@ -1,4 +1,4 @@
-"""What a gateway remembers: the catalogue, and which dispatchers are heard. Pure; the servers are its edge's."""
+"""What a gateway remembers: the catalogue, and which dispatchers send heartbeats. Pure; the servers are its edge's."""
 
 from collections.abc import Iterable
 
@@ -6,59 +6,98 @@ from msgspec import Struct
 
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.subjects import Subjects
-from services.core.actor import Changed, Do, Effect, Envelope, Failed, Halt, Inlet, Started, Stopping, Synced, Watch
+from services.core.actor import (
+    NOTHING,
+    Changed,
+    Do,
+    Done,
+    Effect,
+    Envelope,
+    Failed,
+    Halt,
+    Handler,
+    Inlet,
+    Started,
+    Stopping,
+    Synced,
+    Watch,
+)
 from services.core.catalog import Catalog
+from services.core.settings import Settings
 
 SILENT = 3.0  # s without a heartbeat after which a dispatcher counts as gone
 
 
 class Serve(Struct, frozen=True):
-    """Open the servers; nothing where they are open already."""
+    """Open the servers that are not open yet."""
 
 
 class Close(Struct, frozen=True):
-    """Let what is under way finish within so many seconds, then close."""
+    """Let requests finish within `grace` seconds, then close the servers."""
 
     grace: float
 
 
 class Gateway:
-    """catalog: as last told. `missing` says why no query can be answered now."""
+    """catalog: the catalogue's present state. `missing` says why no query can be answered now."""
 
     def __init__(self, subjects: Subjects) -> None:
         self.catalog = Catalog()
         self.synced = False
-        self._bucket = subjects.catalog_bucket
-        self._heard: dict[str, float] = {}  # dispatcher -> Unix seconds
+        self._heartbeats: dict[str, float] = {}  # dispatcher -> Unix seconds of its last heartbeat
         self.inlets = (Inlet(subject=subjects.dispatcher_heartbeat(), message=DispatcherHeartbeat),)
-        self.watches = (Watch(bucket=self._bucket),)
+        self.watches = (Watch(bucket=subjects.catalog_bucket),)
+        self._on: dict[type, Handler] = {
+            DispatcherHeartbeat: self._heartbeat,
+            Changed: self._changed,
+            Synced: self._synced,
+            Started: self._started,
+            Stopping: self._stopping,
+            Done: self._done,
+            Failed: self._failed,
+        }
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        match envelope.message:
-            case DispatcherHeartbeat() as beat:
-                self._hear(beat, envelope.now)
-            case Changed(key=key, value=value):
-                self.catalog.apply(key, value)
-            case Synced():
-                self.synced = True
-            case Started():
-                return (Do("serve", Serve()),)
-            case Stopping(grace):
-                return (Do("close", Close(grace)),)
-            case Failed("serve", error):
-                return (Halt(f"it cannot listen: {error}"),)
-        return ()
+        return self._on[type(envelope.message)](envelope)
 
     def missing(self, now: float) -> str:
-        """What it lacks to have queries answered, in words; empty when nothing."""
+        """What the gateway lacks to have queries answered, in words; empty when nothing."""
         if not self.synced:
             return "the catalogue"
-        return "" if any(now - at < SILENT for at in self._heard.values()) else "a dispatcher that is heard"
+        return "" if any(now - at < SILENT for at in self._heartbeats.values()) else "a running dispatcher"
 
-    def _hear(self, beat: DispatcherHeartbeat, now: float) -> None:
-        if beat.leaving:
-            self._heard.pop(beat.dispatcher, None)
-            return
-        if beat.dispatcher not in self._heard:  # seldom: the moment to forget those that are gone
-            self._heard = {name: at for name, at in self._heard.items() if now - at < SILENT}
-        self._heard[beat.dispatcher] = now
+    def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        heartbeat, now = envelope.message, envelope.now
+        if heartbeat.leaving:
+            self._heartbeats.pop(heartbeat.dispatcher, None)
+            return NOTHING
+        if heartbeat.dispatcher not in self._heartbeats:  # seldom: the moment to forget those that are gone
+            self._heartbeats = {name: at for name, at in self._heartbeats.items() if now - at < SILENT}
+        self._heartbeats[heartbeat.dispatcher] = now
+        return NOTHING
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        self.catalog.apply(envelope.message.key, envelope.message.value)
+        return NOTHING
+
+    def _synced(self, _: Envelope) -> Iterable[Effect]:
+        self.synced = True
+        return NOTHING
+
+    def _started(self, _: Envelope) -> Iterable[Effect]:
+        return (Do("serve", Serve()),)
+
+    def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
+        return (Do("close", Close(envelope.message.grace)),)
+
+    def _done(self, _: Envelope) -> Iterable[Effect]:
+        return NOTHING
+
+    def _failed(self, envelope: Envelope) -> Iterable[Effect]:
+        failed = envelope.message
+        return (Halt(f"it cannot listen: {failed.error}"),) if failed.id == "serve" else NOTHING
+
+
+def make_gateway(settings: Settings) -> Gateway:
+    """A gateway's actor."""
+    return Gateway(Subjects(settings.prefix))

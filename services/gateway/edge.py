@@ -1,4 +1,4 @@
-"""After a change: until this gateway knows of it, so that whoever made it finds it here with the next request."""
+"""A gateway's outside: queries and commands to the system for every protocol, and the servers that open and close with the actor."""
 
 import asyncio
 import secrets
@@ -21,22 +21,16 @@ from services.gateway.metrics import RequestCounts
 from services.gateway.statistics import Statistics
 from services.shell.clock import now
 
-PATIENCE = 2.0  # s; the change is made, whatever is known here by then
-STEP = 0.005
-
-
-async def wait_until(known: Callable[[], bool]) -> None:
-    """Return once `known()`, or when it takes too long."""
-    ends = time.monotonic() + PATIENCE
-    while not known() and time.monotonic() < ends:  # noqa: ASYNC110  (the catalogue is not asyncio's)
-        await asyncio.sleep(STEP)
-
-
-# -- What every protocol goes through to the system: one way in, whatever a client speaks.
+CATALOG_WAIT_S = 2.0  # longest wait for a change to reach this gateway's catalogue; the change itself is made
+CATALOG_POLL_S = 0.005
 
 
 class GatewayService:
-    """The system as protocols see it. `actor`: whose catalogue and heartbeats these are; set by whoever makes it."""
+    """The system as every protocol sees it.
+
+    actor: holds the catalogue; set by whoever makes it. counts, statistics: of requests and queries, for metrics and Triton's
+    statistics. span: takes the spans of traced queries.
+    """
 
     actor: Gateway
 
@@ -46,8 +40,8 @@ class GatewayService:
         self.listening = False
         self.draining = False
         self.statistics = Statistics()
-        self.traffic = RequestCounts()
-        self.span: Callable[[Span], None] = _nobody  # told of what was done for a traced query
+        self.counts = RequestCounts()
+        self.span: Callable[[Span], None] = _discard
 
     @property
     def subjects(self) -> Subjects:
@@ -55,7 +49,7 @@ class GatewayService:
 
     @property
     def catalog(self) -> Catalog:
-        """The catalogue as last told; read only."""
+        """The catalogue's present state; read only."""
         return self.actor.catalog
 
     @property
@@ -67,28 +61,32 @@ class GatewayService:
         """Why a probe of readiness fails, in words; empty when it passes."""
         if self.draining:
             return "it is being stopped"
-        return self.actor.missing(now) if self.listening else "its servers, which do not listen yet"
+        return self.actor.missing(now) if self.listening else "servers that listen"
 
     @property
     def ready(self) -> bool:
-        """Whether a query can be answered: a dispatcher is there, the catalogue is known, nobody stops us."""
+        """Whether queries can be answered: a dispatcher runs, the catalogue is known, the gateway is not being stopped."""
         return not self.missing
 
-    async def ask(
+    async def query(
         self,
         app: str | None,
         inputs: Any,
-        needs: Mapping[str, Any],
+        requirements: Mapping[str, Any],
         *,
         timeout: float | None = None,
         traceparent: str | None = None,
         protocol: str,
     ) -> Answer | Refused:
-        """One query. inputs: a map of input names to tensors (datatype, shape, data) or nested lists. Raises RequestFailed."""
+        """The answer to one query, or the system's refusal.
+
+        app: None where the requirements name a model. inputs: input names to tensors (datatype, shape, data) or nested lists.
+        requirements: as the client library takes them. timeout: seconds. protocol: its name in metrics. Raises RequestFailed.
+        """
         if missing := self.actor.missing(now()):
             raise self._ended(app, protocol, 0.0, unavailable(missing))
         if app is not None and len(inputs) == 1 and (record := self.actor.catalog.app(app)) is not None:
-            inputs = _alone(inputs, record)
+            inputs = _unnamed(inputs, record)
         trace = read_trace({"traceparent": traceparent}) if traceparent is not None else None
         ours = secrets.token_hex(8) if trace is not None else ""
         onward = None if trace is None else trace.headers(ours)["traceparent"]
@@ -96,26 +94,24 @@ class GatewayService:
         code = "internal"
         try:
             end = await self.client.query(
-                app, inputs, timeout=timeout, raise_refused=False, traceparent=onward, **needs
+                app, inputs, timeout=timeout, raise_refused=False, traceparent=onward, **requirements
             )
             code = end.code if isinstance(end, Refused) else ""
         except InfaasError as error:
-            problem = failure_of(error)
-            code = problem.code
-            raise self._ended(app, protocol, time.perf_counter_ns() - began, problem) from error
+            failure = failure_of(error)
+            code = failure.code
+            raise self._ended(app, protocol, time.perf_counter_ns() - began, failure) from error
         finally:
             if trace is not None and trace.recorded:
-                about = {"infaas.app": app or WITHOUT_APP, "infaas.protocol": protocol}
-                name = "infaas gateway"
                 self.span(
                     Span(
                         trace=trace,
                         span=ours,
-                        name=name,
+                        name="infaas gateway",
                         kind="server",
                         start=began_at,
                         end=now(),
-                        attributes=about,
+                        attributes={"infaas.app": app or WITHOUT_APP, "infaas.protocol": protocol},
                         error=code,
                     )
                 )
@@ -124,19 +120,19 @@ class GatewayService:
             end = without_subjects(end)
             self._ended(app, protocol, spent, RequestFailed(None, end.message, code=end.code))
         else:
-            self.traffic.queries[protocol, "ok"] += 1
+            self.counts.queries[protocol, "ok"] += 1
             self.statistics.answered(app or WITHOUT_APP, end, _items(inputs), spent, now())
         return end
 
-    def _ended(self, app: str | None, protocol: str, ns: float, problem: RequestFailed) -> RequestFailed:
-        """A query without an answer."""
-        self.traffic.queries[protocol, problem.code] += 1
+    def _ended(self, app: str | None, protocol: str, ns: float, failure: RequestFailed) -> RequestFailed:
+        """Count a query without an answer."""
+        self.counts.queries[protocol, failure.code] += 1
         if app is not None and self.actor.catalog.app(app) is not None:
             self.statistics.refused(app, ns, now())
-        return problem
+        return failure
 
     async def command(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """An operator's verb, as `infaas.admin.<verb>`. Raises Refused, RequestFailed."""
+        """Carry out an operator's verb, as `infaas.admin.<verb>` does. Raises Refused, RequestFailed."""
         try:
             return await self.client.admin(verb, **fields)
         except Refused as refused:
@@ -145,12 +141,19 @@ class GatewayService:
             raise failure_of(error) from error
 
 
-def _nobody(span: Span) -> None:
-    """Where no spans are wanted."""
+async def wait_until(known: Callable[[], bool]) -> None:
+    """After a change: wait until this gateway's catalogue has it, so that the client's next request finds it; 2 s at most."""
+    ends = time.monotonic() + CATALOG_WAIT_S
+    while not known() and time.monotonic() < ends:  # noqa: ASYNC110  (the catalogue is not asyncio's)
+        await asyncio.sleep(CATALOG_POLL_S)
 
 
-def _alone(inputs: Any, record: AppRecord) -> Any:
-    """The only tensor of a model with one input needs no name on the bus, which spares the dispatcher a map."""
+def _discard(span: Span) -> None:
+    """Where no spans are recorded."""
+
+
+def _unnamed(inputs: Any, record: AppRecord) -> Any:
+    """The tensor alone where the app has one input: the dispatcher then reads no map of names."""
     signature = record.signature
     if not isinstance(inputs, Mapping) or signature is None or len(signature.inputs) != 1:
         return inputs
@@ -158,15 +161,12 @@ def _alone(inputs: Any, record: AppRecord) -> Any:
 
 
 def _items(inputs: Any) -> int:
-    """Of a query that was answered: the length of its first axis."""
+    """How many items an answered query had: the length of its inputs' first axis."""
     while isinstance(inputs, Mapping):
         if isinstance(inputs.get("shape"), list):
             return int(inputs["shape"][0])
         inputs = next(iter(inputs.values()))
     return len(inputs)
-
-
-# -- A gateway's hands: opens and closes its servers with the actor's life.
 
 
 class Server(Protocol):
@@ -176,14 +176,14 @@ class Server(Protocol):
         """Listen. Raises OSError."""
 
     async def close(self, grace: float) -> None:
-        """Take nothing new, finish what is under way within so many seconds, close."""
+        """Refuse new requests, finish those under way within `grace` seconds, close."""
 
 
 class GatewayEdge:
-    """servers: opened in this order, closed side by side."""
+    """Opens the servers in this order, and closes them together."""
 
-    def __init__(self, door: GatewayService, servers: list[Server]) -> None:
-        self._door = door
+    def __init__(self, service: GatewayService, servers: list[Server]) -> None:
+        self._service = service
         self._closed = list(servers)
         self._open: list[Server] = []
 
@@ -197,16 +197,16 @@ class GatewayEdge:
                 raise TypeError(f"a gateway has no {type(command).__name__}")
 
     async def _serve(self) -> None:
-        while self._closed:  # none where the actor was started again: its servers never stopped
+        while self._closed:  # empty where the actor was started again: its servers never stopped
             await self._closed[0].open()
             self._open.append(self._closed.pop(0))
-        self._door.listening = True
+        self._service.listening = True
 
     async def _close(self, grace: float) -> None:
-        self._door.draining = True
-        notice = min(self._door.settings.drain_s, grace)
+        self._service.draining = True
+        notice = min(self._service.settings.drain_s, grace)
         if self._open:
-            await asyncio.sleep(notice)  # whoever deals requests out sees that it is not ready, and goes elsewhere
+            await asyncio.sleep(notice)  # a load balancer sees that it is not ready and sends requests elsewhere
         await asyncio.gather(*(server.close(grace - notice) for server in self._open))
         self._open.clear()
-        await self._door.client.close()
+        await self._service.client.close()

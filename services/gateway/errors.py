@@ -1,4 +1,4 @@
-"""What a refusal's code is called in HTTP and in gRPC: one table for every dialect. Pure."""
+"""Failed requests: their codes, HTTP's and gRPC's status for each code, and the texts that clients get. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
 
 
 class StatusCodes(NamedTuple):
-    """http: status. grpc: the name of a status code."""
+    """http: HTTP's status. grpc: the name of gRPC's status."""
 
     http: int
     grpc: str
@@ -27,34 +27,36 @@ CODES = {
     "too_large": StatusCodes(413, "RESOURCE_EXHAUSTED"),
     "forbidden": StatusCodes(403, "PERMISSION_DENIED"),
     "internal": StatusCodes(500, "INTERNAL"),
-    # The gateway's own, before a query has reached the system.
+    # The gateway's own: the request has not reached the system.
     "unavailable": StatusCodes(503, "UNAVAILABLE"),
     "unauthenticated": StatusCodes(401, "UNAUTHENTICATED"),
     "unknown": StatusCodes(404, "NOT_FOUND"),
 }
-UNFORESEEN = CODES["internal"]  # the list of codes may grow
+_DEFAULT = CODES["internal"]  # of a code that a newer system may send
 
 
 def statuses_of(code: str) -> StatusCodes:
-    """HTTP status and gRPC code of a refusal's code."""
-    return CODES.get(code, UNFORESEEN)
+    """The statuses of a failure with this code."""
+    return CODES.get(code, _DEFAULT)
 
 
 def retry_after(code: str, retry_after_ms: float | None) -> dict[str, str]:
-    """The header that says when to come back, in whole seconds; only where coming back may help."""
+    """The header Retry-After, in whole seconds, where a later try may succeed; else no header."""
     if retry_after_ms is None and statuses_of(code).http != 503:
         return {}
     return {"Retry-After": str(max(1, ceil((retry_after_ms or 1000.0) / 1000.0)))}
 
 
-_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # as the system's own advice has them
-
-
-_RIGHT = re.compile(r"our credentials have no right to \S+: ")  # as the client library says it
+_SUBJECT = re.compile(r"see infaas\.[\w.]+, or |: see infaas\.[\w.]+\Z")  # in the system's refusals
+_RIGHT = re.compile(r"our credentials have no right to \S+: ")  # in the client library's errors
 
 
 class RequestFailed(Exception):
-    """A request that ends here: status for HTTP, code as in codes.py, a sentence for whoever sent it, and more beside it."""
+    """A request that gets an error instead of its answer.
+
+    status: HTTP's; None: that of the code. message: a sentence for the client. code: one of CODES. headers: of HTTP's reply.
+    more: fields of the reply beside the message.
+    """
 
     def __init__(
         self,
@@ -74,13 +76,13 @@ class RequestFailed(Exception):
 
 
 def unavailable(missing: str) -> RequestFailed:
-    """The system cannot answer now: what it lacks, and when to come back."""
+    """The failure of a query that the system cannot answer now. missing: what it lacks."""
     text = f"the system cannot answer now: it lacks {missing}"
     return RequestFailed(None, text, code="unavailable", headers=retry_after("unavailable", None))
 
 
 def without_subjects(refused: Refused) -> Refused:
-    """The refusal in words for those who do not see the bus."""
+    """The refusal without names of subjects: its reader does not see the bus."""
     text = _RIGHT.sub("the gateway's credentials on the bus do not allow this: ", _SUBJECT.sub("", refused.message))
     if text == refused.message:
         return refused
@@ -88,7 +90,7 @@ def without_subjects(refused: Refused) -> Refused:
 
 
 def failure_of(error: InfaasError) -> RequestFailed:
-    """What the client library could not do, in words that name no subject or host."""
+    """The failure for an error of the client library; its text names no subject or host."""
     if isinstance(error, BadInput):
         if isinstance(error.__cause__, PayloadTooLarge):
             return RequestFailed(None, "the query is larger than the system takes", code="too_large")
@@ -100,9 +102,14 @@ def failure_of(error: InfaasError) -> RequestFailed:
     return RequestFailed(None, "the system's answer could not be used", code="internal")
 
 
-def of_refusal(refused: Refused) -> RequestFailed:
-    """A refusal of the system's in HTTP's terms."""
+def failure_of_refusal(refused: Refused) -> RequestFailed:
+    """The failure for a refusal of the system."""
     headers = retry_after(refused.code, refused.retry_after_ms)
     more = {"code": refused.code, "closest": refused.closest, "retry_after_ms": refused.retry_after_ms}
-    told = {name: value for name, value in more.items() if value is not None}
-    return RequestFailed(statuses_of(refused.code).http, refused.message, code=refused.code, headers=headers, more=told)
+    return RequestFailed(
+        None,
+        refused.message,
+        code=refused.code,
+        headers=headers,
+        more={name: value for name, value in more.items() if value is not None},
+    )

@@ -1,4 +1,4 @@
-"""What goes through a gateway, counted for its metrics: requests by protocol and status, their time, their bytes. Pure."""
+"""A gateway's metrics: requests by protocol and status, their time, their bytes, and the queries among them. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from services.gateway.actor import Gateway
 
 
 class RequestCounts:
-    """running: requests under way, by protocol."""
+    """Counts since the gateway started. running: requests under way, by protocol."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()  # by protocol and status
@@ -20,7 +20,7 @@ class RequestCounts:
         self.queries: Counter[tuple[str, str]] = Counter()  # by protocol, and the code of the refusal or "ok"
 
     def ended(self, protocol: str, status: str, seconds: float, received: int, sent: int) -> None:
-        """A request has its reply. status: HTTP's number, or gRPC's name. received, sent: bytes of bodies."""
+        """Count a request that has its reply. status: HTTP's number, or gRPC's name. received, sent: bytes of bodies."""
         self.requests[protocol, status] += 1
         histogram = self.seconds.get(protocol)
         if histogram is None:
@@ -30,45 +30,42 @@ class RequestCounts:
         self.sent[protocol] += sent
 
 
-# -- What a gateway shows: its requests, by protocol and status, and what became of the queries among them. Pure.
-
-
 class GatewayInsight:
-    """requests: the counts. missing: why the gateway is not ready, in words; empty when it is."""
+    """What Prometheus reads. missing: why the gateway is not ready at this time (Unix seconds), in words; empty when it is."""
 
-    def __init__(self, requests: RequestCounts, client: Client, missing: Callable[[float], str]) -> None:
-        self._requests = requests
+    def __init__(self, counts: RequestCounts, client: Client, missing: Callable[[float], str]) -> None:
+        self._counts = counts
         self._client = client
         self._missing = missing
 
     def families(self, actor: Gateway) -> Iterable[MetricFamily]:
         del actor
-        traffic = self._requests
+        counts = self._counts
         requests = MetricFamily(
             "infaas_gateway_requests_total",
             "counter",
             "Requests that have their reply, by protocol and status; 499: the client left before.",
         )
-        for (protocol, status), count in traffic.requests.items():
+        for (protocol, status), count in counts.requests.items():
             requests.add(count, protocol=protocol, status=status)
         seconds = MetricFamily(
             "infaas_gateway_request_seconds", "histogram", "A request's head to its reply, by protocol."
         )
-        for protocol, histogram in traffic.seconds.items():
+        for protocol, histogram in counts.seconds.items():
             seconds.add(histogram, protocol=protocol)
         received = MetricFamily("infaas_gateway_received_bytes_total", "counter", "Bytes of requests' bodies.")
-        for protocol, size in traffic.received.items():
+        for protocol, size in counts.received.items():
             received.add(size, protocol=protocol)
         sent = MetricFamily("infaas_gateway_sent_bytes_total", "counter", "Bytes of replies' bodies.")
-        for protocol, size in traffic.sent.items():
+        for protocol, size in counts.sent.items():
             sent.add(size, protocol=protocol)
         running = MetricFamily("infaas_gateway_requests_under_way", "gauge", "Requests without their reply.")
-        for protocol, count in traffic.running.items():
+        for protocol, count in counts.running.items():
             running.add(count, protocol=protocol)
         queries = MetricFamily(
             "infaas_gateway_queries_total", "counter", "Queries passed on, by protocol and the refusal's code, or ok."
         )
-        for (protocol, code), count in traffic.queries.items():
+        for (protocol, code), count in counts.queries.items():
             queries.add(count, protocol=protocol, code=code)
         resent = MetricFamily(
             "infaas_gateway_resent_total", "counter", "Times that a query was sent again for want of a reply."

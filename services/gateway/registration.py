@@ -23,7 +23,7 @@ from services.gateway.errors import RequestFailed, failure_of, without_subjects
 AT_A_TIME = 2
 FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
 MOST_LABELS = 64 * 1024  # bytes
-NEEDED = (
+VALIDATION_MISSING = (
     "validation is missing: an .npz file of numpy with at least 20 labelled items, as"
     ' {"blob": base64} or {"URL": ...}; accuracy is measured on it, nothing is served unmeasured'
 )
@@ -67,9 +67,9 @@ def file_source(value: Any, field: str) -> FileSource:
 class ModelRegistration:
     """Carries registrations out. Raises BadAllowedHosts."""
 
-    def __init__(self, door: GatewayService) -> None:
-        self._door = door
-        self._rules = download_rules(door.settings)
+    def __init__(self, service: GatewayService) -> None:
+        self._service = service
+        self._rules = download_rules(service.settings)
         self._turn = asyncio.Semaphore(AT_A_TIME)
 
     async def register(self, wish: RegistrationRequest) -> RegistrationStatus:
@@ -84,7 +84,7 @@ class ModelRegistration:
                 await self._put(wish.validation, validation)
                 labels = await self._labels(wish.labels, Path(directory) / "labels.txt")
                 try:
-                    return await self._door.client.register(
+                    return await self._service.client.register(
                         model,
                         app=wish.app,
                         model=wish.model,

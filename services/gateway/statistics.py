@@ -1,4 +1,4 @@
-"""What became of the queries that this gateway passed on, in Triton's terms: counts and times by app, model, version and variant. Pure."""
+"""Statistics of this gateway's queries as Triton reports them: counts and times by app, model, version and variant. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from infaas.answers import Answer
 
 NS_PER_MS = 1e6
-MOST = 4096  # variants counted apart; beyond, only by app
-MOST_SIZES = 256  # of batches counted apart: clients choose how many items a query has
+MAX_VARIANTS = 4096  # variants with numbers of their own; further ones count only for their app
+MAX_BATCH_SIZES = 256  # batch sizes with numbers of their own: clients choose how many items a query has
 
 
 class ModelStatistics:
-    """One model's numbers. Times in ns; batches: size to how many items were computed in such, and in how much time."""
+    """One model's numbers. Times in ns. batches: batch size to the number of executions and their time."""
 
     __slots__ = (
         "batches",
@@ -40,7 +40,7 @@ class ModelStatistics:
         self.last_ms = int(now * 1000.0)
         self.queue_ns += answer.queue_ms * NS_PER_MS
         if answer.default:
-            self.defaults += 1  # nobody has computed it
+            self.defaults += 1  # no model has computed it
             return
         self.items += items
         if answer.cached:
@@ -53,7 +53,7 @@ class ModelStatistics:
         self._ran(batch, items / batch, compute * items / batch)
 
     def _ran(self, batch: int, times: float, ns: float) -> None:
-        if batch not in self.batches and len(self.batches) >= MOST_SIZES:
+        if batch not in self.batches and len(self.batches) >= MAX_BATCH_SIZES:
             return
         row = self.batches.setdefault(batch, [0.0, 0.0])
         row[0] += times
@@ -65,7 +65,7 @@ class ModelStatistics:
         self.last_ms = int(now * 1000.0)
 
     def add(self, other: "ModelStatistics") -> None:
-        """Count what another one counted, too."""
+        """Add another model's numbers."""
         for name in self.__slots__:
             if name not in ("batches", "last_ms"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -75,14 +75,14 @@ class ModelStatistics:
 
 
 class Statistics:
-    """Since this gateway started. Apps that do not exist are not counted: anybody may invent some."""
+    """Numbers since this gateway started. Callers leave out apps that do not exist: clients may invent any number of names."""
 
     def __init__(self) -> None:
         self._variants: dict[tuple[str, str, str, str], ModelStatistics] = {}  # app, model, version, variant
-        self._apps: dict[str, ModelStatistics] = {}  # refusals, and what is not counted apart
+        self._apps: dict[str, ModelStatistics] = {}  # refusals, default outputs, and variants beyond MAX_VARIANTS
 
     def answered(self, app: str, answer: Answer, items: int, ns: float, now: float) -> None:
-        """A query with so many items was answered; ns: its time here. What is no variant's answer is its app's."""
+        """Count an answered query with so many items. ns: its time in this gateway. A default output counts for the app alone."""
         if answer.default:
             self._apps.setdefault(app, ModelStatistics()).answered(answer, items, ns, now)
             return
@@ -90,7 +90,7 @@ class Statistics:
         tally = self._variants.get(key)
         if tally is None:
             tally = ModelStatistics()
-            if len(self._variants) < MOST:
+            if len(self._variants) < MAX_VARIANTS:
                 self._variants[key] = tally
             else:
                 tally = self._apps.setdefault(app, tally)
@@ -102,7 +102,7 @@ class Statistics:
     def of(
         self, app: str, model: str | None = None, variant: str | None = None, version: str | None = None
     ) -> Iterator[tuple[str, str, ModelStatistics]]:
-        """Name, version and numbers: of the app, model or variant asked for, then of the variants that answered."""
+        """Name, version and numbers: first of what is asked for (app, model or variant), then of each variant that answered."""
         parts = [
             (key, tally)
             for key, tally in sorted(self._variants.items())
@@ -120,7 +120,7 @@ class Statistics:
 
     @property
     def apps(self) -> list[str]:
-        """Those of which there is something to tell."""
+        """Apps with numbers."""
         return sorted({key[0] for key in self._variants} | self._apps.keys())
 
 
@@ -136,7 +136,7 @@ def statistics_json(name: str, version: str, tally: ModelStatistics) -> dict[str
             "success": _spent(tally.ok, tally.ok_ns),
             "fail": _spent(tally.failed, tally.failed_ns),
             "queue": _spent(tally.ok, tally.queue_ns),
-            "compute_input": _spent(0, 0.0),  # part of compute_infer here
+            "compute_input": _spent(0, 0.0),  # compute_infer includes it
             "compute_infer": _spent(tally.ok - tally.cached - tally.defaults, tally.compute_ns),
             "compute_output": _spent(0, 0.0),
             "cache_hit": _spent(tally.cached, 0.0),

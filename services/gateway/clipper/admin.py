@@ -23,7 +23,13 @@ from services.gateway.clipper.bodies import (
 from services.gateway.edge import GatewayService, wait_until
 from services.gateway.errors import failure_of
 from services.gateway.http.bodies import JsonReply, json_body
-from services.gateway.registration import NEEDED, FileSource, ModelRegistration, RegistrationRequest, file_source
+from services.gateway.registration import (
+    VALIDATION_MISSING,
+    FileSource,
+    ModelRegistration,
+    RegistrationRequest,
+    file_source,
+)
 
 SUCCESS = "Success!"
 Body = dict[str, Any]
@@ -32,8 +38,8 @@ Body = dict[str, Any]
 class ClipperAdminApi:
     """The endpoints. What Clipper's clients check is the status; the body says more."""
 
-    def __init__(self, door: GatewayService, registering: ModelRegistration) -> None:
-        self._door = door
+    def __init__(self, service: GatewayService, registering: ModelRegistration) -> None:
+        self._service = service
         self._registering = registering
 
     # -- applications
@@ -56,7 +62,7 @@ class ClipperAdminApi:
         """All of them or none, as far as what is wrong can be known before."""
         app, models = self._links(await _body(request))
         for model in models:
-            if self._door.catalog.model(model) is None:
+            if self._service.catalog.model(model) is None:
                 raise ClipperError(REQUEST, f"there is no model {model[:80]!r}: add_model registers one")
         for model in models:
             await self._change("link-model", {"app": app, "model": model})
@@ -64,7 +70,7 @@ class ClipperAdminApi:
 
     async def delete_model_links(self, request: Request) -> PlainTextResponse:
         app, models = self._links(await _body(request))
-        found = self._door.catalog.app(app)
+        found = self._service.catalog.app(app)
         for model in models:
             if found is not None and model not in found.links:
                 raise ClipperError(REQUEST, f"application {app} does not link {model[:80]!r}")
@@ -92,7 +98,7 @@ class ClipperAdminApi:
         if source.url is None and source.blob is None:
             raise ClipperError(REQUEST, 'model_data_path: must be a URL; or give model as {"blob": base64}')
         if "validation" not in body:
-            raise ClipperError(REQUEST, NEEDED)
+            raise ClipperError(REQUEST, VALIDATION_MISSING)
         labels = field(body, "labels", list, needed=False) or []
         if not all(isinstance(label, str) for label in labels):
             raise ClipperError(REQUEST, "labels: must be a list of texts")
@@ -113,7 +119,7 @@ class ClipperAdminApi:
             done = await self._registering.register(wish)
         except Refused as error:
             raise clipper_refusal(error, REQUEST) from error
-        await wait_until(lambda: self._door.catalog.model(done.model, done.version) is not None)
+        await wait_until(lambda: self._service.catalog.model(done.model, done.version) is not None)
         return PlainTextResponse(SUCCESS)
 
     async def delete_versioned_model(self, request: Request) -> PlainTextResponse:
@@ -125,7 +131,7 @@ class ClipperAdminApi:
         """In every application that links the model."""
         body = await _body(request)
         model, wanted = field(body, "model_name", str), read_version(body, "model_version")
-        catalog = self._door.catalog
+        catalog = self._service.catalog
         if catalog.model(model, wanted) is None:
             raise ClipperError(REQUEST, f"there is no version {wanted} of a model {model[:80]!r}")
         apps = sorted(catalog.apps_linking(model))
@@ -141,23 +147,23 @@ class ClipperAdminApi:
 
     async def get_all_applications(self, request: Request) -> JsonReply:
         body = await _body(request)
-        apps = sorted(self._door.catalog.apps, key=lambda app: app.app)
+        apps = sorted(self._service.catalog.apps, key=lambda app: app.app)
         return JsonReply([bodies.describe_app(app) if _verbose(body) else app.app for app in apps])
 
     async def get_application(self, request: Request) -> JsonReply:
-        app = self._door.catalog.app(field(await _body(request), "name", str))
+        app = self._service.catalog.app(field(await _body(request), "name", str))
         return JsonReply({} if app is None else bodies.describe_app(app))
 
     async def get_linked_models(self, request: Request) -> JsonReply:
         name = field(await _body(request), "app_name", str)
-        app = self._door.catalog.app(name)
+        app = self._service.catalog.app(name)
         if app is None:
             raise ClipperError(REQUEST, f"there is no application {name[:80]!r}")
         return JsonReply(sorted(app.links))
 
     async def get_all_models(self, request: Request) -> JsonReply:
         body = await _body(request)
-        catalog = self._door.catalog
+        catalog = self._service.catalog
         found = bodies.all_models(catalog)
         return JsonReply(
             [bodies.describe_model(one, catalog) if _verbose(body) else bodies.model_id(one) for one in found]
@@ -165,7 +171,7 @@ class ClipperAdminApi:
 
     async def get_model(self, request: Request) -> JsonReply:
         body = await _body(request)
-        catalog = self._door.catalog
+        catalog = self._service.catalog
         found = catalog.model(field(body, "model_name", str), read_version(body, "model_version"))
         return JsonReply({} if found is None else bodies.describe_model(found, catalog))
 
@@ -193,7 +199,7 @@ class ClipperAdminApi:
 
     async def _containers(self) -> list[dict[str, Any]]:
         try:
-            return bodies.list_containers(self._door.catalog, await self._door.client.workers())
+            return bodies.list_containers(self._service.catalog, await self._service.client.workers())
         except Refused as error:
             raise clipper_refusal(error) from error
         except InfaasError as error:
@@ -201,10 +207,10 @@ class ClipperAdminApi:
 
     async def _change(self, verb: str, fields: Mapping[str, Any]) -> PlainTextResponse:
         try:
-            await self._door.command(verb, fields)
+            await self._service.command(verb, fields)
         except Refused as error:
             raise clipper_refusal(error, PROCESSING if error.code == "internal" else REQUEST) from error
-        await wait_until(lambda: _visible(verb, fields, self._door.catalog))
+        await wait_until(lambda: _visible(verb, fields, self._service.catalog))
         return PlainTextResponse(SUCCESS)
 
 

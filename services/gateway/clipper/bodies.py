@@ -32,15 +32,15 @@ def clipper_refusal(refusal: Refused, name: str = PROCESSING) -> ClipperError:
     status = (
         400 if refusal.code in ("bad_request", "unknown_model", "unsatisfiable") else statuses_of(refusal.code).http
     )
-    problem = ClipperError(name, refusal.message, status, code=refusal.code)
-    problem.headers = retry_after(refusal.code, refusal.retry_after_ms)
-    return problem
+    failure = ClipperError(name, refusal.message, status, code=refusal.code)
+    failure.headers = retry_after(refusal.code, refusal.retry_after_ms)
+    return failure
 
 
-def error_body(problem: RequestFailed) -> dict[str, Any]:
+def error_body(failure: RequestFailed) -> dict[str, Any]:
     """What a problem becomes."""
-    name = problem.name if isinstance(problem, ClipperError) else _NAMES.get(problem.code, REQUEST)
-    return {"error": name, "cause": problem.message}
+    name = failure.name if isinstance(failure, ClipperError) else _NAMES.get(failure.code, REQUEST)
+    return {"error": name, "cause": failure.message}
 
 
 # -- Requests' bodies: one JSON object, no name twice in it.

@@ -75,8 +75,8 @@ _UPDATE = '{"uid": string, "input": [double] | [int] | [string] | [byte] | [floa
 class ClipperQueryApi:
     """The endpoints. Query ids grow from where chance has put them, so that several gateways' do not meet."""
 
-    def __init__(self, door: GatewayService) -> None:
-        self._door = door
+    def __init__(self, service: GatewayService) -> None:
+        self._service = service
         self._ids = itertools.count(secrets.randbits(52))
         self.counts = PredictionCounts()
 
@@ -90,12 +90,12 @@ class ClipperQueryApi:
         except WrongInput as error:
             raise ClipperError(JSON, f"Error parsing JSON: {error}") from error
         ids = [next(self._ids) for _ in items]
-        needs: dict[str, Any] = {"id": str(ids[0])}
+        requirements: dict[str, Any] = {"id": str(ids[0])}
         wanted = read_version(body, "version", needed=False)
         if wanted is not None:
-            needs["version"] = wanted
-        answer = await self._door.ask(
-            app.app, tensors, needs, traceparent=request.headers.get("traceparent"), protocol="clipper"
+            requirements["version"] = wanted
+        answer = await self._service.query(
+            app.app, tensors, requirements, traceparent=request.headers.get("traceparent"), protocol="clipper"
         )
         if isinstance(answer, Refused):
             raise clipper_refusal(answer)
@@ -120,7 +120,7 @@ class ClipperQueryApi:
             except WrongInput as error:
                 raise ClipperError(JSON, f"Error parsing JSON: {error}") from error
         try:
-            await self._door.client.feedback(
+            await self._service.client.feedback(
                 app.app,
                 label,
                 id=None if query is None else str(query),
@@ -139,7 +139,7 @@ class ClipperQueryApi:
 
     def _app(self, request: Request) -> AppRecord:
         name: str = request.path_params["app"]
-        found = self._door.catalog.app(name)
+        found = self._service.catalog.app(name)
         if found is None:
             raise ClipperError(REQUEST, f"there is no application {name[:80]!r}", 404, code="unknown_app")
         return found
@@ -175,9 +175,9 @@ VERBS = (
 )  # fmt: skip
 
 
-def routes(door: GatewayService, registering: ModelRegistration) -> list[Route]:
+def routes(service: GatewayService, registering: ModelRegistration) -> list[Route]:
     """All of its paths. The management's come first: `admin` is no application."""
-    predicting, managing = ClipperQueryApi(door), ClipperAdminApi(door, registering)
+    predicting, managing = ClipperQueryApi(service), ClipperAdminApi(service, registering)
     return [
         *(Route(f"/admin/{verb}", getattr(managing, verb), methods=["POST"]) for verb in VERBS),
         Route("/admin/ping", managing.ping, methods=["GET"]),

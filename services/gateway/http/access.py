@@ -22,7 +22,7 @@ class Right(Enum):
     """What a request needs."""
 
     NONE = "none"  # whether the gateway lives
-    ASK = "ask"  # queries, and what describes them
+    QUERY = "query"  # queries, and what describes them
     OPERATE = "operate"  # apps, models, versions: what changes for others
 
 
@@ -62,8 +62,8 @@ def allowed(
         return FINE
     if right is Right.OPERATE and not admin:
         return OFF
-    if keys.users is None and (right is Right.ASK or keys.operators is None):
-        return FINE if right is Right.ASK or loopback else OPEN
+    if keys.users is None and (right is Right.QUERY or keys.operators is None):
+        return FINE if right is Right.QUERY or loopback else OPEN
     token = bearer(credential)
     if token is None:
         return WHO

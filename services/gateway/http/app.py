@@ -18,11 +18,11 @@ from services.core.settings import GatewaySettings
 from services.gateway.clipper import rest as clipper
 from services.gateway.clipper.bodies import error_body as clipper_error_body
 from services.gateway.edge import GatewayService
-from services.gateway.errors import RequestFailed, failure_of, of_refusal
+from services.gateway.errors import RequestFailed, failure_of, failure_of_refusal
 from services.gateway.http.access import AccessControl
 from services.gateway.http.bodies import JsonReply
 from services.gateway.http.checks import check, enter, right_of
-from services.gateway.http.protocol import ASKING, LEFT
+from services.gateway.http.protocol import CLIENT_LEFT, QUERY_TASK
 from services.gateway.metrics import RequestCounts
 from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
@@ -36,9 +36,9 @@ OPEN = "http"  # of requests under way: their dialect is not known yet
 class MeterMiddleware:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, traffic: RequestCounts) -> None:
+    def __init__(self, app: ASGIApp, counts: RequestCounts) -> None:
         self._app = app
-        self._traffic = traffic
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -58,15 +58,15 @@ class MeterMiddleware:
                 sent += len(message.get("body", b""))
             await send(message)
 
-        traffic = self._traffic
-        traffic.running[OPEN] += 1
+        counts = self._counts
+        counts.running[OPEN] += 1
         try:
             await self._app(scope, taken, told)
         finally:
-            traffic.running[OPEN] -= 1
+            counts.running[OPEN] -= 1
             # No status: the client has left before it was told.
             protocol = scope.get(PROTOCOL, UNKNOWN)
-            traffic.ended(protocol, str(status or 499), time.perf_counter() - began, received, sent)
+            counts.ended(protocol, str(status or 499), time.perf_counter() - began, received, sent)
 
 
 # -- All dialects behind one router: their routes, and errors in each dialect's own form.
@@ -87,14 +87,14 @@ class Dialect(NamedTuple):
     body: ErrorBody
 
 
-def plain(problem: RequestFailed) -> dict[str, Any]:
+def plain(failure: RequestFailed) -> dict[str, Any]:
     """The Open Inference Protocol's and Rafiqi's form."""
-    return {"error": problem.message, **problem.more}
+    return {"error": failure.message, **failure.more}
 
 
-def dialects(door: GatewayService) -> list[Dialect]:
+def dialects(service: GatewayService) -> list[Dialect]:
     """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap. Raises BadHosts."""
-    registering = ModelRegistration(door)
+    registering = ModelRegistration(service)
     document = JsonReply(msgspec.json.decode(DOCUMENT.read_bytes()))
 
     async def describe(request: Request) -> JsonReply:
@@ -102,23 +102,23 @@ def dialects(door: GatewayService) -> list[Dialect]:
         return document
 
     return [
-        Dialect("rest", rest.routes(door), plain),
+        Dialect("rest", rest.routes(service), plain),
         Dialect("openapi", [Route("/openapi.json", describe)], plain),
-        Dialect("rafiqi", rafiqi.routes(door, registering), plain),
-        Dialect("clipper", clipper.routes(door, registering), clipper_error_body),
+        Dialect("rafiqi", rafiqi.routes(service, registering), plain),
+        Dialect("clipper", clipper.routes(service, registering), clipper_error_body),
     ]
 
 
-def build(door: GatewayService, keeper: AccessControl | None = None) -> ASGIApp:
+def build(service: GatewayService, access: AccessControl | None = None) -> ASGIApp:
     """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens, BadHosts."""
-    app = assemble(dialects(door), door.settings, keeper or AccessControl(door.settings))
-    return MeterMiddleware(app, door.traffic)
+    app = assemble(dialects(service), service.settings, access or AccessControl(service.settings))
+    return MeterMiddleware(app, service.counts)
 
 
-def assemble(found: list[Dialect], settings: GatewaySettings, keeper: AccessControl) -> ASGIApp:
+def assemble(found: list[Dialect], settings: GatewaySettings, access: AccessControl) -> ASGIApp:
     """Dialects behind what holds for every request."""
     return enter(
-        Router([(route, _Endpoint(route, dialect, keeper)) for dialect in found for route in dialect.routes]), settings
+        Router([(route, _Endpoint(route, dialect, access)) for dialect in found for route in dialect.routes]), settings
     )
 
 
@@ -142,19 +142,19 @@ class Router:
                 allowed |= route.methods or set()
         if allowed:
             names = ", ".join(sorted(allowed))
-            problem = RequestFailed(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
+            failure = RequestFailed(405, f"this takes {names}, not {scope['method']}", headers={"Allow": names})
         else:
-            problem = RequestFailed(404, "there is nothing at this path", code="unknown")
-        await error_reply(problem, plain)(scope, receive, send)
+            failure = RequestFailed(404, "there is nothing at this path", code="unknown")
+        await error_reply(failure, plain)(scope, receive, send)
 
 
 class _Endpoint:
     """One endpoint, whose errors become replies."""
 
-    def __init__(self, route: Route, dialect: Dialect, keeper: AccessControl) -> None:
+    def __init__(self, route: Route, dialect: Dialect, access: AccessControl) -> None:
         self._endpoint = route.endpoint
         self._body = dialect.body
-        self._keeper = keeper
+        self._access = access
         self._protocol = dialect.name
         self._rights = {method: right_of(route.path, method) for method in route.methods or ()}
         self._query = route.path.endswith(QUERIES)
@@ -162,22 +162,22 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[PROTOCOL] = self._protocol
         if self._query:
-            scope[ASKING] = asyncio.current_task()
+            scope[QUERY_TASK] = asyncio.current_task()
         try:
-            check(scope, self._rights[scope["method"]], self._keeper)
+            check(scope, self._rights[scope["method"]], self._access)
             reply = await self._endpoint(Request(scope, receive, send))
-        except RequestFailed as problem:
-            reply = error_reply(problem, self._body)
+        except RequestFailed as failure:
+            reply = error_reply(failure, self._body)
         except Refused as refused:
-            reply = error_reply(of_refusal(refused), self._body)
+            reply = error_reply(failure_of_refusal(refused), self._body)
         except InfaasError as error:
             reply = error_reply(failure_of(error), self._body)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
-            if LEFT not in scope:
+            if CLIENT_LEFT not in scope:
                 raise
-            scope[ASKING].uncancel()
+            scope[QUERY_TASK].uncancel()
             return
         except Exception:
             number = secrets.token_hex(6)
@@ -185,10 +185,10 @@ class _Endpoint:
             message = f"the gateway failed on this request; it was logged as {number}"
             reply = error_reply(RequestFailed(500, message, code="internal"), self._body)
         finally:
-            scope.pop(ASKING, None)
+            scope.pop(QUERY_TASK, None)
         await reply(scope, receive, send)
 
 
-def error_reply(problem: RequestFailed, body: ErrorBody) -> JsonReply:
+def error_reply(failure: RequestFailed, body: ErrorBody) -> JsonReply:
     """The reply that tells of a problem."""
-    return JsonReply(body(problem), problem.status, problem.headers)
+    return JsonReply(body(failure), failure.status, failure.headers)

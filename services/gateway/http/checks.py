@@ -123,13 +123,13 @@ class CheckMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        problem = self._problem(scope)
-        if problem is not None:
-            await JsonReply({"error": problem.message}, problem.status, problem.headers)(scope, receive, send)
+        failure = self._failure(scope)
+        if failure is not None:
+            await JsonReply({"error": failure.message}, failure.status, failure.headers)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _problem(self, scope: Scope) -> RequestFailed | None:
+    def _failure(self, scope: Scope) -> RequestFailed | None:
         fault = path_fault(scope["raw_path"])
         if fault is not None:
             return RequestFailed(400, fault)
@@ -165,26 +165,26 @@ def right_of(path: str, method: str) -> Right:
     if steps[1] == "admin":
         return Right.OPERATE
     if path in _ASKING or (method in READING and steps[1] == "v2"):
-        return Right.ASK
+        return Right.QUERY
     if method == "POST":
         if path.startswith("/v2/models/") and steps[-1] in ("infer", "generate", "generate_stream"):
-            return Right.ASK
+            return Right.QUERY
         if len(steps) == 3 and steps[-1] in ("predict", "update"):
-            return Right.ASK
+            return Right.QUERY
     return Right.OPERATE
 
 
-def check(scope: Scope, right: Right, keeper: AccessControl) -> None:
+def check(scope: Scope, right: Right, access: AccessControl) -> None:
     """Whether whoever sends this request may. Raises RequestFailed."""
-    if right is Right.NONE or (right is Right.ASK and keeper.open):
+    if right is Right.NONE or (right is Right.QUERY and access.open):
         return
     credential = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
-    verdict = keeper.verdict(right, credential)
+    verdict = access.verdict(right, credential)
     if verdict.status == 401:
         raise RequestFailed(
             401, verdict.message, code="unauthenticated", headers={"WWW-Authenticate": 'Bearer realm="infaas"'}
         )
     if verdict.status:
         raise RequestFailed(verdict.status, verdict.message, code="forbidden")
-    if right is Right.OPERATE and scope.get(_FOREIGN) and not keeper.operators:
+    if right is Right.OPERATE and scope.get(_FOREIGN) and not access.operators:
         raise RequestFailed(403, "pages of other origins manage nothing without an operator's token", code="forbidden")

@@ -12,8 +12,10 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-ASKING = "infaas.asking"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
-LEFT = "infaas.left"  # there, too: the client has left, so that task was cancelled
+QUERY_TASK = (
+    "infaas.asking"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
+)
+CLIENT_LEFT = "infaas.left"  # there, too: the client has left, so that task was cancelled
 METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
 
 
@@ -197,8 +199,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cycle.disconnected = True
         cycle.message_event.set()
         scope: dict[str, Any] = cycle.scope  # type: ignore[assignment]
-        if (asking := scope.get(ASKING)) is not None:
-            scope[LEFT] = True
+        if (asking := scope.get(QUERY_TASK)) is not None:
+            scope[CLIENT_LEFT] = True
             asking.cancel()
 
     def data_received(self, data: bytes) -> None:

@@ -16,7 +16,7 @@ from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import UNKNOWN, find_duplicate, quotes
 from services.gateway.oip.models import ModelTarget
-from services.gateway.oip.parameters import MOST_TEXT, BadParameter, needs_of, parameters_of
+from services.gateway.oip.parameters import MOST_TEXT, BadParameter, parameters_of, requirements_of
 from services.gateway.oip.tensors import Wire, count_of, from_bytes, from_numbers, packed_texts, to_numbers
 from services.shell.clock import now
 
@@ -268,8 +268,8 @@ def _words(error: Exception) -> str:
     return text
 
 
-async def ask_model(
-    door: GatewayService,
+async def query_model(
+    service: GatewayService,
     target: ModelTarget,
     asked: InferRequest,
     *,
@@ -281,13 +281,13 @@ async def ask_model(
 
     Raises Refused, RequestFailed, and for what is wrong with the request BadInference, BadParameter.
     """
-    app = door.catalog.app(target.app)
+    app = service.catalog.app(target.app)
     if asked.outputs is not None and app is not None and app.signature is not None:
         _check_outputs(asked.outputs, [spec.name for spec in app.signature.outputs])
-    needs = _needs(target, asked)
+    requirements = _requirements(target, asked)
     if deadline is not None:
-        needs["deadline"] = min(deadline, needs.get("deadline", deadline))
-    answer = await door.ask(target.app, asked.inputs, needs, traceparent=traceparent, protocol=protocol)
+        requirements["deadline"] = min(deadline, requirements.get("deadline", deadline))
+    answer = await service.query(target.app, asked.inputs, requirements, traceparent=traceparent, protocol=protocol)
     if isinstance(answer, Refused):
         raise answer
     if asked.outputs is not None:
@@ -298,17 +298,17 @@ async def ask_model(
     return answer
 
 
-def _needs(target: ModelTarget, asked: InferRequest) -> dict[str, Any]:
-    needs = needs_of(asked.parameters, now()) if asked.parameters else {}
-    for name, value in target.needs().items():
-        if needs.get(name, value) != value:
-            raise BadParameter(f"parameters.{name} is {needs[name][:80]!r}, but the model's name says {value!r}")
-        needs[name] = value
+def _requirements(target: ModelTarget, asked: InferRequest) -> dict[str, Any]:
+    requirements = requirements_of(asked.parameters, now()) if asked.parameters else {}
+    for name, value in target.requirements().items():
+        if requirements.get(name, value) != value:
+            raise BadParameter(f"parameters.{name} is {requirements[name][:80]!r}, but the model's name says {value!r}")
+        requirements[name] = value
     if asked.id is not None:
         if len(asked.id) > MOST_TEXT:
             raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
-        needs["id"] = asked.id
-    return needs
+        requirements["id"] = asked.id
+    return requirements
 
 
 def _check_outputs(wanted: Iterable[str], names: Collection[str]) -> None:

@@ -22,7 +22,7 @@ class ModelTarget(NamedTuple):
     variant: str | None = None
     version: str | None = None
 
-    def needs(self) -> dict[str, str]:
+    def requirements(self) -> dict[str, str]:
         """The requirements that the name stands for."""
         named = {"model": self.model, "variant": self.variant, "version": self.version}
         return {name: value for name, value in named.items() if value is not None}
@@ -199,9 +199,9 @@ def target_of(name: str, version: str | None) -> ModelTarget:
     return found
 
 
-def served_model(door: GatewayService, name: str, target: ModelTarget) -> ServedModel:
+def served_model(service: GatewayService, name: str, target: ModelTarget) -> ServedModel:
     """What is registered under a name. Raises RequestFailed."""
-    found = find(door.catalog, target)
+    found = find(service.catalog, target)
     if found is None:
         raise RequestFailed(None, f"no model {name[:80]!r} is registered", code="unknown_model")
     return found

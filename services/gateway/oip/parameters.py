@@ -30,19 +30,19 @@ class BadParameter(ValueError):
     """A parameter that cannot be meant; the text names it and says what would be right."""
 
 
-def needs_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
+def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Requirements, ready for the client library. now: Unix seconds. Raises BadParameter."""
-    needs: dict[str, Any] = {}
+    requirements: dict[str, Any] = {}
     for name, value in parameters.items():
         if name in NUMBERS:
-            needs[name] = _number(name, value)
+            requirements[name] = _number(name, value)
         elif name in TEXTS:
             if not isinstance(value, str):
                 raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
             if len(value) > MOST_TEXT:
                 raise BadParameter(f"parameters.{name} may have {MOST_TEXT} characters, not {len(value)}")
             if value:
-                needs[name] = value
+                requirements[name] = value
         elif name == "priority":
             priority = _whole(name, value)
             if not 0 <= priority <= LOWEST:
@@ -50,19 +50,19 @@ def needs_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
                     f"parameters.priority must be 1 (highest) to {LOWEST}, or 0 (default), not {priority}"
                 )
             if priority:
-                needs["priority"] = priority
+                requirements["priority"] = priority
         elif name == "timeout":
             timeout = _whole(name, value)
             if timeout < 0:
                 raise BadParameter(f"parameters.timeout must be in microseconds, at least 0, not {timeout}")
             if 0 < timeout < LONGEST_US:
-                needs["deadline"] = now + timeout / 1e6
+                requirements["deadline"] = now + timeout / 1e6
         elif name in RESERVED or name.startswith("triton_"):
             if value not in (0, "", False):
                 raise BadParameter(f"parameters.{name}: {RESERVED.get(name, 'it is reserved for Triton')}")
         elif not isinstance(value, _SCALARS):
             raise BadParameter(f"parameters.{name} must be a text, a number, true or false")
-    return needs
+    return requirements
 
 
 def ignored(parameters: Mapping[str, Any]) -> str:

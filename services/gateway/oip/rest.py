@@ -18,9 +18,9 @@ _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 
 
-def routes(door: GatewayService) -> list[Route]:
+def routes(service: GatewayService) -> list[Route]:
     """All paths below /v2."""
-    rest = Rest(door)
+    rest = Rest(service)
     of_model = [("", rest.metadata), ("/ready", rest.model_ready), ("/config", rest.config), ("/stats", rest.stats)]
     return [
         Route("/v2/models/{model}/infer", rest.infer, methods=["POST"]),
@@ -38,8 +38,8 @@ def routes(door: GatewayService) -> list[Route]:
 class Rest:
     """The protocol's endpoints."""
 
-    def __init__(self, door: GatewayService) -> None:
-        self._door = door
+    def __init__(self, service: GatewayService) -> None:
+        self._service = service
         self._server = models.server_metadata()
 
     # -- the server
@@ -54,7 +54,7 @@ class Rest:
 
     async def ready(self, request: Request) -> JsonReply:
         del request
-        missing = self._door.missing
+        missing = self._service.missing
         return JsonReply({"ready": not missing, **({"missing": missing} if missing else {})}, 503 if missing else 200)
 
     async def index(self, request: Request) -> JsonReply:
@@ -62,12 +62,12 @@ class Rest:
             only_ready = infer.read_object(await json_body(request)).get("ready") is True
         except infer.BadInference as error:
             raise RequestFailed(None, str(error)) from error
-        ready = self._door.ready
-        return JsonReply([] if only_ready and not ready else list(models.index(self._door.catalog, ready=ready)))
+        ready = self._service.ready
+        return JsonReply([] if only_ready and not ready else list(models.index(self._service.catalog, ready=ready)))
 
     async def all_stats(self, request: Request) -> JsonReply:
         del request
-        counted = self._door.statistics
+        counted = self._service.statistics
         return JsonReply(
             {"model_stats": [statistics_json(*entry) for app in counted.apps for entry in counted.of(app)]}
         )
@@ -79,7 +79,7 @@ class Rest:
 
     async def model_ready(self, request: Request) -> JsonReply:
         known = self._known(request)
-        missing = self._door.missing
+        missing = self._service.missing
         return JsonReply({"name": known.name, "ready": not missing}, 503 if missing else 200)
 
     async def config(self, request: Request) -> JsonReply:
@@ -88,24 +88,24 @@ class Rest:
     async def stats(self, request: Request) -> JsonReply:
         self._known(request)
         target = _target(request)
-        entries = self._door.statistics.of(target.app, target.model, target.variant, target.version)
+        entries = self._service.statistics.of(target.app, target.model, target.variant, target.version)
         return JsonReply({"model_stats": [statistics_json(*entry) for entry in entries]})
 
     def _known(self, request: Request) -> models.ServedModel:
-        return models.served_model(self._door, request.path_params["model"], _target(request))
+        return models.served_model(self._service, request.path_params["model"], _target(request))
 
     # -- inference
 
     async def infer(self, request: Request) -> BinaryReply:
-        door = self._door
+        service = self._service
         target = _target(request)
         head_length, coding, traceparent = _headers(request)
-        app = door.catalog.app(target.app)
+        app = service.catalog.app(target.app)
         signature = None if app is None else app.signature
         body = await json_body(request, head_length)
         try:
             asked = infer.read(body, head_length, signature)
-            answer = await infer.ask_model(door, target, asked, protocol="rest", traceparent=traceparent)
+            answer = await infer.query_model(service, target, asked, protocol="rest", traceparent=traceparent)
             unread = ignored(asked.parameters)
             head, binary = infer.write(
                 asked, request.path_params["model"], answer, {"ignored": unread} if unread else {}

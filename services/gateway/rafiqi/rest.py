@@ -17,7 +17,7 @@ from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import JsonReply, json_body, whole_body
 from services.gateway.oip.infer import BadInference, read_object
 from services.gateway.rafiqi.images import WrongImage, tensor_of
-from services.gateway.registration import NEEDED, ModelRegistration, RegistrationRequest, file_source
+from services.gateway.registration import VALIDATION_MISSING, ModelRegistration, RegistrationRequest, file_source
 from services.shell.clock import now
 
 TOP = 5
@@ -56,8 +56,8 @@ _TEXTS = ("version", "metric", "inputs_key", "labels_key", "task")
 class RafiqiApi:
     """The endpoints."""
 
-    def __init__(self, door: GatewayService, registering: ModelRegistration) -> None:
-        self._door = door
+    def __init__(self, service: GatewayService, registering: ModelRegistration) -> None:
+        self._service = service
         self._registering = registering
         self._reading = asyncio.Semaphore(MOST_DECODED)
 
@@ -77,32 +77,32 @@ class RafiqiApi:
             try:
                 done = await self._registering.register(wish)
                 await wait_until(lambda done=done: self._known(done.model, done.version))  # type: ignore[misc]
-            except RequestFailed as problem:
-                failed[name] = problem
+            except RequestFailed as failure:
+                failed[name] = failure
             except Refused as refusal:
                 failed[name] = RequestFailed(None, refusal.message, code=refusal.code)
         reply = {
             "success": not failed,
-            "error": "; ".join(f"{name}: {problem.message}" for name, problem in failed.items()),
-            "allModels": sorted({record.model for record in self._door.catalog.models}),
+            "error": "; ".join(f"{name}: {failure.message}" for name, failure in failed.items()),
+            "allModels": sorted({record.model for record in self._service.catalog.models}),
         }
         return JsonReply(reply, next(iter(failed.values())).status if failed else 200)
 
     def _known(self, model: str, version: str | None) -> bool:
-        return self._door.catalog.model(model, version) is not None
+        return self._service.catalog.model(model, version) is not None
 
     async def listed(self, request: Request) -> JsonReply:
         del request
-        catalog = self._door.catalog
+        catalog = self._service.catalog
         records = sorted(catalog.models, key=lambda record: (record.model, record.created))
         return JsonReply([self._described(record) for record in records])
 
     def _described(self, record: ModelRecord) -> dict[str, Any]:
-        variants = self._door.catalog.variants_at(record.model, record.version)
+        variants = self._service.catalog.variants_at(record.model, record.version)
         return {
             "name": record.model,
             "version": record.version,
-            "path": f"{self._door.subjects.artifacts_bucket}/{record.source}",
+            "path": f"{self._service.subjects.artifacts_bucket}/{record.source}",
             "size": max((round(variant.profile.memory_mb * 1e6) for variant in variants), default=0),
             "format": record.format,
             "variants": [variant.variant for variant in variants],
@@ -122,15 +122,15 @@ class RafiqiApi:
                 tensor = await asyncio.to_thread(tensor_of, body, spec)
         except WrongImage as error:
             raise RequestFailed(None, str(error)) from error
-        needs: dict[str, Any] = {"deadline": now() + PATIENCE, **({} if app is not None else {"model": name})}
+        requirements: dict[str, Any] = {"deadline": now() + PATIENCE, **({} if app is not None else {"model": name})}
         traceparent = request.headers.get("traceparent")
         try:
-            answer = await self._door.ask(
-                app, {spec.name: tensor}, needs, timeout=PATIENCE, traceparent=traceparent, protocol="rafiqi"
+            answer = await self._service.query(
+                app, {spec.name: tensor}, requirements, timeout=PATIENCE, traceparent=traceparent, protocol="rafiqi"
             )
-        except RequestFailed as problem:
-            if problem.code == "deadline":
-                raise _too_late(problem.message) from problem
+        except RequestFailed as failure:
+            if failure.code == "deadline":
+                raise _too_late(failure.message) from failure
             raise
         if isinstance(answer, Refused):
             raise _too_late(answer.message) if answer.code == "deadline" else answer
@@ -139,7 +139,7 @@ class RafiqiApi:
 
     def _found(self, name: str) -> tuple[str | None, TensorSpec]:
         """Whom to ask, and the input that it takes. Raises RequestFailed."""
-        catalog = self._door.catalog
+        catalog = self._service.catalog
         app, model = catalog.app(name), catalog.model(name)
         signature = app.signature if app is not None else model.signature if model is not None else None
         if signature is None:
@@ -151,7 +151,7 @@ class RafiqiApi:
         return (None if app is None else name), signature.inputs[0]
 
     def _labels(self, answer: Answer) -> list[str]:
-        record = self._door.catalog.model(answer.model, answer.version)
+        record = self._service.catalog.model(answer.model, answer.version)
         return [] if record is None else record.labels
 
 
@@ -204,7 +204,7 @@ def _wish(name: str, fields: Any) -> RegistrationRequest:
     if fields.get("model") is None:
         raise RequestFailed(None, f'{at}.model is missing: give {{"URL": "https://..."}} or {{"blob": "base64"}}')
     if fields.get("validation") is None:
-        raise RequestFailed(None, f"{at}.{NEEDED}")
+        raise RequestFailed(None, f"{at}.{VALIDATION_MISSING}")
     labels = fields.get("labels")
     if isinstance(labels, list):
         if not all(isinstance(label, str) for label in labels):
@@ -243,9 +243,9 @@ def _text(value: Any, field: str) -> str:
 # -- The paths of Rafiqi's dialect.
 
 
-def routes(door: GatewayService, registering: ModelRegistration) -> list[Route]:
+def routes(service: GatewayService, registering: ModelRegistration) -> list[Route]:
     """All of its paths."""
-    serving = RafiqiApi(door, registering)
+    serving = RafiqiApi(service, registering)
     return [
         Route("/register", serving.register, methods=["POST"]),
         Route("/classify", serving.classify, methods=["POST"]),

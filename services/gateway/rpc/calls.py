@@ -65,9 +65,9 @@ Stream = Callable[[Next, Write, Call], Awaitable[None]]
 class Calls:
     """keeper: who may ask. running: requests under way; streams: open ones; held: bytes of messages under way. traffic: is told of all."""
 
-    def __init__(self, keeper: AccessControl, settings: GatewaySettings, traffic: RequestCounts) -> None:
-        self._keeper = keeper
-        self._traffic = traffic
+    def __init__(self, access: AccessControl, settings: GatewaySettings, counts: RequestCounts) -> None:
+        self._access = access
+        self._counts = counts
         self._settings = settings
         self._most_held = max(4 * settings.max_body, 256 * 2**20)
         self._awaited: dict[asyncio.Task[Any], float] = {}  # who waits for a message, until when
@@ -114,10 +114,10 @@ class Calls:
                     context.set_trailing_metadata((("traceparent", call.traceparent),))
                 reply = await work(body, call)
             except BaseException as error:
-                problem = self._problem(error)
-                if problem is None:
+                failure = self._failure(error)
+                if failure is None:
                     raise
-                status = statuses_of(problem.code).grpc
+                status = statuses_of(failure.code).grpc
             else:
                 sent, status = len(reply), "OK"
                 return reply
@@ -125,8 +125,8 @@ class Calls:
                 if held:
                     self._give_back(held)
                 body = b""  # how a call ended lives as long as its context does, and this frame with it
-                self._traffic.ended(PROTOCOL, status, time.perf_counter() - began, size, sent)
-            return await abort(context, problem)
+                self._counts.ended(PROTOCOL, status, time.perf_counter() - began, size, sent)
+            return await abort(context, failure)
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
@@ -141,14 +141,14 @@ class Calls:
                 self._room()
                 await work(lambda: self.rest(_read(context)), context.write, call)
             except BaseException as error:
-                problem = self._problem(error)
-                if problem is None:
+                failure = self._failure(error)
+                if failure is None:
                     raise
             else:
                 return
             finally:
                 self.streams -= 1
-            await abort(context, problem)
+            await abort(context, failure)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -167,28 +167,28 @@ class Calls:
     async def counted(self, body: bytes, work: Callable[[], Awaitable[bytes]]) -> bytes:
         """One request of a stream. Raises RequestFailed."""
         began = time.perf_counter()
-        held = self._take(len(body), Right.ASK)
+        held = self._take(len(body), Right.QUERY)
         sent, status = 0, "CANCELLED"
         try:
             reply = await work()
         except Exception as error:
-            problem = problem_from(error)
-            status = statuses_of(problem.code).grpc
-            raise problem from error
+            failure = failure_from(error)
+            status = statuses_of(failure.code).grpc
+            raise failure from error
         else:
             sent, status = len(reply), "OK"
             return reply
         finally:
             self._give_back(held)
-            self._traffic.ended(PROTOCOL, status, time.perf_counter() - began, len(body), sent)
+            self._counts.ended(PROTOCOL, status, time.perf_counter() - began, len(body), sent)
 
     # -- parts
 
     def _may(self, call: Call, right: Right) -> None:
         """Raises RequestFailed."""
-        if right is Right.NONE or (right is Right.ASK and self._keeper.open):
+        if right is Right.NONE or (right is Right.QUERY and self._access.open):
             return
-        verdict = self._keeper.verdict(right, call.credential)
+        verdict = self._access.verdict(right, call.credential)
         if verdict.status:
             raise RequestFailed(
                 verdict.status, verdict.message, code="unauthenticated" if verdict.status == 401 else "forbidden"
@@ -227,13 +227,13 @@ class Calls:
                 text = "the gateway holds as many bytes of requests as it may: try again later"
                 raise RequestFailed(None, text, code="overloaded")
         self.running += 1
-        self._traffic.running[PROTOCOL] += 1
+        self._counts.running[PROTOCOL] += 1
         self.held += size
         return size + 1
 
     def _give_back(self, taken: int) -> None:
         self.running -= 1
-        self._traffic.running[PROTOCOL] -= 1
+        self._counts.running[PROTOCOL] -= 1
         self.held -= taken - 1
 
     def _end(self, task: asyncio.Task[Any], why: RequestFailed) -> None:
@@ -247,7 +247,7 @@ class Calls:
             for task in [task for task, until in self._awaited.items() if until < moment]:
                 self._end(task, LATE)
 
-    def _problem(self, error: BaseException) -> RequestFailed | None:
+    def _failure(self, error: BaseException) -> RequestFailed | None:
         """What the client is told; None where nothing is left to tell: it has left, or the process ends."""
         task = asyncio.current_task()
         assert task is not None
@@ -258,7 +258,7 @@ class Calls:
             return why
         if isinstance(error, grpc.aio.BaseError | GeneratorExit | KeyboardInterrupt | SystemExit):
             return None
-        found = problem_from(error)
+        found = failure_from(error)
         # Frames hold the request, and grpcio's context this problem's end: without this, only a collection would free them.
         found.__traceback__ = error.__traceback__ = None
         found.__context__ = found.__cause__ = None
@@ -270,7 +270,7 @@ async def _read(context: Any) -> bytes | None:
     return found if type(found) is bytes else None
 
 
-def problem_from(error: BaseException) -> RequestFailed:
+def failure_from(error: BaseException) -> RequestFailed:
     """What a client is told of an error; of one that nobody foresaw, only a number."""
     match error:
         case RequestFailed():
@@ -290,12 +290,12 @@ def problem_from(error: BaseException) -> RequestFailed:
     return RequestFailed(None, f"the gateway failed on this request; it was logged as {number}", code="internal")
 
 
-async def abort(context: Any, problem: RequestFailed) -> NoReturn:
+async def abort(context: Any, failure: RequestFailed) -> NoReturn:
     """End a call. Its trailing metadata tell the system's own code, and when to come back in the way that gRPC's retries follow."""
-    trailing = [("infaas-code", problem.code)]
-    if "retry-after-ms" in problem.headers:
-        trailing.append(("grpc-retry-pushback-ms", problem.headers["retry-after-ms"]))
-    await context.abort(grpc.StatusCode[statuses_of(problem.code).grpc], shortened(problem.message), tuple(trailing))
+    trailing = [("infaas-code", failure.code)]
+    if "retry-after-ms" in failure.headers:
+        trailing.append(("grpc-retry-pushback-ms", failure.headers["retry-after-ms"]))
+    await context.abort(grpc.StatusCode[statuses_of(failure.code).grpc], shortened(failure.message), tuple(trailing))
     raise AssertionError("a call that was ended goes on")
 
 

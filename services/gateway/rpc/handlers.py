@@ -1,4 +1,4 @@
-"""`inference.GRPCInferenceService`: the Open Inference Protocol, and of Triton's extensions those that have a meaning here."""
+"""The methods of the gRPC services: inference (the Open Inference Protocol), health, and reflection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,27 +12,28 @@ from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import Right
 from services.gateway.oip import models
-from services.gateway.oip.infer import ask_model
+from services.gateway.oip.infer import query_model
 from services.gateway.rpc import infer, wire
-from services.gateway.rpc.calls import Call, Calls, Next, Write, problem_from
+from services.gateway.rpc.calls import Call, Calls, Next, Write, failure_from
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS, Schema
 from services.gateway.rpc.wire import Unreadable, read
 from services.gateway.statistics import statistics_json
 
 SERVICE = "GRPCInferenceService"
-_FREE = ("ServerLive", "ServerReady")  # of anybody
+_OPEN = ("ServerLive", "ServerReady")  # need no token
 
 
-def inference_handlers(door: GatewayService, calls: Calls) -> dict[str, Any]:
-    """The service's methods, by name."""
-    service = InferenceService(door, calls)
+def inference_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
+    """The methods of `inference.GRPCInferenceService`, by name."""
+    infer_service = InferenceService(service, calls)
     special = {
-        "ModelInfer": calls.unary(service.infer, Right.ASK),
-        "ModelStreamInfer": calls.stream(service.stream, Right.ASK),
+        "ModelInfer": calls.unary(infer_service.infer, Right.QUERY),
+        "ModelStreamInfer": calls.stream(infer_service.stream, Right.QUERY),
     }
     return special | {
         method.name: calls.unary(
-            _answering(method.request, getattr(service, method.name)), Right.NONE if method.name in _FREE else Right.ASK
+            _answering(method.request, getattr(infer_service, method.name)),
+            Right.NONE if method.name in _OPEN else Right.QUERY,
         )
         for method in INFERENCE.methods(SERVICE)
         if method.name not in special
@@ -48,31 +49,29 @@ def _answering(request: Any, answer: Callable[[Any], Any]) -> Callable[[bytes, C
 
 
 class InferenceService:
-    """The methods. Those that only look at the catalogue take a message and return one."""
+    """The protocol's methods, and those of Triton's extensions that have a meaning here. Most take a message and return one."""
 
-    def __init__(self, door: GatewayService, calls: Calls) -> None:
-        self._door = door
+    def __init__(self, service: GatewayService, calls: Calls) -> None:
+        self._service = service
         self._calls = calls
         self._server = INFERENCE.ServerMetadataResponse(**models.server_metadata())
-
-    # -- the server
 
     def ServerLive(self, _: Any) -> Any:  # noqa: N802  (methods have the protocol's names)
         return INFERENCE.ServerLiveResponse(live=True)
 
     def ServerReady(self, _: Any) -> Any:  # noqa: N802
-        return INFERENCE.ServerReadyResponse(ready=self._door.ready)
+        return INFERENCE.ServerReadyResponse(ready=self._service.ready)
 
     def ServerMetadata(self, _: Any) -> Any:  # noqa: N802
         return self._server
 
     def RepositoryIndex(self, request: Any) -> Any:  # noqa: N802
-        ready = self._door.ready
-        entries = () if request.ready and not ready else models.index(self._door.catalog, ready=ready)
+        ready = self._service.ready
+        entries = () if request.ready and not ready else models.index(self._service.catalog, ready=ready)
         return INFERENCE.RepositoryIndexResponse(models=entries)
 
     def ModelStatistics(self, request: Any) -> Any:  # noqa: N802
-        counted = self._door.statistics
+        counted = self._service.statistics
         if request.name:
             self._known(request)
             target = models.target_of(request.name, request.version)
@@ -83,12 +82,10 @@ class InferenceService:
             INFERENCE.ModelStatisticsResponse, {"model_stats": [statistics_json(*entry) for entry in entries]}
         )
 
-    # -- one model
-
     def ModelReady(self, request: Any) -> Any:  # noqa: N802
         target = models.target_of(request.name, request.version)
-        known = models.find(self._door.catalog, target) is not None
-        return INFERENCE.ModelReadyResponse(ready=known and self._door.ready)
+        known = models.find(self._service.catalog, target) is not None
+        return INFERENCE.ModelReadyResponse(ready=known and self._service.ready)
 
     def ModelMetadata(self, request: Any) -> Any:  # noqa: N802
         return INFERENCE.ModelMetadataResponse(**models.metadata(self._known(request)))
@@ -97,54 +94,52 @@ class InferenceService:
         return _fitted(INFERENCE.ModelConfigResponse, {"config": models.config(self._known(request))})
 
     def _known(self, request: Any) -> models.ServedModel:
-        return models.served_model(self._door, request.name, models.target_of(request.name, request.version))
-
-    # -- inference
+        return models.served_model(self._service, request.name, models.target_of(request.name, request.version))
 
     async def infer(self, body: bytes, call: Call) -> bytes:
         return await self._answer(*wire.read_request(body), call)
 
     async def stream(self, following: Next, write: Write, call: Call) -> None:
-        """Requests in turn. What is wrong with one is told in its reply, and the stream goes on."""
+        """Answer the requests of a stream one after another. A failed request gets an error as its reply, and the stream goes on."""
         while await self._turn(following, write, call):
-            pass  # between turns nothing of a request is held
+            pass  # no variable here keeps a request alive between turns
 
     async def _turn(self, following: Next, write: Write, call: Call) -> bool:
         body = await following()
         if body is None:
             return False
-        failure = INFERENCE.ModelStreamInferResponse()
+        reply = INFERENCE.ModelStreamInferResponse()
         try:
-            answer = await self._calls.counted(body, partial(self._one, body, call, failure))
+            answer = await self._calls.counted(body, partial(self._one, body, call, reply))
         except Exception as error:
-            failure.error_message = problem_from(error).message
-            await write(failure.SerializeToString())
+            reply.error_message = failure_from(error).message
+            await write(reply.SerializeToString())
         else:
             await write(b"".join((b"\x12", wire.varint(len(answer)), answer)))  # field 2, infer_response
         return True
 
-    async def _one(self, body: bytes, call: Call, failure: Any) -> bytes:
+    async def _one(self, body: bytes, call: Call, reply: Any) -> bytes:
         request, raw = wire.read_request(body)
-        failure.infer_response.id = request.id
+        reply.infer_response.id = request.id
         return await self._answer(request, raw, call)
 
     async def _answer(self, request: Any, raw: list[Any], call: Call) -> bytes:
         asked = infer.read(request, raw)
         target = models.target_of(request.model_name, request.model_version)
-        answer = await ask_model(
-            self._door, target, asked, protocol="grpc", traceparent=call.traceparent, deadline=call.deadline
+        answer = await query_model(
+            self._service, target, asked, protocol="grpc", traceparent=call.traceparent, deadline=call.deadline
         )
         return infer.write(asked, request.model_name, answer)
 
 
-def _fitted(message: Any, told: dict[str, Any]) -> Any:
-    """The message with what it has fields for."""
-    return message(**_known_parts(message.DESCRIPTOR, told))
+def _fitted(message: Any, values: dict[str, Any]) -> Any:
+    """The message, from those values for which it has fields."""
+    return message(**_known_parts(message.DESCRIPTOR, values))
 
 
-def _known_parts(descriptor: Any, told: dict[str, Any]) -> dict[str, Any]:
+def _known_parts(descriptor: Any, values: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in values.items():
         field = descriptor.fields_by_name.get(name)
         if field is None:
             continue
@@ -158,79 +153,86 @@ def _known_parts(descriptor: Any, told: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# -- `grpc.health.v1.Health`: what load balancers and orchestrators ask. The whole server, and the inference service
-# in it.
+# -- Health
 
 SERVICES = ("", "inference.GRPCInferenceService")
-EVERY = 0.25  # s between looks for those who watch
+WATCH_INTERVAL_S = 0.25  # between two comparisons of the status for a client that watches it
 
 
-def health_handlers(door: GatewayService, calls: Calls) -> dict[str, Any]:
-    """The service's methods, by name."""
-    service = HealthService(door, calls)
-    return {"Check": calls.unary(service.check, Right.NONE), "Watch": calls.stream(service.watch, Right.NONE)}
+def health_handlers(service: GatewayService, calls: Calls) -> dict[str, Any]:
+    """The methods of `grpc.health.v1.Health`, by name."""
+    health = HealthService(service, calls)
+    return {
+        "Check": calls.unary(health.check, Right.NONE),
+        "Watch": calls.stream(health.watch, Right.NONE),
+    }
 
 
 class HealthService:
-    """SERVING while queries can be answered; NOT_SERVING from the moment on that the gateway is stopped."""
+    """SERVING while queries can be answered; NOT_SERVING as soon as the gateway is being stopped.
 
-    def __init__(self, door: GatewayService, calls: Calls) -> None:
-        self._door = door
+    Load balancers and orchestrators ask for the whole server ("") or for the inference service.
+    """
+
+    def __init__(self, service: GatewayService, calls: Calls) -> None:
+        self._service = service
         self._calls = calls
 
     async def check(self, body: bytes, _: Call) -> bytes:
-        service = read(body, HEALTH.HealthCheckRequest).service
-        if service not in SERVICES:
-            raise RequestFailed(None, f"there is no service {service[:80]!r}", code="unknown")
-        return _told(self._status(service))
+        name = read(body, HEALTH.HealthCheckRequest).service
+        if name not in SERVICES:
+            raise RequestFailed(None, f"there is no service {name[:80]!r}", code="unknown")
+        return _health(self._status(name))
 
     async def watch(self, following: Next, write: Write, _: Call) -> None:
-        """The status now, and whenever it is another."""
+        """The status now, and again after each change."""
         body = await following()
         if body is None:
             raise Unreadable("the request has no message")
-        service = read(body, HEALTH.HealthCheckRequest).service
+        name = read(body, HEALTH.HealthCheckRequest).service
         last = ""
         while True:
-            status = self._status(service)
+            status = self._status(name)
             if status != last:
                 last = status
-                await write(_told(status))
-            await self._calls.rest(asyncio.sleep(EVERY))
+                await write(_health(status))
+            await self._calls.rest(asyncio.sleep(WATCH_INTERVAL_S))
 
-    def _status(self, service: str) -> str:
-        if service not in SERVICES:
+    def _status(self, name: str) -> str:
+        if name not in SERVICES:
             return "SERVICE_UNKNOWN"
-        return "SERVING" if self._door.ready else "NOT_SERVING"
+        return "SERVING" if self._service.ready else "NOT_SERVING"
 
 
-def _told(status: str) -> bytes:
+def _health(status: str) -> bytes:
     found: bytes = HEALTH.HealthCheckResponse(status=status).SerializeToString()
     return found
 
 
-# -- Server reflection, v1 and v1alpha: tools such as grpcurl ask it what there is and need no .proto files.
+# -- Reflection
 
 FILES = (INFERENCE, HEALTH, *REFLECTIONS)
 
 
 def reflection_handlers(schema: Schema, calls: Calls) -> dict[str, Any]:
-    """The methods of one of the two, which differ in their package's name only."""
+    """The methods of reflection v1 or v1alpha: they differ in the name of their package only. Tools such as grpcurl use them."""
 
     async def answer(following: Next, write: Write, _: Any) -> None:
         while (body := await following()) is not None:
             request = read(body, schema.ServerReflectionRequest)
             await write(reply_to(schema, request).SerializeToString())
 
-    return {"ServerReflectionInfo": calls.stream(answer, Right.ASK)}
+    return {"ServerReflectionInfo": calls.stream(answer, Right.QUERY)}
 
 
 def reply_to(schema: Schema, request: Any) -> Any:
-    """The reply to one question."""
+    """The reply to one request of reflection."""
     reply = schema.ServerReflectionResponse(valid_host=request.host, original_request=request)
     asked = request.WhichOneof("message_request")
     if asked == "list_services":
-        names = sorted(service.full_name for file in FILES for service in file.descriptor.services_by_name.values())
+        names = sorted(
+            infer_service.full_name for file in FILES for infer_service in file.descriptor.services_by_name.values()
+        )
         reply.list_services_response.service.extend(schema.ServiceResponse(name=name) for name in names)
         return reply
     found = None

@@ -30,13 +30,13 @@ HEADROOM = 64 * 1024  # bytes beside the body that a message may have
 class GrpcServer:
     """`open` listens; what is wrong with the address raises OSError there. Raises BadTls."""
 
-    def __init__(self, door: GatewayService, keeper: AccessControl, settings: GatewaySettings) -> None:
-        self._door = door
-        self._keeper = keeper
+    def __init__(self, service: GatewayService, access: AccessControl, settings: GatewaySettings) -> None:
+        self._service = service
+        self._access = access
         self._settings = settings
         self._credentials = credentials(settings.tls_certificate, settings.tls_key)
         self._server: Any = None
-        self.calls = Calls(keeper, settings, door.traffic)
+        self.calls = Calls(access, settings, service.counts)
 
     async def open(self) -> None:
         logging.getLogger("grpc._cython.cygrpc").setLevel(
@@ -46,9 +46,9 @@ class GrpcServer:
         server = self._server = grpc.aio.server(options=options(settings))
         server._server = SafeAioServer(asyncio.get_running_loop(), None, (), (), options(settings), None)
         server.add_registered_method_handlers(
-            f"inference.{handlers.SERVICE}", handlers.inference_handlers(self._door, calls)
+            f"inference.{handlers.SERVICE}", handlers.inference_handlers(self._service, calls)
         )
-        server.add_registered_method_handlers("grpc.health.v1.Health", handlers.health_handlers(self._door, calls))
+        server.add_registered_method_handlers("grpc.health.v1.Health", handlers.health_handlers(self._service, calls))
         for schema in REFLECTIONS:
             (name,) = (service.full_name for service in schema.descriptor.services_by_name.values())
             server.add_registered_method_handlers(name, handlers.reflection_handlers(schema, calls))

@@ -35,7 +35,7 @@ def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:
     gateway = Gateway(Subjects())
     assert gateway.missing(0.0) == "the catalogue"
     gateway.handle(Envelope(0.0, Synced("b")))
-    assert gateway.missing(0.0) == "a dispatcher that is heard"
+    assert gateway.missing(0.0) == "a running dispatcher"
     gateway.handle(beat(1.0))
     assert gateway.missing(1.0 + SILENT / 2) == ""
     assert gateway.missing(1.0 + SILENT) != ""
@@ -47,7 +47,7 @@ def test_it_is_ready_with_the_catalogue_and_a_dispatcher() -> None:
 def test_names() -> None:
     assert parse_target("a") == ModelTarget("a")
     assert parse_target("a.m.v", "2") == ModelTarget("a", "m", "v", "2")
-    assert parse_target("a.m").needs() == {"model": "m"}
+    assert parse_target("a.m").requirements() == {"model": "m"}
     for wrong in ("", ".", "a.", ".a", "a.b.c.d", "a/b", "a..b", "a" * 65, "-a", "a b", "ä"):
         assert parse_target(wrong) is None, wrong
     assert parse_target("a", "../1") is None

@@ -38,15 +38,15 @@ def test_subjects_stay_inside(message: str, told: str) -> None:
     ],
 )
 def test_what_the_client_library_cannot_do(error: InfaasError, status: int, code: str) -> None:
-    problem = failure_of(error)
-    assert (problem.status, problem.code) == (status, code)
-    assert "infaas." not in problem.message
-    assert "secret" not in problem.message
+    failure = failure_of(error)
+    assert (failure.status, failure.code) == (status, code)
+    assert "infaas." not in failure.message
+    assert "secret" not in failure.message
 
 
 def test_a_body_that_the_bus_does_not_take() -> None:
     error = BadInput("9 bytes for infaas.query.a")
     error.__cause__ = PayloadTooLarge("9 bytes for infaas.query.a; the server takes 8")
-    problem = failure_of(error)
-    assert (problem.status, problem.code) == (413, "too_large")
-    assert "infaas." not in problem.message
+    failure = failure_of(error)
+    assert (failure.status, failure.code) == (413, "too_large")
+    assert "infaas." not in failure.message

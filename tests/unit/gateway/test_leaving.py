@@ -54,15 +54,15 @@ def test_whose_client_leaves_is_waited_for_no_longer(path: str, ahead: bytes, ca
         path, BODY
     ).encode()
     with echoing() as stage:
-        door: Any = stage.runtimes[0]._edge._door  # type: ignore[union-attr]
+        service: Any = stage.runtimes[0]._edge._service  # type: ignore[union-attr]
         stage.delay = 60.0
         with socket.create_connection(("127.0.0.1", stage.port), 10) as connection:
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             connection.sendall(head + body + ahead)
-            assert eventually(lambda: len(door.client._exchange) == 1)
-        assert eventually(lambda: len(door.client._exchange) == 0)
-        assert eventually(lambda: door.traffic.running["http"] == 0)
-        assert [status for (_, status) in door.traffic.requests] == ["499"]
+            assert eventually(lambda: len(service.client._exchange) == 1)
+        assert eventually(lambda: len(service.client._exchange) == 0)
+        assert eventually(lambda: service.counts.running["http"] == 0)
+        assert [status for (_, status) in service.counts.requests] == ["499"]
         stage.delay = 0.0
         with urllib.request.urlopen(f"http://{stage.url}{path}", body, timeout=20) as reply:
             assert reply.status == 200

@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[3]
 
 def routed() -> set[tuple[str, str]]:
     """Path and method of everything that the application serves; HEAD goes with GET."""
-    door = GatewayService(GatewaySettings(), Client(MemoryBus()))
+    service = GatewayService(GatewaySettings(), Client(MemoryBus()))
     return {
         (route.path, method)
-        for dialect in dialects(door)
+        for dialect in dialects(service)
         for route in dialect.routes
         for method in route.methods or ()
         if method != "HEAD"
@@ -55,7 +55,7 @@ def test_who_may_is_told_as_it_is() -> None:
     for path, methods in document()["paths"].items():
         for method, operation in methods.items():
             right = right_of(path, method.upper())
-            told = {Right.NONE: [], Right.ASK: [{}, {"token": []}], Right.OPERATE: [{"operator": []}]}[right]
+            told = {Right.NONE: [], Right.QUERY: [{}, {"token": []}], Right.OPERATE: [{"operator": []}]}[right]
             assert operation["security"] == told, (method, path)
 
 

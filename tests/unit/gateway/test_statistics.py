@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from services.gateway.statistics import MOST_SIZES, Statistics, statistics_json
+from services.gateway.statistics import MAX_BATCH_SIZES, Statistics, statistics_json
 from tests.unit.gateway.oip.test_parameters import ANSWER
 
 
@@ -57,8 +57,8 @@ def test_a_default_is_its_apps_and_no_execution() -> None:
 
 def test_clients_that_choose_many_sizes_do_not_fill_the_memory() -> None:
     counts = Statistics()
-    for items in range(1, 2 * MOST_SIZES):
+    for items in range(1, 2 * MAX_BATCH_SIZES):
         counts.answered("a", ANSWER, items, 1e6, 1.0)
     whole, one = (statistics_json(*entry) for entry in counts.of("a"))
-    assert len(whole["batch_stats"]) == len(one["batch_stats"]) == MOST_SIZES
-    assert whole["execution_count"] == one["execution_count"] >= 2 * MOST_SIZES - 4
+    assert len(whole["batch_stats"]) == len(one["batch_stats"]) == MAX_BATCH_SIZES
+    assert whole["execution_count"] == one["execution_count"] >= 2 * MAX_BATCH_SIZES - 4

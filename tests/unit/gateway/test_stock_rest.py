@@ -118,13 +118,13 @@ def test_a_default_is_one_of_the_outputs_that_it_has(client: triton.InferenceSer
 def test_parameters_become_needs_and_the_answer_parameters(
     client: triton.InferenceServerClient, stage: Echoing
 ) -> None:
-    needs = {"latency_ms": 20, "accuracy": "0.9", "cost": 1.5, "latencyms": 3}
+    requirements = {"latency_ms": 20, "accuracy": "0.9", "cost": 1.5, "latencyms": 3}
     result = client.infer(
         "fp32.m-fp32.fp32-v1",
         [given(sample("FP32"), "FP32")],
         model_version="1",
         request_id="me",
-        parameters=needs,
+        parameters=requirements,
         priority=2,
         timeout=5_000_000,
     )

@@ -37,10 +37,10 @@ def test_objects_are_read(body: bytes, found: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_object_is_a_json_error_with_its_cause(body: bytes) -> None:
-    with pytest.raises(ClipperError) as problem:
+    with pytest.raises(ClipperError) as failure:
         read_object(body)
-    assert problem.value.status == 400
-    told = error_body(problem.value)
+    assert failure.value.status == 400
+    told = error_body(failure.value)
     assert told["error"] == "Json error"
     assert "Expected JSON schema" in told["cause"]
 
@@ -49,8 +49,8 @@ def test_what_is_no_object_is_a_json_error_with_its_cause(body: bytes) -> None:
 def test_no_bytes_do_anything_else(body: bytes) -> None:
     try:
         assert isinstance(read_object(body), dict)
-    except ClipperError as problem:
-        assert problem.status == 400
+    except ClipperError as failure:
+        assert failure.status == 400
 
 
 def test_fields_have_their_types() -> None:

@@ -32,13 +32,13 @@ BOTH, USERS, OPERATORS, NONE = (
     ("right", "keys", "nobody", "wrong", "user", "operator"),
     [
         (Right.NONE, BOTH, 0, 0, 0, 0),
-        (Right.ASK, NONE, 0, 0, 0, 0),
+        (Right.QUERY, NONE, 0, 0, 0, 0),
         (Right.OPERATE, NONE, 0, 0, 0, 0),
-        (Right.ASK, BOTH, 401, 401, 0, 0),
+        (Right.QUERY, BOTH, 401, 401, 0, 0),
         (Right.OPERATE, BOTH, 401, 401, 403, 0),
-        (Right.ASK, USERS, 401, 401, 0, 401),
+        (Right.QUERY, USERS, 401, 401, 0, 401),
         (Right.OPERATE, USERS, 401, 401, 403, 401),
-        (Right.ASK, OPERATORS, 0, 0, 0, 0),
+        (Right.QUERY, OPERATORS, 0, 0, 0, 0),
         (Right.OPERATE, OPERATORS, 401, 401, 401, 0),
     ],
 )
@@ -49,9 +49,9 @@ def test_the_rule(right: Right, keys: KnownTokens, nobody: int, wrong: int, user
 
 def test_management_off_and_in_reach_of_others() -> None:
     assert allowed(Right.OPERATE, "Bearer operator", BOTH, admin=False).status == 403
-    assert allowed(Right.ASK, "Bearer user", BOTH, admin=False).status == 0
+    assert allowed(Right.QUERY, "Bearer user", BOTH, admin=False).status == 0
     assert allowed(Right.OPERATE, None, NONE, loopback=False).status == 403
-    assert allowed(Right.ASK, None, NONE, loopback=False).status == 0
+    assert allowed(Right.QUERY, None, NONE, loopback=False).status == 0
     assert allowed(Right.OPERATE, "Bearer operator", BOTH, loopback=False).status == 0
 
 
@@ -112,7 +112,7 @@ def test_an_emptied_file_lets_nobody_in(tmp_path: Path) -> None:
     file.write_text("")
     tokens._looked = float("-inf")
     assert tokens.current() == {}
-    assert allowed(Right.ASK, "Bearer one", KnownTokens(users=tokens.current())).status == 401
+    assert allowed(Right.QUERY, "Bearer one", KnownTokens(users=tokens.current())).status == 401
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 def test_a_doorkeeper_has_the_settings() -> None:
-    keeper = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
-    assert keeper.open
-    assert keeper.operators
-    assert keeper.verdict(Right.OPERATE, "Bearer o2").status == 0
+    access = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
+    assert access.open
+    assert access.operators
+    assert access.verdict(Right.OPERATE, "Bearer o2").status == 0
     assert AccessControl(GatewaySettings(address="0.0.0.0")).verdict(Right.OPERATE, None).status == 403
     assert AccessControl(GatewaySettings(admin=False)).verdict(Right.OPERATE, None).status == 403
 
@@ -141,10 +141,10 @@ def test_a_file_named_by_a_variable_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# who may ask\nann:one\n")
     settings = load(environ={"INFAAS_GATEWAY__TOKENS_FILE": str(file)}).gateway
-    keeper = AccessControl(settings)
-    assert keeper.verdict(Right.ASK, "Bearer one").status == 0
-    assert keeper.verdict(Right.ASK, "Bearer ask").status == 401
+    access = AccessControl(settings)
+    assert access.verdict(Right.QUERY, "Bearer one").status == 0
+    assert access.verdict(Right.QUERY, "Bearer ask").status == 401
     file.write_text("ann:another")
-    keeper._users._looked = float("-inf")
-    assert keeper.verdict(Right.ASK, "Bearer one").status == 401
-    assert keeper.verdict(Right.ASK, "Bearer another").status == 0
+    access._users._looked = float("-inf")
+    assert access.verdict(Right.QUERY, "Bearer one").status == 401
+    assert access.verdict(Right.QUERY, "Bearer another").status == 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.errors import RequestFailed
-from services.gateway.http.bodies import FREE, MOST, UNKNOWN, check_json_size, find_duplicate
+from services.gateway.http.bodies import MAX_JSON_MEMORY, UNCHECKED_JSON, UNKNOWN, check_json_size, find_duplicate
 from services.gateway.oip.infer import BadInference, read
 
 
@@ -28,7 +28,7 @@ def test_what_grows_is_refused(text: bytes) -> None:
     with pytest.raises(RequestFailed) as told:
         check_json_size(text)
     assert told.value.status == 413
-    check_json_size(text[:FREE])
+    check_json_size(text[:UNCHECKED_JSON])
 
 
 @pytest.mark.parametrize("text", [b"[" * 10**6, b'{"a":' * 10**6, b"[" + b"[]," * 2**20], ids=["lists", "maps", "end"])
@@ -64,7 +64,7 @@ def test_what_passes_takes_no_more_than_said(part: bytes) -> None:
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found) == times + 1
-    assert used < 2.5 * MOST
+    assert used < 2.5 * MAX_JSON_MEMORY
 
 
 NAMES = st.text(max_size=3)

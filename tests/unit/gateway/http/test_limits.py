@@ -47,8 +47,8 @@ async def broken(request: Request) -> Response:
     raise RuntimeError("an inner matter")
 
 
-def form(problem: RequestFailed) -> dict[str, str]:
-    return {"error": problem.message, "cause": problem.code}
+def form(failure: RequestFailed) -> dict[str, str]:
+    return {"error": failure.message, "cause": failure.code}
 
 
 ROUTES = [
@@ -321,7 +321,7 @@ def test_what_is_not_known_to_be_harmless_is_for_operators() -> None:
         ("POST", "/anything/else"),
         ("PUT", "/{app}/predict"),
     ]
-    assert {right_of(path, method) for method, path in asking} == {Right.ASK}
+    assert {right_of(path, method) for method, path in asking} == {Right.QUERY}
     assert {right_of(path, method) for method, path in managing} == {Right.OPERATE}
     assert right_of("/v2/health/ready", "GET") is Right.NONE
 

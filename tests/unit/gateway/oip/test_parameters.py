@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from infaas.answers import Answer
 from infaas.queries import Needs
-from services.gateway.oip.parameters import LOWEST, RESERVED, BadParameter, ignored, needs_of, parameters_of
+from services.gateway.oip.parameters import LOWEST, RESERVED, BadParameter, ignored, parameters_of, requirements_of
 
 ANSWER = Answer(
     id=None, model="m", version="1", variant="v", hardware="cpu", worker="w0", accuracy=0.9, latency_ms=2.0, queue_ms=0.5,
@@ -25,26 +25,32 @@ def test_requirements_pass_with_their_types() -> None:
         "variant": "",
         "note": "x",
     }
-    assert needs_of(given_, 0.0) == {"latency_ms": 20.0, "accuracy": 0.95, "cost": 0.5, "context": "me", "model": "m"}
+    assert requirements_of(given_, 0.0) == {
+        "latency_ms": 20.0,
+        "accuracy": 0.95,
+        "cost": 0.5,
+        "context": "me",
+        "model": "m",
+    }
     assert ignored(given_) == "note"
 
 
 @pytest.mark.parametrize(("given_", "found"), [(0, None), (1, 1), (LOWEST, LOWEST), ("2", 2)])
 def test_priority_as_triton_means_it(given_: object, found: int | None) -> None:
-    assert needs_of({"priority": given_}, 0.0).get("priority") == found
+    assert requirements_of({"priority": given_}, 0.0).get("priority") == found
 
 
 def test_timeout_is_in_microseconds_and_none_at_zero() -> None:
-    assert needs_of({"timeout": 250_000}, 1000.0) == {"deadline": 1000.25}
-    assert needs_of({"timeout": 0}, 1000.0) == {}
-    assert needs_of({"timeout": 2**63 - 1}, 1000.0) == {}
+    assert requirements_of({"timeout": 250_000}, 1000.0) == {"deadline": 1000.25}
+    assert requirements_of({"timeout": 0}, 1000.0) == {}
+    assert requirements_of({"timeout": 2**63 - 1}, 1000.0) == {}
 
 
 @pytest.mark.parametrize("name", [*RESERVED, "triton_request_id"])
 def test_what_triton_reserves_is_refused_unless_it_says_nothing(name: str) -> None:
-    assert needs_of({name: 0}, 0.0) == {}
+    assert requirements_of({name: 0}, 0.0) == {}
     with pytest.raises(BadParameter, match=name):
-        needs_of({name: 1}, 0.0)
+        requirements_of({name: 1}, 0.0)
 
 
 @given(
@@ -54,12 +60,12 @@ def test_what_triton_reserves_is_refused_unless_it_says_nothing(name: str) -> No
 )
 def test_whatever_comes_is_a_requirement_or_refused_by_name(parameters: dict) -> None:
     try:
-        needs = needs_of(parameters, 1000.0)
+        requirements = requirements_of(parameters, 1000.0)
     except BadParameter as error:
         assert any(f"parameters.{name}" in str(error) for name in parameters)
     else:
-        assert needs.keys() <= Needs.__annotations__.keys()
-        assert not any(isinstance(value, float) and math.isnan(value) for value in needs.values())
+        assert requirements.keys() <= Needs.__annotations__.keys()
+        assert not any(isinstance(value, float) and math.isnan(value) for value in requirements.values())
 
 
 def test_an_answer_in_scalars() -> None:

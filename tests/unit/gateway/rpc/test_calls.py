@@ -23,8 +23,8 @@ from tests.support.servers.nats import run
     ],
 )
 def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(error: Exception, status: str) -> None:
-    settings, traffic = GatewaySettings(), RequestCounts()
-    calls = Calls(AccessControl(settings), settings, traffic)
+    settings, counts = GatewaySettings(), RequestCounts()
+    calls = Calls(AccessControl(settings), settings, counts)
 
     async def fails() -> bytes:
         raise error
@@ -34,5 +34,5 @@ def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(er
             await calls.counted(b"body", fails)
 
     run(main())
-    assert traffic.requests == {("grpc", status): 1}
+    assert counts.requests == {("grpc", status): 1}
     assert (calls.running, calls.held) == (0, 0)

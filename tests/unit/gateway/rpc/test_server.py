@@ -218,8 +218,8 @@ def test_other_protocols(channel: grpc.Channel, stage: Echoing, data: bytes) -> 
 def test_a_port_that_is_taken_is_told() -> None:
     async def main(port: int) -> None:
         settings = GatewaySettings(grpc_port=port)
-        door = GatewayService(settings, Client(Broker().connect("nobody")))
-        server = GrpcServer(door, AccessControl(settings), settings)
+        service = GatewayService(settings, Client(Broker().connect("nobody")))
+        server = GrpcServer(service, AccessControl(settings), settings)
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}, for gRPC"):
             await server.open()
         await server.close(1.0)

@@ -113,8 +113,10 @@ def test_large_tensors_go_through(client: triton.InferenceServerClient, size: in
 
 def test_needs_are_passed_on_and_the_answer_is_told(client: triton.InferenceServerClient, stage: Echoing) -> None:
     before = time.time()
-    needs = {"latency_ms": 20, "accuracy": "0.75", "cost": "0.5", "tag": "mine"}
-    result = client.infer("fp32.m-fp32", [given(X)], request_id="7", priority=3, timeout=5_000_000, parameters=needs)
+    requirements = {"latency_ms": 20, "accuracy": "0.75", "cost": "0.5", "tag": "mine"}
+    result = client.infer(
+        "fp32.m-fp32", [given(X)], request_id="7", priority=3, timeout=5_000_000, parameters=requirements
+    )
     heard = dict(stage.heard)
     assert before + 4 < heard.pop("deadline") < time.time() + 5
     del heard["inputs"]
