@@ -1,4 +1,4 @@
-"""Counts what goes in and out, around everything else."""
+"""The HTTP application: the routes of all dialects, who may use them, errors in each dialect's form, and the counts for metrics."""
 
 import asyncio
 import logging
@@ -28,55 +28,18 @@ from services.gateway.oip import rest
 from services.gateway.rafiqi import rest as rafiqi
 from services.gateway.registration import ModelRegistration
 
-PROTOCOL = "infaas.protocol"  # in the scope, once a dialect's route has been found
-UNKNOWN = "http"  # requests that no dialect has taken
-OPEN = "http"  # of requests under way: their dialect is not known yet
-
-
-class MeterMiddleware:
-    """ASGI middleware."""
-
-    def __init__(self, app: ASGIApp, counts: RequestCounts) -> None:
-        self._app = app
-        self._counts = counts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.perf_counter()
-        status = received = sent = 0
-
-        async def taken() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            return message
-
-        async def told(message: Message) -> None:
-            nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                sent += len(message.get("body", b""))
-            await send(message)
-
-        counts = self._counts
-        counts.running[OPEN] += 1
-        try:
-            await self._app(scope, taken, told)
-        finally:
-            counts.running[OPEN] -= 1
-            # No status: the client has left before it was told.
-            protocol = scope.get(PROTOCOL, UNKNOWN)
-            counts.ended(protocol, str(status or 499), time.perf_counter() - began, received, sent)
-
-
-# -- All dialects behind one router: their routes, and errors in each dialect's own form.
-
 log = logging.getLogger(__name__)
 
+PROTOCOL = "infaas.protocol"  # in a request's scope: the dialect whose route has been found, as metrics name it
+NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
 DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
 
-QUERIES = ("/infer", "/predict", "/classify")  # ends of paths of what changes nothing: it may be given up at any moment
-ErrorBody = Callable[[RequestFailed], Any]  # what a dialect writes of a problem
+QUERIES = (
+    "/infer",
+    "/predict",
+    "/classify",
+)  # ends of paths that only compute: they are cancelled when their client leaves
+ErrorBody = Callable[[RequestFailed], Any]  # the JSON of a failure in a dialect's form
 
 
 class Dialect(NamedTuple):
@@ -93,8 +56,8 @@ def plain(failure: RequestFailed) -> dict[str, Any]:
 
 
 def dialects(service: GatewayService) -> list[Dialect]:
-    """Every dialect's routes, with the form of its errors. Paths of different dialects do not overlap. Raises BadHosts."""
-    registering = ModelRegistration(service)
+    """All dialects. Their paths do not overlap. Raises BadAllowedHosts."""
+    registration = ModelRegistration(service)
     document = JsonReply(msgspec.json.decode(DOCUMENT.read_bytes()))
 
     async def describe(request: Request) -> JsonReply:
@@ -104,26 +67,26 @@ def dialects(service: GatewayService) -> list[Dialect]:
     return [
         Dialect("rest", rest.routes(service), plain),
         Dialect("openapi", [Route("/openapi.json", describe)], plain),
-        Dialect("rafiqi", rafiqi.routes(service, registering), plain),
-        Dialect("clipper", clipper.routes(service, registering), clipper_error_body),
+        Dialect("rafiqi", rafiqi.routes(service, registration), plain),
+        Dialect("clipper", clipper.routes(service, registration), clipper_error_body),
     ]
 
 
 def build(service: GatewayService, access: AccessControl | None = None) -> ASGIApp:
-    """The whole application. keeper: says who may what; made from the door's settings where there is none. Raises BadTokens, BadHosts."""
+    """The whole application. access: who may do what; None: as the settings say. Raises BadTokens, BadAllowedHosts."""
     app = assemble(dialects(service), service.settings, access or AccessControl(service.settings))
     return MeterMiddleware(app, service.counts)
 
 
 def assemble(found: list[Dialect], settings: GatewaySettings, access: AccessControl) -> ASGIApp:
-    """Dialects behind what holds for every request."""
+    """These dialects behind the checks and limits of every request."""
     return enter(
         Router([(route, _Endpoint(route, dialect, access)) for dialect in found for route in dialect.routes]), settings
     )
 
 
 class Router:
-    """The first route that fits, by path and method. (Starlette's own, less what a dozen layers of it do for each request.)"""
+    """Calls the first route that fits path and method. Starlette's own router takes a dozen more calls for each request."""
 
     def __init__(self, routes: Iterable[tuple[Route, ASGIApp]]) -> None:
         self._routes = list(routes)
@@ -149,7 +112,7 @@ class Router:
 
 
 class _Endpoint:
-    """One endpoint, whose errors become replies."""
+    """One endpoint: checks the right to use it, and turns its errors into replies."""
 
     def __init__(self, route: Route, dialect: Dialect, access: AccessControl) -> None:
         self._endpoint = route.endpoint
@@ -190,5 +153,41 @@ class _Endpoint:
 
 
 def error_reply(failure: RequestFailed, body: ErrorBody) -> JsonReply:
-    """The reply that tells of a problem."""
+    """The reply for a failure."""
     return JsonReply(body(failure), failure.status, failure.headers)
+
+
+class MeterMiddleware:
+    """ASGI middleware: counts requests, their bytes and their time."""
+
+    def __init__(self, app: ASGIApp, counts: RequestCounts) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        status = received = sent = 0
+
+        async def counting_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def counting_send(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        counts = self._counts
+        counts.running[NO_DIALECT] += 1
+        try:
+            await self._app(scope, counting_receive, counting_send)
+        finally:
+            counts.running[NO_DIALECT] -= 1
+            # Without a status, the client has left before its reply began.
+            protocol = scope.get(PROTOCOL, NO_DIALECT)
+            counts.ended(protocol, str(status or 499), time.perf_counter() - began, received, sent)

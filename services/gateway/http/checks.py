@@ -1,8 +1,8 @@
-"""What is checked of every request before anything else: its path, whose name it was sent to, which page sent it, who asks.
+"""The checks of every request before a dialect sees it: its path, its host, the page that sent it, and its right.
 
-Browsers are the reason for the middle two: a page from anywhere can make its visitor's browser send requests to this machine, and a
-name that its owner points to this machine after the page was loaded (DNS rebinding) makes them look harmless. So names must be known
-(421), and what changes or computes something must not come from another page's origin (403).
+Host and origin are checked because of browsers. A page from anywhere can make its visitor's browser send requests to this machine.
+If its owner points the page's own name to this machine (DNS rebinding), the browser takes them for the page's own. So a request must
+name a known host (421), and requests that change or compute something must not come from a page of another origin (403).
 """
 
 from collections.abc import Collection
@@ -17,13 +17,17 @@ from services.core.settings import GatewaySettings, listed
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import AccessControl, Right, is_loopback
 from services.gateway.http.bodies import JsonReply
-from services.gateway.http.limits import LimitMiddleware, RequestLimits
+from services.gateway.http.limits import LimitMiddleware
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+METHODS = ("GET", "POST", "PUT", "DELETE")
+HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
+_QUERY_PATHS = ("/classify", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
+_FOREIGN = "infaas.foreign"  # in a request's scope: a page of another origin sent it
 
 
 def path_fault(raw: bytes) -> str | None:
-    """What is wrong with a path as it was sent: names of apps and models need none of this. None: nothing."""
+    """What is wrong with a raw path: no name of an app or model needs such characters. None: nothing."""
     if b"%" not in raw and b"/." not in raw and b"\\" not in raw and b"//" not in raw:
         return None
     path = unquote_to_bytes(raw)
@@ -55,7 +59,7 @@ def bare_host(value: str) -> str | None:
 
 
 def host_allowed(value: str, hosts: Collection[str]) -> bool:
-    """Whether a request may be sent to this name. An address always: nobody can point it elsewhere. hosts: names, `*.name`, or `*`."""
+    """Whether a request may name this host. Addresses may always be named: nobody can point them elsewhere. hosts: names, `*.name`, or `*`."""
     host = bare_host(value)
     if host is None:
         return False
@@ -65,9 +69,9 @@ def host_allowed(value: str, hosts: Collection[str]) -> bool:
 
 
 def origin_allowed(origin: str, host: str, site: str, origins: Collection[str]) -> bool:
-    """Whether a page of this origin may do more than look. host: the request's own. site: its header Sec-Fetch-Site.
+    """Whether a page of this origin may do more than read. host: the request's header Host. site: its header Sec-Fetch-Site.
 
-    No browser leaves out the origin where it matters; other programs send none.
+    Browsers always send an origin where it matters; other programs send none.
     """
     if "*" in origins or origin in origins:
         return True
@@ -85,24 +89,13 @@ def _address(host: str) -> bool:
     return True
 
 
-# -- The way into the application: what holds for every request, before any dialect sees it.
-
-METHODS = ("GET", "POST", "PUT", "DELETE")
-HEADERS = ("Authorization", "Content-Type", "Content-Encoding", "Inference-Header-Content-Length", "Traceparent")
-_ASKING = ("/classify", "/list", "/metrics", "/openapi.json", "/v2/repository/index")
-_FOREIGN = "infaas.foreign"  # in a request's scope: a page of another origin has sent it
-
-
 def enter(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
-    """`app` behind all that is checked and limited."""
-    allowance = RequestLimits(
-        settings.max_body, settings.body_timeout_s, settings.in_flight, max(4 * settings.max_body, 256 * 2**20)
-    )
+    """`app` behind these checks, the limits, and CORS where the settings name origins."""
     origins = listed(settings.cors_origins)
     hosts = {name.lower() for name in (settings.address, *listed(settings.hosts))}
     if not is_loopback(settings.address):
         hosts.add(gethostname().lower())
-    whole: ASGIApp = CheckMiddleware(LimitMiddleware(app, allowance), hosts, frozenset(origins))
+    whole: ASGIApp = CheckMiddleware(LimitMiddleware(app, settings), hosts, frozenset(origins))
     if origins:
         exposed = ("Inference-Header-Content-Length", "Retry-After", "Traceparent")
         whole = CORSMiddleware(
@@ -112,13 +105,13 @@ def enter(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
 
 
 class CheckMiddleware:
-    """ASGI middleware: paths, hosts, origins. hosts: names in lower case. origins: as browsers write them."""
+    """ASGI middleware: checks path, host and origin. hosts: names in lower case. origins: as browsers write them."""
 
     def __init__(self, app: ASGIApp, hosts: set[str], origins: frozenset[str]) -> None:
         self._app = app
         self._hosts = hosts
         self._origins = origins
-        self._known: set[str] = set()  # hosts that were found right
+        self._known: set[str] = set()  # values of the header Host that have passed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -144,7 +137,7 @@ class CheckMiddleware:
         if host not in self._known and (host or scope["http_version"] != "1.0"):
             if not host_allowed(host, self._hosts):
                 return RequestFailed(
-                    421, "no such host is served here: the gateway's setting `hosts` names those that are"
+                    421, "this host is not served here: the gateway's setting `hosts` names the hosts that are"
                 )
             if len(self._known) < 1000:
                 self._known.add(host)
@@ -152,19 +145,20 @@ class CheckMiddleware:
             scope[_FOREIGN] = True
             if scope["method"] not in READING and not origin_allowed(origin, host, site, self._origins):
                 return RequestFailed(
-                    403, "pages of other origins may not ask: the gateway's setting `cors_origins` names those that may"
+                    403,
+                    "a page of this origin may not send this: the gateway's setting `cors_origins` names the origins that may",
                 )
         return None
 
 
 def right_of(path: str, method: str) -> Right:
-    """What a route needs, by its template; whatever is not known to be harmless is for operators."""
+    """The right that a route needs, by its template. Everything that is not known to be harmless needs an operator's."""
     if path.startswith("/v2/health/"):
         return Right.NONE
     steps = path.split("/")
     if steps[1] == "admin":
         return Right.OPERATE
-    if path in _ASKING or (method in READING and steps[1] == "v2"):
+    if path in _QUERY_PATHS or (method in READING and steps[1] == "v2"):
         return Right.QUERY
     if method == "POST":
         if path.startswith("/v2/models/") and steps[-1] in ("infer", "generate", "generate_stream"):
@@ -175,7 +169,7 @@ def right_of(path: str, method: str) -> Right:
 
 
 def check(scope: Scope, right: Right, access: AccessControl) -> None:
-    """Whether whoever sends this request may. Raises RequestFailed."""
+    """Check the right of whoever sends this request. Raises RequestFailed."""
     if right is Right.NONE or (right is Right.QUERY and access.open):
         return
     credential = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
@@ -187,4 +181,4 @@ def check(scope: Scope, right: Right, access: AccessControl) -> None:
     if verdict.status:
         raise RequestFailed(verdict.status, verdict.message, code="forbidden")
     if right is Right.OPERATE and scope.get(_FOREIGN) and not access.operators:
-        raise RequestFailed(403, "pages of other origins manage nothing without an operator's token", code="forbidden")
+        raise RequestFailed(403, "a page of another origin needs an operator's token for this", code="forbidden")

@@ -1,8 +1,23 @@
-"""Small parts of a connection: its limits, its last words, a body in pieces, what a request sees of the transport."""
+"""One HTTP/1.1 connection: uvicorn's protocol with the limits that it lacks.
+
+Each part is here because a test or a bench needs it. Limited are, with the tests of tests/unit/gateway/http/test_protocol.py and the
+abuse of tests/live/test_gateway_abuse.py:
+
+- the bytes of a request line (414) and of a head (431), and the time that a head takes (408; a connection that sends nothing is closed);
+- the number of connections (503): those without a request make room for new ones;
+- the requests sent ahead of their replies (400), the chunks that are far too small (413), the bytes of chunk extensions and trailers
+  (431), and the time for which a reply waits for a client that does not read.
+
+Trailers never become headers. The error of one request is never sent in the place of another's reply. A reply that ends a connection
+early is not lost to a reset: the connection reads and drops what still comes for a moment. An offer to change protocols (Upgrade: h2c,
+as Java's client makes) is passed over, as RFC 9110, 7.8 allows. A query whose client leaves is cancelled.
+
+For speed (benches/gateway.py): a small reply is one packet (ReplyTransport), and a body is joined once (BodyBuffer).
+"""
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import httptools
 import msgspec
@@ -12,136 +27,31 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from services.core.settings import GatewaySettings
+
 QUERY_TASK = (
-    "infaas.asking"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
+    "infaas.query_task"  # in a request's scope: the task that waits for the answer to a query, and for nothing else
 )
-CLIENT_LEFT = "infaas.left"  # there, too: the client has left, so that task was cancelled
+CLIENT_LEFT = "infaas.client_left"  # in a request's scope: the client has left, so that task was cancelled
 METHODS = "DELETE, GET, HEAD, OPTIONS, POST, PUT"
-
-
-class ConnectionLimits(NamedTuple):
-    """Limits of every connection. Sizes in bytes, times in seconds."""
-
-    max_header: int = 16 * 2**10
-    head_timeout_s: float = 10.0
-    idle_timeout_s: float = 75.0
-    connections: int = 1000
-
-
-class ConnectionWriter(Protocol):
-    """A connection, for ReplyTransport."""
-
-    @property
-    def closing(self) -> bool: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def close_after_reply(self) -> None: ...
-
-
-SMALL = 32 * 2**10  # bytes up to which a reply's head and body leave in one piece
-
-
-class ReplyTransport:
-    """What a request's cycle has in place of the transport: when and how to close is the connection's business.
-
-    A reply's head waits for what follows it, so that a small reply is one packet and one call of the kernel.
-    """
-
-    __slots__ = ("_head", "_line")
-
-    def __init__(self, line: ConnectionWriter) -> None:
-        self._line = line
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        head = self._head
-        if head:
-            self._head = b""
-            if len(data) <= SMALL:
-                self._line.write(b"".join((head, data)))
-                return
-            self._line.write(head)
-        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100" and data[-4:] == b"\r\n\r\n":
-            self._head = data
-            return
-        self._line.write(data)
-
-    def flush(self) -> None:
-        """Nothing follows: the reply is complete, or comes to no good end."""
-        head, self._head = self._head, b""
-        if head:
-            self._line.write(head)
-
-    def close(self) -> None:
-        self.flush()
-        self._line.close_after_reply()
-
-    def is_closing(self) -> bool:
-        return self._line.closing
-
-
-class BodyBuffer:
-    """A body as it comes: kept in pieces, and put together once (uvicorn's own is copied twice)."""
-
-    __slots__ = ("_pieces", "_size")
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def __iadd__(self, piece: bytes) -> "BodyBuffer":
-        self._pieces.append(piece)
-        self._size += len(piece)
-        return self
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-
-
-def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:
-    """Status and words for what the parser did not take. data: what came, where it began with the request in question."""
-    if isinstance(error, httptools.HttpParserInvalidMethodError):
-        method = data.lstrip(b"\r\n").split(b" ", 1)[0]
-        if method.isalpha() and method.isupper() and len(method) <= 32:
-            return 405, "no path takes this method"
-    return 400, "this is no request of HTTP/1.1"
-
-
-def final_reply(status: int, message: str, more: str = "") -> bytes:
-    """A whole reply, after which the connection is closed. more: header lines."""
-    body = msgspec.json.encode({"error": message})
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        more += f"Allow: {METHODS}\r\n"
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body
-
-
-# -- One HTTP/1.1 connection, with the limits that uvicorn's own protocol does not have.
-
+SMALL = 32 * 2**10  # bytes up to which a reply's head and body are sent together
 MAX_AHEAD = 64  # requests that wait for the replies of those before them, on one connection
-FREE_CHUNKS = 16_384  # chunks a body may have however small they are; beyond, their mean must be CHUNK_BYTES
+FREE_CHUNKS = 16_384  # chunks of a body that may have any size; with more chunks, their mean size must be CHUNK_BYTES
 CHUNK_BYTES = 64
-TOLD = 64  # connections above the limit that are told so; more are closed without a word
-LINGER_S = 2.0  # what a client still sends after the last reply is read and dropped for so long
-LINGER_BYTES = 16 * 2**20
-UNREAD_BYTES = 2**20  # of a body that nobody wanted, before the connection is closed instead of used again
+REFUSED = 64  # connections above the limit that get a reply (503); more are closed without one
+LINGER_S = 2.0  # after the last reply, read and drop what the client still sends: for so long
+LINGER_BYTES = 16 * 2**20  # and so much
+UNREAD_BYTES = 2**20  # of a body after its reply, before the connection is closed instead of used again
 
 _IDLE, _HEAD, _BODY, _OFFER = range(4)  # where the parser is: between messages, in one, in one that offers an upgrade
-_LOOKED_AT = frozenset({b"host", b"expect", b"transfer-encoding"})
+_CHECKED = frozenset({b"host", b"expect", b"transfer-encoding"})
 _HOP = (b"upgrade", b"http2-settings", b"connection")
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol within `bounds`. `waiting`: connections without a request, longest first; they make room for new ones."""
+    """uvicorn's protocol within `limits`. waiting: connections without a request, longest first; they make room for new ones."""
 
-    bounds = ConnectionLimits()
+    limits = GatewaySettings()
     waiting: dict["LimitedHttpProtocol", None]
 
     def __init__(
@@ -152,36 +62,36 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.timeout_keep_alive = self.bounds.idle_timeout_s  # type: ignore[assignment]
+        self.timeout_keep_alive = self.limits.idle_timeout_s  # type: ignore[assignment]
         self._state = _IDLE
         self._began = 0  # messages begun
-        self._head_bytes = 0  # of a head that is not complete, as it came
-        self._hosts = 0  # headers that name one
-        self._named_bytes = 0  # of a head, as the parser told of it
+        self._head_bytes = 0  # of an incomplete head, as received
+        self._hosts = 0  # Host headers of the request
+        self._named_bytes = 0  # of a head, as the parser reports them
         self._chunks = 0
         self._body_bytes = 0
-        self._around = 0  # bytes around a body's chunks: sizes, extensions, trailers
+        self._around = 0  # bytes of a body beside its chunks: sizes, extensions, trailers
         self._dropped = 0
-        self._active: RequestResponseCycle | None = None  # the request that has its turn
+        self._active: RequestResponseCycle | None = None  # the request whose reply is next
         self._ending = False
-        self._fault: tuple[int, str] | None = None  # what a callback found wrong
-        self._owed: tuple[int, str] | None = None  # told once the requests before it have their replies
+        self._fault: tuple[int, str] | None = None  # an error found by a callback of the parser
+        self._owed: tuple[int, str] | None = None  # an error to send after the replies to the requests before it
         self._limit: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._gate = ReplyTransport(self)
 
-    # The connection's life.
+    # -- the connection's life
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.bounds.connections and not self._make_room():
-            if len(self.connections) > self.bounds.connections + TOLD:
+        if len(self.connections) > self.limits.connections and not self._make_room():
+            if len(self.connections) > self.limits.connections + REFUSED:
                 self.transport.abort()
             else:
                 self._end(503, "too many connections", "Retry-After: 1\r\n")
             return
         self.waiting[self] = None
-        self._limit = self.loop.call_later(self.bounds.head_timeout_s, self._too_slow)
+        self._limit = self.loop.call_later(self.limits.head_timeout_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.waiting.pop(self, None)
@@ -195,7 +105,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _left(self, cycle: RequestResponseCycle) -> None:
-        """The client of this request will hear no reply: whoever only asks for it need not wait for the answer."""
+        """The client of this request has left: cancel the query that only it waits for."""
         cycle.disconnected = True
         cycle.message_event.set()
         scope: dict[str, Any] = cycle.scope  # type: ignore[assignment]
@@ -221,29 +131,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(*(self._fault or fault_of(error, data if first else b"")))
             return
         if self._state == _HEAD and (began == self._began or (state == _IDLE and began + 1 == self._began)):
-            # Parts of a line that is not complete are with the parser, which has no limit of its own.
+            # The parser keeps parts of an incomplete line, without a limit of its own.
             self._head_bytes += len(data)
-            if self._head_bytes > self.bounds.max_header:
+            if self._head_bytes > self.limits.max_header:
                 self._refuse(*self._large_head())
                 return
         elif state == self._state == _BODY and began == self._began:
             self._around += len(data) - (self._body_bytes - body)
-            if self._around > self.bounds.max_header + 16 * self._chunks:
+            if self._around > self.limits.max_header + 16 * self._chunks:
                 self._refuse(431, "there is too much beside the body: extensions of chunks, or trailers")
                 return
         if (self._state != _IDLE or self._began == began) and not self._busy():
             self._unfinished(len(data))
 
     def _unfinished(self, size: int) -> None:
-        """A message is not complete and nobody waits for the rest of it but this connection."""
+        """A message is incomplete, and only this connection waits for the rest of it."""
         if self._limit is None:
-            self._limit = self.loop.call_later(self.bounds.head_timeout_s, self._too_slow)
+            self._limit = self.loop.call_later(self.limits.head_timeout_s, self._too_slow)
         if self._state == _BODY:
             self._dropped += size
             if self._dropped > UNREAD_BYTES:
                 self._linger()
 
-    # The parser's callbacks.
+    # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -254,17 +164,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        if len(self.url) > self.bounds.max_header // 2:
+        if len(self.url) > self.limits.max_header // 2:
             self._wrong(*self._large_head())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named_bytes += len(name) + len(value) + 4
-        if self._named_bytes > self.bounds.max_header:
+        if self._named_bytes > self.limits.max_header:
             self._wrong(*self._large_head())
         if self._state != _HEAD:
-            return  # a trailer: anybody may send one, nobody here has asked for any
+            return  # a trailer: the gateway uses none
         name = name.lower()
-        if name in _LOOKED_AT:
+        if name in _CHECKED:
             if name == b"host":
                 self._hosts += 1
             elif name == b"expect":
@@ -288,23 +198,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle.transport = self._gate  # type: ignore[assignment]
 
     def _check_head(self) -> None:
-        """What the parser lets pass. Raises."""
+        """Check what the parser lets pass. Raises ValueError."""
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            self._wrong(400, "this speaks HTTP/1.1 and HTTP/1.0")
+            self._wrong(400, "this server speaks HTTP/1.1 and HTTP/1.0")
         if self._hosts > 1 or (self._hosts == 0 and version == "1.1"):
-            self._wrong(400, "a request names one host")
+            self._wrong(400, "a request must have one header Host")
         if self.parser.get_method() == b"CONNECT":
-            self._wrong(405, "this is no proxy")
+            self._wrong(405, "this server is not a proxy")
         if not self.url.startswith((b"/", b"*")):
             self._absolute()
 
     def _absolute(self) -> None:
-        """A URL in place of a path: its host counts, not the header's (RFC 9112, 3.2.2)."""
+        """A URL in place of a path: its host replaces the header's (RFC 9112, 3.2.2)."""
         scheme, _, rest = self.url.partition(b"://")
         host = rest.split(b"/", 1)[0].split(b"?", 1)[0]
         if scheme.lower() not in (b"http", b"https") or not host or b"@" in host:
-            self._wrong(400, "this is neither a path nor a URL of HTTP")
+            self._wrong(400, "the request's target is neither a path nor an HTTP URL")
         self.headers[:] = [(b"host", host), *(pair for pair in self.headers if pair[0] != b"host")]
         self.url = rest[len(host) :]
         if not self.url.startswith(b"/"):
@@ -319,9 +229,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if cycle.response_complete or self._state != _BODY:
             return
         pieces: Any = cycle.body
-        if (
-            pieces.__class__ is not BodyBuffer
-        ):  # uvicorn puts a bytearray there once the application has taken what came
+        if pieces.__class__ is not BodyBuffer:  # uvicorn sets a bytearray once the application has received
             pieces = cycle.body = BodyBuffer()  # type: ignore[assignment]
         pieces += body
         if len(pieces) > HIGH_WATER_LIMIT:
@@ -344,7 +252,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             super().on_message_complete()
 
-    # Replies.
+    # -- replies
 
     def on_response_complete(self) -> None:
         self._gate.flush()
@@ -364,7 +272,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.waiting[self] = None
 
     def _await_next(self) -> None:
-        """The rest of a body came after its reply: the next request may come."""
+        """The rest of a body came after its reply: wait for the next request."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self.waiting[self] = None
@@ -373,11 +281,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or (self._active is not None and not self._active.response_complete)
 
     def _refuse(self, status: int, message: str) -> None:
-        """What comes is no request: tell so after the replies to those before it, and close."""
+        """The client sent an invalid request: send the error after the replies to the requests before it, and close."""
         if self._state != _BODY or not self._busy():
             self._owe(status, message) if self._busy() else self._end(status, message)
         elif self.cycle is not self._active:
-            self.pipeline.popleft()  # the newest; its turn never comes
+            self.pipeline.popleft()  # the newest request: it is never run
             self._owe(status, message)
         else:
             started = self.cycle.response_started
@@ -391,13 +299,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def _end(self, status: int, message: str, more: str = "") -> None:
-        """The last words on this connection."""
+        """Send a last reply and close."""
         if not self.transport.is_closing():
             self.transport.write(final_reply(status, message, more))
         self._linger()
 
     def _linger(self) -> None:
-        """Close, but not at once: a reset would take the reply from the client that is still sending."""
+        """Close, but read on for a moment: a reset would take the reply from a client that is still sending."""
         if self._ending or self.transport.is_closing():
             return
         self._ending = True
@@ -411,26 +319,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limit = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def write(self, data: bytes) -> None:
-        """A part of a reply."""
+        """Send a part of a reply."""
         if not self._ending:
             self.transport.write(data)
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is sent on it."""
+        """Whether nothing more is sent."""
         return self._ending or self.transport.is_closing()
 
     def close_after_reply(self) -> None:
-        """The application or the client wants the connection to end with this reply."""
+        """Close, as the application or the client wants, after the present reply."""
         if self._state == _BODY and self.cycle is not None and self.cycle.more_body:
             self._linger()
             return
         self.waiting.pop(self, None)
         self.transport.close()
         self._stop_limit()
-        self._limit = self.loop.call_later(self.bounds.idle_timeout_s, self.transport.abort)  # it may never read it
+        self._limit = self.loop.call_later(
+            self.limits.idle_timeout_s, self.transport.abort
+        )  # the client may never read it
 
-    # Time and room.
+    # -- time and room
 
     def timeout_keep_alive_handler(self) -> None:
         self.close_after_reply()
@@ -438,7 +348,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(self.bounds.idle_timeout_s, self.transport.abort)
+            self._stalled = self.loop.call_later(self.limits.idle_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -451,12 +361,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._ending or self.transport.is_closing():
             return
         if self._state == _HEAD:
-            self._end(408, f"the head of a request did not come within {self.bounds.head_timeout_s:g} s")
+            self._end(408, f"the head of a request did not come within {self.limits.head_timeout_s:g} s")
         else:
-            self.transport.close()  # it has sent nothing at all: no reply, which a client might take for its next request's
+            self.transport.close()  # the client has sent nothing: it might take a reply for that of its next request
 
     def _make_room(self) -> bool:
-        """Close the connection that waits longest without a request."""
+        """Close the connection that has been longest without a request; whether there was one."""
         for other in self.waiting:
             self.waiting.pop(other)
             self.connections.discard(other)
@@ -469,7 +379,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._limit.cancel()
             self._limit = None
 
-    # Faults.
+    # -- errors
 
     def _wrong(self, status: int, message: str) -> None:
         """Stop the parser. Always raises."""
@@ -477,12 +387,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         raise ValueError(message)
 
     def _large_head(self) -> tuple[int, str]:
-        if len(self.url) > self.bounds.max_header // 2:
-            return 414, f"the request line may have {self.bounds.max_header // 2} bytes"
-        return 431, f"the head of a request may have {self.bounds.max_header} bytes"
+        if len(self.url) > self.limits.max_header // 2:
+            return 414, f"the request line may have {self.limits.max_header // 2} bytes"
+        return 431, f"the head of a request may have {self.limits.max_header} bytes"
 
     def _pass_over(self, rest: bytes) -> None:
-        """The request that offered another protocol, again and without the offer; its parser has given up at the head."""
+        """Parse the request that offered another protocol again, without the offer: the first parser has stopped at its head."""
         kept = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _HOP]
         offered = b",".join(value for name, value in self.headers if name == b"connection").lower()
         closing = b"connection: close\r\n" if b"close" in offered else b""
@@ -494,6 +404,87 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.data_received(head + rest)
 
 
-def protocol_class(bounds: ConnectionLimits) -> type[LimitedHttpProtocol]:
+def protocol_class(settings: GatewaySettings) -> type[LimitedHttpProtocol]:
     """The class of protocol for one server (uvicorn's setting `http`)."""
-    return type("BoundedProtocol", (LimitedHttpProtocol,), {"bounds": bounds, "waiting": {}})
+    return type("BoundedProtocol", (LimitedHttpProtocol,), {"limits": settings, "waiting": {}})
+
+
+class ReplyTransport:
+    """The transport that a request's cycle writes to. The connection decides when and how to close.
+
+    It keeps a reply's head until its body follows, so that a small reply is one packet and one system call.
+    """
+
+    __slots__ = ("_connection", "_head")
+
+    def __init__(self, connection: "LimitedHttpProtocol") -> None:
+        self._connection = connection
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if head:
+            self._head = b""
+            if len(data) <= SMALL:
+                self._connection.write(b"".join((head, data)))
+                return
+            self._connection.write(head)
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100" and data[-4:] == b"\r\n\r\n":
+            self._head = data
+            return
+        self._connection.write(data)
+
+    def flush(self) -> None:
+        """The reply is complete or has failed: send a head without a body."""
+        head, self._head = self._head, b""
+        if head:
+            self._connection.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._connection.close_after_reply()
+
+    def is_closing(self) -> bool:
+        return self._connection.closing
+
+
+class BodyBuffer:
+    """A request's body as received: its pieces are joined once. (uvicorn's own buffer copies them twice.)"""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __iadd__(self, piece: bytes) -> "BodyBuffer":
+        self._pieces.append(piece)
+        self._size += len(piece)
+        return self
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
+def fault_of(error: httptools.HttpParserError, data: bytes) -> tuple[int, str]:
+    """Status and text for an error of the parser. data: the received bytes where they begin with the request in question, else empty."""
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        method = data.lstrip(b"\r\n").split(b" ", 1)[0]
+        if method.isalpha() and method.isupper() and len(method) <= 32:
+            return 405, "no path takes this method"
+    return 400, "this is not a request of HTTP/1.1"
+
+
+def final_reply(status: int, message: str, more: str = "") -> bytes:
+    """The bytes of an error reply that ends the connection. more: header lines."""
+    body = msgspec.json.encode({"error": message})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        more += f"Allow: {METHODS}\r\n"
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

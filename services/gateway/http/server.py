@@ -1,4 +1,4 @@
-"""The gateway's TLS, for HTTP."""
+"""The HTTP server: uvicorn in the service's own event loop, its socket, and the gateway's TLS."""
 
 import asyncio
 import logging
@@ -11,7 +11,120 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from services.core.settings import GatewaySettings
-from services.gateway.http.protocol import ConnectionLimits, protocol_class
+from services.gateway.http.protocol import protocol_class
+
+BACKLOG = 2048  # connections that wait to be accepted
+TLS_SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
+SPARE_FILES = 1024  # open files beside connections: gRPC's, NATS, models that are fetched
+
+
+class EmbeddedServer(uvicorn.Server):
+    """uvicorn without its signal handlers and logging: the process has its own. handshake_s: longest TLS handshake."""
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float = 60.0) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
+
+    async def run_in_loop(self, sockets: list[socket.socket]) -> None:
+        await self._serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own, with a limit to the time of a TLS handshake."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        await self.lifespan.startup()
+
+        def connection() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        limits: dict[str, Any] = (
+            {"ssl_handshake_timeout": self._handshake_s, "ssl_shutdown_timeout": TLS_SHUTDOWN_S} if config.ssl else {}
+        )
+        self.servers = [
+            await loop.create_server(connection, sock=one, ssl=config.ssl, backlog=config.backlog, **limits)
+            for one in sockets or ()
+        ]
+        self.started = True
+
+
+class HttpServer:
+    """The gateway's server for HTTP. Raises BadTls; `open` raises OSError where it cannot listen."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._config = config(app, settings)
+        self._settings = settings
+        self._server: EmbeddedServer | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        settings = self._settings
+        allow_files(settings.connections + SPARE_FILES)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        server = self._server = EmbeddedServer(self._config, settings.head_timeout_s)
+        listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
+        self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
+        while not server.started:
+            if self._running.done():
+                self._running.result()
+                raise OSError("the HTTP server ended at once")
+            await asyncio.sleep(0.005)
+
+    async def close(self, grace: float) -> None:
+        server, running = self._server, self._running
+        if server is None or running is None:
+            return
+        server.config.timeout_graceful_shutdown = max(1, int(grace))
+        server.should_exit = True
+        await asyncio.wait([running])
+
+
+def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+    """The configuration of uvicorn. Raises BadTls."""
+    tls = tls_context(settings.tls_certificate, settings.tls_key)
+    return uvicorn.Config(
+        app,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+        http=protocol_class(settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+    )
+
+
+def allow_files(count: int) -> None:
+    """Raise the process's limit of open files to `count`, as far as its hard limit allows: many systems begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        count = min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
+    """A socket bound to the address. reuse: other gateways may bind to it, too. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind(where)
+    except OSError as error:
+        found.close()
+        raise OSError(f"{address}:{port}: {error.strerror}; set gateway.port to another one") from error
+    found.setblocking(False)
+    return found
+
+
+# -- TLS
 
 
 class BadTls(Exception):
@@ -34,7 +147,7 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext | None:
         except OSError as error:
             raise BadTls(f"{setting}: cannot read {path}: {error.strerror}") from error
         if b"-----BEGIN " not in text:
-            raise BadTls(f"{setting}: {path} is no PEM file")
+            raise BadTls(f"{setting}: {path} is not a PEM file")
         if f"{kind}-----".encode() not in text:
             raise BadTls(f"{setting}: there is no {kind.lower()} in {path}")
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -53,127 +166,8 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext | None:
 
 
 class _Locked(Exception):
-    """Somebody would have to type a password."""
+    """The key has a password."""
 
 
 def _no_password() -> str:
     raise _Locked
-
-
-# -- The HTTP server: uvicorn inside the service's own event loop, without its signal handlers.
-
-BACKLOG = 2048
-SHUTDOWN_S = 2.0  # for a client to agree that a TLS connection ends
-SPARE = 1024  # files beside connections: gRPC's, NATS, models that are fetched
-
-
-class EmbeddedServer(uvicorn.Server):
-    """uvicorn as a part of a process that has its own signals and its own logging. handshake_s: for TLS to be agreed on."""
-
-    def __init__(self, config: uvicorn.Config, handshake_s: float = 60.0) -> None:
-        super().__init__(config)
-        self._handshake_s = handshake_s
-
-    async def run_in_loop(self, sockets: list[socket.socket]) -> None:
-        await self._serve(sockets)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, which has no limit of its own to how long a client may take to say what it wants."""
-        loop = asyncio.get_running_loop()
-        config = self.config
-        await self.lifespan.startup()
-
-        def connection() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
-
-        limits: dict[str, Any] = (
-            {"ssl_handshake_timeout": self._handshake_s, "ssl_shutdown_timeout": SHUTDOWN_S} if config.ssl else {}
-        )
-        self.servers = [
-            await loop.create_server(connection, sock=one, ssl=config.ssl, backlog=config.backlog, **limits)
-            for one in sockets or ()
-        ]
-        self.started = True
-
-
-class HttpServer:
-    """`open` listens; what is wrong with the address raises OSError there. Raises BadTls."""
-
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
-        self._config = config(app, settings)
-        self._settings = settings
-        self._server: EmbeddedServer | None = None
-        self._running: asyncio.Task[None] | None = None
-
-    async def open(self) -> None:
-        settings = self._settings
-        allow_files(settings.connections + SPARE)
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = self._server = EmbeddedServer(self._config, settings.head_timeout_s)
-        listening = listen(settings.address, settings.port, reuse=settings.reuse_port)
-        self._running = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
-        while not server.started:
-            if self._running.done():
-                self._running.result()
-                raise OSError("the HTTP server ended at once")
-            await asyncio.sleep(0.005)
-
-    async def close(self, grace: float) -> None:
-        server, running = self._server, self._running
-        if server is None or running is None:
-            return
-        server.config.timeout_graceful_shutdown = max(1, int(grace))
-        server.should_exit = True
-        await asyncio.wait([running])
-
-
-def config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
-    """The configuration of uvicorn. Raises BadTls."""
-    bounds = ConnectionLimits(
-        max_header=settings.max_header,
-        head_timeout_s=settings.head_timeout_s,
-        idle_timeout_s=settings.idle_timeout_s,
-        connections=settings.connections,
-    )
-    tls = tls_context(settings.tls_certificate, settings.tls_key)
-    return uvicorn.Config(
-        app,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
-        http=protocol_class(bounds),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-    )
-
-
-def allow_files(count: int) -> None:
-    """Let the process hold so many files open, as far as its hard limit goes: many systems begin with 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        count = min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-
-
-def listen(address: str, port: int, *, reuse: bool) -> socket.socket:
-    """A socket bound to the address. reuse: other gateways may bind to it, too. Raises OSError."""
-    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind, protocol)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.bind(where)
-    except OSError as error:
-        found.close()
-        raise OSError(f"{address}:{port}: {error.strerror}; gateway.port may name another one") from error
-    found.setblocking(False)
-    return found

@@ -230,9 +230,7 @@ def reply_to(schema: Schema, request: Any) -> Any:
     reply = schema.ServerReflectionResponse(valid_host=request.host, original_request=request)
     asked = request.WhichOneof("message_request")
     if asked == "list_services":
-        names = sorted(
-            infer_service.full_name for file in FILES for infer_service in file.descriptor.services_by_name.values()
-        )
+        names = sorted(one.full_name for file in FILES for one in file.descriptor.services_by_name.values())
         reply.list_services_response.service.extend(schema.ServiceResponse(name=name) for name in names)
         return reply
     found = None

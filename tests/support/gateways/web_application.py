@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.http.protocol import ConnectionLimits, LimitedHttpProtocol, protocol_class
+from services.core.settings import GatewaySettings
+from services.gateway.http.protocol import LimitedHttpProtocol, protocol_class
 from services.gateway.http.server import EmbeddedServer
 
 
@@ -97,18 +98,18 @@ async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | N
 @asynccontextmanager
 async def served(
     app: ASGIApp = echo,
-    bounds: ConnectionLimits | None = None,
+    settings: GatewaySettings | None = None,
     *,
     protocol: type[LimitedHttpProtocol] | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
-    """`app` served within `bounds`."""
+    """`app` served within the limits of `settings`."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.setblocking(False)
         config = uvicorn.Config(
             app,
-            http=protocol or protocol_class(bounds or ConnectionLimits()),
+            http=protocol or protocol_class(settings or GatewaySettings()),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -117,7 +118,7 @@ async def served(
             timeout_graceful_shutdown=1,
             **options,
         )
-        server = EmbeddedServer(config, (bounds or ConnectionLimits()).head_timeout_s)
+        server = EmbeddedServer(config, (settings or GatewaySettings()).head_timeout_s)
         task = asyncio.get_running_loop().create_task(server.run_in_loop([listening]))
         await until(lambda: server.started)
         try:

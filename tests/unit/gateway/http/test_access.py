@@ -88,7 +88,7 @@ def test_tokens_of_files_change_with_them(tmp_path: Path) -> None:
     tokens = Tokens("gateway.tokens", (str(file), "three"))
 
     def now() -> set[str]:
-        tokens._looked = float("-inf")
+        tokens._read_at = float("-inf")
         found = tokens.current()
         assert found is not None
         return {word for word in ("one", "two", "three", "four") if digest_of(word) in found}
@@ -110,20 +110,20 @@ def test_an_emptied_file_lets_nobody_in(tmp_path: Path) -> None:
     file.write_text("one")
     tokens = Tokens("gateway.tokens", (str(file),))
     file.write_text("")
-    tokens._looked = float("-inf")
+    tokens._read_at = float("-inf")
     assert tokens.current() == {}
     assert allowed(Right.QUERY, "Bearer one", KnownTokens(users=tokens.current())).status == 401
 
 
-def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BadTokens, match=r"gateway\.operator_tokens: cannot read .*none"):
         AccessControl(GatewaySettings(operator_tokens=(str(tmp_path / "none"),)))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadTokens, match="it is no text"):
+    with pytest.raises(BadTokens, match="it is not a text"):
         AccessControl(GatewaySettings(tokens=str(tmp_path / "bytes")))
 
 
-def test_a_doorkeeper_has_the_settings() -> None:
+def test_access_control_has_the_settings() -> None:
     access = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
     assert access.open
     assert access.operators
@@ -145,6 +145,6 @@ def test_a_file_named_by_a_variable_is_read_again(tmp_path: Path) -> None:
     assert access.verdict(Right.QUERY, "Bearer one").status == 0
     assert access.verdict(Right.QUERY, "Bearer ask").status == 401
     file.write_text("ann:another")
-    access._users._looked = float("-inf")
+    access._users._read_at = float("-inf")
     assert access.verdict(Right.QUERY, "Bearer one").status == 401
     assert access.verdict(Right.QUERY, "Bearer another").status == 0

@@ -20,15 +20,14 @@ from services.gateway.http.access import AccessControl, Right
 from services.gateway.http.app import Dialect, assemble
 from services.gateway.http.checks import right_of
 from services.gateway.http.limits import (
-    FREE,
     MEMBERS,
     RATIO,
     STEP,
+    UNCHECKED_INFLATED,
     BadCoding,
+    InflatedTooLarge,
     Inflater,
     LimitMiddleware,
-    RequestLimits,
-    TooMuch,
 )
 from tests.support.gateways.web_application import Reply, Served, echo, read, served, shut, until
 from tests.support.servers.nats import run
@@ -154,7 +153,7 @@ def test_slow_bodies_end() -> None:
 
 def test_requests_at_a_time_are_limited() -> None:
     async def main() -> None:
-        async with served(LimitMiddleware(echo, RequestLimits(in_flight=2))) as server:
+        async with served(LimitMiddleware(echo, GatewaySettings(in_flight=2))) as server:
             busy = [await server.connect() for _ in range(2)]
             for _, writer in busy:
                 writer.write(request("/a", b"abc")[:-1])
@@ -179,16 +178,16 @@ def test_bytes_held_at_a_time_are_limited() -> None:
     async def main() -> None:
         chosen = GatewaySettings()
         inner = assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen))
-        limits = LimitMiddleware(inner, RequestLimits(held=2000))
+        limits = LimitMiddleware(inner, GatewaySettings(), 2000)
         async with served(limits) as server:
             reader, writer = await server.connect()
             writer.write(request(INFER, b"x" * 1501)[:-1])
-            await until(lambda: limits.held == 1500)
+            await until(lambda: limits.buffered == 1500)
             assert (await ask(server, INFER, b"x" * 400)).status == 200
             del inner
             writer.write(b"x")
             assert (await read(reader)) is not None
-            await until(lambda: limits.held == 0 and limits.running == 0)
+            await until(lambda: limits.buffered == 0 and limits.running == 0)
             await shut(writer)
             await work(server)
 
@@ -199,14 +198,14 @@ def test_whoever_leaves_early_is_not_waited_for() -> None:
     async def main() -> None:
         chosen = GatewaySettings()
         limits = LimitMiddleware(
-            assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), RequestLimits()
+            assemble([Dialect("test", ROUTES, form)], chosen, AccessControl(chosen)), GatewaySettings()
         )
         async with served(limits) as server:
             _, writer = await server.connect()
             writer.write(request(INFER, b"x" * 1000)[:-1])
             await until(lambda: limits.running == 1)
             writer.transport.abort()
-            await until(lambda: limits.running == 0 and limits.held == 0)
+            await until(lambda: limits.running == 0 and limits.buffered == 0)
             await asyncio.sleep(0)
 
     run(main())
@@ -388,14 +387,14 @@ def test_what_follows_is_told() -> None:
 def test_a_bomb_stops_early() -> None:
     inflater, packed = Inflater("gzip", 2**40), bomb(16 * 2**20)
     made = 0
-    with pytest.raises(TooMuch, match="times its size"):
+    with pytest.raises(InflatedTooLarge, match="times its size"):
         for piece in inflater.feed(packed):
             made += len(piece)
-    assert made <= FREE
+    assert made <= UNCHECKED_INFLATED
 
 
 def test_a_high_ratio_is_fine_while_it_is_small() -> None:
-    assert inflate("gzip", gzip.compress(bytes(FREE))) == bytes(FREE)
+    assert inflate("gzip", gzip.compress(bytes(UNCHECKED_INFLATED))) == bytes(UNCHECKED_INFLATED)
 
 
 def test_the_size_is_limited_whatever_the_ratio() -> None:
@@ -403,7 +402,7 @@ def test_the_size_is_limited_whatever_the_ratio() -> None:
     packed = zlib.compress(data, 1)
     assert len(data) < RATIO * len(packed)
     assert inflate("deflate", packed, limit=len(data)) == data
-    with pytest.raises(TooMuch, match="more than"):
+    with pytest.raises(InflatedTooLarge, match="more than"):
         inflate("deflate", packed, limit=len(data) - 1)
 
 
@@ -413,5 +412,5 @@ def test_nothing_else_is_raised(data: bytes) -> None:
         for start in (b"", b"\x1f\x8b\x08\x00" + bytes(6), b"\x78\x9c"):
             try:
                 inflate(coding, start + data)
-            except (BadCoding, TooMuch):
+            except (BadCoding, InflatedTooLarge):
                 pass

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from services.gateway.http.protocol import ConnectionLimits
+from services.core.settings import GatewaySettings
 from tests.support.gateways.web_application import Reply, echo, read, served, shut, until
 from tests.support.servers.nats import run
 
@@ -17,11 +17,11 @@ def post(body: bytes, path: bytes = b"/a") -> bytes:
     return b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)
 
 
-def told(data: bytes, *, replies: int = 1, bounds: ConnectionLimits | None = None) -> list[Reply]:
+def told(data: bytes, *, replies: int = 1, settings: GatewaySettings | None = None) -> list[Reply]:
     """What a server replies to these bytes; it serves others afterwards."""
 
     async def main() -> list[Reply]:
-        async with served(bounds=bounds) as server:
+        async with served(settings=settings) as server:
             found = await server.say(data, replies=replies)
             assert [reply.status for reply in await server.say(GET)] == [200]
             return found
@@ -203,7 +203,7 @@ def test_a_small_unread_body_leaves_the_connection_usable() -> None:
     run(main())
 
 
-QUICK = ConnectionLimits(head_timeout_s=0.2, idle_timeout_s=0.3, connections=20)
+QUICK = GatewaySettings(head_timeout_s=0.2, idle_timeout_s=0.3, connections=20)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,13 @@ QUICK = ConnectionLimits(head_timeout_s=0.2, idle_timeout_s=0.3, connections=20)
     ids=["nothing", "empty lines", "a letter", "half a head", "idle", "half a second one", "half a body"],
 )
 def test_connections_do_not_wait_for_ever(sent: bytes, statuses: list[int]) -> None:
-    found = told(sent, replies=3, bounds=QUICK)
+    found = told(sent, replies=3, settings=QUICK)
     assert [reply.status for reply in found] == statuses
 
 
 def test_a_head_in_drops_takes_no_longer_than_allowed() -> None:
     async def main() -> None:
-        async with served(bounds=QUICK) as server:
+        async with served(settings=QUICK) as server:
             reader, writer = await server.connect()
             began = time.monotonic()
             reply = asyncio.create_task(read(reader))
@@ -245,7 +245,7 @@ def test_a_head_in_drops_takes_no_longer_than_allowed() -> None:
 
 def test_silent_connections_make_room_for_those_that_ask() -> None:
     async def main() -> None:
-        async with served(bounds=ConnectionLimits(connections=20)) as server:
+        async with served(settings=GatewaySettings(connections=20)) as server:
             silent = [await server.connect() for _ in range(60)]
             for _, writer in silent[50:]:
                 writer.write(b"GET /a HT")
@@ -260,7 +260,7 @@ def test_silent_connections_make_room_for_those_that_ask() -> None:
 
 def test_more_connections_than_allowed_are_told_so() -> None:
     async def main() -> None:
-        async with served(bounds=ConnectionLimits(connections=5)) as server:
+        async with served(settings=GatewaySettings(connections=5)) as server:
             held = [await server.connect() for _ in range(5)]
             for _, writer in held:
                 writer.write(post(b"abc")[:-1])

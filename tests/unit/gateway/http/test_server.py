@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.http.protocol import ConnectionLimits
+from services.core.settings import GatewaySettings
 from services.gateway.http.server import BadTls, tls_context
 from tests.support.gateways.web_application import read, served, shut
 from tests.support.servers.nats import run
@@ -65,7 +65,7 @@ def test_a_client_that_does_not_begin_is_sent_away(tmp_path: Path) -> None:
     tls = tls_context(*make(tmp_path, "one"))
 
     async def main() -> None:
-        async with served(bounds=ConnectionLimits(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
+        async with served(settings=GatewaySettings(head_timeout_s=0.2), ssl_context_factory=lambda *_: tls) as server:
             for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
                 reader, writer = await server.connect()
                 writer.write(said)
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_told_by_setting(tmp_path: Path) -> None:
         (("", key), "gateway.tls_certificate must name"),
         ((str(tmp_path / "none"), key), "gateway.tls_certificate: cannot read"),
         ((certificate, str(tmp_path)), "gateway.tls_key: cannot read"),
-        ((certificate, str(text)), "gateway.tls_key: .* is no PEM file"),
+        ((certificate, str(text)), "gateway.tls_key: .* is not a PEM file"),
         ((certificate, other), "gateway.tls_key: .* is not the key of"),
         ((key, key), "gateway.tls_certificate: there is no certificate in"),
         ((certificate, certificate), "gateway.tls_key: there is no private key in"),
