@@ -1,4 +1,8 @@
-"""From where files may be fetched: which URLs, which hosts, which addresses. Pure: names are resolved elsewhere."""
+"""A file from a URL, for the registration of a model: only from hosts that the operator allowed, and from the address that was checked.
+
+A server that fetches the URLs of strangers can be made to send requests to its own network (SSRF). So: http and https only, no
+credentials, no redirects, no proxies, every address of the host checked before the first connection, and limits of size and time.
+"""
 
 import socket
 import ssl
@@ -13,19 +17,23 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 PORTS = {"http": 80, "https": 443}
-MOST_URL = 2048  # characters
+MAX_URL = 2048  # characters
 _NAT64 = IPv6Network("64:ff9b::/96")
-_INTERNET = IPv6Network("2000::/3")  # all that is given out to anybody
-_SPECIAL = tuple(  # not every Python knows that these are nobody's
+_GLOBAL_UNICAST = IPv6Network("2000::/3")  # the only IPv6 addresses that are assigned to anybody
+_RESERVED = tuple(  # reserved blocks that not every version of Python knows
     ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
 )
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")
 
+CHUNK = 2**18  # bytes read at a time
+SILENCE_S = 10.0  # longest time without a byte from the server
+
 Address = IPv4Address | IPv6Address
+Resolver = Callable[[str, int], list[str]]  # host and port to addresses
 
 
 class NotAllowed(Exception):
-    """A URL, host or address from which nothing is fetched. forbidden: it is well-formed, and the operator did not allow it."""
+    """Nothing is fetched from this URL, host or address. forbidden: it is well-formed, but the operator does not allow it."""
 
     def __init__(self, message: str, *, forbidden: bool = True) -> None:
         super().__init__(message)
@@ -33,7 +41,7 @@ class NotAllowed(Exception):
 
 
 class AllowedHost(NamedTuple):
-    """One entry of the setting. port: None is the scheme's own. address: where it is, in a network of one's own."""
+    """One entry of the setting. port: None: the scheme's own. address: the host's only valid one, for hosts of a private network."""
 
     name: str
     port: int | None
@@ -41,7 +49,7 @@ class AllowedHost(NamedTuple):
 
 
 class FileUrl(NamedTuple):
-    """Where one file is. host: in lower case. target: path and query, as they go into the request."""
+    """The URL of a file on an allowed host. host: in lower case. target: path and query, as they go into the request."""
 
     scheme: str
     host: str
@@ -81,9 +89,9 @@ def _port(digits: str, entry: str) -> int:
 
 
 def file_url(url: str, hosts: tuple[AllowedHost, ...]) -> FileUrl:
-    """Where `url` leads, if anything may be fetched from there at all. Raises NotAllowed."""
-    if len(url) > MOST_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise NotAllowed(f"the URL must be printable ASCII without spaces, at most {MOST_URL} long", forbidden=False)
+    """The parts of `url`, if its host is allowed. Raises NotAllowed."""
+    if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise NotAllowed(f"the URL must be printable ASCII without spaces, at most {MAX_URL} long", forbidden=False)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -109,35 +117,35 @@ def file_url(url: str, hosts: tuple[AllowedHost, ...]) -> FileUrl:
     raise NotAllowed(f"nothing is fetched from {where}: the operator's setting gateway.register_hosts does not name it")
 
 
-def checked_addresses(found: list[str], place: FileUrl) -> list[str]:
-    """The addresses that a host's name stands for, if all of them may be asked. Raises NotAllowed."""
+def checked_addresses(found: list[str], source: FileUrl) -> list[str]:
+    """These addresses of a host, if all of them are allowed. Raises NotAllowed."""
     if not found:
-        raise NotAllowed(f"{place.host} has no address", forbidden=False)
-    expected = place.allowed.address
+        raise NotAllowed(f"{source.host} has no address", forbidden=False)
+    expected = source.allowed.address
     for text in found:
         address = ip_address(text.partition("%")[0])
         if expected is not None:
             if _plain(address) != _plain(expected):
-                raise NotAllowed(f"{place.host} is at another address than the one that the operator allowed")
+                raise NotAllowed(f"{source.host} is at another address than the one that the operator allowed")
         elif not is_public(address):
             raise NotAllowed(
-                f"{place.host} is at an address of a private network: the operator may allow it as"
-                f" {place.host}=ADDRESS in gateway.register_hosts"
+                f"{source.host} is at an address of a private network: the operator may allow it as"
+                f" {source.host}=ADDRESS in gateway.register_hosts"
             )
     return found
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is anybody's on the Internet: not this machine, its networks, a group, or reserved."""
+    """Whether an address is public: not this machine's, of a private network, of a multicast group, or reserved."""
     plain = _plain(address)
     if isinstance(plain, IPv6Address):
         if plain.sixtofour is not None:
             return is_public(plain.sixtofour)
         if plain in _NAT64:
             return is_public(IPv4Address(int(plain) & 0xFFFFFFFF))
-        if plain not in _INTERNET:
+        if plain not in _GLOBAL_UNICAST:
             return False
-    if any(plain in network for network in _SPECIAL):
+    if any(plain in network for network in _RESERVED):
         return False
     return plain.is_global and not (
         plain.is_multicast or plain.is_reserved or plain.is_unspecified or plain.is_loopback or plain.is_link_local
@@ -145,7 +153,7 @@ def is_public(address: Address) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """An IPv4 address that is written as an IPv6 one is that IPv4 address."""
+    """The IPv4 address of an IPv4-mapped IPv6 address; other addresses as they are."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
 
@@ -158,7 +166,7 @@ def _literal(text: str) -> Address | None:
 
 
 def _is_name(text: str) -> bool:
-    """A host's name, and no number in disguise: 2130706433, 0x7f.1 and 0177.0.0.1 are addresses to many resolvers."""
+    """Whether it is a host's name, and not an address in disguise: many resolvers take 2130706433, 0x7f.1 and 0177.0.0.1 for one."""
     last = text.rpartition(".")[2]
     return (
         0 < len(text) <= 253
@@ -172,17 +180,8 @@ def _target(parts: SplitResult) -> str:
     return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
-# -- A file from a URL, for whoever registers a model: only from hosts that the operator allowed, from the very
-# address that was checked.
-
-CHUNK = 2**18
-SILENCE_S = 10.0  # nothing at all from the other side
-
-Resolver = Callable[[str, int], list[str]]  # host and port to addresses
-
-
 class DownloadFailed(Exception):
-    """The other side gave nothing that can be used; the text says why. status: HTTP's, for whoever asked."""
+    """The server sent no usable file; the text says why. status: of the gateway's HTTP reply."""
 
     def __init__(self, message: str, status: int = 502) -> None:
         super().__init__(message)
@@ -190,7 +189,7 @@ class DownloadFailed(Exception):
 
 
 class DownloadRules(NamedTuple):
-    """The operator's rules. max_bytes: of one file; timeout_s: for one file, from resolving its host to its last byte."""
+    """The operator's rules. max_bytes: of one file. timeout_s: of one file, from resolving its host to its last byte."""
 
     hosts: tuple[AllowedHost, ...]
     max_bytes: int = 2**30
@@ -199,32 +198,32 @@ class DownloadRules(NamedTuple):
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """The addresses that the system's resolver knows. Raises OSError."""
+    """The addresses that the system's resolver finds. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def download(url: str, into: Path, rules: DownloadRules, resolver: Resolver = resolve) -> int:
-    """Write what is at `url` to a file; returns its size. Blocks. Raises NotAllowed, DownloadFailed."""
-    place = file_url(url, rules.hosts)
+    """Write the file at `url` to `into`; returns its size. Blocks. Raises NotAllowed, DownloadFailed."""
+    source = file_url(url, rules.hosts)
     ends = time.monotonic() + rules.timeout_s
     try:
-        addresses = checked_addresses(resolver(place.host, place.port), place)
+        addresses = checked_addresses(resolver(source.host, source.port), source)
     except OSError as error:
-        raise DownloadFailed(f"{place.host} cannot be found: {error.strerror or error}") from error
-    connection = _connected(place, addresses, rules, ends)
+        raise DownloadFailed(f"{source.host} cannot be found: {error.strerror or error}") from error
+    connection = _connected(source, addresses, rules, ends)
     try:
-        return _download(connection, place, into, rules, ends)
+        return _download(connection, source, into, rules, ends)
     except (OSError, HTTPException) as error:
         into.unlink(missing_ok=True)
         if time.monotonic() >= ends:
-            raise DownloadFailed(f"{place.host} did not send the file within {rules.timeout_s:g} s", 504) from error
+            raise DownloadFailed(f"{source.host} did not send the file within {rules.timeout_s:g} s", 504) from error
         what = (
             "said nothing for too long"
             if isinstance(error, TimeoutError)
             else f"sent no usable answer: {_short(error)}"
         )
-        raise DownloadFailed(f"{place.host} {what}") from error
+        raise DownloadFailed(f"{source.host} {what}") from error
     except BaseException:
         into.unlink(missing_ok=True)
         raise
@@ -233,95 +232,95 @@ def download(url: str, into: Path, rules: DownloadRules, resolver: Resolver = re
 
 
 class _Connection(HTTPConnection):
-    """A connection over a socket that is there already, cut off when the time is up."""
+    """A connection over an open socket, shut down when the time is over."""
 
     sock: socket.socket
 
-    def __init__(self, place: FileUrl, sock: socket.socket, seconds: float) -> None:
-        super().__init__(place.host, place.port)
-        self.sock = self._held = sock
-        # A server that sends a byte now and then resets every time-out of a socket, but not this one.
-        self._guard = Timer(max(0.0, seconds), self._cut)
-        self._guard.daemon = True
-        self._guard.start()
+    def __init__(self, source: FileUrl, sock: socket.socket, seconds: float) -> None:
+        super().__init__(source.host, source.port)
+        self.sock = self._socket = sock
+        # A server that sends a byte now and then restarts the time-out of a socket, but not this timer.
+        self._timer = Timer(max(0.0, seconds), self._cut)
+        self._timer.daemon = True
+        self._timer.start()
 
     def connect(self) -> None:
         raise HTTPException("the connection ended")
 
     def secure(self, context: ssl.SSLContext) -> None:
         """Speak TLS from now on. Raises OSError."""
-        self.sock = self._held = context.wrap_socket(
+        self.sock = self._socket = context.wrap_socket(
             self.sock, server_hostname=self.host, do_handshake_on_connect=False
         )
         self.sock.do_handshake()
 
     def end(self) -> None:
-        """Close it. (`close` is called by getresponse, too, and leaves the socket to the response.)"""
-        self._guard.cancel()
+        """Close the connection and its socket. (getresponse calls `close`, too, and keeps the socket for the response.)"""
+        self._timer.cancel()
         self.close()
-        self._held.close()
+        self._socket.close()
 
     def _cut(self) -> None:
         with suppress(OSError):
-            self._held.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def _connected(place: FileUrl, addresses: list[str], rules: DownloadRules, ends: float) -> _Connection:
+def _connected(source: FileUrl, addresses: list[str], rules: DownloadRules, ends: float) -> _Connection:
     failure: Exception | None = None
     for address in addresses:
         left = ends - time.monotonic()
         if left <= 0:
             break
         try:
-            plain = socket.create_connection((address, place.port), timeout=min(SILENCE_S, left))
+            plain = socket.create_connection((address, source.port), timeout=min(SILENCE_S, left))
         except OSError as error:
             failure = error
             continue
-        connection = _Connection(place, plain, ends - time.monotonic())
+        connection = _Connection(source, plain, ends - time.monotonic())
         try:
-            if place.scheme == "https":
+            if source.scheme == "https":
                 connection.secure(rules.tls or ssl.create_default_context())
         except OSError as error:
             connection.end()
             failure = error
             continue
         return connection
-    raise DownloadFailed(f"{place.host} cannot be reached: {_short(failure) if failure else 'it took too long'}")
+    raise DownloadFailed(f"{source.host} cannot be reached: {_short(failure) if failure else 'it took too long'}")
 
 
-def _download(connection: _Connection, place: FileUrl, into: Path, rules: DownloadRules, ends: float) -> int:
+def _download(connection: _Connection, source: FileUrl, into: Path, rules: DownloadRules, ends: float) -> int:
     headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "infaas", "Connection": "close"}
-    connection.request("GET", place.target, headers=headers)
+    connection.request("GET", source.target, headers=headers)
     response = connection.getresponse()
     with response:
-        _check(response, place, rules)
+        _check(response, source, rules)
         size = 0
         with into.open("wb") as file:
             while piece := response.read1(CHUNK):
                 size += len(piece)
                 if size > rules.max_bytes:
-                    raise DownloadFailed(_too_large(place, rules), 413)
+                    raise DownloadFailed(_too_large(source, rules), 413)
                 file.write(piece)
         if response.length:
             raise HTTPException(f"{response.length} bytes are missing")
         if time.monotonic() >= ends:
-            raise HTTPException("it was cut off")  # by us, which may look like the end
+            raise HTTPException("it was cut off")  # by the timer, which may look like the end of the file
         return size
 
 
-def _check(response: HTTPResponse, place: FileUrl, rules: DownloadRules) -> None:
+def _check(response: HTTPResponse, source: FileUrl, rules: DownloadRules) -> None:
     if 300 <= response.status < 400:
-        raise DownloadFailed(f"{place.host} redirects to another place: give the URL of the file itself")
+        raise DownloadFailed(f"{source.host} redirects to another URL: give the URL of the file itself")
     if response.status != 200:
-        raise DownloadFailed(f"{place.host} answered {response.status}: is the URL right?")
+        raise DownloadFailed(f"{source.host} answered {response.status}: is the URL right?")
     if response.getheader("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        raise DownloadFailed(f"{place.host} sends the file in a coding that was not asked for")
+        raise DownloadFailed(f"{source.host} sends the file in a coding that was not asked for")
     if response.length is not None and response.length > rules.max_bytes:
-        raise DownloadFailed(_too_large(place, rules), 413)
+        raise DownloadFailed(_too_large(source, rules), 413)
 
 
-def _too_large(place: FileUrl, rules: DownloadRules) -> str:
-    return f"the file at {place.host} is larger than gateway.register_max_bytes, {rules.max_bytes} bytes"
+def _too_large(source: FileUrl, rules: DownloadRules) -> str:
+    return f"the file at {source.host} is larger than gateway.register_max_bytes, {rules.max_bytes} bytes"
 
 
 def _short(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""A model from an HTTP request to a registration that is through: for the dialects that register models.
+"""The registration of a model over HTTP, for the dialects that offer it.
 
-A file comes inline (`{"blob": base64}`) or from a host that the operator allowed (`{"URL": ...}`); it is on disk only for as long as the
-system has not taken it over. Registrations wait for each other, two at a time: each holds whole files.
+A file comes inline (`{"blob": base64}`) or from a host that the operator allowed (`{"URL": ...}`). It is on disk until the system has
+taken it over. Two registrations run at a time: each has whole files in memory or on disk.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from urllib.parse import urlsplit
 
 from bus.messages.public import RegistrationStatus
 from infaas.errors import InfaasError, Refused, RegistrationFailed
+from infaas.registering import FORMATS
 from services.core.settings import GatewaySettings, listed
 from services.gateway.download import DownloadFailed, DownloadRules, NotAllowed, allowed_hosts, download
 from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed, failure_of, without_subjects
 
-AT_A_TIME = 2
-FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
-MOST_LABELS = 64 * 1024  # bytes
+MAX_REGISTRATIONS = 2  # at a time
+MAX_LABELS = 64 * 1024  # bytes of a file of labels
 VALIDATION_MISSING = (
     "validation is missing: an .npz file of numpy with at least 20 labelled items, as"
-    ' {"blob": base64} or {"URL": ...}; accuracy is measured on it, nothing is served unmeasured'
+    ' {"blob": base64} or {"URL": ...}; accuracy is measured on it, and no model is served unmeasured'
 )
 
 
 class BadAllowedHosts(Exception):
-    """The setting register_hosts names something that is no host; the text says what."""
+    """The setting gateway.register_hosts has an entry that is not a host; the text names it."""
 
 
 class FileSource(NamedTuple):
-    """A file as a request gives it. field: its name there."""
+    """A file as a request gives it, by its URL or as base64. field: its name in the request, for errors."""
 
     field: str
     url: str | None = None
@@ -42,7 +42,7 @@ class FileSource(NamedTuple):
 
 
 class RegistrationRequest(NamedTuple):
-    """What is to be registered. app: `_` for none. more: arguments of the client library's `register`."""
+    """A model to register. app: `_` for none. more: further arguments of the client library's `register`."""
 
     app: str
     model: str
@@ -54,7 +54,7 @@ class RegistrationRequest(NamedTuple):
 
 
 def file_source(value: Any, field: str) -> FileSource:
-    """A file given as `{"URL"}` or `{"blob"}`, in whatever case; a text is a URL. Raises RequestFailed."""
+    """The file that a field gives: `{"URL": ...}` or `{"blob": ...}`, in any case, or a URL alone. Raises RequestFailed."""
     if isinstance(value, str):
         return FileSource(field, url=value)
     if isinstance(value, Mapping) and len(value) == 1:
@@ -65,33 +65,33 @@ def file_source(value: Any, field: str) -> FileSource:
 
 
 class ModelRegistration:
-    """Carries registrations out. Raises BadAllowedHosts."""
+    """Carries out registrations. Raises BadAllowedHosts."""
 
     def __init__(self, service: GatewayService) -> None:
         self._service = service
         self._rules = download_rules(service.settings)
-        self._turn = asyncio.Semaphore(AT_A_TIME)
+        self._slots = asyncio.Semaphore(MAX_REGISTRATIONS)
 
-    async def register(self, wish: RegistrationRequest) -> RegistrationStatus:
-        """Fetch, upload, and wait until its variants are measured. Raises RequestFailed, Refused."""
-        kind = wish.format or _format(wish.source)
+    async def register(self, request: RegistrationRequest) -> RegistrationStatus:
+        """Fetch the files, upload them, and wait until the model's variants are measured. Raises RequestFailed, Refused."""
+        kind = request.format or _format(request.source)
         if kind not in FORMATS.values():
             raise RequestFailed(None, f"format: must be one of {', '.join(dict.fromkeys(FORMATS.values()))}")
-        async with self._turn:
+        async with self._slots:
             with TemporaryDirectory(prefix="infaas-gateway-") as directory:
                 model, validation = Path(directory) / "model", Path(directory) / "validation.npz"
-                await self._put(wish.source, model)
-                await self._put(wish.validation, validation)
-                labels = await self._labels(wish.labels, Path(directory) / "labels.txt")
+                await self._put(request.source, model)
+                await self._put(request.validation, validation)
+                labels = await self._labels(request.labels, Path(directory) / "labels.txt")
                 try:
                     return await self._service.client.register(
                         model,
-                        app=wish.app,
-                        model=wish.model,
+                        app=request.app,
+                        model=request.model,
                         validation=validation,
                         format=kind,
                         labels=labels,
-                        **wish.more,
+                        **request.more,
                     )
                 except Refused as refused:
                     raise without_subjects(refused) from None
@@ -103,7 +103,7 @@ class ModelRegistration:
     async def _labels(self, given: FileSource | tuple[str, ...], path: Path) -> tuple[str, ...]:
         if not isinstance(given, FileSource):
             return given
-        await self._put(given, path, MOST_LABELS)
+        await self._put(given, path, MAX_LABELS)
         try:
             text = await asyncio.to_thread(path.read_text, "utf-8")
             return tuple(line.strip() for line in text.splitlines() if line.strip())
@@ -130,7 +130,7 @@ class ModelRegistration:
 
 
 def download_rules(settings: GatewaySettings) -> DownloadRules:
-    """What the operator allows. Raises BadAllowedHosts."""
+    """What the operator allows to fetch. Raises BadAllowedHosts."""
     try:
         return DownloadRules(allowed_hosts(listed(settings.register_hosts)), settings.register_max_bytes)
     except ValueError as error:
@@ -146,7 +146,7 @@ def decoded(part: FileSource) -> bytes:
 
 
 def _format(source: FileSource) -> str:
-    """By the URL's end; inline models are ONNX unless the request says otherwise."""
+    """The format that the URL's ending says; ONNX where it says none."""
     try:
         suffix = Path(urlsplit(source.url or "").path).suffix.lower()
     except ValueError:

@@ -1,1 +1,1 @@
-"""Clipper's REST interface: predict and update of applications, and their management below /admin."""
+"""Clipper's REST interface: predictions and feedback of applications, and their management below /admin."""

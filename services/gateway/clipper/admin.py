@@ -1,4 +1,4 @@
-"""/admin/*: Clipper's management of applications, links, models and versions, carried out as `infaas.admin.<verb>`."""
+"""/admin/*: Clipper's management of applications, links, models and versions, by the verbs of `infaas.admin`."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from infaas.errors import InfaasError, Refused
 from services.core.catalog import Catalog
 from services.gateway.clipper import bodies
 from services.gateway.clipper.bodies import (
-    PROCESSING,
-    REQUEST,
+    PROCESSING_ERROR,
+    REQUEST_ERROR,
     ClipperError,
     clipper_refusal,
     field,
@@ -36,11 +36,11 @@ Body = dict[str, Any]
 
 
 class ClipperAdminApi:
-    """The endpoints. What Clipper's clients check is the status; the body says more."""
+    """The endpoints. Clipper's clients check the status; the body says more."""
 
-    def __init__(self, service: GatewayService, registering: ModelRegistration) -> None:
+    def __init__(self, service: GatewayService, registration: ModelRegistration) -> None:
         self._service = service
-        self._registering = registering
+        self._registration = registration
 
     # -- applications
 
@@ -59,11 +59,11 @@ class ClipperAdminApi:
         return await self._change("delete-app", {"app": field(await _body(request), "name", str)})
 
     async def add_model_links(self, request: Request) -> PlainTextResponse:
-        """All of them or none, as far as what is wrong can be known before."""
+        """Link all models or none, as far as errors can be found before the first link."""
         app, models = self._links(await _body(request))
         for model in models:
             if self._service.catalog.model(model) is None:
-                raise ClipperError(REQUEST, f"there is no model {model[:80]!r}: add_model registers one")
+                raise ClipperError(REQUEST_ERROR, f"there is no model {model[:80]!r}: add_model registers one")
         for model in models:
             await self._change("link-model", {"app": app, "model": model})
         return PlainTextResponse(SUCCESS)
@@ -73,7 +73,7 @@ class ClipperAdminApi:
         found = self._service.catalog.app(app)
         for model in models:
             if found is not None and model not in found.links:
-                raise ClipperError(REQUEST, f"application {app} does not link {model[:80]!r}")
+                raise ClipperError(REQUEST_ERROR, f"application {app} does not link {model[:80]!r}")
         for model in models:
             await self._change("unlink-model", {"app": app, "model": model})
         return PlainTextResponse(SUCCESS)
@@ -81,32 +81,32 @@ class ClipperAdminApi:
     def _links(self, body: Body) -> tuple[str, list[str]]:
         models = field(body, "model_names", list)
         if not models or not all(isinstance(model, str) for model in models):
-            raise ClipperError(REQUEST, "model_names: must be a list of at least one name")
+            raise ClipperError(REQUEST_ERROR, "model_names: must be a list of at least one name")
         return field(body, "app_name", str), models
 
     # -- models
 
     async def add_model(self, request: Request) -> PlainTextResponse:
-        """Register a version on its own; it is served once an application links it."""
+        """Register a version without an application. It is served once an application links it."""
         body = await _body(request)
         if field(body, "batch_size", int, needed=False) not in (None, -1):
             raise ClipperError(
-                REQUEST, "batch_size: must be -1; batches are as large as measurements and deadlines allow"
+                REQUEST_ERROR, "batch_size: must be -1; batches are as large as measurements and deadlines allow"
             )
         path = field(body, "model_data_path", str, needed=False)
         source = file_source(body["model"], "model") if "model" in body else FileSource("model_data_path", url=path)
         if source.url is None and source.blob is None:
-            raise ClipperError(REQUEST, 'model_data_path: must be a URL; or give model as {"blob": base64}')
+            raise ClipperError(REQUEST_ERROR, 'model_data_path: must be a URL; or give model as {"blob": base64}')
         if "validation" not in body:
-            raise ClipperError(REQUEST, VALIDATION_MISSING)
+            raise ClipperError(REQUEST_ERROR, VALIDATION_MISSING)
         labels = field(body, "labels", list, needed=False) or []
         if not all(isinstance(label, str) for label in labels):
-            raise ClipperError(REQUEST, "labels: must be a list of texts")
+            raise ClipperError(REQUEST_ERROR, "labels: must be a list of texts")
         more = {"version": read_version(body, "model_version", needed=False)}
         for name in ("metric", "inputs_key", "labels_key", "task"):
             if (value := field(body, name, str, needed=False)) is not None:
                 more[name] = value
-        wish = RegistrationRequest(
+        wanted = RegistrationRequest(
             app=WITHOUT_APP,
             model=field(body, "model_name", str),
             source=source,
@@ -116,9 +116,9 @@ class ClipperAdminApi:
             more=more,
         )
         try:
-            done = await self._registering.register(wish)
+            done = await self._registration.register(wanted)
         except Refused as error:
-            raise clipper_refusal(error, REQUEST) from error
+            raise clipper_refusal(error, REQUEST_ERROR) from error
         await wait_until(lambda: self._service.catalog.model(done.model, done.version) is not None)
         return PlainTextResponse(SUCCESS)
 
@@ -128,22 +128,22 @@ class ClipperAdminApi:
         return await self._change("delete-version", fields)
 
     async def set_model_version(self, request: Request) -> PlainTextResponse:
-        """In every application that links the model."""
+        """Set the version in every application that links the model."""
         body = await _body(request)
         model, wanted = field(body, "model_name", str), read_version(body, "model_version")
         catalog = self._service.catalog
         if catalog.model(model, wanted) is None:
-            raise ClipperError(REQUEST, f"there is no version {wanted} of a model {model[:80]!r}")
+            raise ClipperError(REQUEST_ERROR, f"there is no version {wanted} of a model {model[:80]!r}")
         apps = sorted(catalog.apps_linking(model))
         if not apps:
             raise ClipperError(
-                REQUEST, f"no application links model {model}: link it first, the newest version serves then"
+                REQUEST_ERROR, f"no application links model {model}: link it first, the newest version serves then"
             )
         for app in apps:
             await self._change("set-version", {"app": app, "model": model, "version": wanted})
         return PlainTextResponse(SUCCESS)
 
-    # -- what there is
+    # -- descriptions
 
     async def get_all_applications(self, request: Request) -> JsonReply:
         body = await _body(request)
@@ -158,7 +158,7 @@ class ClipperAdminApi:
         name = field(await _body(request), "app_name", str)
         app = self._service.catalog.app(name)
         if app is None:
-            raise ClipperError(REQUEST, f"there is no application {name[:80]!r}")
+            raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}")
         return JsonReply(sorted(app.links))
 
     async def get_all_models(self, request: Request) -> JsonReply:
@@ -195,7 +195,7 @@ class ClipperAdminApi:
         del request
         return PlainTextResponse("PONG")
 
-    # -- inside
+    # -- helpers
 
     async def _containers(self) -> list[dict[str, Any]]:
         try:
@@ -209,13 +209,13 @@ class ClipperAdminApi:
         try:
             await self._service.command(verb, fields)
         except Refused as error:
-            raise clipper_refusal(error, PROCESSING if error.code == "internal" else REQUEST) from error
+            raise clipper_refusal(error, PROCESSING_ERROR if error.code == "internal" else REQUEST_ERROR) from error
         await wait_until(lambda: _visible(verb, fields, self._service.catalog))
         return PlainTextResponse(SUCCESS)
 
 
 def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
-    """Whether the catalogue shows a change that was made."""
+    """Whether the catalogue shows a change."""
     app, model = catalog.app(fields.get("app", "")), fields.get("model", "")
     if verb == "delete-version":
         return catalog.model(model, fields["version"]) is None
@@ -238,7 +238,7 @@ def _milliseconds(micros: float) -> float:
     try:
         return micros / 1000.0
     except OverflowError as error:
-        raise ClipperError(REQUEST, "latency_slo_micros: must be a number of microseconds above 0") from error
+        raise ClipperError(REQUEST_ERROR, "latency_slo_micros: must be a number of microseconds above 0") from error
 
 
 def _verbose(body: Body) -> bool:
@@ -246,7 +246,7 @@ def _verbose(body: Body) -> bool:
 
 
 def _parsed(value: Any) -> Any:
-    """Clipper's defaults are texts, which its replies show as what they are in JSON."""
+    """The default output as JSON: Clipper's clients send it as a text."""
     if not isinstance(value, str):
         return value
     try:

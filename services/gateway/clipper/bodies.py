@@ -1,4 +1,4 @@
-"""What goes wrong in Clipper's words: `{"error", "cause"}`, most of it with status 400."""
+"""Clipper's bodies: errors `{"error", "cause"}`, the JSON of requests, and descriptions of what there is. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,22 +12,22 @@ from services.gateway.clipper.inputs import WrongInput, input_type_of
 from services.gateway.errors import RequestFailed, retry_after, statuses_of, without_subjects
 from services.gateway.http.bodies import UNKNOWN, find_duplicate
 
-JSON = "Json error"
-REQUEST = "Request error"
-PROCESSING = "Query processing error"
+JSON_ERROR = "Json error"
+REQUEST_ERROR = "Request error"
+PROCESSING_ERROR = "Query processing error"
 _NAMES = {"internal": "Internal error", "unauthenticated": "Not allowed", "forbidden": "Not allowed"}
 
 
 class ClipperError(RequestFailed):
-    """A problem with Clipper's name for its kind."""
+    """A failure with Clipper's name for its kind."""
 
     def __init__(self, name: str, cause: str, status: int | None = 400, *, code: str = "bad_request") -> None:
         super().__init__(status, cause, code=code)
         self.name = name
 
 
-def clipper_refusal(refusal: Refused, name: str = PROCESSING) -> ClipperError:
-    """A refusal of the system. What the client could have said better is its bad request, as in Clipper."""
+def clipper_refusal(refusal: Refused, name: str = PROCESSING_ERROR) -> ClipperError:
+    """The failure for a refusal of the system. What the client can correct has status 400, as in Clipper."""
     refusal = without_subjects(refusal)
     status = (
         400 if refusal.code in ("bad_request", "unknown_model", "unsatisfiable") else statuses_of(refusal.code).http
@@ -38,12 +38,12 @@ def clipper_refusal(refusal: Refused, name: str = PROCESSING) -> ClipperError:
 
 
 def error_body(failure: RequestFailed) -> dict[str, Any]:
-    """What a problem becomes."""
-    name = failure.name if isinstance(failure, ClipperError) else _NAMES.get(failure.code, REQUEST)
+    """The body of a failure's reply."""
+    name = failure.name if isinstance(failure, ClipperError) else _NAMES.get(failure.code, REQUEST_ERROR)
     return {"error": name, "cause": failure.message}
 
 
-# -- Requests' bodies: one JSON object, no name twice in it.
+# -- Requests
 
 _SCHEMA = '{"input": [double] | [int] | [string] | [byte] | [float]} or {"input_batch": [...]}'
 _WORDS = {
@@ -53,7 +53,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_object(body: bytes, expected: str = _SCHEMA) -> dict[str, Any]:
-    """The object that a body is. expected: what it should be, for the message. Raises ClipperError."""
+    """The JSON object in a body. expected: its form, for the error. Raises ClipperError."""
     try:
         found = _decode(body)
     except RecursionError as error:
@@ -63,14 +63,14 @@ def read_object(body: bytes, expected: str = _SCHEMA) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise _wrong(str(error), expected) from error
     if not isinstance(found, dict):
-        raise _wrong("it is no object", expected)
+        raise _wrong("it is not an object", expected)
     if again := find_duplicate(body, _quotes(found)):
         raise _wrong(again, expected)
     return found
 
 
 def _quotes(found: dict[str, Any]) -> int:
-    """Quotation marks in the text, where that can be told at a glance: names, texts, and lists of numbers."""
+    """The number of quotation marks in the text, where it holds only names, texts and lists of numbers; else UNKNOWN."""
     count = 0
     for value in found.values():
         if isinstance(value, dict):
@@ -85,34 +85,34 @@ def _quotes(found: dict[str, Any]) -> int:
 
 
 def _wrong(reason: str, expected: str) -> ClipperError:
-    return ClipperError(JSON, f"Error parsing JSON: {reason}. Expected JSON schema: {expected}")
+    return ClipperError(JSON_ERROR, f"Error parsing JSON: {reason}. Expected JSON schema: {expected}")
 
 
 def field(body: dict[str, Any], name: str, kind: type | tuple[type, ...], *, needed: bool = True) -> Any:
-    """One field of the given type. Raises ClipperError."""
+    """A field of the given type; None where it is missing and not `needed`. Raises ClipperError."""
     value = body.get(name)
     if value is None:
         if needed:
-            raise ClipperError(JSON, f"Error parsing JSON: field {name} is missing")
+            raise ClipperError(JSON_ERROR, f"Error parsing JSON: field {name} is missing")
         return None
     wanted = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         shown = " or ".join(dict.fromkeys(_WORDS[one] for one in wanted))
-        raise ClipperError(JSON, f"Error parsing JSON: field {name} must be {shown}")
+        raise ClipperError(JSON_ERROR, f"Error parsing JSON: field {name} must be {shown}")
     return value
 
 
 def read_version(body: dict[str, Any], name: str, *, needed: bool = True) -> str | None:
-    """A version: Clipper's clients send texts, and some of them numbers."""
+    """A version. Clipper's clients send a text or a number."""
     value = field(body, name, (str, int), needed=needed)
     return None if value is None else str(value)
 
 
-# -- What there is, in Clipper's words: applications, models, versions and containers. Pure.
+# -- Descriptions
 
 
 def describe_app(app: AppRecord) -> dict[str, Any]:
-    """One application as it was registered; a latency that nobody stated is 0."""
+    """An application as it was registered. A latency that was not given is 0."""
     try:
         kind = input_type_of(app)
     except WrongInput:
@@ -133,7 +133,7 @@ def _text(value: Any) -> str:
 
 
 def describe_model(record: ModelRecord, catalog: Catalog) -> dict[str, Any]:
-    """One version of a model. is_current_version: an application serves it, or it is the newest where none serves the model."""
+    """One version of a model. is_current_version: an application serves it, or no application serves the model and it is the newest."""
     serving = sorted(app for app in catalog.apps_linking(record.model) if _links(catalog, app, record))
     newest = catalog.model(record.model)
     current = bool(serving) or (not catalog.apps_linking(record.model) and newest is record)
@@ -160,17 +160,17 @@ def _links(catalog: Catalog, app: str, record: ModelRecord) -> bool:
 
 
 def all_models(catalog: Catalog) -> Iterator[ModelRecord]:
-    """All versions of all models, in order."""
+    """All versions of all models, sorted."""
     yield from sorted(catalog.models, key=lambda record: (record.model, record.created, record.version))
 
 
 def model_id(record: ModelRecord) -> str:
-    """A version as Clipper names it."""
+    """Clipper's id of a version."""
     return f"{record.model}:{record.version}"
 
 
 def list_containers(catalog: Catalog, workers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every loaded instance, numbered within its version. workers: as `infaas.list.workers` tells them."""
+    """Every loaded instance, numbered within its version. workers: the rows of `infaas.list.workers`."""
     found: list[dict[str, Any]] = []
     counted: dict[str, int] = {}
     loaded = [(worker["worker"], instance) for worker in workers for instance in worker["instances"]]

@@ -1,4 +1,4 @@
-"""Clipper's typed inputs as tensors: integers, floats, doubles, bytes (base64) and strings, checked before anybody is asked. Pure."""
+"""Clipper's typed inputs as tensors: integers, floats, doubles, bytes (base64) and strings, checked before the query. Pure."""
 
 import base64
 import binascii
@@ -25,15 +25,15 @@ _JSON_TYPES = {
     "bytes": "base64 text",
     "strings": "text",
 }
-MOST_DEEP = 16
+MAX_DEPTH = 16  # of nested lists
 
 
 class WrongInput(ValueError):
-    """The inputs are not what the application takes; the text says what it takes."""
+    """The application does not take these inputs; the text says what it takes."""
 
 
 def input_type_of(app: AppRecord) -> str:
-    """What an item of the app's inputs is in Clipper's words: as it was registered, else by its models."""
+    """Clipper's type of an item of the app's inputs: as it was registered, else by its models' datatype."""
     if app.input_type is not None:
         return app.input_type
     spec = _spec(app)
@@ -41,7 +41,7 @@ def input_type_of(app: AppRecord) -> str:
 
 
 def items_of(body: Mapping[str, Any]) -> tuple[list[Any], bool]:
-    """The items that a request holds, and whether they came as a batch. Raises WrongInput."""
+    """The items of a request, and whether they are a batch. Raises WrongInput."""
     if ("input" in body) == ("input_batch" in body):
         raise WrongInput("give either `input`, one item, or `input_batch`, a list of them")
     if "input" in body:
@@ -67,7 +67,7 @@ def tensors_of(app: AppRecord, items: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 def _spec(app: AppRecord) -> TensorSpec | None:
-    """The app's only input; None as long as no model has fixed it. Raises WrongInput where there are several."""
+    """The app's only input; None until a model has set it. Raises WrongInput where there are several."""
     if app.signature is None:
         return None
     if len(app.signature.inputs) != 1:
@@ -100,10 +100,10 @@ def _numbers(items: list[Any], spec: TensorSpec | None, kind: str) -> dict[str, 
 
 
 def _flat(item: Any, kind: str, at: int) -> list[Any]:
-    """All numbers of an item: a list of them, as Clipper has it, or nested lists."""
+    """All numbers of an item: of a list, as Clipper has it, or of nested lists."""
     if isinstance(item, (int, float)) and not isinstance(item, bool):
         item = [item]
-    for _ in range(MOST_DEEP):
+    for _ in range(MAX_DEPTH):
         if not (isinstance(item, list) and item and isinstance(item[0], list)):
             break
         if not all(isinstance(part, list) and len(part) == len(item[0]) for part in item):
@@ -163,7 +163,7 @@ def _called(item: Any) -> str:
 
 
 def _shape(lengths: set[int], spec: TensorSpec | None, kind: str) -> list[int]:
-    """An item's shape, given how many numbers each item has."""
+    """An item's shape. lengths: the numbers of elements of the items."""
     if len(lengths) != 1:
         raise WrongInput(f"the items of a batch must be equally long, not {', '.join(map(str, sorted(lengths)))}")
     [count] = lengths

@@ -1,4 +1,4 @@
-"""What this gateway has answered in Clipper's dialect, as Clipper's /metrics tells it. Pure."""
+"""Clipper's query front end: POST /<app>/predict and /<app>/update, GET /metrics; and all paths of the dialect."""
 
 import itertools
 import secrets
@@ -14,9 +14,9 @@ from infaas.answers import Answer
 from infaas.errors import InfaasError, Refused
 from services.gateway.clipper.admin import ClipperAdminApi
 from services.gateway.clipper.bodies import (
-    JSON,
-    PROCESSING,
-    REQUEST,
+    JSON_ERROR,
+    PROCESSING_ERROR,
+    REQUEST_ERROR,
     ClipperError,
     clipper_refusal,
     field,
@@ -31,13 +31,13 @@ from services.gateway.registration import ModelRegistration
 
 
 class PredictionCounts:
-    """By application: predictions, how many of them were defaults, and their latency."""
+    """Counts by application: predictions, default outputs among them, and their latency."""
 
     def __init__(self) -> None:
         self._apps: dict[str, list[float]] = {}
 
     def add(self, app: str, items: int, micros: float, *, default: bool) -> None:
-        """One request was answered."""
+        """Count an answered request."""
         found = self._apps.setdefault(app, [0.0, 0.0, 0.0, 0.0, 0.0])
         found[0] += items
         found[1] += items if default else 0
@@ -46,7 +46,7 @@ class PredictionCounts:
         found[4] = max(found[4], micros)
 
     def report(self) -> dict[str, list[dict[str, Any]]]:
-        """Counters, ratios and histograms with Clipper's names."""
+        """The reply to /metrics: counters, ratios and histograms with Clipper's names."""
         apps = sorted(self._apps.items())
         return {
             "counters": [{f"app:{app}:num_predictions": {"count": int(found[0])}} for app, found in apps],
@@ -67,13 +67,11 @@ class PredictionCounts:
         }
 
 
-# -- POST /<app>/predict and /<app>/update, GET /metrics: what Clipper's query front end offers.
-
-_UPDATE = '{"uid": string, "input": [double] | [int] | [string] | [byte] | [float], "label": double}'
+_UPDATE_SCHEMA = '{"uid": string, "input": [double] | [int] | [string] | [byte] | [float], "label": double}'
 
 
 class ClipperQueryApi:
-    """The endpoints. Query ids grow from where chance has put them, so that several gateways' do not meet."""
+    """The endpoints. Query ids count up from a random number, so that those of several gateways differ."""
 
     def __init__(self, service: GatewayService) -> None:
         self._service = service
@@ -88,7 +86,7 @@ class ClipperQueryApi:
             items, batch = items_of(body)
             tensors = tensors_of(app, items)
         except WrongInput as error:
-            raise ClipperError(JSON, f"Error parsing JSON: {error}") from error
+            raise ClipperError(JSON_ERROR, f"Error parsing JSON: {error}") from error
         ids = [next(self._ids) for _ in items]
         requirements: dict[str, Any] = {"id": str(ids[0])}
         wanted = read_version(body, "version", needed=False)
@@ -102,14 +100,14 @@ class ClipperQueryApi:
         micros = (time.perf_counter() - began) * 1e6
         self.counts.add(app.app, len(items), micros, default=bool(answer.default))
         replies = [
-            {"query_id": one, "output": output, **_told(answer)}
+            {"query_id": one, "output": output, **_explanation(answer)}
             for one, output in zip(ids, _outputs(answer, app, len(items)), strict=True)
         ]
         return JsonReply({"batch_predictions": replies} if batch else replies[0])
 
     async def update(self, request: Request) -> PlainTextResponse:
         app = self._app(request)
-        body = read_object(await json_body(request), _UPDATE)
+        body = read_object(await json_body(request), _UPDATE_SCHEMA)
         user = field(body, "uid", (str, int), needed=False)
         query = field(body, "query_id", (int, str), needed=False)
         label = field(body, "label", (int, float, str, list))
@@ -118,7 +116,7 @@ class ClipperQueryApi:
             try:
                 tensors = tensors_of(app, [field(body, "input", (int, float, str, list))])
             except WrongInput as error:
-                raise ClipperError(JSON, f"Error parsing JSON: {error}") from error
+                raise ClipperError(JSON_ERROR, f"Error parsing JSON: {error}") from error
         try:
             await self._service.client.feedback(
                 app.app,
@@ -128,7 +126,7 @@ class ClipperQueryApi:
                 context=None if user is None else str(user),
             )
         except Refused as refusal:
-            raise clipper_refusal(refusal, REQUEST) from refusal
+            raise clipper_refusal(refusal, REQUEST_ERROR) from refusal
         except InfaasError as error:
             raise failure_of(error) from error
         return PlainTextResponse("Feedback received? 1")
@@ -141,31 +139,30 @@ class ClipperQueryApi:
         name: str = request.path_params["app"]
         found = self._service.catalog.app(name)
         if found is None:
-            raise ClipperError(REQUEST, f"there is no application {name[:80]!r}", 404, code="unknown_app")
+            raise ClipperError(REQUEST_ERROR, f"there is no application {name[:80]!r}", 404, code="unknown_app")
         return found
 
 
-def _told(answer: Answer) -> dict[str, Any]:
-    """What Clipper says of an answer beside its output, and what it could not know."""
+def _explanation(answer: Answer) -> dict[str, Any]:
+    """The fields beside an answer's output: Clipper's own, and the model that answered."""
     if answer.default:
         return {"default": True, "default_explanation": answer.reason or "no answer came in time"}
     return {"default": False, "model": answer.model, "version": answer.version, "variant": answer.variant}
 
 
 def _outputs(answer: Answer, app: AppRecord, items: int) -> list[Any]:
-    """One output an item: of a model with several, a map of their names."""
+    """The output of each item; a map of names where the model has several outputs."""
     if answer.default and app.default_output is not None:
         return [app.default_output] * items
     arrays = {name: array.tolist() for name, array in answer.outputs.items()}
     if any(len(values) != items for values in arrays.values()):
-        raise ClipperError(PROCESSING, "the model gave another number of outputs than inputs", 500, code="internal")
+        raise ClipperError(
+            PROCESSING_ERROR, "the model returned another number of outputs than inputs", 500, code="internal"
+        )
     if len(arrays) == 1:
         [values] = arrays.values()
         return list(values)
     return [{name: values[at] for name, values in arrays.items()} for at in range(items)]
-
-
-# -- The paths of Clipper's dialect.
 
 
 VERBS = (
@@ -175,9 +172,9 @@ VERBS = (
 )  # fmt: skip
 
 
-def routes(service: GatewayService, registering: ModelRegistration) -> list[Route]:
-    """All of its paths. The management's come first: `admin` is no application."""
-    predicting, managing = ClipperQueryApi(service), ClipperAdminApi(service, registering)
+def routes(service: GatewayService, registration: ModelRegistration) -> list[Route]:
+    """All paths of the dialect. Those below /admin come first: `admin` is not an application."""
+    predicting, managing = ClipperQueryApi(service), ClipperAdminApi(service, registration)
     return [
         *(Route(f"/admin/{verb}", getattr(managing, verb), methods=["POST"]) for verb in VERBS),
         Route("/admin/ping", managing.ping, methods=["GET"]),

@@ -109,9 +109,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cycle.disconnected = True
         cycle.message_event.set()
         scope: dict[str, Any] = cycle.scope  # type: ignore[assignment]
-        if (asking := scope.get(QUERY_TASK)) is not None:
+        if (query_task := scope.get(QUERY_TASK)) is not None:
             scope[CLIENT_LEFT] = True
-            asking.cancel()
+            query_task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._ending:

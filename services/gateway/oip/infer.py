@@ -1,4 +1,7 @@
-"""An inference request and its reply, as bytes: the JSON head, and raw tensors behind it (Triton's binary data extension). Pure."""
+"""An inference: the request read from bytes, the query, the reply as bytes.
+
+A body is JSON, with raw tensors behind it where the request says so (Triton's binary data extension).
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,21 +19,21 @@ from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import UNKNOWN, find_duplicate, quotes
 from services.gateway.oip.models import ModelTarget
-from services.gateway.oip.parameters import MOST_TEXT, BadParameter, parameters_of, requirements_of
+from services.gateway.oip.parameters import MAX_TEXT, BadParameter, parameters_of, requirements_of
 from services.gateway.oip.tensors import Wire, count_of, from_bytes, from_numbers, packed_texts, to_numbers
 from services.shell.clock import now
 
-MOST_TENSORS = 1024
+MAX_TENSORS = 1024
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 _NONE: Mapping[str, Any] = {}
 
 
 class BadInference(ValueError):
-    """The request is wrong; the text names the field and what would be right."""
+    """The request is invalid; the text names the field and says what would be right."""
 
 
 class GivenInput(Struct, frozen=True, gc=False):
-    """One of `inputs`."""
+    """An element of `inputs`."""
 
     name: str
     shape: list[int]
@@ -40,7 +43,7 @@ class GivenInput(Struct, frozen=True, gc=False):
 
 
 class WantedOutput(Struct, frozen=True, gc=False):
-    """One of `outputs`."""
+    """An element of `outputs`."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -56,7 +59,7 @@ class InferJson(Struct, frozen=True, gc=False):
 
 
 class InferRequest(NamedTuple):
-    """A request understood. outputs: name to whether its data is wanted raw; None: all of them, as `raw` says."""
+    """A request. outputs: names to whether their data is wanted raw; None: all outputs, as `raw` says."""
 
     inputs: dict[str, Wire]
     id: str | None
@@ -91,8 +94,8 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
     if not head.inputs:
         raise BadInference("inputs is empty: give a tensor for each of the model's inputs")
     wanted = head.outputs or ()
-    if len(head.inputs) > MOST_TENSORS or len(wanted) > MOST_TENSORS:
-        raise BadInference(f"inputs and outputs have at most {MOST_TENSORS} tensors each")
+    if len(head.inputs) > MAX_TENSORS or len(wanted) > MAX_TENSORS:
+        raise BadInference(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
     inputs: dict[str, Wire] = {}
     at = 0
     for given in head.inputs:
@@ -119,7 +122,7 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
 
 
 def _quotes(head: InferJson, inputs: Mapping[str, Wire]) -> int:
-    """How many quotation marks the request's JSON has, if no name stands twice in it and it holds nothing that nobody reads."""
+    """The number of quotation marks of the request's JSON, if it has no duplicate names and no fields that are not read."""
     count = 2 + 4 * (head.id is not None) + 2 * (head.outputs is not None)
     for parameters in (
         head.parameters,
@@ -139,7 +142,7 @@ def _quotes(head: InferJson, inputs: Mapping[str, Wire]) -> int:
 
 
 def _raw(binary: memoryview, signature: Signature | None) -> InferRequest:
-    """A body without JSON is the only input's data; its items follow from its size."""
+    """The request of a body without JSON: the data of the only input. Its size gives the number of items."""
     if signature is None or len(signature.inputs) != 1 or -1 in signature.inputs[0].shape:
         raise BadInference("a body of nothing but raw data needs a model with one input of fixed shape")
     spec = signature.inputs[0]
@@ -184,7 +187,7 @@ def _from_json(given: GivenInput, where: str) -> Wire:
 
 
 def wanted_outputs(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str, bool] | None:
-    """Names of outputs asked for, and whether each is wanted raw; None: all. Raises BadInference."""
+    """Names of the requested outputs, and whether each is wanted raw; None: all. Raises BadInference."""
     if not outputs:
         return None
     found: dict[str, bool] = {}
@@ -202,7 +205,7 @@ def wanted_outputs(outputs: list[WantedOutput] | None, *, raw: bool) -> dict[str
 
 
 def flag(parameters: Mapping[str, Any], name: str, where: str, default: bool = False) -> bool:
-    """A parameter that is true or false. Raises BadInference."""
+    """A parameter that must be true or false. Raises BadInference."""
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise BadInference(f"{where}.{name} must be true or false")
@@ -215,13 +218,13 @@ def write(asked: InferRequest, model: str, answer: Answer, more: Mapping[str, An
     binary: list[Buffer] = []
     for name in asked.outputs or answer.tensors:
         tensor = output_of(answer, name)
-        told: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+        output: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
         if asked.raw if asked.outputs is None else asked.outputs[name]:
-            told["parameters"] = {"binary_data_size": len(tensor.data)}
+            output["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:
-            told["data"] = to_numbers(tensor, f"outputs.{name}")
-        outputs.append(told)
+            output["data"] = to_numbers(tensor, f"outputs.{name}")
+        outputs.append(output)
     head = {"model_name": model, "model_version": answer.version}
     if asked.id is not None:
         head["id"] = asked.id
@@ -229,18 +232,18 @@ def write(asked: InferRequest, model: str, answer: Answer, more: Mapping[str, An
 
 
 def output_of(answer: Answer, name: str) -> TensorView:
-    """One of an answer's outputs. Raises BadTensor."""
+    """An output of an answer. Raises BadTensor."""
     found = answer.tensors[name]
     if not isinstance(found, list):
         return found
-    from bus.tensors import from_array  # noqa: PLC0415  (numpy, for what no executor sends)
+    from bus.tensors import from_array  # noqa: PLC0415  (imports numpy; no executor sends such outputs)
 
     tensor = from_array(answer.outputs[name])
     return TensorView(tensor.datatype, tensor.shape, memoryview(tensor.data))
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A body that is a JSON object, or nothing. Raises BadInference."""
+    """The JSON object of a body; {} where it is empty. Raises BadInference."""
     try:
         found = _any(body) if body else {}
     except _UNREADABLE as error:
@@ -253,7 +256,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _words(error: Exception) -> str:
-    """A JSON error for its sender."""
+    """The text of an error of JSON for the client."""
     text = str(error)
     if isinstance(error, RecursionError):
         return "the JSON is nested too deeply"
@@ -277,9 +280,9 @@ async def query_model(
     traceparent: str | None = None,
     deadline: float | None = None,
 ) -> Answer:
-    """The answer to a request. deadline: Unix seconds after which its sender does not wait any more.
+    """The answer to a request. deadline: Unix seconds until which the client waits.
 
-    Raises Refused, RequestFailed, and for what is wrong with the request BadInference, BadParameter.
+    Raises Refused, RequestFailed; for an invalid request BadInference, BadParameter.
     """
     app = service.catalog.app(target.app)
     if asked.outputs is not None and app is not None and app.signature is not None:
@@ -305,8 +308,8 @@ def _requirements(target: ModelTarget, asked: InferRequest) -> dict[str, Any]:
             raise BadParameter(f"parameters.{name} is {requirements[name][:80]!r}, but the model's name says {value!r}")
         requirements[name] = value
     if asked.id is not None:
-        if len(asked.id) > MOST_TEXT:
-            raise BadInference(f"id may have {MOST_TEXT} characters, not {len(asked.id)}")
+        if len(asked.id) > MAX_TEXT:
+            raise BadInference(f"id may have {MAX_TEXT} characters, not {len(asked.id)}")
         requirements["id"] = asked.id
     return requirements
 

@@ -1,4 +1,4 @@
-"""What the protocol calls a model: `<app>`, `<app>.<model>` or `<app>.<model>.<variant>`. Pure."""
+"""The protocol's models: names `<app>`, `<app>.<model>` or `<app>.<model>.<variant>`, and what is registered under them."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,11 +11,11 @@ from services.core.catalog import Catalog
 from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 
-MOST_NAME = 3 * 64 + 2  # characters of the longest name: three tokens and the dots between them
+MAX_NAME = 3 * 64 + 2  # characters of the longest name: three tokens and the dots between them
 
 
 class ModelTarget(NamedTuple):
-    """Whom a request is for."""
+    """What a name and version stand for."""
 
     app: str
     model: str | None = None
@@ -29,9 +29,9 @@ class ModelTarget(NamedTuple):
 
 
 def parse_target(name: str, version: str | None = None) -> ModelTarget | None:
-    """The target with this name; None when it is none."""
-    if len(name) > MOST_NAME or (version is not None and len(version) > MOST_NAME):
-        return None  # what anybody may send at any length is not kept
+    """The target with this name; None where the name or version is invalid."""
+    if len(name) > MAX_NAME or (version is not None and len(version) > MAX_NAME):
+        return None  # names of any length do not get into the cache
     return _parse(name, version)
 
 
@@ -49,14 +49,14 @@ def _parse(name: str, version: str | None) -> ModelTarget | None:
     return ModelTarget(app, model, variant, version)
 
 
-# -- What the protocol tells of apps, models and variants: metadata, configuration, the repository's index. Pure.
+# -- What is registered under a name
 
 PLATFORMS = {"ort": "onnxruntime_onnx", "torch": "pytorch_libtorch"}
-MODELLESS = "infaas_modelless"  # of what is no single variant
+MODELLESS = "infaas_modelless"  # the platform of apps and models: several variants may answer
 
 
 class ServedModel(NamedTuple):
-    """What the catalogue has under a name. variants: that may answer; versions: of all models concerned."""
+    """What the catalogue has under a name. variants: those that may answer. versions: of all its models."""
 
     name: str
     signature: Signature
@@ -66,7 +66,7 @@ class ServedModel(NamedTuple):
 
 
 def find(catalog: Catalog, target: ModelTarget) -> ServedModel | None:
-    """What is registered as this; None when nothing is."""
+    """What is registered under a target; None where nothing is."""
     app = catalog.app(target.app)
     if app is None or (target.model is not None and target.model not in app.links):
         return None
@@ -103,7 +103,7 @@ def metadata(known: ServedModel) -> dict[str, Any]:
 
 
 def config(known: ServedModel) -> dict[str, Any]:
-    """The reply to `GET /v2/models/<m>/config`, as far as Triton's model configuration has words for what is here."""
+    """The reply to `GET /v2/models/<m>/config`: the fields of Triton's model configuration that apply."""
     return {
         "name": known.name,
         "platform": known.platform,
@@ -137,7 +137,7 @@ def config(known: ServedModel) -> dict[str, Any]:
 
 
 def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
-    """The reply to `POST /v2/repository/index`: every name that may be asked for. ready: whether queries can be answered."""
+    """The reply to `POST /v2/repository/index`: every name that may be queried. ready: whether queries can be answered."""
     state = (
         {"state": "READY", "reason": ""} if ready else {"state": "UNAVAILABLE", "reason": "no query can be answered"}
     )
@@ -148,7 +148,9 @@ def index(catalog: Catalog, *, ready: bool) -> Iterator[dict[str, str]]:
         for model, version in sorted(app.links.items()):
             for known in sorted(catalog.versions(model), key=_in_order):
                 note = (
-                    {} if known == version else {"reason": f"version {version} serves; this one is asked for by name"}
+                    {}
+                    if known == version
+                    else {"reason": f"version {version} is served; this one is queried by its name"}
                 )
                 yield {"name": f"{app.app}.{model}", "version": known, **state, **note}
             for variant in catalog.variants_at(model, version):
@@ -168,8 +170,7 @@ def _in_order(version: str) -> tuple[int, int, str]:
     return (0, int(version), "") if version.isdigit() else (1, 0, version)
 
 
-# -- What both forms of the protocol, REST and gRPC, do alike: who is meant, what is required, the question, the
-# server's own words.
+# -- For REST and gRPC
 
 NAME = "infaas"
 EXTENSIONS = [
@@ -183,17 +184,17 @@ EXTENSIONS = [
 
 
 def server_metadata() -> dict[str, Any]:
-    """The server's metadata."""
+    """The reply to `GET /v2`."""
     return {"name": NAME, "version": _version(), "extensions": EXTENSIONS}
 
 
 def target_of(name: str, version: str | None) -> ModelTarget:
-    """Whom a request for a model of this name is for. Raises RequestFailed."""
+    """The target of a request. Raises RequestFailed."""
     found = parse_target(name, version or None)
     if found is None:
         raise RequestFailed(
             None,
-            "no model has such a name: they are <app>, <app>.<model> or <app>.<model>.<variant>, of letters, digits, - and _",
+            "no model can have such a name: names are <app>, <app>.<model> or <app>.<model>.<variant>, of letters, digits, - and _",
             code="unknown_model",
         )
     return found

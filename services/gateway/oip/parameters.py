@@ -1,4 +1,4 @@
-"""The protocol's parameters as requirements of a query, and what became of it as parameters of the reply. Pure.
+"""A request's parameters as requirements of the query, and the answer's as parameters of the reply. Pure.
 
 Requirements (contract, section 6): latency_ms, accuracy, cost, context, model, version, variant. `priority` and `timeout` mean what they
 mean to Triton: 1 is the highest priority and 0 the default; microseconds that the request may take, 0 for no limit.
@@ -12,26 +12,26 @@ from infaas.answers import Answer
 
 NUMBERS = ("latency_ms", "accuracy", "cost")
 TEXTS = ("context", "model", "version", "variant")
-MOST_TEXT = 1024  # characters: such texts are kept with every outcome
+MAX_TEXT = 1024  # characters: such texts are stored with every outcome
 LOWEST = 9  # priority
-LONGEST_US = 2**53  # a timeout beyond it is none
-# What Triton gives a meaning of its own that this does not have. Everything else may carry what its sender likes.
+MAX_TIMEOUT_US = 2**53  # longer timeouts mean none
+# Parameters to which Triton gives a meaning that is not offered here. Clients may send any other parameter.
 RESERVED = {
     "sequence_id": "sequences of requests are not offered",
     "sequence_start": "sequences of requests are not offered",
     "sequence_end": "sequences of requests are not offered",
     "headers": "headers are not passed to models",
 }
-_HARMLESS = ("binary_data_output",)  # read elsewhere
+_READ_ELSEWHERE = ("binary_data_output",)  # by infer.py
 _SCALARS = (str, int, float, bool)
 
 
 class BadParameter(ValueError):
-    """A parameter that cannot be meant; the text names it and says what would be right."""
+    """A parameter is invalid; the text names it and says what would be right."""
 
 
 def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Requirements, ready for the client library. now: Unix seconds. Raises BadParameter."""
+    """The requirements as the client library takes them. now: Unix seconds. Raises BadParameter."""
     requirements: dict[str, Any] = {}
     for name, value in parameters.items():
         if name in NUMBERS:
@@ -39,8 +39,8 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
         elif name in TEXTS:
             if not isinstance(value, str):
                 raise BadParameter(f"parameters.{name} must be a text, not {_shown(value)}")
-            if len(value) > MOST_TEXT:
-                raise BadParameter(f"parameters.{name} may have {MOST_TEXT} characters, not {len(value)}")
+            if len(value) > MAX_TEXT:
+                raise BadParameter(f"parameters.{name} may have {MAX_TEXT} characters, not {len(value)}")
             if value:
                 requirements[name] = value
         elif name == "priority":
@@ -55,7 +55,7 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
             timeout = _whole(name, value)
             if timeout < 0:
                 raise BadParameter(f"parameters.timeout must be in microseconds, at least 0, not {timeout}")
-            if 0 < timeout < LONGEST_US:
+            if 0 < timeout < MAX_TIMEOUT_US:
                 requirements["deadline"] = now + timeout / 1e6
         elif name in RESERVED or name.startswith("triton_"):
             if value not in (0, "", False):
@@ -66,20 +66,20 @@ def requirements_of(parameters: Mapping[str, Any], now: float) -> dict[str, Any]
 
 
 def ignored(parameters: Mapping[str, Any]) -> str:
-    """Names of parameters that nobody here reads, with commas between: a misspelt requirement does not stay unnoticed."""
+    """Names of the parameters that are not read, separated by commas. The reply shows them, so that misspelt ones are noticed."""
     return ",".join(
         name
         for name in parameters
         if name not in NUMBERS
         and name not in TEXTS
         and name not in ("priority", "timeout")
-        and name not in _HARMLESS
+        and name not in _READ_ELSEWHERE
         and name not in RESERVED
     )
 
 
 def parameters_of(answer: Answer) -> dict[str, Any]:
-    """What the reply's parameters say of an answer; those that do not apply are left out. missed: with commas between."""
+    """The reply's parameters; those that do not apply are left out. missed, members: separated by commas."""
     found: dict[str, Any] = {
         "model": answer.model,
         "variant": answer.variant,
@@ -106,7 +106,7 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float:
-    """A number, or a text with one: some clients' parameters have no type for fractions."""
+    """A number, or a text with one: the parameters of some clients have no type for fractions."""
     if not isinstance(value, bool):
         try:
             number = float(value)

@@ -119,7 +119,7 @@ class Rest:
 
 
 def _headers(request: Request) -> tuple[int | None, str, str | None]:
-    """Length of the JSON in front of raw data, coding wanted for the reply, and the sender's place in a trace."""
+    """The length of the JSON in front of raw data, the coding of the reply, and the trace context."""
     length, coding, traceparent = None, "", None
     for name, value in request.scope["headers"]:
         if name == _LENGTH:

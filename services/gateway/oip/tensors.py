@@ -1,4 +1,4 @@
-"""The protocol's tensors and the system's: JSON numbers, nested or flat, or raw bytes, to and fro. Pure, and without numpy.
+"""Tensors between the protocol's form (JSON numbers, nested or flat, or raw bytes) and the system's. Pure, and without numpy.
 
 Datatypes as the system's (bus.tensors); little-endian bytes in row-major order; BYTES elements each after a four-byte length.
 """
@@ -16,7 +16,7 @@ CODES = {
 }  # fmt: skip
 _FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 _PLAIN: dict[str, set[type]] = {"FP": {int, float}, "INT": {int}, "BOOL": {bool}, "BYTES": {str}}
-_TOLD = {"FP": "numbers", "INT": "whole numbers", "BOOL": "true and false", "BYTES": "texts"}
+_WORDS = {"FP": "numbers", "INT": "whole numbers", "BOOL": "true and false", "BYTES": "texts"}
 _LENGTH = struct.Struct("<I")
 
 Wire = dict[str, Any]  # a tensor for the client library: datatype, shape, data
@@ -48,7 +48,7 @@ def from_numbers(datatype: str, shape: list[int], data: Any, where: str) -> Wire
         )
     kind = _kind(datatype)
     if not set(map(type, flat)) <= _PLAIN[kind]:
-        raise BadTensor(f"{where}.data must hold {_TOLD[kind]} only, for {datatype}")
+        raise BadTensor(f"{where}.data must hold {_WORDS[kind]} only, for {datatype}")
     try:
         return {"datatype": datatype, "shape": shape, "data": _packed(datatype, flat)}
     except (struct.error, OverflowError) as error:
@@ -56,7 +56,7 @@ def from_numbers(datatype: str, shape: list[int], data: Any, where: str) -> Wire
 
 
 def to_numbers(tensor: TensorView, where: str) -> list[Any]:
-    """All elements, flat, as JSON has them. Raises BadTensor: texts that are none."""
+    """All elements, flat, for JSON. Raises BadTensor for bytes that are not UTF-8."""
     datatype, data = tensor.datatype, tensor.data
     code = CODES.get(datatype)
     if code is not None:

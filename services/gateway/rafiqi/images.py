@@ -1,4 +1,4 @@
-"""The body of a classification as a model's input: an image, a .npy file, the array's own bytes, or a nested list."""
+"""The body of a classification as a tensor: an image, a .npy file, the bytes of the array, or a nested list."""
 
 import io
 import math
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     Array = ndarray[Any, Any]
 
 NPY = b"\x93NUMPY"
-MOST_PIXELS = 16 * 2**20
+MAX_PIXELS = 16 * 2**20
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _CHANNELS = (1, 3)
 
 
 class WrongImage(ValueError):
-    """The body is nothing that this model takes; the text says what it takes."""
+    """The model does not take this body; the text says what it takes."""
 
 
 def tensor_of(body: bytes, spec: TensorSpec) -> dict[str, Any]:
-    """The tensor, of one item or, from a .npy file with one more axis, several. Blocks. Raises WrongImage, Problem."""
+    """The tensor of one item, or of several from an array with one more axis. Blocks. Raises WrongImage, RequestFailed."""
     if not body:
         raise WrongImage("the body is empty: send an image, a .npy file, or the bytes of the input's array")
     size = ITEM_BYTES.get(spec.datatype)
@@ -48,8 +48,8 @@ def _plain(values: "Array", spec: TensorSpec) -> dict[str, Any]:
 
 
 def _loaded(body: bytes) -> "Array":
-    """The array of a .npy file, over the body's own bytes: its head is believed only where it fits them."""
-    import numpy as np  # noqa: PLC0415  (a gateway that classifies nothing needs none)
+    """The array of a .npy file, over the body's own bytes. Its header must fit them."""
+    import numpy as np  # noqa: PLC0415  (most gateways do not need numpy)
 
     file = io.BytesIO(body)
     try:
@@ -76,7 +76,7 @@ def _listed(body: bytes) -> "Array":
 
 
 def _picture(body: bytes, spec: TensorSpec) -> "Array":
-    """An image of the model's size and colours, brightness 0..255 for UINT8 and 0..1 for floating point."""
+    """The image in the model's size and colours; brightness is 0 to 255 for UINT8 and 0 to 1 for floating point."""
     import numpy as np  # noqa: PLC0415
 
     width, height, channels, first = layout(spec)
@@ -94,7 +94,7 @@ def _picture(body: bytes, spec: TensorSpec) -> "Array":
 
 
 def layout(spec: TensorSpec) -> tuple[int, int, int, bool]:
-    """Width, height and channels that a model's input has as an image, and whether the channels come first. -1: any. Raises WrongImage."""
+    """Width, height and channels of a model's input as an image, and whether the channels come first. -1: any. Raises WrongImage."""
     shape = spec.shape
     if len(shape) == 3 and shape[0] in _CHANNELS:
         return shape[2], shape[1], shape[0], True
@@ -126,13 +126,13 @@ def _decoded(body: bytes, mode: str, size: tuple[int, int]) -> Any:
         raise WrongImage(
             f"the body is no image ({known}), no .npy file, and not as long as the model's input"
         ) from error
-    except Exception as error:  # decoders raise what they like on broken files
+    except Exception as error:  # decoders raise all kinds of errors for broken files
         raise WrongImage(f"the image cannot be decoded: {' '.join(str(error).split())[:200]}") from error
     wanted = (found.width if size[0] == -1 else size[0], found.height if size[1] == -1 else size[1])
     return found if found.size == wanted else found.resize(wanted, Image.Resampling.BILINEAR)
 
 
 def _check_size(width: int, height: int) -> None:
-    """Before anything is decoded: a small file may hold a picture larger than the memory."""
-    if width * height > MOST_PIXELS:
-        raise WrongImage(f"the image has {width * height} pixels: at most {MOST_PIXELS}")
+    """Check the size before decoding: a small file may hold a picture larger than the memory."""
+    if width * height > MAX_PIXELS:
+        raise WrongImage(f"the image has {width * height} pixels: at most {MAX_PIXELS}")

@@ -1,4 +1,4 @@
-"""From a model's scores to the classes that it finds most likely. Pure."""
+"""Rafiqi's endpoints: POST /register, POST /classify, GET /list."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ TOP = 5
 
 
 def top(scores: list[float], labels: list[str], most: int = TOP) -> list[dict[str, Any]]:
-    """The most likely classes of one item, the first first: `confidence` 0..1 and `label`, the class's number where it has no name."""
+    """The most likely classes of one item, best first: `confidence` from 0 to 1, and `label`, the class's number where it has no name."""
     shares = _shares(scores)
     order = sorted(range(len(shares)), key=lambda at: (-shares[at], at))[:most]
     return [{"confidence": shares[at], "label": label_of(at, labels)} for at in order]
@@ -36,7 +36,7 @@ def label_of(number: int, labels: list[str]) -> str:
 
 
 def _shares(scores: list[float]) -> list[float]:
-    """Probabilities as they are; other scores through a softmax."""
+    """Probabilities as they are; the softmax of other scores."""
     numbers = [score if math.isfinite(score) else -1e30 for score in scores]
     if all(0.0 <= number <= 1.0 for number in numbers) and abs(sum(numbers) - 1.0) < 0.02:
         return numbers
@@ -46,36 +46,34 @@ def _shares(scores: list[float]) -> list[float]:
     return [power / whole for power in powers]
 
 
-# -- POST /register, POST /classify, GET /list: Rafiqi's three endpoints.
-
-PATIENCE = 10.0  # s, after which a classification fails, as Rafiqi's does
-MOST_DECODED = 2  # bodies that are read: a picture may take much more memory than its file
+CLASSIFY_TIMEOUT_S = 10.0  # as Rafiqi's own
+MAX_DECODED = 2  # bodies decoded at a time: a picture may take much more memory than its file
 _TEXTS = ("version", "metric", "inputs_key", "labels_key", "task")
 
 
 class RafiqiApi:
     """The endpoints."""
 
-    def __init__(self, service: GatewayService, registering: ModelRegistration) -> None:
+    def __init__(self, service: GatewayService, registration: ModelRegistration) -> None:
         self._service = service
-        self._registering = registering
-        self._reading = asyncio.Semaphore(MOST_DECODED)
+        self._registration = registration
+        self._decoding = asyncio.Semaphore(MAX_DECODED)
 
     # -- models
 
     async def register(self, request: Request) -> JsonReply:
-        """Each model under its own name, as an application of the same name; the reply comes when all are measured."""
+        """Register each model, with an application of the same name. The reply comes when all are measured."""
         body = _object(await json_body(request))
         models = body.get("models")
         if not isinstance(models, dict) or not models:
             raise RequestFailed(
                 None, 'models: must be an object {"name": {"model": {"URL" or "blob"}, "validation": ...}}'
             )
-        wishes = {name: _wish(name, fields) for name, fields in models.items()}
+        wanted = {name: _registration_request(name, fields) for name, fields in models.items()}
         failed: dict[str, RequestFailed] = {}
-        for name, wish in wishes.items():
+        for name, one in wanted.items():
             try:
-                done = await self._registering.register(wish)
+                done = await self._registration.register(one)
                 await wait_until(lambda done=done: self._known(done.model, done.version))  # type: ignore[misc]
             except RequestFailed as failure:
                 failed[name] = failure
@@ -118,15 +116,23 @@ class RafiqiApi:
         app, spec = self._found(name)
         body = await whole_body(request)
         try:
-            async with self._reading:
+            async with self._decoding:
                 tensor = await asyncio.to_thread(tensor_of, body, spec)
         except WrongImage as error:
             raise RequestFailed(None, str(error)) from error
-        requirements: dict[str, Any] = {"deadline": now() + PATIENCE, **({} if app is not None else {"model": name})}
+        requirements: dict[str, Any] = {
+            "deadline": now() + CLASSIFY_TIMEOUT_S,
+            **({} if app is not None else {"model": name}),
+        }
         traceparent = request.headers.get("traceparent")
         try:
             answer = await self._service.query(
-                app, {spec.name: tensor}, requirements, timeout=PATIENCE, traceparent=traceparent, protocol="rafiqi"
+                app,
+                {spec.name: tensor},
+                requirements,
+                timeout=CLASSIFY_TIMEOUT_S,
+                traceparent=traceparent,
+                protocol="rafiqi",
             )
         except RequestFailed as failure:
             if failure.code == "deadline":
@@ -138,7 +144,7 @@ class RafiqiApi:
         return JsonReply(found[0] if len(found) == 1 else found)
 
     def _found(self, name: str) -> tuple[str | None, TensorSpec]:
-        """Whom to ask, and the input that it takes. Raises RequestFailed."""
+        """The app to query (None: the model of this name) and its input. Raises RequestFailed."""
         catalog = self._service.catalog
         app, model = catalog.app(name), catalog.model(name)
         signature = app.signature if app is not None else model.signature if model is not None else None
@@ -156,18 +162,18 @@ class RafiqiApi:
 
 
 def _too_late(why: str) -> RequestFailed:
-    return RequestFailed(500, f"no answer within {PATIENCE:g} s: {why}", code="deadline")
+    return RequestFailed(500, f"no answer within {CLASSIFY_TIMEOUT_S:g} s: {why}", code="deadline")
 
 
 def _predictions(answer: Answer, labels: list[str]) -> list[list[dict[str, Any]]]:
-    """For each item its most likely classes."""
+    """The most likely classes of each item."""
     arrays = list(answer.outputs.values())
     scores = next(
         (array for array in arrays if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f"), None
     )
     if scores is not None:
         found = [top(row, labels) for row in scores.tolist()]
-    else:  # the model, or the app's default, names the class itself
+    else:  # the output, or the app's default output, is the class itself
         found = [
             [{"confidence": None, "label": _class(value, labels)}]
             for value in arrays[0].reshape(len(arrays[0]), -1)[:, 0].tolist()
@@ -190,14 +196,14 @@ def _object(body: bytes) -> dict[str, Any]:
         raise RequestFailed(None, str(error)) from error
 
 
-def _wish(name: str, fields: Any) -> RegistrationRequest:
-    """One model of a registration. Raises RequestFailed."""
+def _registration_request(name: str, fields: Any) -> RegistrationRequest:
+    """The registration of one model. Raises RequestFailed."""
     if not isinstance(fields, Mapping):
         raise RequestFailed(None, f"models.{name}: must be an object with `model` and `validation`")
     at = f"models.{name}"
     for field, why in (
         ("weights", "an ONNX model holds its weights"),
-        ("means", "export the model with what it does to its images"),
+        ("means", "export the model with the preprocessing of its images"),
     ):
         if fields.get(field) is not None:
             raise RequestFailed(None, f"{at}.{field}: cannot be used, {why}; leave it out")
@@ -240,12 +246,9 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
-# -- The paths of Rafiqi's dialect.
-
-
-def routes(service: GatewayService, registering: ModelRegistration) -> list[Route]:
-    """All of its paths."""
-    serving = RafiqiApi(service, registering)
+def routes(service: GatewayService, registration: ModelRegistration) -> list[Route]:
+    """All paths of the dialect."""
+    serving = RafiqiApi(service, registration)
     return [
         Route("/register", serving.register, methods=["POST"]),
         Route("/classify", serving.classify, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""What holds for every call, whatever it asks: who may, how many, how long its message may take, and errors as gRPC's status codes."""
+"""What holds for every gRPC call: the right to make it, limits of number, size and time, and errors as gRPC's statuses."""
 
 import asyncio
 import logging
@@ -16,6 +16,7 @@ from services.core import trace
 from services.core.settings import GatewaySettings
 from services.gateway.errors import RequestFailed, failure_of, statuses_of
 from services.gateway.http.access import AccessControl, Right
+from services.gateway.http.limits import max_buffered
 from services.gateway.metrics import RequestCounts
 from services.gateway.oip.infer import BadInference
 from services.gateway.oip.parameters import BadParameter
@@ -24,18 +25,17 @@ from services.shell.clock import now
 
 log = logging.getLogger(__name__)
 
-PACE = (
-    2**20
-)  # bytes of the largest message that earn every message one more second: what has come of one is not known before its end
+# Each so many bytes of the largest message give every message one more second: gRPC does not say how much of one has come.
+MESSAGE_BYTES_PER_S = 2**20
 PROTOCOL = "grpc"  # in metrics
-MOST_TOLD = 6000  # bytes of a status: it travels in a header, and clients take 8 KiB of these
-TICK = 1.0  # s between looks for messages that do not come
+MAX_STATUS = 6000  # bytes of a status's text: it is sent in a header, and clients take 8 KiB of headers
+LATE_CHECK_S = 1.0  # between two checks for messages that do not come
 LATE = RequestFailed(None, "the request's message did not come in time", code="deadline")
 STOPPING = RequestFailed(None, "the gateway is being stopped: ask again, elsewhere", code="unavailable")
 
 
 class Call:
-    """One call: what its client told beside its message. Of metadata that come twice, the first count."""
+    """What a call's client sent beside its message. Where metadata come twice, the first count."""
 
     __slots__ = ("_context", "credential", "traceparent")
 
@@ -51,7 +51,7 @@ class Call:
 
     @property
     def deadline(self) -> float | None:
-        """Unix seconds after which the client does not wait any more; None where it waits for ever."""
+        """Unix seconds until which the client waits; None where it waits for ever."""
         left = self._context.time_remaining()
         return None if left is None else now() + float(left)
 
@@ -63,53 +63,53 @@ Stream = Callable[[Next, Write, Call], Awaitable[None]]
 
 
 class Calls:
-    """keeper: who may ask. running: requests under way; streams: open ones; held: bytes of messages under way. traffic: is told of all."""
+    """Makes the handlers of all methods. running: requests under way. streams: open ones. buffered: bytes of messages under way."""
 
     def __init__(self, access: AccessControl, settings: GatewaySettings, counts: RequestCounts) -> None:
         self._access = access
         self._counts = counts
         self._settings = settings
-        self._most_held = max(4 * settings.max_body, 256 * 2**20)
-        self._awaited: dict[asyncio.Task[Any], float] = {}  # who waits for a message, until when
-        self._resting: set[asyncio.Task[Any]] = set()  # streams without a request under way
-        self._ended: dict[asyncio.Task[Any], RequestFailed] = {}  # whom we have cancelled, and why
-        self._sweeper: asyncio.Task[None] | None = None
+        self._most_buffered = max_buffered(settings)
+        self._awaited: dict[asyncio.Task[Any], float] = {}  # tasks that wait for a message: until when (monotonic)
+        self._idle_streams: set[asyncio.Task[Any]] = set()  # streams without a request under way
+        self._ended: dict[asyncio.Task[Any], RequestFailed] = {}  # tasks that were cancelled here, and why
+        self._late_check: asyncio.Task[None] | None = None
         self.closing = False
         self.running = 0
         self.streams = 0
-        self.held = 0
+        self.buffered = 0
 
     def open(self) -> None:
-        """Begin to look after calls."""
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        """Begin to check for messages that do not come."""
+        self._late_check = asyncio.get_running_loop().create_task(self._end_late())
 
     def refuse(self) -> None:
-        """Take no more requests, and end the streams without one under way; the others end after it."""
+        """Refuse new requests, and end idle streams; a stream with a request under way ends after it."""
         self.closing = True
-        for task in self._resting:
+        for task in self._idle_streams:
             self._end(task, STOPPING)
 
     def close(self) -> None:
-        """Stop looking after calls."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        """Stop the checks."""
+        if self._late_check is not None:
+            self._late_check.cancel()
 
     # -- handlers
 
     def unary(self, work: Unary, right: Right) -> Any:
-        """A handler of one request and one reply. It reads the message itself: only so can it stop waiting for one."""
+        """A handler of one request and one reply. It reads the message itself, so that it can stop to wait for one."""
 
         async def handle(_: Any, context: Any) -> bytes:
             began = time.perf_counter()
-            held = sent = size = 0
-            status = "CANCELLED"  # the client has left, unless something else is found
+            taken = sent = size = 0
+            status = "CANCELLED"  # the client has left, unless the code below finds otherwise
             body = b""
             try:
                 call = Call(context)
                 self._may(call, right)
                 body = await self._message(context)
                 size = len(body)
-                held = self._take(size, right)
+                taken = self._take(size, right)
                 if call.traceparent is not None:
                     context.set_trailing_metadata((("traceparent", call.traceparent),))
                 reply = await work(body, call)
@@ -122,16 +122,16 @@ class Calls:
                 sent, status = len(reply), "OK"
                 return reply
             finally:
-                if held:
-                    self._give_back(held)
-                body = b""  # how a call ended lives as long as its context does, and this frame with it
+                if taken:
+                    self._give_back(taken)
+                body = b""  # the exception, and with it this frame, lives as long as the call's context
                 self._counts.ended(PROTOCOL, status, time.perf_counter() - began, size, sent)
             return await abort(context, failure)
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
     def stream(self, work: Stream, right: Right) -> Any:
-        """A handler of a stream of requests and replies. work: gets what reads the next request, None at the end, and what writes."""
+        """A handler of a stream of requests and replies. work: gets a function that reads the next request (None at the end), and one that writes."""
 
         async def handle(_: Any, context: Any) -> None:
             self.streams += 1
@@ -153,21 +153,21 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(handle)
 
     async def rest(self, waiting: Awaitable[Any]) -> Any:
-        """Wait while a stream has nothing under way: closing the server ends it. Raises RequestFailed."""
+        """Wait while a stream is idle: closing the server ends it. Raises RequestFailed."""
         task = asyncio.current_task()
         assert task is not None
-        self._resting.add(task)
+        self._idle_streams.add(task)
         try:
             if self.closing:
                 self._end(task, STOPPING)
             return await waiting
         finally:
-            self._resting.discard(task)
+            self._idle_streams.discard(task)
 
     async def counted(self, body: bytes, work: Callable[[], Awaitable[bytes]]) -> bytes:
-        """One request of a stream. Raises RequestFailed."""
+        """The reply to one request of a stream, within the limits, and counted. Raises RequestFailed."""
         began = time.perf_counter()
-        held = self._take(len(body), Right.QUERY)
+        taken = self._take(len(body), Right.QUERY)
         sent, status = 0, "CANCELLED"
         try:
             reply = await work()
@@ -179,13 +179,13 @@ class Calls:
             sent, status = len(reply), "OK"
             return reply
         finally:
-            self._give_back(held)
+            self._give_back(taken)
             self._counts.ended(PROTOCOL, status, time.perf_counter() - began, len(body), sent)
 
     # -- parts
 
     def _may(self, call: Call, right: Right) -> None:
-        """Raises RequestFailed."""
+        """Check the right to call. Raises RequestFailed."""
         if right is Right.NONE or (right is Right.QUERY and self._access.open):
             return
         verdict = self._access.verdict(right, call.credential)
@@ -195,18 +195,18 @@ class Calls:
             )
 
     def _room(self) -> None:
-        """For one more stream. Raises RequestFailed."""
+        """Check that there is room for one more stream. Raises RequestFailed."""
         if self.streams > self._settings.connections:
             raise RequestFailed(None, f"there are {self.streams - 1} streams: try again later", code="overloaded")
 
     async def _message(self, context: Any) -> bytes:
-        """The request's bytes. Raises RequestFailed, Unreadable."""
+        """The bytes of the request's message. Raises RequestFailed, Unreadable."""
         settings = self._settings
         if len(self._awaited) >= settings.in_flight + settings.connections:
             raise RequestFailed(None, "too many requests wait for their messages: try again later", code="overloaded")
         task = asyncio.current_task()
         assert task is not None
-        self._awaited[task] = time.monotonic() + settings.body_timeout_s + settings.max_body / PACE
+        self._awaited[task] = time.monotonic() + settings.body_timeout_s + settings.max_body / MESSAGE_BYTES_PER_S
         try:
             found = await _read(context)
         finally:
@@ -216,39 +216,39 @@ class Calls:
         return found
 
     def _take(self, size: int, right: Right) -> int:
-        """Count a request with so many bytes; whether the gateway lives is told however many there are. Raises RequestFailed."""
+        """Count a request with so many bytes; returns what `_give_back` takes. Probes of health have no limit. Raises RequestFailed."""
         if right is not Right.NONE:
             if self.closing:
                 raise RequestFailed(None, STOPPING.message, code=STOPPING.code)
             if self.running >= self._settings.in_flight:
                 text = f"the gateway has {self.running} requests under way: try again later"
                 raise RequestFailed(None, text, code="overloaded")
-            if self.held + size > self._most_held:
+            if self.buffered + size > self._most_buffered:
                 text = "the gateway holds as many bytes of requests as it may: try again later"
                 raise RequestFailed(None, text, code="overloaded")
         self.running += 1
         self._counts.running[PROTOCOL] += 1
-        self.held += size
+        self.buffered += size
         return size + 1
 
     def _give_back(self, taken: int) -> None:
         self.running -= 1
         self._counts.running[PROTOCOL] -= 1
-        self.held -= taken - 1
+        self.buffered -= taken - 1
 
     def _end(self, task: asyncio.Task[Any], why: RequestFailed) -> None:
         self._ended[task] = why
         task.cancel()
 
-    async def _sweep(self) -> None:
+    async def _end_late(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(LATE_CHECK_S)
             moment = time.monotonic()
             for task in [task for task, until in self._awaited.items() if until < moment]:
                 self._end(task, LATE)
 
     def _failure(self, error: BaseException) -> RequestFailed | None:
-        """What the client is told; None where nothing is left to tell: it has left, or the process ends."""
+        """The failure that the client gets; None where it gets none: it has left, or the process ends."""
         task = asyncio.current_task()
         assert task is not None
         why = self._ended.pop(task, None)
@@ -259,7 +259,7 @@ class Calls:
         if isinstance(error, grpc.aio.BaseError | GeneratorExit | KeyboardInterrupt | SystemExit):
             return None
         found = failure_from(error)
-        # Frames hold the request, and grpcio's context this problem's end: without this, only a collection would free them.
+        # grpcio keeps this exception, and its frames keep the request: without this, only a garbage collection would free them.
         found.__traceback__ = error.__traceback__ = None
         found.__context__ = found.__cause__ = None
         return found
@@ -271,7 +271,7 @@ async def _read(context: Any) -> bytes | None:
 
 
 def failure_from(error: BaseException) -> RequestFailed:
-    """What a client is told of an error; of one that nobody foresaw, only a number."""
+    """The failure for an error. The client gets no details of an unexpected one, only the number under which it is logged."""
     match error:
         case RequestFailed():
             return error
@@ -291,7 +291,7 @@ def failure_from(error: BaseException) -> RequestFailed:
 
 
 async def abort(context: Any, failure: RequestFailed) -> NoReturn:
-    """End a call. Its trailing metadata tell the system's own code, and when to come back in the way that gRPC's retries follow."""
+    """End a call with a failure. Trailing metadata give the system's code, and the delay of a retry as gRPC's clients read it."""
     trailing = [("infaas-code", failure.code)]
     if "retry-after-ms" in failure.headers:
         trailing.append(("grpc-retry-pushback-ms", failure.headers["retry-after-ms"]))
@@ -300,6 +300,6 @@ async def abort(context: Any, failure: RequestFailed) -> NoReturn:
 
 
 def shortened(message: str) -> str:
-    """As much of it as a status may have. What is not ASCII goes with three bytes for each of its own."""
-    most = MOST_TOLD if message.isascii() else MOST_TOLD // 12
+    """As much of the text as a status may have. gRPC sends three bytes for each byte of a character outside ASCII."""
+    most = MAX_STATUS if message.isascii() else MAX_STATUS // 12
     return message if len(message) <= most else f"{message[: most - 1]}…"

@@ -1,4 +1,4 @@
-"""InferTensorContents and the same elements as bytes in C order, little endian. Pure."""
+"""ModelInferRequest as the protocol's inference, and an answer as ModelInferResponse: what oip/infer.py does for REST. Pure."""
 
 import sys
 from array import array
@@ -9,7 +9,7 @@ from bus.port import Buffer
 from bus.tensors import ITEM_BYTES, BadTensor, items
 from infaas.answers import Answer
 from services.gateway.oip.infer import (
-    MOST_TENSORS,
+    MAX_TENSORS,
     SHARED,
     BadInference,
     InferRequest,
@@ -47,16 +47,13 @@ _CODES = {
     "UINT32": "I",
     "UINT64": "Q",
 }
-_PACKED = {
-    "BOOL": b"\x0a",
-    "FP32": b"\x32",
-    "FP64": b"\x3a",
-}  # tags of fields whose packed form is the elements' own bytes
+# Tags of the fields whose packed form is the elements' own bytes.
+_PACKED = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
 _SWAP = sys.byteorder == "big"
 
 
 def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes:
-    """The elements of `contents`, which must be as many as the shape holds and in the datatype's own field. Raises BadTensor."""
+    """The elements of InferTensorContents as bytes: little endian, in row-major order. They must fit the shape and be in the datatype's own field. Raises BadTensor."""
     name = FIELDS.get(datatype)
     if name is None:
         raise BadTensor(f"field `{where}.contents` cannot hold {datatype}: send it in `raw_input_contents`")
@@ -82,7 +79,7 @@ def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes
 
 
 def fill(contents: Any, tensor: TensorView) -> None:
-    """Put the tensor's elements into `contents`; its datatype must be one of FIELDS."""
+    """Put the tensor's elements into InferTensorContents. Its datatype must be one of FIELDS."""
     datatype, data = tensor.datatype, tensor.data
     if datatype in _PACKED:
         contents.MergeFromString(b"".join((_PACKED[datatype], varint(len(data)), data)))
@@ -104,19 +101,18 @@ def _bytes(numbers: "array[Any]") -> bytes:
     return numbers.tobytes()
 
 
-# -- ModelInferRequest as the protocol's inference, and the answer as ModelInferResponse: what oip/infer.py does for
-# REST. Pure.
+# -- Requests and responses
 
 _INT64 = 2**63
 
 
 def read(request: Any, raw: list[Any]) -> InferRequest:
-    """The request understood. raw: its `raw_input_contents`. Raises BadInference, BadTensor."""
+    """The inference of a request. raw: its `raw_input_contents`. Raises BadInference, BadTensor."""
     given = request.inputs
     if not given:
         raise BadInference("inputs is empty: give a tensor for each of the model's inputs")
-    if len(given) > MOST_TENSORS or len(request.outputs) > MOST_TENSORS:
-        raise BadInference(f"inputs and outputs have at most {MOST_TENSORS} tensors each")
+    if len(given) > MAX_TENSORS or len(request.outputs) > MAX_TENSORS:
+        raise BadInference(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
     if raw and len(raw) != len(given):
         raise BadInference(f"raw_input_contents has {len(raw)} elements: give one for each of the {len(given)} inputs")
     inputs: dict[str, Wire] = {}
@@ -138,14 +134,14 @@ def read(request: Any, raw: list[Any]) -> InferRequest:
 
 
 def write(asked: InferRequest, model: str, answer: Answer) -> bytes:
-    """The bytes of the ModelInferResponse. Raw contents are all or none: raw as soon as one output is wanted, or can be sent, only so."""
+    """The bytes of the ModelInferResponse. Its outputs are all raw, or none: raw where one of them is wanted so or can only be sent so."""
     response = INFERENCE.ModelInferResponse(model_name=model, model_version=answer.version)
     if asked.id is not None:
         response.id = asked.id
-    told = parameters_of(answer)
+    values = parameters_of(answer)
     if unread := ignored(asked.parameters):
-        told["ignored"] = unread
-    for name, value in told.items():
+        values["ignored"] = unread
+    for name, value in values.items():
         _set(response.parameters[name], value)
     tensors = {name: output_of(answer, name) for name in asked.outputs or answer.tensors}
     wants_raw = asked.raw if asked.outputs is None else any(asked.outputs.values())

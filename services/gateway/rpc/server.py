@@ -1,4 +1,4 @@
-"""The gRPC server: grpcio's asyncio server inside the service's own event loop."""
+"""The gRPC server: grpcio's asyncio server in the service's own event loop."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its core has to say goes to stderr, unstructured
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would log to stderr, unstructured
 
 import grpc
 import grpc.aio
@@ -22,13 +22,13 @@ from services.gateway.rpc import handlers
 from services.gateway.rpc.calls import Calls
 from services.gateway.rpc.messages import REFLECTIONS
 
-STREAMS = 256  # at a time on one connection
-LINGER = 0.2  # s in which calls that come too late are told so
+MAX_STREAMS = 256  # at a time on one connection
+LINGER_S = 0.2  # in which calls that come too late get an error
 HEADROOM = 64 * 1024  # bytes beside the body that a message may have
 
 
 class GrpcServer:
-    """`open` listens; what is wrong with the address raises OSError there. Raises BadTls."""
+    """The gateway's server for gRPC. Raises BadTls; `open` raises OSError where it cannot listen."""
 
     def __init__(self, service: GatewayService, access: AccessControl, settings: GatewaySettings) -> None:
         self._service = service
@@ -39,9 +39,8 @@ class GrpcServer:
         self.calls = Calls(access, settings, service.counts)
 
     async def open(self) -> None:
-        logging.getLogger("grpc._cython.cygrpc").setLevel(
-            logging.CRITICAL
-        )  # it logs what anybody sends that is no UTF-8
+        # It would log every text that a client sends and that is not UTF-8.
+        logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         settings, calls = self._settings, self.calls
         server = self._server = grpc.aio.server(options=options(settings))
         server._server = SafeAioServer(asyncio.get_running_loop(), None, (), (), options(settings), None)
@@ -70,10 +69,10 @@ class GrpcServer:
     async def close(self, grace: float) -> None:
         if self._server is None:
             return
-        # From here on calls are refused by us, who can say why, and not by gRPC's core, which only cancels what it gets too late.
+        # The gateway refuses calls from here on, with a reason; gRPC's core would only cancel late ones.
         self.calls.refuse()
         until = time.monotonic() + grace
-        await asyncio.sleep(min(LINGER, grace))
+        await asyncio.sleep(min(LINGER_S, grace))
         while self.calls.running and time.monotonic() < until:  # noqa: ASYNC110  (once in a process's life)
             await asyncio.sleep(0.01)
         await self._server.stop(max(0.0, until - time.monotonic()))
@@ -81,9 +80,9 @@ class GrpcServer:
 
 
 class SafeAioServer(cygrpc.AioServer):  # type: ignore[misc]
-    """grpcio's server, which one request can end: a method's name that is not UTF-8 is an exception in its main loop.
+    """grpcio's server, which one request could end: a method's name that is not UTF-8 raises in its main loop.
 
-    Methods that are registered never get there, so whatever else is called is turned away here, before its name is looked at.
+    Registered methods do not get there. Calls of all other methods are refused here, before their names are decoded.
     """
 
     async def _request_call(self) -> None:
@@ -91,12 +90,12 @@ class SafeAioServer(cygrpc.AioServer):  # type: ignore[misc]
         under_way: set[asyncio.Task[None]] = set()
         while True:
             state = await super()._request_call()
-            task = loop.create_task(_turn_away(state, loop))
+            task = loop.create_task(_refuse_unknown(state, loop))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
 
-async def _turn_away(state: Any, loop: asyncio.AbstractEventLoop) -> None:
+async def _refuse_unknown(state: Any, loop: asyncio.AbstractEventLoop) -> None:
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.BaseError):
         await cygrpc._ServicerContext(state, None, None, loop).abort(
             grpc.StatusCode.UNIMPLEMENTED, "there is no such method"
@@ -104,24 +103,24 @@ async def _turn_away(state: Any, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
-    """The settings as arguments of gRPC's core."""
+    """The settings as options of gRPC's core."""
     return (
         ("grpc.so_reuseport", int(settings.reuse_port)),
         ("grpc.max_receive_message_length", settings.max_body + HEADROOM),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", settings.max_header),
         ("grpc.absolute_max_metadata_size", settings.max_header),
-        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", settings.connections),
         ("grpc.server_handshake_timeout_ms", int(1000 * settings.head_timeout_s)),
         ("grpc.max_connection_idle_ms", int(1000 * settings.idle_timeout_s)),
         ("grpc.keepalive_time_ms", int(1000 * settings.idle_timeout_s)),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may keep a connection alive so often
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may send keepalive pings so often
     )
 
 
 def credentials(certificate: str, key: str) -> Any:
-    """The settings' certificate and key in gRPC's form; None where there are none. Raises BadTls."""
+    """The settings' certificate and key as gRPC's credentials; None where there are none. Raises BadTls."""
     if checked(certificate, key) is None:
         return None
     return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(certificate).read_bytes())])

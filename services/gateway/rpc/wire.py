@@ -1,7 +1,7 @@
-"""Large tensors beside their message: `raw_input_contents` as views of the bytes that came, answers joined once. Pure.
+"""Large tensors beside their protobuf message: `raw_input_contents` as views of the received bytes, responses joined once. Pure.
 
-protobuf would copy them into its message and once more out of it. What is left, the head, is small, and has to be: a message of
-protobuf's takes up to fifteen times the memory of its bytes, so that a small request could ask for all there is.
+protobuf would copy tensors into its message, and out of it again. The rest of a request, its head, must be small: a protobuf message
+takes up to fifteen times the memory of its bytes.
 """
 
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from typing import Any
 from bus.port import Buffer
 from services.gateway.rpc.messages import INFERENCE
 
-WHOLE = 64 * 1024  # bytes up to which a request is left to protobuf altogether
-MOST_HEAD = 4 * 2**20  # bytes of a request without its raw contents
-MOST_FIELDS = 4096  # fields of a large request: its inputs, their raw contents, its parameters and outputs
+SMALL = 64 * 1024  # bytes up to which protobuf parses a whole request
+MAX_HEAD = 4 * 2**20  # bytes of a request without its raw contents
+MAX_FIELDS = 4096  # fields of a large request: its inputs, their raw contents, its parameters and outputs
 _RAW_INPUT = 7 << 3 | 2
 _RAW_OUTPUT = bytes([6 << 3 | 2])
-_UNREADABLE = "the request is no ModelInferRequest"
+_UNREADABLE = "the request is not a ModelInferRequest"
 
 
 class Unreadable(ValueError):
-    """The bytes are not such a message; a sentence for whoever sent them."""
+    """The bytes are not a message of the expected type; the text is for the client."""
 
 
 class HeadTooLarge(ValueError):
-    """There is too much beside the raw contents; a sentence that says what would do."""
+    """There is too much beside the raw contents; the text says what would be accepted."""
 
 
 def read(body: bytes, kind: Any) -> Any:
-    """The message of this class that `body` is. Raises Unreadable."""
+    """The message of this class in `body`. Raises Unreadable."""
     try:
         return kind.FromString(body)
     except Exception as error:  # protobuf's DecodeError, and what its implementations raise beside it
-        raise Unreadable(f"the request is no {kind.DESCRIPTOR.name}") from error
+        raise Unreadable(f"the request is not a {kind.DESCRIPTOR.name}") from error
 
 
 def read_request(body: bytes) -> tuple[Any, list[bytes | memoryview]]:
     """A ModelInferRequest and its raw contents, views of `body` where that is large. Raises Unreadable, HeadTooLarge."""
-    if len(body) <= WHOLE:
+    if len(body) <= SMALL:
         request = read(body, INFERENCE.ModelInferRequest)
         return request, list(request.raw_input_contents)
     head, raw = _split(memoryview(body))
@@ -52,7 +52,7 @@ def write_response(response: Any, raw: Sequence[Buffer]) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number that is not negative in protobuf's form."""
+    """A number >= 0 as protobuf's varint."""
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)
@@ -62,7 +62,7 @@ def varint(number: int) -> bytes:
 
 
 def _split(view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
-    at, size, fields, weight = 0, len(view), 0, 0
+    at, size, fields, head_bytes = 0, len(view), 0, 0
     head: list[memoryview] = []
     raw: list[bytes | memoryview] = []
     while at < size:
@@ -80,16 +80,16 @@ def _split(view: memoryview) -> tuple[bytes, list[bytes | memoryview]]:
         fields += 1
         if at > size:
             raise Unreadable(f"{_UNREADABLE}: it ends in the middle of a field")
-        if fields > MOST_FIELDS:
-            raise HeadTooLarge(f"the request has more than {MOST_FIELDS} fields")
+        if fields > MAX_FIELDS:
+            raise HeadTooLarge(f"the request has more than {MAX_FIELDS} fields")
         if tag == _RAW_INPUT:
             raw.append(view[begins_data:at])
             continue
         head.append(view[begins:at])
-        weight += at - begins
-        if weight > MOST_HEAD:
+        head_bytes += at - begins
+        if head_bytes > MAX_HEAD:
             raise HeadTooLarge(
-                f"the request has more than {MOST_HEAD:,} bytes beside `raw_input_contents`: send large inputs there, not as `contents`"
+                f"the request has more than {MAX_HEAD:,} bytes beside `raw_input_contents`: send large inputs there, not as `contents`"
             )
     return b"".join(head), raw
 

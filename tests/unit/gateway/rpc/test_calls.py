@@ -35,4 +35,4 @@ def test_a_request_of_a_stream_counts_with_the_status_that_its_client_is_told(er
 
     run(main())
     assert counts.requests == {("grpc", status): 1}
-    assert (calls.running, calls.held) == (0, 0)
+    assert (calls.running, calls.buffered) == (0, 0)

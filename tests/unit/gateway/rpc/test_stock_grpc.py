@@ -313,7 +313,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(stub: Any, stage: Echoing) -
         until = time.monotonic() + 10
         while calls.running and time.monotonic() < until:
             time.sleep(0.01)
-        assert (calls.running, calls.held, calls._awaited, calls._ended) == (0, 0, {}, {})
+        assert (calls.running, calls.buffered, calls._awaited, calls._ended) == (0, 0, {}, {})
     finally:
         stage.delay = 0.0
     stub.ModelInfer(request())

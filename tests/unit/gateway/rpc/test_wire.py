@@ -15,7 +15,7 @@ def request(*raw: bytes) -> bytes:
     return found.SerializeToString()
 
 
-@pytest.mark.parametrize("size", [0, 1, wire.WHOLE, 3 * wire.WHOLE])
+@pytest.mark.parametrize("size", [0, 1, wire.SMALL, 3 * wire.SMALL])
 def test_raw_contents_and_the_rest(size: int) -> None:
     body = request(b"a" * size, b"b")
     head, raw = wire.read_request(body)
@@ -50,7 +50,7 @@ def test_varints(number: int) -> None:
 
 @given(head=st.binary(max_size=40), tail=st.binary(max_size=40))
 def test_any_bytes_are_a_request_or_refused(head: bytes, tail: bytes) -> None:
-    for body in (head + tail, head + b"\x3a\x80\x80\x04" + bytes(wire.WHOLE) + tail):
+    for body in (head + tail, head + b"\x3a\x80\x80\x04" + bytes(wire.SMALL) + tail):
         try:
             found, raw = wire.read_request(body)
         except (wire.Unreadable, wire.HeadTooLarge):
@@ -63,17 +63,17 @@ def test_any_bytes_are_a_request_or_refused(head: bytes, tail: bytes) -> None:
 
 def test_many_empty_fields_are_too_large() -> None:
     with pytest.raises(wire.HeadTooLarge, match="more than 4096 fields"):
-        wire.read_request(b"\x2a\x00" * wire.WHOLE)
+        wire.read_request(b"\x2a\x00" * wire.SMALL)
 
 
 def test_typed_contents_have_a_limit_of_their_own() -> None:
     found = INFERENCE.ModelInferRequest()
-    found.inputs.add(name="x").contents.fp32_contents.extend([0.5] * (wire.MOST_HEAD // 4))
+    found.inputs.add(name="x").contents.fp32_contents.extend([0.5] * (wire.MAX_HEAD // 4))
     with pytest.raises(wire.HeadTooLarge, match="raw_input_contents"):
         wire.read_request(found.SerializeToString())
 
 
 @pytest.mark.parametrize("end", [b"\x3a\xff", b"\x3b", b"\x3a" + b"\xff" * 11, b"\x0d\x00", b"\x3a\x05ab", b"\x80"])
 def test_what_breaks_off_is_unreadable(end: bytes) -> None:
-    with pytest.raises(wire.Unreadable, match="no ModelInferRequest"):
-        wire.read_request(request(bytes(wire.WHOLE)) + end)
+    with pytest.raises(wire.Unreadable, match="not a ModelInferRequest"):
+        wire.read_request(request(bytes(wire.SMALL)) + end)
