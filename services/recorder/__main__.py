@@ -2,28 +2,29 @@
 
 import os
 from contextlib import suppress
+from functools import partial
 
 from bus.messages.events import EVENTS, OutcomeEvent
 from bus.port import Bus, StreamSpec
 from bus.subjects import Subjects
 from services.core.settings import BusSettings, Settings
 from services.recorder import actor
-from services.recorder.actor import Recorder
+from services.recorder.actor import make_recorder
 from services.recorder.edge import DatabaseProbe, RecorderEdge
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
 from services.shell.settings import SettingsError, load
 from services.shell.store import Store
 
-NICE = 10  # history may wait, queries may not
+NICE = 10  # writing history may wait, queries may not
 DAY = 86400.0
 
 
 def streams(subjects: Subjects, settings: BusSettings) -> dict[str, StreamSpec]:
     """The two streams of events.
 
-    Outcomes are kept until they are in the database, and publishers hold when it is full; of the rest, which only describes,
-    the oldest go.
+    Outcomes are kept until they are in the database, and publishers wait while the stream is full. The other events only describe; when
+    their stream is full, the oldest are deleted.
     """
     others = tuple(subjects.event(event.kind) for event in EVENTS if event is not OutcomeEvent)
     return {
@@ -37,7 +38,7 @@ def streams(subjects: Subjects, settings: BusSettings) -> dict[str, StreamSpec]:
 
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
-    """The recorder's runtime; raises SettingsError when no database is named."""
+    """The recorder; raises SettingsError when the settings name no database."""
     if not settings.store.dsn:
         raise SettingsError("the recorder needs a database: set INFAAS_STORE__DSN to the writing role's DSN")
     with suppress(OSError):
@@ -45,8 +46,9 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     store = Store(settings.store.dsn, "infaas recorder")
     edge = RecorderEdge(bus, store, streams(subjects, settings.bus), load_prices(settings.prices))
-    reach = DatabaseProbe(settings.store.dsn)
-    return [Runtime("recorder", lambda: Recorder(subjects), bus, subjects, edge, insight=actor, reachable=reach.look)]
+    reachable = DatabaseProbe(settings.store.dsn).missing
+    make = partial(make_recorder, settings)
+    return [Runtime("recorder", make, bus, subjects, edge, insight=actor, reachable=reachable)]
 
 
 if __name__ == "__main__":

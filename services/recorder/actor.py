@@ -1,7 +1,7 @@
-"""The recorder: what happened goes from the streams to the database, what there is from the catalogue. Pure.
+"""The recorder: copies events from the streams, and records from the catalogue, into the database.
 
-It only says what comes next. Each stream has one command under way or one timer running, never both, so that batches are
-written in order and a database that is away is asked again at a bounded rate. Nothing is acknowledged that is not committed.
+The actor only says what comes next. Each stream has one command under way or one timer running, never both: batches are written in
+order, and a database that is away is tried at a bounded rate. Nothing is acknowledged before it is committed.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bus.subjects import Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Do,
@@ -17,6 +18,7 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Started,
     Stopping,
@@ -25,59 +27,76 @@ from services.core.actor import (
     Watch,
 )
 from services.core.metric import MetricFamily
+from services.core.settings import Settings
 
 TIDY_EVERY = 3600.0  # s
+TIDY_FIRST = 60.0  # s
 MAINTAIN_EVERY = 30.0  # s
 CATCH_UP = 0.2  # s between pieces of maintenance while there is more: events are written in between
+MOST = 32  # messages of a fetch; at the outbox's 512 rows each, about 16,000 rows a transaction
+GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: fewer, larger transactions
+FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
+LONGEST_PAUSE = 2.0  # s; well within the 5 s after which events are in SQL once the database is back
 
 
 class Ingest(Struct, frozen=True):
-    """Fetch from this stream, write, acknowledge; the result is the number of messages. stream: "outcomes" | "events"."""
+    """Fetch from this stream, write, acknowledge. Result: the number of messages. stream: "outcomes" or "events"."""
 
     stream: str
 
 
 class WriteCatalog(Struct, frozen=True):
-    """Write these catalogue entries (None: deleted). present: all keys there are, when known: what else is there must go."""
+    """Write these catalogue entries (None: deleted). present: all keys of the catalogue, if known; rows of other keys are deleted."""
 
     changes: dict[str, bytes | None]
     present: frozenset[str] | None
 
 
 class Tidy(Struct, frozen=True):
-    """Forget bookkeeping that has become useless."""
+    """Delete bookkeeping that has become useless."""
 
 
 class Maintain(Struct, frozen=True):
-    """Bring the rollups up to date and let old rows go, a bounded piece of it; the result: whether there is more."""
+    """Bring the rollups up to date and delete old rows, a bounded piece of both. Result: whether there is more."""
 
 
-class Again(Struct, frozen=True):
-    """A timer's message: this one is due."""
+class Due(Struct, frozen=True):
+    """A timer's message: this command is due."""
 
     what: str
 
 
 STREAMS = ("outcomes", "events")
-MIRROR = "mirror"
+CATALOG = "mirror"  # the name that metrics show
 TIDY = "tidy"
 MAINTAIN = "maintain"
+_COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for stream in STREAMS}}
 
 
 class Recorder:
-    """Keeps both streams flowing and the catalogue's mirror up to date."""
+    """Keeps both streams flowing and the database's copy of the catalogue up to date. written: messages by stream."""
 
     def __init__(self, subjects: Subjects) -> None:
         self._watches = (Watch(bucket=subjects.catalog_bucket),)
-        self.written = dict.fromkeys(STREAMS, 0)  # messages, by stream
-        self._failures: dict[str, int] = {}
+        self.written = dict.fromkeys(STREAMS, 0)
+        self._failures: dict[str, int] = {}  # in a row
         self._changes: dict[str, bytes | None] = {}
         self._keys: set[str] = set()
         self._synced = False
-        self._reconcile = False
+        self._all_keys_due = False  # whether the next command says all keys
         self._under_way: WriteCatalog | None = None
-        self._mirror_due = False
+        self._catalog_paused = False
         self._stopping = False
+        self._on: dict[type, Handler] = {
+            Changed: self._changed,
+            Synced: self._catalog_synced,
+            Done: self._done,
+            Failed: self._failed,
+            TimedOut: self._failed,
+            Due: self._due,
+            Started: self._started,
+            Stopping: self._stop,
+        }
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -88,99 +107,100 @@ class Recorder:
         return self._watches
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        match envelope.message:
-            case Changed(key=key, value=value):
-                self._change(key, value)
-                return self._mirror()
-            case Synced():
-                self._synced = self._reconcile = True
-                return self._mirror()
-            case Done(id=what, result=result):
-                self._failures.pop(what, None)
-                return self._done(what, result)
-            case Failed(id=what) | TimedOut(id=what):
-                return self._failed(what)
-            case Again(what=what):
-                return self._again(what)
-            case Started():
-                timers = [After(TIDY, 60.0, Again(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Again(MAINTAIN))]
-                return [*(self._ingest(stream) for stream in STREAMS), *timers]
-            case Stopping():
-                self._stopping = True
-        return ()
+        """Take one message; see services.core.actor."""
+        return self._on[type(envelope.message)](envelope)
 
-    def _change(self, key: str, value: bytes | None) -> None:
-        self._changes[key] = value
-        if value is None:
-            self._keys.discard(key)
+    def _started(self, _: Envelope) -> Iterable[Effect]:
+        timers = (After(TIDY, TIDY_FIRST, Due(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Due(MAINTAIN)))
+        return (*map(_command, STREAMS), *timers)
+
+    def _stop(self, _: Envelope) -> Iterable[Effect]:
+        self._stopping = True
+        return NOTHING
+
+    # -- the catalogue
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        changed: Changed = envelope.message
+        self._changes[changed.key] = changed.value
+        if changed.value is None:
+            self._keys.discard(changed.key)
         else:
-            self._keys.add(key)
+            self._keys.add(changed.key)
+        return self._write_catalog()
 
-    def _ingest(self, stream: str) -> Effect:
-        return Do(stream, Ingest(stream))
+    def _catalog_synced(self, _: Envelope) -> Iterable[Effect]:
+        self._synced = self._all_keys_due = True
+        return self._write_catalog()
 
-    def _mirror(self) -> Iterable[Effect]:
-        """One order at a time, since a later one may hold a newer value of the same key."""
-        if not self._synced or self._under_way is not None or self._mirror_due or self._stopping:
-            return ()
-        if not self._changes and not self._reconcile:
-            return ()
-        self._under_way = WriteCatalog(self._changes, frozenset(self._keys) if self._reconcile else None)
-        self._changes, self._reconcile = {}, False
-        return (Do(MIRROR, self._under_way),)
+    def _write_catalog(self) -> Iterable[Effect]:
+        """One command at a time, because a later one may hold a newer value of the same key."""
+        if not self._synced or self._under_way is not None or self._catalog_paused or self._stopping:
+            return NOTHING
+        if not self._changes and not self._all_keys_due:
+            return NOTHING
+        self._under_way = WriteCatalog(self._changes, frozenset(self._keys) if self._all_keys_due else None)
+        self._changes, self._all_keys_due = {}, False
+        return (Do(CATALOG, self._under_way),)
 
-    def _done(self, what: str, result: object) -> Iterable[Effect]:
-        if what == MIRROR:
+    # -- commands
+
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
+        done: Done = envelope.message
+        what, result = done.id, done.result
+        self._failures.pop(what, None)
+        if what == CATALOG:
             self._under_way = None
-            return self._mirror()
+            return self._write_catalog()
         if what == TIDY:
-            return (After(TIDY, TIDY_EVERY, Again(TIDY)),)
+            return (After(TIDY, TIDY_EVERY, Due(TIDY)),)
         if what == MAINTAIN:
-            return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Again(MAINTAIN)),)
+            return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Due(MAINTAIN)),)
         if self._stopping:
-            return ()
+            return NOTHING
         count = result if isinstance(result, int) else 0
         self.written[what] += count
         pause = pause_after_fetch(count)
-        return (After(what, pause, Again(what)),) if pause else (self._ingest(what),)
+        return (After(what, pause, Due(what)),) if pause else (_command(what),)
 
-    def _failed(self, what: str) -> Iterable[Effect]:
+    def _failed(self, envelope: Envelope) -> Iterable[Effect]:
+        what = envelope.message.id
         failures = self._failures[what] = self._failures.get(what, 0) + 1
-        if what == MIRROR and self._under_way is not None:
+        if what == CATALOG and self._under_way is not None:
             self._changes = self._under_way.changes | self._changes
-            self._reconcile = self._reconcile or self._under_way.present is not None
+            self._all_keys_due = self._all_keys_due or self._under_way.present is not None
             self._under_way = None
-            self._mirror_due = True
+            self._catalog_paused = True
         pause = MAINTAIN_EVERY if what == MAINTAIN else pause_after_failure(failures)  # nobody waits for maintenance
-        return (After(what, pause, Again(what)),)
+        return (After(what, pause, Due(what)),)
 
-    def _again(self, what: str) -> Iterable[Effect]:
+    def _due(self, envelope: Envelope) -> Iterable[Effect]:
+        what = envelope.message.what
         if self._stopping:
-            return ()
-        if what == MIRROR:
-            self._mirror_due = False
-            return self._mirror()
-        if what == TIDY:
-            return (Do(TIDY, Tidy()),)
-        return (Do(MAINTAIN, Maintain()) if what == MAINTAIN else self._ingest(what),)
+            return NOTHING
+        if what == CATALOG:
+            self._catalog_paused = False
+            return self._write_catalog()
+        return (_command(what),)
 
 
-# -- pauses
-
-MOST = 32  # messages a fetch; at the outbox's 512 rows each, about 16,000 rows a transaction
-GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: fewer, larger transactions
-FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
-LONGEST_PAUSE = 2.0  # s; well within the 5 s in which what happened is to be in SQL once the database is back
+def _command(what: str) -> Do:
+    return Do(what, _COMMANDS[what])
 
 
 def pause_after_fetch(messages: int) -> float:
-    """Seconds until the next fetch: none while there is more, or nothing (the fetch itself waits for the first)."""
+    """Seconds until the next fetch: none while there is more, and none after an empty fetch, which has waited for a message itself."""
     return GATHER if 0 < messages < MOST else 0.0
 
 
 def pause_after_failure(failures: int) -> float:
-    """Seconds before the next try, after so many failures in a row."""
+    """Seconds before the next attempt, after so many failures in a row."""
     return float(min(FIRST_PAUSE * 2.0 ** (failures - 1), LONGEST_PAUSE))
+
+
+def make_recorder(settings: Settings) -> Recorder:
+    """The recorder with these settings."""
+    return Recorder(Subjects(settings.prefix))
 
 
 # -- metrics

@@ -1,4 +1,4 @@
-"""The catalogue bucket's records as rows, for people who ask in SQL. The bucket is the authority; these rows are overwritten."""
+"""The records of the catalogue bucket as rows, for people who ask in SQL. The bucket is the authority; the rows are overwritten."""
 
 import hashlib
 import logging
@@ -29,13 +29,13 @@ class CatalogWriter:
         self._prices = prices
 
     def write(self, changes: Mapping[str, bytes | None], present: frozenset[str] | None) -> None:
-        """In one transaction: these entries (None: deleted); with `present`, all others but those keys go, and prices come.
+        """Write these entries in one transaction (None: deleted). With `present`, delete rows of all other keys, and write the prices.
 
-        An entry that is not a record is set aside and counts as deleted. Raises psycopg.Error.
+        An entry that is no record is set aside and counts as deleted. Raises psycopg.Error.
         """
         with self._store.transaction() as connection:
             if present is not None:
-                self._only(connection, present)
+                self._delete_others(connection, present)
                 self._write_prices(connection)
             for key, value in changes.items():
                 self._entry(connection, key, value)
@@ -43,7 +43,7 @@ class CatalogWriter:
     def _entry(self, connection: Connection, key: str, value: bytes | None) -> None:
         kind, _, name = key.partition(".")
         try:
-            with connection.transaction():  # a savepoint: what cannot be written leaves nothing behind
+            with connection.transaction():  # a savepoint: an entry that cannot be written leaves nothing behind
                 if kind == "app":
                     _app(connection, name, None if value is None else decode(AppRecord, value))
                 elif kind == "model":
@@ -99,8 +99,8 @@ class CatalogWriter:
     def _price(self, record: VariantRecord) -> tuple[float | None, float | None, float | None]:
         """US$ an hour of an instance, US$ per 1,000 items one at a time, ms of one item; None where unknown.
 
-        The device is taken to be of the instance's own size, as dispatchers do while no worker of that kind is there; the view
-        `variants` knows those that are.
+        The device is assumed to have the instance's own size, as dispatchers assume while there is no worker of that kind. The view
+        `variants` uses the devices that are there.
         """
         latency = latency_ms(record, 1) if record.profile.rows else None
         try:
@@ -117,8 +117,8 @@ class CatalogWriter:
             row = {"hardware": kind, "price_per_hour": price, "unit": "core" if kind in PER_CORE else "device"}
             _put(connection, "infaas.prices", ("hardware",), row)
 
-    def _only(self, connection: Connection, present: frozenset[str]) -> None:
-        """Delete what is no longer in the bucket."""
+    def _delete_others(self, connection: Connection, present: frozenset[str]) -> None:
+        """Delete the rows of keys that are no longer in the bucket."""
         for statement in (
             "SELECT 'app.' || app FROM infaas_internal.apps",
             "SELECT 'model.' || model || '.' || version FROM infaas_internal.models",

@@ -1,4 +1,4 @@
-"""The recorder's hands: fetch from a stream, write to the database in a thread of its own, acknowledge what is committed."""
+"""The recorder's edge: fetches from the streams, writes to the database in a thread, acknowledges what is committed."""
 
 import asyncio
 import logging
@@ -19,29 +19,29 @@ R = TypeVar("R")
 
 NAME = "recorder"
 WAIT = 1.0  # s that a fetch waits for the first message; also what a stop may have to wait for
-CHECK = 5.0  # s without a message after which the stream is made sure of again
+CHECK = 5.0  # s without a message, after which the edge makes sure that the stream is there
 
 
 class RecorderEdge:
     """Carries out `Ingest`, `WriteCatalog`, `Tidy` and `Maintain`.
 
-    streams: by the names that `Ingest` uses. What was fetched and could not be written is held and written first next time;
-    it is not acknowledged before, so the stream keeps it too. One thing at a time is done in the database.
+    streams: by the names that `Ingest` uses. Messages that were fetched and could not be written are kept and written first next time. They
+    are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time.
     """
 
     def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], prices: Mapping[str, float]) -> None:
         self._bus = bus
-        self._ledger = EventWriter(store)
-        self._keeper = Maintenance(store)
-        self._mirror = CatalogWriter(store, prices)
+        self._events = EventWriter(store)
+        self._maintenance = Maintenance(store)
+        self._catalog = CatalogWriter(store, prices)
         self._streams = streams
         self._consumers: dict[str, Consumer] = {}
         self._check_at: dict[str, float] = {}
-        self._held: dict[str, list[Stored]] = {}
+        self._unwritten: dict[str, list[Stored]] = {}
         self._writing = asyncio.Lock()
         self._commands: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Ingest: self._ingest,
-            WriteCatalog: self._write_mirror,
+            WriteCatalog: self._write_catalog,
             Tidy: self._tidy,
             Maintain: self._maintain,
         }
@@ -51,19 +51,19 @@ class RecorderEdge:
 
     async def _ingest(self, command: Ingest) -> int:
         stream = command.stream
-        messages = self._held.get(stream)
+        messages = self._unwritten.get(stream)
         if not messages:
             messages = await self._fetch(stream)
         if not messages:
             return 0
-        self._held[stream] = messages
+        self._unwritten[stream] = messages
         bodies = [EventMessage(message.subject, message.data) for message in messages]
-        await self._in_database(self._ledger.write, bodies)
-        self._held[stream] = []
+        await self._in_database(self._events.write, bodies)
+        self._unwritten[stream] = []
         for message in messages:
             try:
                 await message.ack()
-            except BusError as error:  # it comes again, and is known then
+            except BusError as error:  # it is delivered again, and skipped then
                 log.warning("could not acknowledge: %s", error)
         return len(messages)
 
@@ -74,23 +74,23 @@ class RecorderEdge:
             await self._bus.ensure_stream(spec)
             consumer = await self._bus.consumer(spec.name, NAME)
             self._consumers.setdefault(stream, consumer)
-        # A server that lost its disk comes back without our streams: what keeps coming proves that they are there.
+        # A NATS server that lost its disk comes back without the streams. Messages that come prove that the stream is there.
         messages = await self._consumers[stream].fetch(MOST, WAIT)
         if messages or stream not in self._check_at or now >= self._check_at[stream]:
             self._check_at[stream] = now + CHECK
         return messages
 
-    async def _write_mirror(self, command: WriteCatalog) -> None:
-        await self._in_database(self._mirror.write, command.changes, command.present)
+    async def _write_catalog(self, command: WriteCatalog) -> None:
+        await self._in_database(self._catalog.write, command.changes, command.present)
 
     async def _tidy(self, _: Tidy) -> None:
-        await self._in_database(self._ledger.tidy)
+        await self._in_database(self._events.tidy)
 
     async def _maintain(self, _: Maintain) -> bool:
-        return await self._in_database(self._keeper.maintain)
+        return await self._in_database(self._maintenance.maintain)
 
     async def _in_database(self, work: Callable[..., R], *arguments: Any) -> R:
-        """One thing at a time, off the loop; raises StoreError, in one line, when the database cannot do it now."""
+        """Work in a thread, one thing at a time; raises StoreError, in one line, when the database is not able now."""
         async with self._writing:
             try:
                 return await asyncio.to_thread(work, *arguments)
@@ -100,26 +100,26 @@ class RecorderEdge:
 
 # -- readiness
 
-CONNECT = 2  # s; the least that libpq takes
-PATIENCE = 0.9  # s; less than a page of readiness waits for anybody
+CONNECT = 2  # s, the least that libpq takes
+PROBE_TIMEOUT = 0.9  # s, less than the readiness page waits
 
 
 class DatabaseProbe:
-    """Asks by `SELECT 1`; while one question waits for its answer, further ones wait for the same."""
+    """Whether the database answers, asked by `SELECT 1` on a connection of its own; concurrent callers share one answer."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._connection: psycopg.Connection[Any] | None = None
         self._asking: asyncio.Task[str] | None = None
 
-    async def look(self) -> str:
-        """What is missing, in words; "" when the database answers."""
+    async def missing(self) -> str:
+        """What is missing, in words; empty when the database answers."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(asyncio.to_thread(self._ask))
         try:
-            return await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE)
+            return await asyncio.wait_for(asyncio.shield(self._asking), PROBE_TIMEOUT)
         except TimeoutError:
-            return f"the database (no answer within {PATIENCE:g} s)"
+            return f"the database (no answer within {PROBE_TIMEOUT:g} s)"
 
     def _ask(self) -> str:
         try:

@@ -1,8 +1,8 @@
-"""Writing event batches to the database: all of a fetch in one transaction, each batch and each query's outcome once.
+"""Event batches into the database: all of a fetch in one transaction, each batch and each query's outcome once.
 
-A batch's id is registered in the transaction that writes its rows: what is delivered again is known and skipped. Outcomes are
-unique by uid besides (schema/0001_events.sql says how). Rows that the database cannot take are found by halving and
-set aside in infaas_internal.rejected with the reason; the rows around them are written.
+A batch's id is registered in the transaction that writes its rows: a batch that is delivered again is skipped. Outcomes are also unique
+by uid (schema/0001_events.sql says how). Rows that the database refuses are found by halving and set aside in infaas_internal.rejected
+with the reason; the rows around them are written.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ from services.shell.store import Store, copy, uuid_array
 
 log = logging.getLogger(__name__)
 
-# The rows' fault; everything else (no connection, no disk, no such table) is the database's, and is tried again.
+# Errors of the rows. All others (no connection, no disk, no such table) are the database's: the write is tried again.
 BAD_ROWS = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError, TypeError)
 
 
 class EventMessage(NamedTuple):
-    """One event message as it came."""
+    """One event message as it was delivered."""
 
     subject: str
     data: bytes
 
 
 class BatchPart(NamedTuple):
-    """Rows of one batch that stand or fall together. id: the batch's, or of a piece of it."""
+    """Rows of one batch that are written together or not at all. id: of the batch, or of a piece of it."""
 
     id: str
     subject: str
@@ -41,7 +41,7 @@ class BatchPart(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """What cannot be written, and why."""
+    """A message that cannot be written, and why."""
 
     subject: str
     reason: str
@@ -55,7 +55,7 @@ class EventWriter:
         self._store = store
 
     def write(self, messages: Iterable[EventMessage]) -> None:
-        """Returns once everything is committed or set aside; raises psycopg.Error when the database cannot do it now."""
+        """Returns after everything is committed or set aside; raises psycopg.Error when the database is not able now."""
         parts: list[BatchPart] = []
         rejected: list[Rejected] = []
         for message in messages:
@@ -79,7 +79,7 @@ class EventWriter:
                 half = len(parts) // 2
                 pieces = [parts[:half], parts[half:]]
             elif len(first.rows) > 1:
-                # The pieces' ids are always the same for the same batch, so a repeat finds each of them written.
+                # The pieces of a batch always have the same ids, so a repeat skips those that are written.
                 half = len(first.rows) // 2
                 pieces = [
                     [first._replace(id=f"{first.id}/{number}", rows=rows)]
@@ -106,7 +106,7 @@ class EventWriter:
             log.error("an event was set aside: %s", item.reason, extra={"subject": item.subject})
 
     def tidy(self) -> None:
-        """Forget batches that nothing can deliver again, instances that ended long ago, and old rejects."""
+        """Delete ids of batches that cannot be delivered again, instances that ended long ago, and old rejects."""
         with self._store.transaction() as connection:
             connection.execute("DELETE FROM infaas_internal.batches WHERE recorded < now() - interval '7 days'")
             connection.execute("DELETE FROM infaas_internal.rejected WHERE time < now() - interval '30 days'")
@@ -135,7 +135,7 @@ def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart]) -> None
     """Write the parts that are new, in one transaction."""
     found = connection.execute(
         "INSERT INTO infaas_internal.batches (id) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING RETURNING id",
-        (sorted({part.id for part in parts}),),  # sorted: two recorders never wait for each other in a circle
+        (sorted({part.id for part in parts}),),  # sorted, so that two recorders cannot deadlock
     )
     new = {row[0] for row in found}
     kinds: dict[str, list[Any]] = {}
@@ -153,12 +153,12 @@ def _insert(connection: psycopg.Connection[Any], parts: list[BatchPart]) -> None
 
 
 def _unknown(connection: psycopg.Connection[Any], events: list[OutcomeEvent]) -> list[OutcomeEvent]:
-    """Without the queries that have an outcome already, here or in the database; of equals the first one stays."""
+    """The outcomes of queries that have none in the database; of several with one uid the first."""
     unique: dict[bytes, OutcomeEvent] = {}
     for event in events:
         unique.setdefault(event.uid, event)
-    # Until the commit nobody else may write outcomes: between asking and writing another recorder could. And the planner
-    # would rather read the whole table, up to a million rows, than look so many uids up: ten times the work.
+    # Until the commit nobody else may write outcomes; otherwise another recorder could do so between the query and the write. Without
+    # enable_seqscan = off the planner reads the whole table, up to a million rows, which is ten times the work.
     connection.execute("LOCK TABLE infaas_internal.outcome_lock IN EXCLUSIVE MODE; SET LOCAL enable_seqscan = off")
     known = connection.execute(
         "SELECT uuid_send(uid) FROM infaas_internal.known_uids(%b, %b) AS found (uid)",
@@ -170,7 +170,7 @@ def _unknown(connection: psycopg.Connection[Any], events: list[OutcomeEvent]) ->
     return list(unique.values())
 
 
-# ---- what is true now, folded from what happened; a later fact wins, in whatever order the two arrive
+# -- the present state, folded from events; the later event wins, in whatever order two arrive
 
 
 def _fold_states(connection: psycopg.Connection[Any], events: list[StateEvent]) -> None:
@@ -283,13 +283,13 @@ def latest(events: Iterable[E], key: Callable[[E], Hashable]) -> list[E]:
     return list(found.values())
 
 
-# -- maintenance: rollups are brought up to date, rows that are old enough go (schema/rollups.sql says how)
+# -- maintenance (schema/rollups.sql says how)
 
 _REFRESH = (b"SELECT infaas_internal.refresh_cost_events()", b"SELECT infaas_internal.refresh_query_outcomes()")
 
 
 class Maintenance:
-    """Carries out the database's own maintenance, piece by piece. Not for several threads at once."""
+    """Brings rollups up to date and deletes rows that are old enough, piece by piece. Not for several threads at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -297,7 +297,7 @@ class Maintenance:
     def maintain(self) -> bool:
         """A bounded piece of each kind of work; True when there is more. Raises psycopg.Error.
 
-        Each in a transaction of its own: none holds two watermarks, so that nobody waits for another in a circle.
+        Each piece has a transaction of its own. None holds two watermarks, so there is no deadlock.
         """
         more = False
         for refresh in _REFRESH:
@@ -313,7 +313,7 @@ class Maintenance:
         return more
 
     def expire(self, relation: str) -> bool:
-        """Let some of the oldest rows of a relation go, as far as they are in the rollups; True when there are more."""
+        """Delete some of the oldest rows of a relation, as far as they are in the rollups; True when there are more."""
         with self._store.transaction() as connection:
             row = connection.execute("SELECT infaas_internal.expire(%s)", (relation,)).fetchone()
         return bool(row and row[0])

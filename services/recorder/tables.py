@@ -1,4 +1,4 @@
-"""Which SQL table each kind of event goes to, and an event as one row of it. Columns are the event's fields, by name."""
+"""The SQL table of each kind of event, and an event as one row of it. The columns have the names of the event's fields."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -20,12 +20,12 @@ NAMES = {
     "worker-sample": "infaas.worker_samples",
     "instance-sample": "infaas.instance_samples",
     "feedback": "infaas.feedback",
-    "registration": None,  # only the last status is kept
+    "registration": None,  # only its last status is kept
     "job": None,  # the same
 }
-# By field type: the column's type, and the type whose binary form is sent. Binary COPY checks no types, so that a timestamptz
-# may come as its microseconds since 2000 and a uuid as its 16 bytes, without a datetime and a UUID in between (-2 us a row).
-# Integers are int8: psycopg's binary int4 silently wraps what is too large, its int8 raises.
+# By field type: the column's type, and the type whose binary form is sent. Binary COPY checks no types: a timestamptz may come as its
+# microseconds since 2000 and a uuid as its 16 bytes, without a datetime and a UUID in between, which saves 2 us a row. Integers are int8:
+# psycopg's binary int4 silently wraps numbers that are too large, its int8 raises an error.
 _TYPES = {
     "str": ("text", "text"),
     "int": ("int8", "int8"),
@@ -34,13 +34,13 @@ _TYPES = {
     "bytes": ("uuid", "bytea"),
 }
 _EPOCH = 946684800.0  # 2000-01-01 UTC in Unix seconds
-# Texts that users write or programs make up: PostgreSQL takes no NUL, and nobody's row may get lost for having one.
+# Texts that users or programs make up. PostgreSQL takes no NUL, and no row may get lost because it contains one.
 _FREE = ("app", "id", "context", "input_digest", "label", "reason", "input", "output")
 MOST_TEXT = 1000  # characters of these that are kept
 
 
 class Batch(Struct, Generic[E], frozen=True):
-    """The body of an event message. id: unique for ever, of all batches of all senders."""
+    """The body of an event message. id: unique among all batches of all senders, for ever."""
 
     id: str
     rows: list[E]

@@ -10,17 +10,17 @@ from bus.messages.events import Event
 from bus.subjects import Subjects
 from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, TimedOut
 from services.recorder.actor import (
+    CATALOG,
     CATCH_UP,
     FIRST_PAUSE,
     GATHER,
     LONGEST_PAUSE,
     MAINTAIN,
     MAINTAIN_EVERY,
-    MIRROR,
     MOST,
     STREAMS,
     TIDY,
-    Again,
+    Due,
     Ingest,
     Maintain,
     Recorder,
@@ -55,8 +55,8 @@ def test_a_full_fetch_is_followed_at_once_a_small_one_after_a_pause() -> None:
     actor = _started()
     assert _tell(actor, Done("events", MOST)) == [Do("events", Ingest("events"))]
     assert _tell(actor, Done("events", 0)) == [Do("events", Ingest("events"))]
-    assert _tell(actor, Done("events", 3)) == [After("events", GATHER, Again("events"))]
-    assert _tell(actor, Again("events")) == [Do("events", Ingest("events"))]
+    assert _tell(actor, Done("events", 3)) == [After("events", GATHER, Due("events"))]
+    assert _tell(actor, Due("events")) == [Do("events", Ingest("events"))]
 
 
 def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> None:
@@ -64,9 +64,9 @@ def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> Non
     pauses = []
     for failure in (Failed("outcomes", "away"), TimedOut("outcomes"), Failed("outcomes", "away")):
         (after,) = _tell(actor, failure)
-        assert after.message == Again("outcomes")
+        assert after.message == Due("outcomes")
         pauses.append(after.delay)
-        _tell(actor, Again("outcomes"))
+        _tell(actor, Due("outcomes"))
     assert pauses == sorted(set(pauses))
     _tell(actor, Done("outcomes", MOST))
     assert _tell(actor, Failed("outcomes", "away"))[0].delay == pauses[0]
@@ -78,30 +78,30 @@ def test_the_mirror_waits_for_the_whole_catalogue_and_then_says_what_is_there() 
     assert _tell(actor, Changed(BUCKET, "app.b", b"2")) == []
     assert _tell(actor, Changed(BUCKET, "app.b", None)) == []
     order = WriteCatalog({"app.a": b"1", "app.b": None}, frozenset({"app.a"}))
-    assert _tell(actor, Synced(BUCKET)) == [Do(MIRROR, order)]
+    assert _tell(actor, Synced(BUCKET)) == [Do(CATALOG, order)]
     assert _tell(actor, Changed(BUCKET, "app.a", b"3")) == []  # one order at a time
-    assert _tell(actor, Done(MIRROR, None)) == [Do(MIRROR, WriteCatalog({"app.a": b"3"}, None))]
-    assert _tell(actor, Done(MIRROR, None)) == []
+    assert _tell(actor, Done(CATALOG, None)) == [Do(CATALOG, WriteCatalog({"app.a": b"3"}, None))]
+    assert _tell(actor, Done(CATALOG, None)) == []
 
 
 def test_an_empty_catalogue_empties_the_mirror() -> None:
-    assert _tell(_started(), Synced(BUCKET)) == [Do(MIRROR, WriteCatalog({}, frozenset()))]
+    assert _tell(_started(), Synced(BUCKET)) == [Do(CATALOG, WriteCatalog({}, frozenset()))]
 
 
 def test_tidying_comes_back() -> None:
     actor = _started()
-    assert _tell(actor, Again(TIDY)) == [Do(TIDY, Tidy())]
+    assert _tell(actor, Due(TIDY)) == [Do(TIDY, Tidy())]
     (after,) = _tell(actor, Done(TIDY, None))
-    assert (after.key, after.message) == (TIDY, Again(TIDY))
+    assert (after.key, after.message) == (TIDY, Due(TIDY))
 
 
 def test_maintenance_comes_back_soon_while_there_is_more() -> None:
     actor = _started()
-    assert _tell(actor, Again(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
-    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Again(MAINTAIN))]
-    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Again(MAINTAIN))]
+    assert _tell(actor, Due(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
+    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Due(MAINTAIN))]
+    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Due(MAINTAIN))]
     (after,) = _tell(actor, Failed(MAINTAIN, "the database is away"))
-    assert after == After(MAINTAIN, MAINTAIN_EVERY, Again(MAINTAIN))
+    assert after == After(MAINTAIN, MAINTAIN_EVERY, Due(MAINTAIN))
 
 
 def test_nothing_new_begins_while_stopping() -> None:
@@ -110,11 +110,11 @@ def test_nothing_new_begins_while_stopping() -> None:
     _tell(actor, Stopping(5.0))
     for message in (
         Done("outcomes", MOST),
-        Again("events"),
-        Again(MAINTAIN),
-        Again(MIRROR),
+        Due("events"),
+        Due(MAINTAIN),
+        Due(CATALOG),
         Changed(BUCKET, "app.a", b"1"),
-        Done(MIRROR, None),
+        Done(CATALOG, None),
     ):
         assert _tell(actor, message) == []
 
@@ -159,7 +159,7 @@ class Mirroring(RuleBasedStateMachine):
         order, self.order = self.order, None
         assert order is not None
         if not works:
-            self._take(_tell(self.actor, Failed(MIRROR, "the database is away")))
+            self._take(_tell(self.actor, Failed(CATALOG, "the database is away")))
             return
         if order.present is not None:
             self.mirrored = {key: value for key, value in self.mirrored.items() if key in order.present}
@@ -167,13 +167,13 @@ class Mirroring(RuleBasedStateMachine):
             before = self.mirrored.get(key)
             assert before is None or value is None or int(before) <= int(value), "an older value came later"
             self.mirrored[key] = value
-        self._take(_tell(self.actor, Done(MIRROR, None)))
+        self._take(_tell(self.actor, Done(CATALOG, None)))
 
     @precondition(lambda self: self.timer)
     @rule()
     def ring(self) -> None:
         self.timer = False
-        self._take(_tell(self.actor, Again(MIRROR)))
+        self._take(_tell(self.actor, Due(CATALOG)))
 
     @invariant()
     def settled(self) -> None:
