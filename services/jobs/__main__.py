@@ -32,7 +32,9 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     # One name for the life of the process: a restarted actor goes on with its jobs.
     name = f"jobs-{secrets.token_hex(4)}"
-    make = partial(make_coordinator, settings, name, load_prices(settings.prices), lambda: f"j-{secrets.token_hex(8)}")
+    make = partial(
+        make_coordinator, settings, subjects, name, load_prices(settings.prices), lambda: f"j-{secrets.token_hex(8)}"
+    )
     edge = await JobsEdge.open(bus, subjects, files_of(settings), settings.jobs.chunk_kb * 1024)
     return [Runtime("jobs", make, bus, subjects, edge, insight=actor)]
 

@@ -385,14 +385,15 @@ def _refuse(reply: str, text: str) -> tuple[Effect, ...]:
 
 def make_coordinator(
     settings: Settings,
+    subjects: Subjects,
     name: str,
     prices: Mapping[str, float],
     new_id: Callable[[], str],
     *,
     simulated: bool = False,
 ) -> Coordinator:
-    """The coordinator with these settings."""
-    return Coordinator(name, Subjects(settings.prefix), settings.jobs, prices, new_id, simulated=simulated)
+    """A coordinator. Parameters as for `Coordinator`."""
+    return Coordinator(name, subjects, settings.jobs, prices, new_id, simulated=simulated)
 
 
 # -- metrics

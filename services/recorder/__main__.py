@@ -47,7 +47,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     store = Store(settings.store.dsn, "infaas recorder")
     edge = RecorderEdge(bus, store, streams(subjects, settings.bus), load_prices(settings.prices))
     reachable = DatabaseProbe(settings.store.dsn).missing
-    make = partial(make_recorder, settings)
+    make = partial(make_recorder, subjects)
     return [Runtime("recorder", make, bus, subjects, edge, insight=actor, reachable=reachable)]
 
 

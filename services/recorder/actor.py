@@ -27,7 +27,6 @@ from services.core.actor import (
     Watch,
 )
 from services.core.metric import MetricFamily
-from services.core.settings import Settings
 
 TIDY_EVERY = 3600.0  # s
 TIDY_FIRST = 60.0  # s
@@ -198,9 +197,9 @@ def pause_after_failure(failures: int) -> float:
     return float(min(FIRST_PAUSE * 2.0 ** (failures - 1), LONGEST_PAUSE))
 
 
-def make_recorder(settings: Settings) -> Recorder:
-    """The recorder with these settings."""
-    return Recorder(Subjects(settings.prefix))
+def make_recorder(subjects: Subjects) -> Recorder:
+    """A recorder; no setting concerns it."""
+    return Recorder(subjects)
 
 
 # -- metrics

@@ -18,7 +18,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     subjects = Subjects(settings.prefix)
     # One name for the life of the process: a restarted actor goes on with its registrations.
     name = f"registrar-{secrets.token_hex(4)}"
-    make = partial(make_registrar, settings, name, lambda: f"r-{secrets.token_hex(8)}")
+    make = partial(make_registrar, settings, subjects, name, lambda: f"r-{secrets.token_hex(8)}")
     edge = await RegistrarEdge.open(bus, subjects)
     return [Runtime("registrar", make, bus, subjects, edge, insight=actor)]
 

@@ -331,9 +331,9 @@ def _taken(field: str, request: Register) -> Error:
     return Error(code="bad_request", message=text)
 
 
-def make_registrar(settings: Settings, name: str, new_id: Callable[[], str]) -> Registrar:
-    """The registrar with these settings."""
-    return Registrar(name, Subjects(settings.prefix), settings.registrar, new_id)
+def make_registrar(settings: Settings, subjects: Subjects, name: str, new_id: Callable[[], str]) -> Registrar:
+    """A registrar. Parameters as for `Registrar`."""
+    return Registrar(name, subjects, settings.registrar, new_id)
 
 
 # -- metrics

@@ -119,7 +119,9 @@ class SimulatedSystem:
             "vm-0", controller, SimulatedControllerEdge(self._environment, bucket, self._boot, self.stop)
         )
         if self._scenario.jobs:
-            coordinator = make_coordinator(settings, "jobs-0", self._scenario.prices, lambda: "job", simulated=True)
+            coordinator = make_coordinator(
+                settings, self.subjects, "jobs-0", self._scenario.prices, lambda: "job", simulated=True
+            )
             self._environment.enter("jobs-0", coordinator, self.offline.coordinate)
         number = 0
         for spec in self._policy.machines:
@@ -246,7 +248,7 @@ class SimulatedSystem:
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:
             name = f"offline-{worker}-{next(self._incarnations)}"
-            runner = make_runner(settings, name, worker, self._scenario.prices, simulated=True)
+            runner = make_runner(settings, self.subjects, name, worker, self._scenario.prices, simulated=True)
             self._environment.enter(f"offline-{worker}", runner, self.offline.runner())
 
     def stop(self, worker: str) -> None:

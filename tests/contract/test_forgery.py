@@ -11,6 +11,12 @@ from bus.rights import ReplyCheck, from_stream
 from bus.subjects import Subjects
 from infaas.auth.credentials import User
 from services.core.actor import Effect, Envelope, Inlet, Publish, Started, Watch
+from services.core.selection.policy import InfaasPolicy
+from services.core.settings import JobsSettings, RegistrarSettings, Settings
+from services.dispatcher.actor import make_dispatcher
+from services.dispatcher.feedback import FeedbackActor
+from services.jobs.actor import Coordinator
+from services.registrar.actor import Registrar
 from services.shell.runtime.runtime import Runtime
 from tests.support.servers.buses import until
 from tests.support.servers.nats import run
@@ -177,6 +183,18 @@ def test_whose_reply_subject_it_is(reply: str, open_: bool, closed: bool) -> Non
         callers = ReplyCheck(SUBJECTS, inbox)
         assert callers.guards(inlet)
         assert callers.may_answer(inlet, SUBJECTS.query("faces"), reply) is answered
+
+
+def test_every_request_of_outsiders_is_checked() -> None:
+    """The actors answer wherever they are asked to."""
+    callers = ReplyCheck(SUBJECTS, "_INBOX.x")
+    registrar = Registrar("r", SUBJECTS, RegistrarSettings(), str)
+    coordinator = Coordinator("c", SUBJECTS, JobsSettings(), {}, str)
+    dispatcher = make_dispatcher(Settings(), SUBJECTS, "d", InfaasPolicy(), {}, bytes)
+    for actor in (registrar, coordinator, FeedbackActor(SUBJECTS), dispatcher):
+        shared = {inlet.subject for inlet in actor.inlets if inlet.queue} - {SUBJECTS.resubmit()}
+        assert shared
+        assert all(map(callers.guards, shared))
 
 
 def test_what_services_tell_each_other_is_not_looked_at() -> None:

@@ -20,7 +20,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     worker, prices = worker_name(settings.worker), load_prices(settings.prices)
 
     def make() -> Runner:
-        return make_runner(settings, f"offline-{worker}-{secrets.token_hex(4)}", worker, prices)
+        return make_runner(settings, subjects, f"offline-{worker}-{secrets.token_hex(4)}", worker, prices)
 
     return [Runtime(f"offline-{worker}", make, bus, subjects, RunnerEdge(bus, subjects), insight=actor)]
 

@@ -413,10 +413,16 @@ def _return(key: ChunkKey, delay: float) -> Do:
 
 
 def make_runner(
-    settings: Settings, name: str, worker: str, prices: Mapping[str, float], *, simulated: bool = False
+    settings: Settings,
+    subjects: Subjects,
+    name: str,
+    worker: str,
+    prices: Mapping[str, float],
+    *,
+    simulated: bool = False,
 ) -> Runner:
-    """The runner of this worker with these settings."""
-    return Runner(name, worker, Subjects(settings.prefix), prices, settings.jobs, simulated=simulated)
+    """A runner. Parameters as for `Runner`."""
+    return Runner(name, worker, subjects, prices, settings.jobs, simulated=simulated)
 
 
 # -- metrics
