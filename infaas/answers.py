@@ -1,4 +1,4 @@
-"""What the system answers, as callers get it: numpy outputs, and how they came about."""
+"""Replies as callers get them: answers with numpy outputs, refusals, explanations."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Answer(Struct, frozen=True, kw_only=True, dict=True):
-    """The good end of a query (contract, section 2). Latencies in ms, cost in US$ of this query.
+    """The answer to a query (docs/contract.md, section 2). Latencies in ms, cost in US$ of this query.
 
-    accuracy: of the variant, measured. missed: which of latency, accuracy, cost were not met. batch: items in the batch
-    that computed it. The fields with a default are there only where they apply.
+    accuracy: of the variant, as measured at registration. missed: those of latency, accuracy and cost that were not met. batch: items
+    in the batch that computed the answer. Fields with a default are set only if they apply.
     """
 
     id: str | None
@@ -48,18 +48,18 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def outputs(self) -> "dict[str, Array]":
-        """Each output by name, first axis = items in the order they were sent. The arrays are the caller's own."""
+        """The outputs by name. The first axis is the items in the order in which they were sent. The caller owns the arrays."""
         return {name: _array(tensor, f"outputs.{name}") for name, tensor in self.tensors.items()}
 
     @property
     def output(self) -> "Array":
-        """The only output; raises InfaasError when the model has several."""
+        """The only output. Raises InfaasError if the model has several."""
         if len(self.outputs) != 1:
             raise InfaasError(f"this model has the outputs {', '.join(self.outputs)}: use answer.outputs[name]")
         return next(iter(self.outputs.values()))
 
     def to_map(self) -> dict[str, Any]:
-        """The Answer for JSON: outputs as nested lists (NaN and infinities as None), fields that do not apply left out."""
+        """The answer as a JSON map: outputs as nested lists, NaN and infinities as None, without fields that do not apply."""
         fields = {"id": self.id, "outputs": {name: _nested(array) for name, array in self.outputs.items()}}
         for name in self.__struct_fields__:
             if name not in ("id", "tensors", "outputs_ref") and (
@@ -69,20 +69,20 @@ class Answer(Struct, frozen=True, kw_only=True, dict=True):
         return fields
 
 
-class _Either(Struct):
-    """Enough of a reply to tell a refusal."""
+class _ErrorField(Struct):
+    """The field of a reply that tells a refusal from an answer."""
 
     error: msgspec.Raw = msgspec.Raw()
 
 
 _NOTHING = (b"", b"\xc0")  # no field, or nil
-_either = msgspec.msgpack.Decoder(_Either).decode
+_either = msgspec.msgpack.Decoder(_ErrorField).decode
 _answer = msgspec.msgpack.Decoder(Answer).decode
 _any = msgspec.msgpack.Decoder().decode
 
 
 def refusal(reply: bytes) -> Refused | None:
-    """The refusal that `reply` is, or None when it is something better. Raises InfaasError."""
+    """The refusal that `reply` holds, or None if it is no refusal. Raises InfaasError if the reply cannot be read."""
     try:
         if bytes(_either(reply).error) in _NOTHING:
             return None
@@ -92,7 +92,7 @@ def refusal(reply: bytes) -> Refused | None:
 
 
 def read_answer(reply: bytes) -> Answer | Refused:
-    """Decode the reply to a query. Raises InfaasError when it is neither."""
+    """Decode the reply to a query. Raises InfaasError if it is neither an answer nor a refusal."""
     refused = refusal(reply)
     if refused is not None:
         return refused
@@ -103,7 +103,7 @@ def read_answer(reply: bytes) -> Answer | Refused:
 
 
 def read_map(reply: bytes) -> dict[str, Any]:
-    """Decode the reply to any other request. Raises Refused, InfaasError."""
+    """Decode the reply to any other request. Raises Refused or InfaasError."""
     refused = refusal(reply)
     if refused is not None:
         raise refused
@@ -134,13 +134,11 @@ def _nested(array: "Array") -> Any:
     return array.tolist()
 
 
-# -- What an explanation says about the variant that was chosen. Pure.
-
-_FITS = "meets everything"  # how reasons of loaded variants begin that would have done as well
+_MEETS_ALL = "meets everything"  # begin of `why_not` for loaded variants that would also do
 
 
 def why_chosen(explanation: Mapping[str, Any]) -> str:
-    """Why the chosen candidate of `infaas.explain` comes before all others, in words; "" when none was chosen."""
+    """Why the chosen candidate of an explanation comes before all others; "" if none was chosen."""
     chosen = explanation.get("chosen")
     if not chosen:
         return ""
@@ -149,7 +147,7 @@ def why_chosen(explanation: Mapping[str, Any]) -> str:
     others = [each for each in candidates if each is not chosen]
     match chosen.get("state"):
         case "Active":
-            rivals = [each for each in others if str(each.get("why_not", "")).startswith(_FITS)]
+            rivals = [each for each in others if str(each.get("why_not", "")).startswith(_MEETS_ALL)]
             if not rivals:
                 return "the only loaded one that meets all needs" if others else "meets all needs"
             if all(chosen.get("cost_per_1000", 0.0) <= each.get("cost_per_1000", 0.0) for each in rivals):

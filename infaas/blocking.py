@@ -1,9 +1,9 @@
-"""The same client without asyncio: a background thread runs it, each method waits for its result.
+"""The client without asyncio: a background thread runs the asyncio client, and each method waits for its result.
 
     with infaas.connect_blocking() as system:
         answer = system.query("digits", images, latency_ms=20)
 
-Any number of threads may share one: their queries travel side by side.
+Any number of threads may share one client. Their queries run concurrently.
 """
 
 import asyncio
@@ -13,19 +13,18 @@ from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
-from infaas import queries
 from infaas.answers import Answer
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import NotConnected, Refused
-from infaas.queries import Needs
+from infaas.queries import Needs, current_traceparent
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def _waiting(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) -> "Callable[Concatenate[Infaas, P], T]":
-    """The method of the asyncio client, waited for."""
+    """The method of the asyncio client as a blocking one."""
 
     def call(self: "Infaas", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(method(self._client, *args, **kwargs))
@@ -35,7 +34,7 @@ def _waiting(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) -
 
 
 class Infaas:
-    """A blocking connection to one system; arguments and errors as of `infaas.connect` and `infaas.Client`."""
+    """A blocking connection to one system. Arguments and errors as for `infaas.connect` and `infaas.Client`."""
 
     def __init__(
         self,
@@ -88,13 +87,12 @@ class Infaas:
         traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer | Refused:
-        """One online query; see `Client.query`."""
-        above = (
-            queries.current_traceparent() if traceparent is None else traceparent
-        )  # here: the loop's thread has another context
+        """Send one online query; see `Client.query`."""
+        # The loop's thread has another context.
+        parent = current_traceparent() if traceparent is None else traceparent
         if raise_refused:
-            return self._run(self._client.query(app, x, timeout=timeout, traceparent=above, **needs))
-        return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, traceparent=above, **needs))
+            return self._run(self._client.query(app, x, timeout=timeout, traceparent=parent, **needs))
+        return self._run(self._client.query(app, x, timeout=timeout, raise_refused=False, traceparent=parent, **needs))
 
     feedback = _waiting(Client.feedback)
     apps = _waiting(Client.apps)
@@ -110,7 +108,7 @@ class Infaas:
     cancel_job = _waiting(Client.cancel_job)
 
     def close(self) -> None:
-        """Leave; a second call does nothing."""
+        """Disconnect. A second call does nothing."""
         if not self._closed:
             try:
                 self._run(self._client.close())
@@ -129,12 +127,12 @@ class Infaas:
             raise NotConnected("this client is closed")
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("a callback of the blocking client cannot wait for it: use another thread")
+            raise RuntimeError("a callback cannot call the blocking client: call it from another thread")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C while waiting: the query is given up, not left behind
+            future.cancel()  # after Ctrl-C, no query is left in flight
             raise
 
     def _stop(self) -> None:
@@ -147,5 +145,5 @@ class Infaas:
 def connect_blocking(
     url: str | None = None, *, data_dir: str | Path | None = None, prefix: str | None = None, timeout: float = 5.0
 ) -> Infaas:
-    """Connect and wait until it is done; arguments as of `infaas.connect`."""
+    """Connect and wait for the connection. Arguments as for `infaas.connect`."""
     return Infaas(url, data_dir=data_dir, prefix=prefix, timeout=timeout)

@@ -1,11 +1,11 @@
-"""The asyncio client: connect, query with needs instead of model names, look, explain, register.
+"""The asyncio client: query by requirements instead of model names, list, explain, register, run offline jobs.
 
     async with infaas.connect() as client:
         answer = await client.query("digits", images, latency_ms=20, accuracy=0.95)
         answer.output, answer.variant, answer.cost
 
-Every query is answered or refused once and charged once, whatever dies meanwhile: the client sends it again with the same
-`retry_key` while nobody answers, and takes the first reply.
+Each query is answered or refused once and charged once, even if a service crashes meanwhile. If no reply comes, the client sends the
+query again with the same `retry_key`. It takes the first reply.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from bus.messages.jobs import JobStatus
 from bus.messages.public import ObjectRef, RegistrationStatus, TensorView
 from bus.port import Buffer, Bus, BusError, Forbidden, ObjectStore
 from bus.subjects import Subjects
-from infaas import queries
 from infaas.answers import Answer, read_answer, read_map
 from infaas.errors import InfaasError, NotConnected, Refused, RegistrationFailed
 from infaas.exchange import FIRST_SILENCE, Exchange, Settle
@@ -38,23 +37,24 @@ from infaas.queries import (
     head,
     head_before,
     input_parts,
+    trace_headers,
 )
 
 if TYPE_CHECKING:
     from infaas.jobs import OnProgress as OnJobProgress
     from infaas.registering import Arrays, OnProgress
 
-DEADLINE = 30.0  # s in which the system answers or refuses a query that names no deadline
-GRACE = 1.0  # s more that the client waits, so that a refusal at the deadline still arrives
-ASK = 5.0  # s to wait for lists and explanations
-MOST_PATIENCE = 600.0  # s to wait at most, however far away the deadline
+DEADLINE = 30.0  # s within which the system answers or refuses a query without a deadline
+GRACE = 1.0  # s that the client waits longer, so that a refusal at the deadline still arrives
+LIST_TIMEOUT = 5.0  # s to wait for lists and explanations
+MAX_WAIT = 600.0  # s to wait for a reply, however late the deadline
 INPUTS_AGE = 600.0  # s after which inputs left in the object store expire
 
 
 class Client:
-    """A connection to one system. Made by `connect`, or over any `Bus` (then: `await client.open()` first).
+    """A connection to one system. `infaas.connect` makes it. Over a `Bus` of your own, call `await client.open()` first.
 
-    Methods raise Refused (the system said no, and why), Timeout, NotConnected, BadInput; all are InfaasError.
+    Methods raise Refused (the system refused, with a reason), Timeout, NotConnected and BadInput. All of them are InfaasError.
     """
 
     def __init__(self, bus: Bus, *, prefix: str = "infaas", owns_bus: bool = False) -> None:
@@ -71,7 +71,7 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Give up what is waiting and leave; a second call does nothing."""
+        """Fail all requests in flight with NotConnected, and disconnect. A second call does nothing."""
         if self._cleaning:
             await asyncio.wait(self._cleaning, timeout=GRACE)
         if self._owns_bus:
@@ -88,7 +88,7 @@ class Client:
 
     @property
     def resent(self) -> int:
-        """How often a request was sent again, over this client's life."""
+        """How many times this client has sent a request again."""
         return self._exchange.resent
 
     # -- queries
@@ -125,14 +125,14 @@ class Client:
         traceparent: str | None = None,
         **needs: Unpack[Needs],
     ) -> Answer | Refused:
-        """One online query of all the items of x (its first axis); the outputs keep their order.
+        """Send one online query with all items of x (its first axis). The outputs keep the order of the items.
 
-        app: who asks; None to query a registered `model` without an app. x: an array, a nested list, or a map of input
-        names to these. needs, all optional: latency_ms, accuracy (0..1, at least), cost (US$ per 1,000 queries, at most),
-        model, version, variant, context, priority (1 highest .. 9), deadline (absolute Unix seconds), id (echoed).
-        timeout: seconds to wait here, else until the deadline (30 s when none is named). raise_refused=False returns
-        the Refused instead of raising it. traceparent: the caller's place in a trace (W3C), else that of OpenTelemetry's
-        current span where the program has one; the system's own spans go below it.
+        app: the app to query; None: query a registered `model` without an app. x: an array, a nested list, or a map of input names to
+        these. needs: the requirements, all optional: latency_ms, accuracy (0..1, at least), cost (US$ per 1,000 queries, at most),
+        model, version, variant, context, priority (1 highest .. 9), deadline (Unix seconds), id (the answer returns it). timeout:
+        seconds to wait; default: until the deadline, or 30 s. raise_refused=False returns the Refused instead of raising it.
+        traceparent: W3C trace context of the caller; default: that of OpenTelemetry's current span, if the program has one. The
+        system's own spans become children of it.
         """
         try:
             prepared = await self.prepare(app, x, timeout=timeout, **needs)
@@ -149,13 +149,13 @@ class Client:
     async def prepare(
         self, app: str | None, x: Any, *, timeout: float | None = None, **needs: Unpack[Needs]
     ) -> Prepared:
-        """Encode a query once, to be sent many times; large inputs go to the object store, where they stay 10 minutes.
+        """Encode a query that is sent many times. Large inputs go to the object store and stay there for 10 minutes.
 
-        Arguments as of `query`. Raises BadInput, Refused (an app's name that is none), NotConnected.
+        Arguments as for `query`. Raises BadInput, Refused (the app's name is invalid) and NotConnected.
         """
         check_needs(needs)
         subject = self.subjects.query("_" if app is None else check_name(app, "app"))
-        timeout = _patience(needs.get("deadline")) if timeout is None else timeout
+        timeout = _wait_until(needs.get("deadline")) if timeout is None else timeout
         parts = input_parts(x)
         latency = _number(needs.get("latency_ms"))
         if len(parts) == 1 and isinstance(parts[0], bytes):
@@ -178,8 +178,8 @@ class Client:
     async def ask(
         self, prepared: Prepared, *, raise_refused: bool = True, traceparent: str | None = None
     ) -> Answer | Refused:
-        """Send a prepared query and wait for its end. traceparent: as of `query`."""
-        headers = queries.trace_headers(traceparent)
+        """Send a prepared query and wait for its answer or refusal. traceparent: as for `query`."""
+        headers = trace_headers(traceparent)
         body, rest = prepared.body(), prepared.rest
         sent = time.monotonic()
         asked = self._exchange.ask(prepared.subject, body, prepared.timeout, headers=headers, tail=rest)
@@ -191,26 +191,26 @@ class Client:
         waited_ms = 1000 * (time.monotonic() - sent)
         if reply.outputs_ref is not None:
             reply = msgspec.structs.replace(reply, tensors=await self._download(reply.outputs_ref))
-        # The system counts from the arrival that it knows of; a query that had to be sent again set out earlier.
+        # The system measures from the arrival that it knows of. A query that was sent again was first sent earlier.
         limit = prepared.latency_ms
         if limit is not None and waited_ms > max(limit, 1000 * FIRST_SILENCE) and "latency" not in reply.missed:
             reply = msgspec.structs.replace(reply, missed=[*reply.missed, "latency"])
         return reply
 
     def send(self, prepared: Prepared, settle: Settle) -> str:
-        """Send a prepared query; `settle` gets the reply's bytes or an error on the loop. For load generators."""
+        """Send a prepared query without waiting. `settle` gets the reply's bytes or an error, on the event loop. For load generators."""
         return self._exchange.send(prepared.subject, prepared.body(), prepared.timeout, settle, tail=prepared.rest)
 
     async def feedback(
         self, app: str, label: Any, *, id: str | None = None, inputs: Any = None, context: str | None = None
     ) -> None:
-        """Tell the true label of an earlier query (by its id) or of these inputs."""
+        """Report the true label of an earlier query (by its id) or of these inputs."""
         fields: dict[str, Any] = {"id": id, "label": label, "context": context}
         if inputs is not None:
             fields["inputs"] = msgspec.Raw(encode_inputs(inputs))
         await self._request(self.subjects.feedback(check_name(app, "app")), fields, resend=False)
 
-    # -- looking
+    # -- lists and explanations
 
     async def apps(self, *, app: str | None = None) -> list[dict[str, Any]]:
         """The registered applications and their linked models."""
@@ -221,19 +221,19 @@ class Client:
         return await self._list("models", app=app, model=model)
 
     async def variants(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The variants with what was measured of each: the numbers that decisions use."""
+        """The variants with their measured figures, which decisions use."""
         return await self._list("variants", app=app, model=model)
 
     async def workers(self) -> list[dict[str, Any]]:
-        """The workers, their devices and instances."""
+        """The workers with their devices and instances."""
         return await self._list("workers")
 
     async def jobs(self, *, app: str | None = None, model: str | None = None) -> list[dict[str, Any]]:
-        """The offline jobs, newest first; a job has the fields of JobStatus."""
+        """The offline jobs, newest first. Each has the fields of JobStatus."""
         return await self._list("jobs", app=app, model=model)
 
     async def explain(self, app: str, **needs: Unpack[Needs]) -> dict[str, Any]:
-        """The decision that a query with these needs would get now: `chosen`, `candidates` (each with `why_not`)."""
+        """The decision that a query with these needs would get now: `chosen`, and `candidates`, each with its `why_not`."""
         return await self._request(self.subjects.explain(check_name(app, "app")), check_needs(needs))
 
     async def register(
@@ -255,10 +255,10 @@ class Client:
         labels: Sequence[str] = (),
         timeout: float | None = None,
     ) -> RegistrationStatus:
-        """Register a trained model with its labelled validation set and wait until its variants are built and measured.
+        """Register a trained model with its labelled validation set. Waits until its variants are built and measured.
 
-        Arguments as of `infaas.registering.register`. The result names the `variants`, and the `failures` of those that could
-        not be built. Raises RegistrationFailed when there is none, and what every method raises.
+        Arguments as for `infaas.registering.register`. The result has the `variants`, and the `failures` of those that could not be
+        built. Raises RegistrationFailed if no variant works, and what every method raises.
         """
         from infaas.registering import register  # noqa: PLC0415  (a query needs none of it)
 
@@ -286,7 +286,7 @@ class Client:
         return status
 
     async def admin(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """An operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version. Raises Refused."""
+        """Send an operator's verb (`infaas.admin.<verb>`) with its fields, as `set-version` with app, model and version."""
         return await self._request(self.subjects.admin(check_name(verb, "verb")), fields)
 
     # -- offline jobs
@@ -302,11 +302,11 @@ class Client:
         variant: str | None = None,
         job: str | None = None,
     ) -> str:
-        """Hand in an offline job: every item of `input` is computed once, the outputs are written to `output` in the same order.
+        """Submit an offline job: each item of `input` is computed once, and the outputs are written to `output` in the same order.
 
-        input, output: URLs (file:// below a directory that the system allows, nats://bucket/key, s3://bucket/key) that end in .npy, .jsonl or
-        .msgpack, or paths of this machine. accuracy: 0..1, at least. model, variant: only this one. job: an id of one's own. Returns the job's
-        id at once. Raises Refused, which names the field that is wrong.
+        input, output: URLs (file:// below a directory that the system allows, nats://bucket/key, s3://bucket/key) or paths of this
+        machine, which end in .npy, .jsonl or .msgpack. accuracy: least accuracy, 0..1. model, variant: only this one. job: your own id
+        for the job. Returns the job's id at once. Raises Refused, which names the wrong field.
         """
         from infaas import jobs  # noqa: PLC0415  (a query needs none of it)
 
@@ -315,7 +315,7 @@ class Client:
         return await jobs.submit(self.bus, self.subjects, app, input, output, **wishes)
 
     async def job(self, job: str) -> JobStatus:
-        """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` where it failed."""
+        """The last status of a job: `state`, `done` of `total` items, `cost`, and the `reason` if it failed."""
         from infaas import jobs  # noqa: PLC0415
 
         return await jobs.status(self.bus, self.subjects, check_name(job, "job"))
@@ -323,21 +323,21 @@ class Client:
     async def wait_job(
         self, job: str, *, on_progress: "OnJobProgress | None" = None, timeout: float | None = None
     ) -> JobStatus:
-        """Follow a job to its end and return its last status, also when it failed or was cancelled; see `state`.
+        """Follow a job to its end. Returns its last status, even if it failed or was cancelled; see `state`.
 
-        on_progress gets every status on the way. timeout: seconds to wait here; then Timeout is raised and the job goes on.
+        on_progress gets every status. timeout: seconds to wait; after that Timeout is raised, and the job continues.
         """
         from infaas import jobs  # noqa: PLC0415
 
         return await jobs.wait(self.bus, self.subjects, check_name(job, "job"), on_progress, timeout)
 
     async def cancel_job(self, job: str) -> None:
-        """Nothing more of the job is computed; what was written of its output goes. Raises Refused when it has ended."""
+        """Stop a job and delete the output written so far. Raises Refused if the job has ended."""
         from infaas import jobs  # noqa: PLC0415
 
         await jobs.cancel(self.bus, self.subjects, check_name(job, "job"))
 
-    # -- inside
+    # -- internals
 
     async def _list(self, what: str, **about: str | None) -> list[dict[str, Any]]:
         items = (await self._request(self.subjects.list(what), about)).get("items")
@@ -346,7 +346,7 @@ class Client:
         return items
 
     async def _request(
-        self, subject: str, fields: Mapping[str, Any], *, timeout: float = ASK, resend: bool = True
+        self, subject: str, fields: Mapping[str, Any], *, timeout: float = LIST_TIMEOUT, resend: bool = True
     ) -> dict[str, Any]:
         body = encode({name: value for name, value in fields.items() if value is not None}, "the request")
         return read_map(await self._exchange.ask(subject, body, timeout, resend=resend))
@@ -358,7 +358,9 @@ class Client:
                 self._inputs = await self.bus.object_store(bucket, max_age_s=INPUTS_AGE)
             await self._inputs.put(key, inputs)
         except Forbidden as error:
-            raise Refused("forbidden", "we may not send large inputs: send smaller ones, or ask the gateway") from error
+            raise Refused(
+                "forbidden", "the credentials do not allow large inputs: send smaller ones, or use the gateway"
+            ) from error
         except BusError as error:
             raise NotConnected(
                 f"the inputs ({sum(map(len, inputs)):,} bytes) could not be uploaded: {error}"
@@ -370,12 +372,12 @@ class Client:
             store = await self.bus.object_store(reference.bucket, create=False)
             outputs = msgspec.msgpack.decode(await store.get(reference.key), type=dict[str, TensorView | list[Any]])
         except (BusError, msgspec.DecodeError) as error:
-            raise InfaasError(f"the outputs lie in the object store and could not be fetched: {error}") from error
+            raise InfaasError(f"the outputs could not be fetched from the object store: {error}") from error
         self._discard(reference)
         return outputs
 
     def _discard(self, reference: ObjectRef) -> None:
-        """Free the object's space without waiting; where that fails it expires by itself."""
+        """Delete the object in the background. If that fails, the object expires by itself."""
 
         async def discard() -> None:
             with contextlib.suppress(BusError):
@@ -386,14 +388,14 @@ class Client:
         task.add_done_callback(self._cleaning.discard)
 
 
-def _patience(deadline: Any) -> float:
-    """Seconds to wait for the end of a query: until its deadline, so that the system's own refusal comes first."""
-    wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MOST_PATIENCE)
+def _wait_until(deadline: Any) -> float:
+    """Seconds to wait for a reply: until shortly after the deadline, so that the system's own refusal arrives."""
+    wait = DEADLINE if not isinstance(deadline, (int, float)) else min(deadline - time.time(), MAX_WAIT)
     return max(wait, 0.0) + GRACE
 
 
 def _number(value: Any) -> float | None:
-    """A requirement as the client uses it; what is no number is left for the system to refuse."""
+    """A requirement as a number; None if it is no number, which the system then refuses."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Find a running system and connect to it."""
+"""Find a running system, and connect to it."""
 
 import json
 import os
@@ -15,8 +15,74 @@ if TYPE_CHECKING:
     from infaas.client import Client
 
 
+ENDPOINTS = "endpoints.json"  # the file that `infaas up` writes into its data directory
+DEFAULT_DATA_DIR = ".infaas"
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
+
+
+@dataclass(frozen=True)
+class SystemAddress:
+    """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics: of the metrics page.
+
+    data_dir: the data directory that they were read from, if any.
+    """
+
+    nats: str
+    sql: str
+    prefix: str = "infaas"
+    data_dir: Path | None = None
+    writer: str = ""
+    metrics: str = ""
+
+
+def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> SystemAddress:
+    """Find the system (docs/contract.md, section 1). Raises NotConnected if a data directory is named and nothing runs there.
+
+    Looks at data_dir or INFAAS_DATA_DIR; then at INFAAS_NATS_URL and INFAAS_SQL_DSN; then at ./.infaas; then at the default ports.
+    """
+    environ = os.environ if environ is None else environ
+    named = data_dir or environ.get("INFAAS_DATA_DIR")
+    if named:
+        return read_endpoints(Path(named))
+    nats, sql = environ.get("INFAAS_NATS_URL"), environ.get("INFAAS_SQL_DSN")
+    prefix = environ.get("INFAAS_PREFIX") or "infaas"
+    if nats or sql:
+        # If only one is set, the other gets its default port. A data directory may belong to another system.
+        return SystemAddress(nats or DEFAULT_NATS, sql or DEFAULT_SQL, prefix)
+    try:
+        return read_endpoints(Path(DEFAULT_DATA_DIR))
+    except NotConnected:
+        return SystemAddress(DEFAULT_NATS, DEFAULT_SQL, prefix)
+
+
+def find_sql(data_dir: str | Path | None = None) -> str:
+    """The DSN of the read-only role of the system that `locate` finds."""
+    return locate(data_dir).sql
+
+
+def read_endpoints(data_dir: Path) -> SystemAddress:
+    """The addresses that `infaas up` wrote into `data_dir`. Raises NotConnected if no system runs there."""
+    path = data_dir / ENDPOINTS
+    start = f"start one with `infaas up --data-dir {data_dir}`"
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise NotConnected(f"no system runs in {data_dir}: {start}") from None
+    except OSError as error:
+        raise NotConnected(f"cannot read {path}: {error.strerror}; does it belong to another user?") from error
+    except ValueError as error:
+        raise NotConnected(f"{path} is damaged ({error}); {start}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("nats"), str) or not isinstance(found.get("sql"), str):
+        raise NotConnected(f"{path} is damaged (no nats and sql in it); {start}")
+    if not found.get("running"):
+        raise NotConnected(f"the system in {data_dir} is stopped: {start}")
+    prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
+    return SystemAddress(found["nats"], found["sql"], prefix, data_dir, writer, str(found.get("metrics") or ""))
+
+
 class Connecting:
-    """A connection to be made: `client = await infaas.connect()`, or `async with infaas.connect() as client`."""
+    """A connection that is not made yet: `client = await infaas.connect()`, or `async with infaas.connect() as client`."""
 
     def __init__(
         self, url: str | None, data_dir: str | Path | None, prefix: str | None, timeout: float, login: Login
@@ -63,12 +129,13 @@ def connect(
     tls_certificate: str | None = None,
     tls_key: str | None = None,
 ) -> Connecting:
-    """Connect to the system at `url` (nats://…), else as the commands find it.
+    """Connect to the system at `url` (nats://…). Without a url, find it as the commands do.
 
-    Without a url: what `infaas up` wrote below data_dir (or INFAAS_DATA_DIR), else INFAAS_NATS_URL, else ./.infaas, else the
-    default port. prefix: the cluster's name on a shared NATS, "infaas" unless that system has another. timeout: seconds for the connection.
-    nkey_seed: credentials of `infaas auth`, or the path of their file, else INFAAS_NKEY_SEED. tls_ca: PEM file that vouches for the
-    servers, else INFAAS_TLS_CA; tls_certificate, tls_key: our own where they ask for one.
+    The commands look at data_dir (or INFAAS_DATA_DIR), where `infaas up` wrote its addresses; then at INFAAS_NATS_URL; then at
+    ./.infaas; then at the default port. prefix: the cluster's prefix on NATS; default: the prefix of the found system, or "infaas".
+    timeout: seconds for the connection. nkey_seed: credentials of `infaas auth`, or the path of their file; default: INFAAS_NKEY_SEED.
+    tls_ca: PEM file of the authority that signed the servers' certificates; default: INFAAS_TLS_CA. tls_certificate, tls_key: the
+    client's own certificate, if the servers ask for one.
     """
     login = Login(
         nkey_seed=nkey_seed or "",
@@ -77,71 +144,3 @@ def connect(
         tls_key=tls_key or "",
     )
     return Connecting(url, data_dir, prefix, timeout, login)
-
-
-# -- Where a running system is: what `infaas up` wrote, the environment, or the default ports.
-
-ENDPOINTS = "endpoints.json"  # written below its data directory by `infaas up`
-DEFAULT_DATA_DIR = ".infaas"
-DEFAULT_NATS = "nats://127.0.0.1:4222"
-DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
-
-
-@dataclass(frozen=True)
-class SystemAddress:
-    """URLs with credentials. sql: the read-only role; writer: the recorder's, metrics: the page; "" when unknown.
-
-    data_dir: where they were read, None when from elsewhere.
-    """
-
-    nats: str
-    sql: str
-    prefix: str = "infaas"
-    data_dir: Path | None = None
-    writer: str = ""
-    metrics: str = ""
-
-
-def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> SystemAddress:
-    """Find the system (contract, section 1); raises NotConnected when a data directory is named and nothing runs there.
-
-    data_dir or INFAAS_DATA_DIR, else INFAAS_NATS_URL and INFAAS_SQL_DSN, else ./.infaas, else the default ports.
-    """
-    environ = os.environ if environ is None else environ
-    named = data_dir or environ.get("INFAAS_DATA_DIR")
-    if named:
-        return read_endpoints(Path(named))
-    nats, sql = environ.get("INFAAS_NATS_URL"), environ.get("INFAAS_SQL_DSN")
-    prefix = environ.get("INFAAS_PREFIX") or "infaas"
-    if nats or sql:
-        # One of the two alone: the other is not looked for in a directory that may belong to another system.
-        return SystemAddress(nats or DEFAULT_NATS, sql or DEFAULT_SQL, prefix)
-    try:
-        return read_endpoints(Path(DEFAULT_DATA_DIR))
-    except NotConnected:
-        return SystemAddress(DEFAULT_NATS, DEFAULT_SQL, prefix)
-
-
-def find_sql(data_dir: str | Path | None = None) -> str:
-    """The read-only SQL DSN, see `locate`."""
-    return locate(data_dir).sql
-
-
-def read_endpoints(data_dir: Path) -> SystemAddress:
-    """What `infaas up` wrote below `data_dir`; raises NotConnected when nothing was started there, or it was stopped."""
-    path = data_dir / ENDPOINTS
-    start = f"start one with `infaas up --data-dir {data_dir}`"
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise NotConnected(f"no system runs in {data_dir}: {start}") from None
-    except OSError as error:
-        raise NotConnected(f"cannot read {path}: {error.strerror}; is it another user's system?") from error
-    except ValueError as error:
-        raise NotConnected(f"{path} is damaged ({error}); {start}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("nats"), str) or not isinstance(found.get("sql"), str):
-        raise NotConnected(f"{path} is damaged (no nats and sql in it); {start}")
-    if not found.get("running"):
-        raise NotConnected(f"the system in {data_dir} is stopped: {start}")
-    prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
-    return SystemAddress(found["nats"], found["sql"], prefix, data_dir, writer, str(found.get("metrics") or ""))

@@ -1,27 +1,27 @@
-"""What can go wrong for a caller, one exception each, all below `InfaasError`; texts say what to do."""
+"""The exceptions of the client. All are subclasses of `InfaasError`, and their texts say what to do."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class InfaasError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all exceptions of this package."""
 
 
 class NotConnected(InfaasError, ConnectionError):
-    """No system can be reached, or the connection was closed."""
+    """No system could be reached, or the connection is closed."""
 
 
 class Timeout(InfaasError, TimeoutError):
-    """No reply came in time, although the request was sent again."""
+    """No reply came in time, even though the request was sent again."""
 
 
 class BadInput(InfaasError, ValueError):
-    """The inputs cannot be sent as they are; nothing was sent."""
+    """The inputs cannot be sent. Nothing was sent."""
 
 
 class RegistrationFailed(InfaasError):
-    """A registration came to nothing; `status` is its last RegistrationStatus, with the reason and what failed."""
+    """A registration failed. `status` is its last RegistrationStatus, with `reason` and `failures`."""
 
     def __init__(self, status: Any) -> None:
         super().__init__(f"registration {status.registration} failed: {status.reason or 'no reason was given'}")
@@ -29,11 +29,11 @@ class RegistrationFailed(InfaasError):
 
 
 class Refused(InfaasError):
-    """The system's typed refusal.
+    """The system refused a request.
 
-    code: one of bad_request, unknown_app, unknown_model, unsatisfiable, deadline, overloaded, model_error, too_large,
-    forbidden (the list may grow). closest: the variant that comes nearest to what was asked (model, variant, accuracy,
-    latency_ms, cost). retry_after_ms: worth trying again after that. id: the caller's own label.
+    code: bad_request, unknown_app, unknown_model, unsatisfiable, deadline, overloaded, model_error, too_large or forbidden; the list
+    may grow. closest: the variant that comes closest to the requirements (model, variant, accuracy, latency_ms, cost).
+    retry_after_ms: time after which another try may succeed. id: the caller's id of the query.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Refused(InfaasError):
 
     @classmethod
     def from_map(cls, reply: Mapping[str, Any]) -> "Refused":
-        """The exception of a Refusal as it came; missing or foreign fields do not hide the code."""
+        """The exception for a Refusal of the wire. Missing and unknown fields are accepted."""
         error = reply.get("error")
         if not isinstance(error, Mapping):
             return cls("bad_reply", f"the system refused without a reason: {error!r}")
@@ -67,7 +67,7 @@ class Refused(InfaasError):
         )
 
     def to_map(self) -> dict[str, Any]:
-        """The Refusal as the contract spells it."""
+        """The Refusal as a map (docs/contract.md, section 2)."""
         error: dict[str, Any] = {"code": self.code, "message": self.message}
         if self.closest is not None:
             error["closest"] = self.closest
@@ -77,5 +77,5 @@ class Refused(InfaasError):
 
 
 def denied(subject: str) -> Refused:
-    """NATS does not let us publish there."""
+    """The refusal for a subject that the credentials may not publish to."""
     return Refused("forbidden", f"our credentials have no right to {subject}: ask an operator (infaas auth)")

@@ -1,7 +1,7 @@
-"""Requests and their replies over one subscription: sent again while nobody answers, settled once, timed by one timer.
+"""Requests and their replies over one subscription. A request is sent again until a reply comes. One timer serves all requests.
 
-The hot path of client and load generator: a request costs one dictionary entry and one publish, no task and no timer of
-its own. Sending again is safe because every query carries a `retry_key`: the system answers and charges it once.
+This is the hot path of client and load generator: a request costs one dictionary entry and one publish, but no task and no timer of its
+own. Sending a query again is safe: each query has a `retry_key`, and the system answers and charges it once.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from bus.port import Buffer, Bus, BusError, Delivery, PayloadTooLarge, Subscript
 from infaas.errors import BadInput, InfaasError, NotConnected, Timeout, denied
 
 FIRST_SILENCE = 1.5  # s without a reply after which a request is sent again; doubles each time
-FIRST_PAUSE = 0.05  # s before the next try when nobody listens; doubles each time up to LONGEST_PAUSE
+FIRST_PAUSE = 0.05  # s before the next try if no service listens; doubles each time up to LONGEST_PAUSE
 LONGEST_PAUSE = 1.0
-SWEEP = 0.02  # s between looks at what is due
-SWEEP_SHARE = 5e-6  # s more for each waiting request: sweeping stays below about 2 % of a core
+SWEEP = 0.02  # s between checks for requests that are due
+SWEEP_SHARE = 5e-6  # s more for each waiting request, so that the checks take at most about 2 % of a core
 
 Settle = Callable[[bytes | InfaasError], None]
 
 
 class Waiting:
-    """One request under way. silence: seconds after a sending until the next. due: when the sweep must look at it (send again, or give up)."""
+    """One request in flight. silence: seconds between two sendings. due: time of the next sending, or of the timeout."""
 
     __slots__ = (
         "body",
@@ -66,7 +66,7 @@ class Waiting:
 
 
 class Exchange:
-    """Sends requests on `bus` and gives each its first reply; later ones are ignored."""
+    """Sends requests on `bus` and gives each its first reply. Later replies are ignored."""
 
     def __init__(self, bus: Bus, *, silence: float = FIRST_SILENCE) -> None:
         self.resent = 0
@@ -82,21 +82,21 @@ class Exchange:
         self._closed = False
 
     async def open(self) -> None:
-        """Listen for replies; call once, before the first request."""
+        """Subscribe to the replies. Call it once, before the first request."""
         self._loop = asyncio.get_running_loop()
         self._subscription = await self._bus.subscribe(self._base + "*", self._heard)
         self._bus.on_status(self._status)
         self._bus.on_denied(self._denied)
 
     async def stop(self) -> None:
-        """Give up what is still waiting and stop listening; the bus stays open."""
+        """Fail all requests in flight and unsubscribe. The bus stays open."""
         self.close()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.drain()
 
     def close(self) -> None:
-        """Give up what is still waiting."""
+        """Fail all requests in flight with NotConnected."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -106,7 +106,7 @@ class Exchange:
             one.settle(NotConnected("the connection was closed before the reply came"))
 
     def __len__(self) -> int:
-        """Requests waiting for a reply."""
+        """The number of requests in flight."""
         return len(self._waiting)
 
     def send(
@@ -120,10 +120,10 @@ class Exchange:
         headers: Mapping[str, str] | None = None,
         tail: Sequence[Buffer] = (),
     ) -> str:
-        """Send now; `settle` gets the reply's bytes or an error, once, on the loop. Returns a token for `forget`.
+        """Send a request. `settle` gets the reply's bytes or an error, once, on the event loop. Returns a token for `forget`.
 
-        resend: also send again after silence (only what is harmless twice). tail: the rest of the body, in pieces that are not
-        copied. Raises NotConnected, BadInput.
+        resend: send again if no reply comes; only for requests that may safely arrive twice. tail: the rest of the body, in pieces that
+        are not copied. Raises NotConnected, BadInput.
         """
         if self._closed:
             raise NotConnected("this client is closed")
@@ -154,7 +154,7 @@ class Exchange:
         headers: Mapping[str, str] | None = None,
         tail: Sequence[Buffer] = (),
     ) -> bytes:
-        """Send and wait. Raises Timeout, NotConnected, BadInput."""
+        """Send a request and wait for its reply. Raises Timeout, NotConnected, BadInput."""
         future: asyncio.Future[bytes] = self._loop.create_future()
 
         def settle(reply: bytes | InfaasError) -> None:
@@ -173,10 +173,10 @@ class Exchange:
             raise
 
     def forget(self, token: str) -> None:
-        """Nobody waits for this reply any more."""
+        """Ignore the reply to this request."""
         self._waiting.pop(token, None)
 
-    # -- what happens
+    # -- events
 
     def _heard(self, delivery: Delivery) -> None:
         token = delivery.subject[self._skip :]
@@ -207,7 +207,7 @@ class Exchange:
             for token in [token for token, one in self._waiting.items() if one.due <= now]:
                 self._due(token, now)
         finally:
-            # Settling may have sent new requests, or closed everything.
+            # `settle` may have sent new requests, or closed the exchange.
             self._timer = None
             if self._waiting and not self._closed:
                 self._timer = self._loop.call_later(SWEEP + SWEEP_SHARE * len(self._waiting), self._sweep)
@@ -224,7 +224,7 @@ class Exchange:
 
     def _again(self, one: Waiting, now: float) -> None:
         if one.unheard:
-            one.unheard = False  # it was never taken: its silence counts from this sending
+            one.unheard = False  # no service took it: `silence` counts from this sending
         else:
             one.silence *= 2
         one.due = min(now + one.silence, one.expires)
@@ -233,13 +233,13 @@ class Exchange:
         try:
             self._publish(one.subject, one.body, one.reply, one.headers, one.tail)
         except PayloadTooLarge:
-            one.due = one.expires  # the server behind a reconnect takes less: more tries change nothing
+            one.due = one.expires  # after a reconnect, the new server takes less; more tries would not help
         except BusError:
-            one.due = min(now + LONGEST_PAUSE, one.expires)  # reconnecting, and the buffer is full
+            one.due = min(now + LONGEST_PAUSE, one.expires)  # the bus reconnects, and its buffer is full
 
 
 def _too_late(one: Waiting) -> Timeout:
     if one.unheard:
-        return Timeout(f"nobody serves {one.subject} (tried {one.sent} times): is a dispatcher running?")
+        return Timeout(f"no service listens on {one.subject} (tried {one.sent} times): is a dispatcher running?")
     times = "once" if one.sent == 1 else f"{one.sent} times"
     return Timeout(f"no reply on {one.subject} in time, sent {times}")

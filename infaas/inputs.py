@@ -1,4 +1,4 @@
-"""Inputs from files and from the command line: .npy, .npz, JSON. Never anything that could run code."""
+"""Inputs from .npy and .npz files and from JSON. None of these formats can run code."""
 
 import json
 import zipfile
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from bus.tensors import Array
 
-VARYING = 16  # length given to an axis that may have any
+VARYING = 16  # length of a random item's axis whose length may vary
 
 
 def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str, Array]":
-    """The array of a .npy file, or of an .npz file the one named `key`, its only one, or all of them by name.
+    """The array of a .npy file. Of an .npz file: the array named `key`, its only array, or all arrays by name.
 
-    Raises BadInput: no such file, no numpy file, Python objects inside.
+    Raises BadInput if there is no such file, it is no numpy file, or it holds Python objects.
     """
     import numpy as np  # noqa: PLC0415  (commands without inputs start without it)
 
@@ -37,7 +37,7 @@ def read_file(path: str | Path, *, key: str | None = None) -> "Array | dict[str,
             raise
         raise BadInput(_why(path, error)) from error
     if key is not None:
-        raise BadInput(f"{path} holds one array without a name: leave the key away")
+        raise BadInput(f"{path} holds one array without a name: leave out the key")
     return loaded
 
 
@@ -55,7 +55,7 @@ def read_json(text: str) -> Any:
 
 
 def in_turn(source: "Array | Mapping[str, Array]", items: int, most: int) -> list[Any]:
-    """Up to `most` queries of `items` consecutive items each, from the start again at the end. Raises BadInput."""
+    """At most `most` queries of `items` consecutive items each. After the last item comes the first again. Raises BadInput."""
     import numpy as np  # noqa: PLC0415
 
     arrays = dict(source) if isinstance(source, Mapping) else {"": source}
@@ -72,7 +72,7 @@ def in_turn(source: "Array | Mapping[str, Array]", items: int, most: int) -> lis
 
 
 def random_items(specs: Sequence[Mapping[str, Any]], count: int, rng: "Generator") -> "dict[str, Array]":
-    """Random items for a model with these inputs (`inputs` of the list of apps), of any length where lengths vary."""
+    """`count` random items for a model with these inputs (`inputs` of the list of apps)."""
     from bus.tensors import NUMPY_NAMES  # noqa: PLC0415
 
     arrays: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""A query's body: inputs and requirements, encoded once, with room for the key that makes sending it twice harmless."""
+"""The body of a query: inputs and requirements are encoded once, and each sending gets a fresh `retry_key`. Also its trace headers."""
 
 import os
 import re
@@ -15,17 +15,17 @@ from bus.tensors import BadTensor, from_array
 from infaas.errors import BadInput, Refused
 
 KEY_BYTES = 16
-MAX_INLINE = 2**20  # bytes of a body above which the system wants the inputs by reference
-LARGE = 32 * 1024  # bytes of a tensor above which it is not copied into the query
-INPUTS = b"\xa6inputs"  # the field's name in MessagePack
+MAX_INLINE = 2**20  # bytes of a body. Larger inputs are sent by reference.
+LARGE = 32 * 1024  # bytes of a tensor. Larger ones are not copied into the body.
+INPUTS = b"\xa6inputs"  # the name of the field in MessagePack
 
 
 class Needs(TypedDict, total=False):
-    """What a query may demand; what is None or left out is not demanded.
+    """The requirements of a query. None, or a missing key: no such requirement.
 
-    latency_ms: > 0. accuracy: 0..1, at least. cost: US$ per 1,000 queries, at most. model, version, variant: only this one.
-    context: key for personalised selection. priority: 1 (highest) .. 9. deadline: absolute Unix time in seconds, wins over
-    latency_ms where earlier. id: any text, echoed. input_digest: names the inputs, for caches.
+    latency_ms: objective, > 0. accuracy: least accuracy, 0..1. cost: limit in US$ per 1,000 queries. model, version, variant: only
+    this one. context: key for personalised selection. priority: 1 (highest) .. 9. deadline: Unix time in seconds; the earlier of
+    deadline and latency_ms counts. id: any text; the answer returns it. input_digest: name of the inputs, for caches.
     """
 
     latency_ms: float | None
@@ -42,9 +42,10 @@ class Needs(TypedDict, total=False):
 
 
 class Prepared(NamedTuple):
-    """A query ready to be sent any number of times: `head`, a fresh key, then `rest`. latency_ms: the objective, if any.
+    """A query that can be sent any number of times. Its body is `head`, a fresh key, then `rest`.
 
-    upload: where the inputs lie in the object store when they are too large for one message. rest: inputs that are not copied.
+    timeout: seconds to wait for the reply. latency_ms: the objective, if any. upload: the inputs in the object store, if they are too
+    large for one message. rest: inputs that are not copied into the body.
     """
 
     subject: str
@@ -55,15 +56,14 @@ class Prepared(NamedTuple):
     rest: Sequence[Buffer] = ()
 
     def body(self) -> bytes:
-        """The bytes of one sending, `rest` left out; sending the same bytes again is the same query."""
+        """The bytes of one query, without `rest`. Sending the same bytes again repeats the same query."""
         return self.head + os.urandom(KEY_BYTES)
 
 
 def encode_inputs(x: Any) -> bytes:
-    """MessagePack of the field `inputs`: a tensor or a map of names to tensors; the first axis counts items.
+    """The field `inputs` in MessagePack: a tensor, or a map of names to tensors. The first axis counts items.
 
-    x: an array (anything numpy understands), a nested list of numbers, or a map of input names to these.
-    Raises BadInput.
+    x: an array (anything numpy understands), a nested list of numbers, or a map of input names to these. Raises BadInput.
     """
     if isinstance(x, Mapping) and not _is_tensor(x):
         return encode({str(name): _tensor(value, f"inputs.{name}") for name, value in x.items()}, "inputs")
@@ -71,7 +71,7 @@ def encode_inputs(x: Any) -> bytes:
 
 
 def input_parts(x: Any) -> list[Buffer]:
-    """What `encode_inputs` makes, in pieces: the bytes of large tensors stay where they are. Raises BadInput.
+    """The bytes of `encode_inputs` in pieces. The bytes of large tensors are not copied. Raises BadInput.
 
     A tensor's `data` may itself be a list of pieces.
     """
@@ -95,7 +95,7 @@ def input_parts(x: Any) -> list[Buffer]:
 
 
 class _Parts:
-    """MessagePack in the making: small pieces are gathered, large ones left alone."""
+    """Collects MessagePack: small pieces are joined, large ones are kept as they are."""
 
     def __init__(self) -> None:
         self._done: list[Buffer] = []
@@ -130,7 +130,7 @@ class _Parts:
 
 
 def head(fields: Mapping[str, Any], inputs: bytes | None) -> bytes:
-    """The query's map up to, not including, the bytes of its `retry_key`, which comes last."""
+    """The map of a query without the bytes of `retry_key`, which comes last."""
     present = {name: value for name, value in fields.items() if value is not None}
     if inputs is not None:
         present["inputs"] = msgspec.Raw(inputs)
@@ -138,14 +138,14 @@ def head(fields: Mapping[str, Any], inputs: bytes | None) -> bytes:
 
 
 def head_before(fields: Mapping[str, Any]) -> bytes:
-    """The same for inputs that come last: behind the key follow INPUTS and the parts of the inputs."""
+    """The map of a query whose inputs come last: after the key follow INPUTS and the parts of the inputs."""
     present = {name: value for name, value in fields.items() if value is not None}
     whole = encode({**present, "retry_key": bytes(KEY_BYTES), "inputs": None}, "the query")
     return whole[: -KEY_BYTES - len(INPUTS) - 1]
 
 
 def encode(value: Any, what: str) -> bytes:
-    """MessagePack of a value that the caller gave; numpy scalars become plain numbers. Raises BadInput."""
+    """A value of the caller in MessagePack. numpy scalars become plain numbers. Raises BadInput."""
     try:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -153,7 +153,7 @@ def encode(value: Any, what: str) -> bytes:
 
 
 def check_name(name: Any, what: str) -> str:
-    """`name` as a subject token; raises Refused, as the system would if it could be asked at all."""
+    """`name`, if it is a valid subject token. Raises Refused, as the system itself would."""
     if not valid_name(name):
         raise Refused(
             "bad_request",
@@ -163,7 +163,7 @@ def check_name(name: Any, what: str) -> str:
 
 
 def check_needs(needs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`needs` when all its names are requirements; a misspelt one raises TypeError, as for any Python function."""
+    """`needs`, if all its names are requirements. A misspelt name raises TypeError, as for any Python function."""
     if unknown := needs.keys() - Needs.__annotations__.keys():
         raise TypeError(f"no requirement {', '.join(sorted(unknown))}: use {', '.join(Needs.__annotations__)}")
     return needs
@@ -192,7 +192,7 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _is_large(x: Any) -> bool:
-    """A tensor whose bytes are not to be copied; it has nothing but the three fields that the wire knows."""
+    """Whether x is a tensor whose bytes are not copied. It has exactly the three fields of the wire format."""
     if not isinstance(x, Mapping) or len(x) != 3 or "data" not in x:
         return False
     data = x["data"]
@@ -217,13 +217,11 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
-# -- The caller's place in a trace (W3C `traceparent`), which travels with queries in their NATS headers.
-
-_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def current_traceparent() -> str | None:
-    """The traceparent of OpenTelemetry's current span, where the program uses OpenTelemetry; it is not imported for this."""
+    """The W3C traceparent of OpenTelemetry's current span. None if the program has not imported OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -234,12 +232,12 @@ def current_traceparent() -> str | None:
 
 
 def trace_headers(traceparent: str | None) -> Mapping[str, str] | None:
-    """Headers with this traceparent, else with the current span's; None where there is neither. Raises BadInput."""
+    """NATS headers with this traceparent, or with that of the current span; None if there is neither. Raises BadInput."""
     if traceparent is None:
         traceparent = current_traceparent()
         if traceparent is None:
             return None
-    elif not _FORM.fullmatch(traceparent):
+    elif not _TRACEPARENT.fullmatch(traceparent):
         raise BadInput(
             f"traceparent is {traceparent[:80]!r}; it is written 00-<32 hex digits>-<16 hex digits>-<2 hex digits>"
         )

@@ -1,4 +1,4 @@
-"""`python -m infaas.cli` is `infaas`."""
+"""`python -m infaas.cli` runs the command line."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`infaas admin VERB`: what operators change in a running system, as `infaas.admin.<verb>` does on the bus."""
+"""`infaas admin VERB`: an operator's changes to a running system, sent as `infaas.admin.<verb>` on the bus."""
 
 import asyncio
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from infaas.cli.options import DataDir, Json, Whole, json_or_text
 from infaas.cli.output import show, usage
 from infaas.connecting import connect
 
-# verb: what it must be told, what it may be told
+# verb: the fields that it needs, and the fields that it may have
 VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "add-app": (("app",), ("latency_ms", "default_output", "min_instances", "input_type")),
     "set-app": (("app",), ("latency_ms", "default_output", "min_instances", "input_type")),
@@ -23,7 +23,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 InputType = Annotated[
-    str | None, Parameter(help="What an item of the app's inputs is: integers, floats, doubles, bytes, strings.")
+    str | None, Parameter(help="Type of an item of the app's inputs: integers, floats, doubles, bytes or strings.")
 ]
 
 
@@ -44,37 +44,47 @@ def admin(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Change the catalogue of a running system: apps, which models they serve in which version, quarantined variants.
+    """Change the catalogue of a running system: its apps, the models that they serve, and quarantined variants. Prints `done`.
 
-    Prints `done`. Verbs: add-app, set-app, delete-app, link-model, unlink-model, set-version (to a newer or an older one: nothing
-    restarts), set-replicas, delete-version, release-variant.
+    Nothing restarts. The verbs, with the options that each needs and may have:
+
+    * add-app, set-app: `--app`; may have `--latency-ms`, `--default-output`, `--min-instances`, `--input-type`
+    * delete-app: `--app`
+    * link-model: `--app`, `--model`; may have `--model-version`, `--latency-ms`, `--default-output`
+    * unlink-model: `--app`, `--model`
+    * set-version: `--app`, `--model`, `--model-version` (a newer or an older one)
+    * set-replicas: `--app`, `--count`
+    * delete-version: `--model`, `--model-version`
+    * release-variant: `--variant`; may have `--worker`
+
+    Example: `infaas admin set-version --app digits --model cnn --model-version 1`
 
     Parameters
     ----------
     verb
-        What to do.
+        What to change.
     app
-        The application.
+        Name of the app.
     model
-        The model.
+        Name of the model.
     model_version
-        The version of the model; link-model takes the newest where it is left out.
+        Version of the model. link-model takes the newest by default.
     variant
         The quarantined variant that may be loaded again (release-variant).
     worker
-        Only on this worker (release-variant).
+        Release the variant on this worker only (release-variant).
     latency_ms
         The app's latency objective, in milliseconds.
     default_output
-        What the app answers, as JSON, where nothing better can come in time; a text that is no JSON stands for itself.
+        What the app answers if no model can answer in time, as JSON. A text that is no JSON stands for itself.
     min_instances
-        How many instances the app keeps at least.
+        Instances that the app always keeps.
     count
-        The same, of set-replicas.
+        Instances that the app always keeps (set-replicas).
 
     """
     if verb not in VERBS:
-        usage(f"verb: {verb!r} is none of {', '.join(VERBS)}")
+        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}")
     fields: dict[str, Any] = {
         "app": app,
         "model": model,
@@ -92,15 +102,15 @@ def admin(
     missing = [_option(field) for field in needed if field not in given]
     if missing:
         usage(f"{verb} needs {' and '.join(missing)}")
-    idle = [_option(field) for field in given if field not in (*needed, *possible)]
-    if idle:
-        usage(f"{verb} takes no {', '.join(idle)}")
+    unused = [_option(field) for field in given if field not in (*needed, *possible)]
+    if unused:
+        usage(f"{verb} takes no {', '.join(unused)}")
 
-    async def ask() -> dict[str, Any]:
+    async def send() -> dict[str, Any]:
         async with connect(data_dir=data_dir) as client:
             return await client.admin(verb, **given)
 
-    show(asyncio.run(ask()), json, lambda _: print("done"))
+    show(asyncio.run(send()), json, lambda _: print("done"))
     return 0
 
 

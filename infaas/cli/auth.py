@@ -1,4 +1,4 @@
-"""`infaas auth VERB`: who may do what on the bus, with keys of their own (docs/security.md)."""
+"""`infaas auth VERB`: credentials for the bus, and the rights of their owners (docs/security.md)."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,59 +34,67 @@ def auth(
     wholly: bool = False,
     json: Json = False,
 ) -> int:
-    """Make, change and withdraw credentials for the bus, and write what the NATS servers must know of them.
+    """Make, change and revoke credentials for the bus, and write the configuration that NATS servers include.
 
-    Verbs: init (a book with a user for each service), certify (a new certificate for the servers), add NAME, rotate NAME (a new key; the old one stays good), revoke NAME (the old
-    key; the only one: the user), list, show NAME (what it may publish and subscribe). After each change have every nats-server read
-    nats-auth.conf again.
+    After each change, have every nats-server read nats-auth.conf again. The verbs:
+
+    * init: make the directory with a user for each service
+    * certify: make a new certificate for the servers
+    * add NAME: add a user
+    * rotate NAME: make a new key; the old one stays valid until it is revoked
+    * revoke NAME: remove the older of two keys, or the user with its only key
+    * list: list the users
+    * show NAME: list the subjects that the user may publish and subscribe to
+
+    Example: `infaas auth add shop --role client --app digits`
 
     Parameters
     ----------
     verb
         What to do.
     name
-        The user.
+        Name of the user.
     directory
-        Where the book of users is.
+        Directory of the users and their credentials.
     prefix
-        The cluster's (init).
+        Prefix of the cluster's subjects (init).
     role
-        What the user is (add): client, operator, a service, or several of a process that runs several.
+        Role of the user (add): client, operator or a service; several for a process that runs several services.
     app
-        The app whose client it is (add, with the role client).
+        The app whose client the user is (add, with the role client).
     may
-        What the client may do (add): query, feedback, explain, job, list; all but list where it is left out.
+        What the client may do (add): query, feedback, explain, job, list. Default: all but list.
     worker
-        The one worker that the user's processes belong to (add); any where it is left out.
+        The only worker whose processes the user may be (add). Default: any worker.
     bucket
-        Buckets of the object store that the user may read and write besides (add), for inputs and outputs of jobs. Operators make them.
+        Buckets of the object store that the user may also read and write (add), for inputs and outputs of jobs. Operators make them.
     tls_host
-        Names and addresses of the servers (init, certify): makes a certificate authority and a certificate for them.
+        Names and addresses of the servers (init, certify). Makes a certificate authority and a certificate for them.
     wholly
-        Withdraw all keys at once (revoke).
+        Remove all keys at once (revoke).
 
     """
     if verb not in VERBS:
-        usage(f"verb: {verb!r} is none of {', '.join(VERBS)}")
+        usage(f"there is no verb {verb!r}: use {', '.join(VERBS)}")
     if (verb in NAMED) != (name is not None):
         usage(f"{verb} needs the name of a user" if name is None else f"{verb} takes no name of a user")
-    book, name = CredentialStore(directory), name or ""
+    store, name = CredentialStore(directory), name or ""
     match verb:
         case "init":
-            users = book.begin(prefix)
+            users = store.begin(prefix)
             if tls_host:
                 certify(directory, tls_host)
-            _told(book, users, json, changed=True)
+            _print_users(store, users, json, changed=True)
         case "certify":
             if not tls_host:
                 usage("certify needs the names and addresses of the servers: --tls-host")
-            users = book.users()
+            users = store.users()
             certify(directory, tls_host)
-            _told(book, users, json, changed=True)
+            _print_users(store, users, json, changed=True)
         case "list":
-            _told(book, book.users(), json)
+            _print_users(store, store.users(), json)
         case "show":
-            _show(book, name, json)
+            _show(store, name, json)
         case "add":
             user = User(
                 name=name,
@@ -96,15 +104,15 @@ def auth(
                 verbs=cast("tuple[Verb, ...]", may) or USUAL,
                 buckets=bucket,
             )
-            _told(book, [book.add(user)], json, changed=True)
+            _print_users(store, [store.add(user)], json, changed=True)
         case "rotate":
-            _told(book, [book.rotate(name)], json, changed=True)
+            _print_users(store, [store.rotate(name)], json, changed=True)
         case _:
-            _told(book, [book.revoke(name, wholly=wholly)], json, changed=True)
+            _print_users(store, [store.revoke(name, wholly=wholly)], json, changed=True)
     return 0
 
 
-def _told(book: CredentialStore, users: list[User], json: bool, *, changed: bool = False) -> None:
+def _print_users(store: CredentialStore, users: list[User], json: bool, *, changed: bool = False) -> None:
     items = [
         {
             "name": user.name,
@@ -118,20 +126,20 @@ def _told(book: CredentialStore, users: list[User], json: bool, *, changed: bool
                 {"public": key.public, "created": datetime.fromtimestamp(key.created, UTC).isoformat()}
                 for key in user.keys
             ],
-            "credentials": str(book.file_of(user.name)) if user.keys else None,
+            "credentials": str(store.file_of(user.name)) if user.keys else None,
         }
         for user in users
     ]
     show({"users": items}, json, lambda _: print_table(items, _COLUMNS, "no users"))
     if changed:
-        progress(f"have every nats-server read {book.directory / CONFIG} again: nats-server --signal reload=PID")
+        progress(f"have every nats-server read {store.directory / CONFIG} again: nats-server --signal reload=PID")
 
 
-def _show(book: CredentialStore, name: str, json: bool) -> None:
-    found = [identity for identity in sharing(user.identity for user in book.users()) if identity.name == name]
+def _show(store: CredentialStore, name: str, json: bool) -> None:
+    found = [identity for identity in sharing(user.identity for user in store.users()) if identity.name == name]
     if not found:
-        usage(f"there is no user {name!r} in {book.directory}")
-    allowed = rights(found[0], Subjects(book.prefix))
+        usage(f"there is no user {name!r} in {store.directory}")
+    allowed = rights(found[0], Subjects(store.prefix))
 
     def render(_: Any) -> None:
         for what, patterns in (("publish", allowed.publish), ("subscribe", allowed.subscribe)):

@@ -1,4 +1,4 @@
-"""`infaas bench`: load on a running system, measured at the client."""
+"""`infaas bench`: send load to a running system and measure its answers at the client."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from infaas.queries import Prepared
 
 _DISTINCT = 64  # different queries, sent in turn
-_CHUNK = 4096  # arrivals drawn at once: the loop must not wait long for them
-_UPLOADS_LIVE = 500.0  # s that large inputs surely stay in the object store
-_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # s between tries
-_WAKE = 60.0  # s for the first answer: what it needs may have to be loaded
-_PASSING = ("deadline", "overloaded")  # refusals that another try may not get
+_CHUNK = 4096  # arrivals drawn at once; more would block the event loop too long
+_UPLOADS_LAST_S = 500.0  # for so long, large inputs stay in the object store
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # between tries
+_FIRST_ANSWER_S = 60.0  # until the first answer; a variant may have to be loaded
+_TEMPORARY = ("deadline", "overloaded")  # refusals after which another try may succeed
 
 
 def bench(
@@ -44,32 +44,34 @@ def bench(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Put load on a running system and print what its clients saw.
+    """Send load to a running system and print throughput, latency, attainment, accuracy and cost as the client sees them.
 
-    Closed loop: so many queries always under way. Open loop: queries set out when they are due, whatever the answers do, and
-    their latency counts from then. Both wait for a first answer before they start. Exits 1 when nothing was answered.
+    A closed loop keeps a fixed number of queries in flight. An open loop sends each query when it is due, however slow the answers
+    are; latency counts from the due time. Both wait for a first answer before they start. Exits 1 if no query was answered.
+
+    Example: `infaas bench --app digits --rate 200 --latency-ms 50`
 
     Parameters
     ----------
     app
-        The application to query; several times for a load that is spread over several.
+        The app to query. Give it several times to spread the load over several apps.
     input
-        A .npy or .npz file whose items are sent in turn. Left out: random ones of each app's shape.
+        A .npy or .npz file; its items are sent in turn. Default: random items of each app's shape.
     input_key
-        Which array of the .npz file to send.
+        The array of the .npz file to send.
     items
         Items in each query.
     seconds
-        How long to measure.
+        Seconds to measure.
     warmup
-        Seconds before that whose queries are sent but not counted.
+        Seconds before the measurement in which queries are sent but not counted.
     seed
-        Of the arrivals and the random inputs.
+        Seed of the arrivals and the random inputs.
 
     """
     apps = tuple(app)
     if len(set(apps)) < len(apps):
-        usage("--app: an app is named twice: --shares says how often each is asked")
+        usage("--app: an app is named twice: name each once, and set its share with --shares")
     import numpy as np  # noqa: PLC0415  (commands that are not used cost nothing)
     import uvloop  # noqa: PLC0415
 
@@ -88,10 +90,10 @@ def bench(
                 ]
                 for name in apps
             }
-            if any(queries[0].upload for queries in prepared.values()) and seconds + warmup > _UPLOADS_LIVE:
-                fail(f"inputs this large expire in the object store: measure at most {_UPLOADS_LIVE:g} s")
+            if any(queries[0].upload for queries in prepared.values()) and seconds + warmup > _UPLOADS_LAST_S:
+                fail(f"--seconds: inputs this large expire in the object store: measure at most {_UPLOADS_LAST_S:g} s")
             for queries in prepared.values():
-                await _wake(client, queries[0])
+                await _until_answered(client, queries[0])
             generator = Generator(client, prepared, items=items, warmup=warmup)
             progress(f"sending for {seconds + warmup:g} s: {kind}")
             if spec is None:
@@ -109,7 +111,7 @@ def bench(
 async def _queries(
     client: Client, app: str, input: Path | None, key: str | None, items: int, rng: "np.random.Generator"
 ) -> list[Any]:
-    """The inputs of up to 64 different queries."""
+    """The inputs of at most 64 different queries."""
     from infaas.inputs import in_turn, random_items, read_file  # noqa: PLC0415
 
     if input is not None:
@@ -118,23 +120,23 @@ async def _queries(
     if not found:
         fail(f"unknown_app: no app {app!r}; `infaas apps` lists them")
     if not found[0].get("inputs"):
-        fail(f"app {app} has no input signature yet: give an --input file")
+        fail(f"app {app} has no input signature yet: register a model, or give an --input file")
     return in_turn(random_items(found[0]["inputs"], items * _DISTINCT, rng), items, _DISTINCT)
 
 
-async def _wake(client: Client, prepared: "Prepared") -> None:
-    """Ask until there is a first answer. Raises Refused where asking again would not help."""
-    end = time.monotonic() + _WAKE
+async def _until_answered(client: Client, prepared: "Prepared") -> None:
+    """Send the query until it is answered. Raises Refused if another try would not help."""
+    end = time.monotonic() + _FIRST_ANSWER_S
     while True:
         answer = await client.ask(prepared, raise_refused=False)
         if not isinstance(answer, Refused):
             return
-        if answer.code not in _PASSING:
+        if answer.code not in _TEMPORARY:
             raise answer
         if time.monotonic() > end:
-            progress(f"no answer within {_WAKE:g} s ({refusal_line(answer)}); measuring nevertheless")
+            progress(f"no answer within {_FIRST_ANSWER_S:g} s ({refusal_line(answer)}); measuring anyway")
             return
-        await asyncio.sleep(min(max((answer.retry_after_ms or 0) / 1000, _PAUSE), _LONGEST_PAUSE))
+        await asyncio.sleep(min(max((answer.retry_after_ms or 0) / 1000, _LEAST_PAUSE_S), _LONGEST_PAUSE_S))
 
 
 def _render(report: "LoadReport") -> None:

@@ -1,4 +1,4 @@
-"""`infaas doctor`: checks this machine and a system, and says what to do about what is wrong."""
+"""`infaas doctor`: checks of this machine (machine_checks) and of a running system; each failure names its remedy."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from bus.login import login_from
 from bus.messages.fleet import DispatcherHeartbeat, WorkerHeartbeat
 from bus.port import Bus, BusError, Delivery, NoResponders
 from bus.subjects import Subjects
-from infaas.cli.machine_checks import Finding, Trouble, check_machine, examine_soon
+from infaas.cli.machine_checks import CheckFailed, Finding, check_machine, run_async_check
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import FAILED, show
 from infaas.connecting import DEFAULT_DATA_DIR, SystemAddress, locate
@@ -24,14 +24,14 @@ _MARKS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
 
 
 def doctor(*, data_dir: DataDir = None, json: Json = False) -> int:
-    """Check this machine and, if one is found, a system. Exits 1 when something failed; each failed line says what to do.
+    """Check this machine, and a running system if there is one. Each failed check names its remedy. Exits 1 if a check failed.
 
     Parameters
     ----------
     data_dir
-        Directory of the `infaas up` system to check; else INFAAS_DATA_DIR, INFAAS_NATS_URL, ./.infaas, the default ports.
+        Data directory of the system to check. Default: INFAAS_DATA_DIR, INFAAS_NATS_URL, ./.infaas, then the default ports.
     json
-        Print one JSON document.
+        Print one JSON document and nothing else.
 
     """
     findings = check_machine(data_dir or Path(os.environ.get("INFAAS_DATA_DIR") or DEFAULT_DATA_DIR))
@@ -59,22 +59,22 @@ def _render(document: dict[str, list[dict[str, str]]]) -> None:
             print(f"{'':9}{'':18} -> {finding['remedy']}")
 
 
-# -- What `infaas doctor` checks of a running system: NATS, JetStream, the database, services, clocks.
+# Checks of a running system: NATS, JetStream, the database, services, clocks.
 
 LEAST_NATS = (2, 12, 3)
 LEAST_PAYLOAD = 2**20
 LEAST_POSTGRES = 160000
-MOST_SKEW = 0.050  # s
-LISTEN = 1.6  # s: three heartbeats
-BEHIND = 100  # outcome batches that wait for the recorder
+MAX_SKEW_S = 0.050
+LISTEN_S = 1.6  # three heartbeats
+MAX_WAITING = 100  # outcome batches that wait for the recorder
 _LOGS = "look at its log (logs/ in the data directory) or start it: infaas run"
 
 
 async def check_system(system: SystemAddress) -> list[Finding]:
-    """All checks of one system; what depends on a NATS that is not there is left out."""
-    nats = await examine_soon("nats", lambda: _nats(system.nats))
+    """All checks of one system. Without NATS, the checks that need it are left out."""
+    nats = await run_async_check("nats", lambda: _nats(system.nats))
     if nats.state != "ok":
-        return [nats, await examine_soon("sql", lambda: _sql(system.sql))]
+        return [nats, await run_async_check("sql", lambda: _sql(system.sql))]
     from bus.natsbus import NatsBus  # noqa: PLC0415
 
     try:
@@ -87,24 +87,24 @@ async def check_system(system: SystemAddress) -> list[Finding]:
         return [nats, Finding("nats login", "failed", str(error), remedy)]
     try:
         subjects = Subjects(system.prefix)
-        heard = await _listen(bus, subjects)
+        heartbeats = await _listen(bus, subjects)
         return [
             nats,
-            await examine_soon("jetstream", lambda: _jetstream(bus)),
-            await examine_soon("outcomes", lambda: _outcomes(bus, subjects)),
-            await examine_soon("sql", lambda: _sql(system.sql)),
-            await examine_soon("dispatchers", lambda: _dispatchers(heard)),
-            await examine_soon("workers", lambda: _workers(heard)),
-            await examine_soon("clock", lambda: _clock(heard)),
-            await examine_soon("registrar", lambda: _registrar(bus, subjects)),
-            *([await examine_soon("parts", lambda: _parts(system.metrics))] if system.metrics else []),
+            await run_async_check("jetstream", lambda: _jetstream(bus)),
+            await run_async_check("outcomes", lambda: _outcomes(bus, subjects)),
+            await run_async_check("sql", lambda: _sql(system.sql)),
+            await run_async_check("dispatchers", lambda: _dispatchers(heartbeats)),
+            await run_async_check("workers", lambda: _workers(heartbeats)),
+            await run_async_check("clock", lambda: _clock(heartbeats)),
+            await run_async_check("registrar", lambda: _registrar(bus, subjects)),
+            *([await run_async_check("parts", lambda: _parts(system.metrics))] if system.metrics else []),
         ]
     finally:
         await bus.close()
 
 
-class _Heard:
-    """Heartbeats of a while, with the smallest clock difference of each sender."""
+class _Heartbeats:
+    """The heartbeats of LISTEN_S seconds, with the smallest clock difference of each sender."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerHeartbeat] = {}
@@ -124,22 +124,22 @@ class _Heard:
             heartbeat = decode(DispatcherHeartbeat, delivery.data)
         except BadMessage:
             return
-        if not heartbeat.dispatcher.startswith("offline-"):  # a runner of offline jobs, which takes no queries
+        if not heartbeat.dispatcher.startswith("offline-"):  # a runner of offline jobs takes no queries
             self.dispatchers.add(heartbeat.dispatcher)
         self._note(f"dispatcher {heartbeat.dispatcher}", heartbeat.at)
 
     def _note(self, sender: str, at: float) -> None:
-        # A slow delivery only adds to one side: the smallest difference heard is the nearest to the truth.
+        # A slow delivery adds to the difference. So the smallest one is the most exact.
         skew = at - time.time()
         self.skew[sender] = min(skew, self.skew.get(sender, skew), key=abs)
 
 
-async def _listen(bus: Bus, subjects: Subjects) -> _Heard:
-    heard = _Heard()
-    await bus.subscribe(subjects.worker_heartbeat(), heard.worker)
-    await bus.subscribe(subjects.dispatcher_heartbeat(), heard.dispatcher)
-    await asyncio.sleep(LISTEN)
-    return heard
+async def _listen(bus: Bus, subjects: Subjects) -> _Heartbeats:
+    heartbeats = _Heartbeats()
+    await bus.subscribe(subjects.worker_heartbeat(), heartbeats.worker)
+    await bus.subscribe(subjects.dispatcher_heartbeat(), heartbeats.dispatcher)
+    await asyncio.sleep(LISTEN_S)
+    return heartbeats
 
 
 async def _nats(url: str) -> str:
@@ -150,7 +150,7 @@ async def _nats(url: str) -> str:
     try:
         greeting = await asyncio.to_thread(_greeting, address)
     except (OSError, ValueError) as error:
-        raise Trouble(
+        raise CheckFailed(
             f"{address[0]}:{address[1]}: {error}", "start a system (infaas up), or correct the URL"
         ) from error
     version = tuple(int(part) for part in greeting["version"].partition("-")[0].split("."))
@@ -158,11 +158,11 @@ async def _nats(url: str) -> str:
         f"nats-server {greeting['version']} at {address[0]}:{address[1]}, bodies up to {greeting['max_payload']} bytes"
     )
     if version < LEAST_NATS:
-        raise Trouble(
+        raise CheckFailed(
             seen, f"use nats-server {'.'.join(map(str, LEAST_NATS))} or newer: older ones can lose stored messages"
         )
     if greeting["max_payload"] < LEAST_PAYLOAD:
-        raise Trouble(seen, "set max_payload: 8MB in the server's configuration")
+        raise CheckFailed(seen, "set max_payload: 8MB in the server's configuration")
     return seen
 
 
@@ -170,12 +170,12 @@ def _greeting(address: tuple[str, int]) -> dict[str, Any]:
     with socket.create_connection(address, timeout=5.0) as connection, connection.makefile("rb") as lines:
         first = lines.readline(65536)
     if not first.startswith(b"INFO "):
-        raise ValueError("something else than NATS listens there")
+        raise ValueError("another program than NATS listens there")
     greeting: dict[str, Any] = json.loads(first[5:])
     return greeting
 
 
-async def _ask(bus: Bus, subject: str) -> dict[str, Any]:
+async def _request(bus: Bus, subject: str) -> dict[str, Any]:
     reply = await bus.request(subject, b"", 5.0)
     document: dict[str, Any] = json.loads(reply.data)
     return document
@@ -184,32 +184,32 @@ async def _ask(bus: Bus, subject: str) -> dict[str, Any]:
 async def _jetstream(bus: Bus) -> str:
     remedy = "enable JetStream in the server's configuration, with a store_dir on a disk with room"
     try:
-        info = await _ask(bus, "$JS.API.INFO")
+        info = await _request(bus, "$JS.API.INFO")
     except NoResponders as error:
-        raise Trouble("JetStream is off", remedy) from error
+        raise CheckFailed("JetStream is off", remedy) from error
     except BusError as error:
-        raise Trouble(f"JetStream does not answer: {error}", remedy) from error
+        raise CheckFailed(f"JetStream does not answer: {error}", remedy) from error
     if "error" in info:
-        raise Trouble(info["error"].get("description", info["error"]), remedy)
+        raise CheckFailed(info["error"].get("description", info["error"]), remedy)
     used, most = int(info.get("storage", 0)), int(info.get("limits", {}).get("max_storage", -1))
     seen = f"{info.get('streams', 0)} streams, {used / 2**20:.1f} MiB on disk"
     if most > 0 and used > 0.9 * most:
-        raise Trouble(f"{seen} of {most / 2**20:.0f}", "raise the account's storage limit, or remove streams")
+        raise CheckFailed(f"{seen} of {most / 2**20:.0f}", "raise the account's storage limit, or remove streams")
     return seen
 
 
 async def _outcomes(bus: Bus, subjects: Subjects) -> str:
-    """Whether outcomes reach the database: they wait in their stream until the recorder has committed them."""
-    remedy = f"the recorder does not keep up or is not there: {_LOGS} recorder"
+    """Whether outcomes reach the database. They stay in their stream until the recorder has committed them."""
+    remedy = f"the recorder is too slow or does not run: {_LOGS} recorder"
     try:
-        info = await _ask(bus, f"$JS.API.STREAM.INFO.{subjects.outcome_stream}")
+        info = await _request(bus, f"$JS.API.STREAM.INFO.{subjects.outcome_stream}")
     except BusError as error:
-        raise Trouble(error, remedy) from error
+        raise CheckFailed(error, remedy) from error
     if "error" in info:
-        raise Trouble(f"{subjects.outcome_stream}: {info['error'].get('description')}", remedy)
+        raise CheckFailed(f"{subjects.outcome_stream}: {info['error'].get('description')}", remedy)
     waiting = int(info["state"]["messages"])
-    if waiting > BEHIND:
-        raise Trouble(f"{waiting} batches wait for the database", remedy)
+    if waiting > MAX_WAITING:
+        raise CheckFailed(f"{waiting} batches wait for the database", remedy)
     return f"{waiting} batches wait for the database"
 
 
@@ -226,45 +226,47 @@ def _sql_now(dsn: str) -> str:
             apps = connection.execute("SELECT count(*) FROM infaas.apps").fetchone()
             found = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'timescaledb'").fetchone()
     except psycopg.errors.UndefinedTable as error:
-        raise Trouble("the schema is not there", "run: python -m services.shell.store prepare") from error
+        raise CheckFailed("the schema is not there", "run: python -m services.shell.store prepare") from error
     except psycopg.Error as error:
-        raise Trouble(error, "start a system (infaas up), or correct INFAAS_SQL_DSN") from error
+        raise CheckFailed(error, "start a system (infaas up), or correct INFAAS_SQL_DSN") from error
     timescale = f"TimescaleDB {found[0]}" if found else "no TimescaleDB (not needed)"
     seen = f"PostgreSQL {version // 10000}.{version % 10000}, {timescale}, {apps[0] if apps else 0} apps"
     if version < LEAST_POSTGRES:
-        raise Trouble(seen, "use PostgreSQL 16 or newer")
+        raise CheckFailed(seen, "use PostgreSQL 16 or newer")
     return seen
 
 
-async def _dispatchers(heard: _Heard) -> str:
-    if not heard.dispatchers:
-        raise Trouble("no dispatcher sends heartbeats", f"{_LOGS} dispatcher")
-    return f"{len(heard.dispatchers)} alive"
+async def _dispatchers(heartbeats: _Heartbeats) -> str:
+    if not heartbeats.dispatchers:
+        raise CheckFailed("no dispatcher sends heartbeats", f"{_LOGS} dispatcher")
+    return f"{len(heartbeats.dispatchers)} alive"
 
 
-async def _workers(heard: _Heard) -> str:
-    if not heard.workers:
-        raise Trouble("no worker sends heartbeats", f"{_LOGS} monitor, infaas run executor")
+async def _workers(heartbeats: _Heartbeats) -> str:
+    if not heartbeats.workers:
+        raise CheckFailed("no worker sends heartbeats", f"{_LOGS} monitor, infaas run executor")
     dead = [
         f"{worker}/{device.device}"
-        for worker, heartbeat in sorted(heard.workers.items())
+        for worker, heartbeat in sorted(heartbeats.workers.items())
         for device in heartbeat.devices
         if not device.alive
     ]
     if dead:
-        raise Trouble(f"dead devices: {', '.join(dead)}", f"their executor is gone: {_LOGS} executor")
-    kinds = [f"{name} ({', '.join(d.kind for d in beat.devices)})" for name, beat in sorted(heard.workers.items())]
+        raise CheckFailed(f"dead devices: {', '.join(dead)}", f"their executor is gone: {_LOGS} executor")
+    kinds = [f"{name} ({', '.join(d.kind for d in beat.devices)})" for name, beat in sorted(heartbeats.workers.items())]
     return ", ".join(kinds)
 
 
-async def _clock(heard: _Heard) -> str:
+async def _clock(heartbeats: _Heartbeats) -> str:
     """Deadlines are Unix times: clocks must agree."""
-    if not heard.skew:
-        raise Trouble("nobody to compare with", "start services (see above)")
-    sender, skew = max(heard.skew.items(), key=lambda item: abs(item[1]))
+    if not heartbeats.skew:
+        raise CheckFailed("no service sends heartbeats", "start services (see above)")
+    sender, skew = max(heartbeats.skew.items(), key=lambda item: abs(item[1]))
     seen = f"at most {abs(skew) * 1000:.1f} ms apart ({sender})"
-    if abs(skew) > MOST_SKEW:
-        raise Trouble(seen, f"set the clocks by NTP (chrony); more than {MOST_SKEW * 1000:.0f} ms breaks deadlines")
+    if abs(skew) > MAX_SKEW_S:
+        raise CheckFailed(
+            seen, f"set the clocks by NTP (chrony); more than {MAX_SKEW_S * 1000:.0f} ms breaks deadlines"
+        )
     return seen
 
 
@@ -272,14 +274,14 @@ async def _registrar(bus: Bus, subjects: Subjects) -> str:
     try:
         await bus.request(subjects.registration("none"), b"", 2.0)
     except NoResponders as error:
-        raise Trouble("no registrar listens", f"{_LOGS} registrar") from error
+        raise CheckFailed("no registrar listens", f"{_LOGS} registrar") from error
     except BusError:
         pass
     return "listens"
 
 
 async def _parts(metrics: str) -> str:
-    """What the system says of its own processes (docs/metrics.md)."""
+    """The readiness that the system reports itself (docs/metrics.md)."""
     return await asyncio.to_thread(_parts_now, metrics.removesuffix("/metrics") + "/readyz")
 
 
@@ -293,9 +295,11 @@ def _parts_now(url: str) -> str:
         missing = json.loads(connection.getresponse().read())["missing"]
         connection.close()
     except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-        raise Trouble(
-            f"{url} does not answer: {error}", "is `infaas up` still there? Its own process serves it"
+        raise CheckFailed(
+            f"{url} does not answer: {error}", "check that `infaas up` still runs: its process serves this page"
         ) from error
     if missing:
-        raise Trouble(f"not ready, missing: {'; '.join(missing)}", "look at their logs (logs/ in the data directory)")
+        raise CheckFailed(
+            f"not ready, missing: {'; '.join(missing)}", "look at their logs (logs/ in the data directory)"
+        )
     return f"all are ready; metrics at {url.removesuffix('/readyz')}/metrics"

@@ -1,4 +1,4 @@
-"""`infaas submit|jobs|cancel`: offline jobs, from a file or an object to another, computed on spare capacity."""
+"""`infaas submit`, `jobs` and `cancel`: offline jobs, which read a file, compute on spare capacity and write a file."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bus.messages.jobs import JobStatus
     from infaas.jobs import OnProgress
 
-Seconds = Annotated[float | None, Parameter(help="Seconds to wait at most; the job goes on.")]
+Seconds = Annotated[float | None, Parameter(help="Longest wait in seconds. The job itself continues.")]
 
 
 def submit(
@@ -35,29 +35,31 @@ def submit(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Hand in an offline job: every item of the input is computed, the outputs are written in the same order.
+    """Submit an offline job: every item of the input is computed, and the outputs are written in the same order.
 
-    Prints the job's id at once. Offline jobs run while workers have nothing more urgent to do.
+    Prints the job's id at once. Offline jobs run when online queries leave capacity.
+
+    Example: `infaas submit --app digits --input pictures.npy --output scores.npy --wait`
 
     Parameters
     ----------
     app
-        The application whose models compute it.
+        The app whose models compute the job.
     input
-        URL of a .npy, .jsonl or .msgpack file: file:// below a directory that the system allows, nats://bucket/key, s3://bucket/key;
-        or a path of this machine.
+        A .npy, .jsonl or .msgpack file: a path, or a URL file://..., nats://bucket/key or s3://bucket/key. Files must be below a
+        directory that the setting jobs.roots allows.
     output
-        The same for the outputs; it must not exist yet.
+        The file for the outputs, named like the input. It must not exist yet.
     accuracy
-        At least, 0 to 1. The cheapest variant that reaches it computes the job.
+        Least accuracy, 0 to 1. The cheapest variant that reaches it computes the job.
     model
-        Only this model.
+        Use only this model.
     variant
-        Only this variant.
+        Use only this variant.
     id
-        An id of your own for the job.
+        Your own id for the job.
     wait
-        Follow the job to its end.
+        Wait until the job ends, and show its progress.
 
     """
 
@@ -86,18 +88,20 @@ def jobs(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """List the offline jobs, or show one; with --wait follow them to their end.
+    """List the offline jobs, or show one. With `--wait`, follow them to their end.
 
-    Exits 1 when a job that was waited for did not end well.
+    Exits 1 if a job that was waited for failed or was cancelled.
+
+    Example: `infaas jobs --wait`
 
     Parameters
     ----------
     id
-        Only this job.
+        Show only this job.
     wait
-        Follow it, or all that are under way, until they are done, failed or cancelled.
+        Wait until the job, or every unfinished job, is done, failed or cancelled.
     app
-        Only the jobs of this app.
+        Show only the jobs of this app.
 
     """
 
@@ -118,11 +122,11 @@ def jobs(
 
     result = asyncio.run(run())
     if isinstance(result, list):
-        empty = "no jobs are under way" if wait else "no jobs: `infaas submit` hands one in"
+        empty = "no unfinished jobs" if wait else "no jobs: `infaas submit` makes one"
         show({"items": result}, json, lambda document: _table(document["items"], empty))
-        bad = [item["job"] for item in result if wait and item["state"] != "done"]
-        if bad:
-            fail(f"not done: {', '.join(bad)}")
+        unsuccessful = [item["job"] for item in result if wait and item["state"] != "done"]
+        if unsuccessful:
+            fail(f"not done: {', '.join(unsuccessful)}")
         return 0
     if wait:
         return _end(result, json)
@@ -131,12 +135,12 @@ def jobs(
 
 
 def cancel(id: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
-    """Cancel an offline job: nothing more of it is computed, and what was written of its output goes.
+    """Cancel an offline job: its computation stops, and the output written so far is deleted.
 
     Parameters
     ----------
     id
-        The job.
+        Id of the job; `infaas jobs` lists them.
 
     """
 
@@ -150,7 +154,7 @@ def cancel(id: str, /, *, data_dir: DataDir = None, json: Json = False) -> int:
 
 
 def _end(status: "JobStatus", as_json: bool) -> int:
-    """The end of a job that was waited for."""
+    """Print a job that has ended."""
     if as_json:
         print_json(_document(status))
     if status.state != "done":
@@ -183,10 +187,10 @@ def _table(items: list[dict[str, Any]], empty: str) -> None:
 def _render(document: Mapping[str, Any]) -> None:
     of = "" if document["total"] is None else f" of {document['total']}"
     print(f"job        {document['job']} (app {document['app']})")
-    print(f"state      {document['state']}: {document['reason'] or document['step'] or 'nothing more to do'}")
+    print(f"state      {document['state']}: {document['reason'] or document['step'] or '-'}")
     print(f"items      {document['done']}{of}, {document['failed']} failed")
     print(f"from       {document['input']}\nto         {document['output']}")
-    print(f"computed   by {', '.join(document['variants']) or 'nobody yet'}")
+    print(f"computed   by {', '.join(document['variants']) or 'no variant yet'}")
     print(f"cost       US$ {number(document['cost'])}")
     if document["started"] and document["finished"]:
         print(f"took       {number(document['finished'] - document['started'])} s")
@@ -198,7 +202,7 @@ def _when(seconds: float | None) -> str | None:
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """A bar on a terminal, else a line a change of state; always on stderr."""
+    """Shows progress on stderr: a bar on a terminal, else one line for each change of state."""
     from rich.console import Console  # noqa: PLC0415  (after the arguments have been understood)
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
@@ -216,8 +220,8 @@ def _progress() -> "Iterator[OnProgress]":
         def line(status: "JobStatus") -> None:
             if status.state != last.get(status.job):
                 last[status.job] = status.state
-                told = status.reason or status.step
-                progress(f"{status.job} {status.state}{': ' * bool(told)}{told}")
+                detail = status.reason or status.step
+                progress(f"{status.job} {status.state}{': ' * bool(detail)}{detail}")
 
         yield line
         return

@@ -1,4 +1,4 @@
-"""`infaas apps|models|variants|workers|status`: what there is and in which state, with the numbers that decisions use."""
+"""`infaas apps`, `models`, `variants`, `workers` and `status`: what exists, its state, and the figures that decisions use."""
 
 import asyncio
 from collections import Counter
@@ -19,12 +19,12 @@ Item = dict[str, Any]
 
 
 def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
-    """List the apps: their models, inputs and default latency.
+    """List the apps with their models, inputs, outputs and default latency objective.
 
     Parameters
     ----------
     app
-        Only this one.
+        List only this app.
 
     """
     columns = (
@@ -45,9 +45,9 @@ def models(*, app: str | None = None, model: str | None = None, data_dir: DataDi
     Parameters
     ----------
     app
-        Only those linked to this app.
+        List only models that are linked to this app.
     model
-        Only this one.
+        List only this model.
 
     """
     columns = (
@@ -64,14 +64,16 @@ def models(*, app: str | None = None, model: str | None = None, data_dir: DataDi
 
 
 def variants(*, app: str | None = None, model: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
-    """List the variants with what was measured of each.
+    """List the variants with their measured accuracy, latency, memory, throughput and price.
+
+    Example: `infaas variants --app digits`
 
     Parameters
     ----------
     app
-        Only those that may answer this app.
+        List only variants that may answer this app.
     model
-        Only those of this model.
+        List only variants of this model.
 
     """
     columns = (
@@ -91,12 +93,12 @@ def variants(*, app: str | None = None, model: str | None = None, data_dir: Data
 
 
 def workers(*, data_dir: DataDir = None, json: Json = False) -> int:
-    """List the workers, their devices and what is loaded on them."""
+    """List the workers with their devices and the instances that are loaded on them."""
     return _list(data_dir, json, (), "", lambda c: c.workers(), _render_workers)
 
 
 def status(*, data_dir: DataDir = None, json: Json = False) -> int:
-    """Show the whole system at a glance: workers, apps, variants by state, registrations under way."""
+    """Show the whole system at a glance: workers, apps, variants by state, unfinished and failed registrations."""
 
     async def work() -> Item:
         async with connect(data_dir=data_dir) as client:
@@ -174,23 +176,23 @@ def _spec(spec: Item) -> str:
 
 
 def _state(item: Mapping[str, Any]) -> str:
-    more = item.get("instances") or 0
-    notes = [f"x{more}"] * (more > 1) + ["dominated"] * bool(item.get("dominated"))
-    told = f" ({', '.join(notes)})" if notes else ""
-    return f"{item.get('state')}{told}"
+    instances = item.get("instances") or 0
+    notes = [f"x{instances}"] * (instances > 1) + ["dominated"] * bool(item.get("dominated"))
+    suffix = f" ({', '.join(notes)})" if notes else ""
+    return f"{item.get('state')}{suffix}"
 
 
 def _when(seconds: float | None) -> str | None:
     return None if not seconds else datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-# -- A whole system on one page, for `infaas status`.
+# `infaas status`: the whole system on one page.
 
-_SYNC = 5.0  # s for the registrations' last statuses to arrive
+_SYNC_S = 5.0  # within which the last statuses of all registrations arrive
 
 
 async def overview(client: Client) -> Item:
-    """Apps, variants by state, workers and registrations. Raises what the client's lists raise."""
+    """The lists of apps, variants, workers and registrations. Raises what the client's lists raise."""
     apps, variants, workers, registrations = await asyncio.gather(
         client.apps(), client.variants(), client.workers(), _registrations(client)
     )
@@ -198,7 +200,7 @@ async def overview(client: Client) -> Item:
 
 
 def render_overview(found: Item) -> None:
-    """The page for people."""
+    """Print the page."""
     apps, variants, workers = found["apps"], found["variants"], found["workers"]
     instances = [instance for worker in workers for instance in worker["instances"]]
     ready = sum(worker["state"] == "Ready" for worker in workers)
@@ -211,11 +213,11 @@ def render_overview(found: Item) -> None:
     if apps:
         print()
         print_table([_app(app, variants) for app in apps], _APP_COLUMNS, "")
-    under_way = [r for r in found["registrations"] if r.get("state") not in ("done", "failed")]
+    unfinished = [r for r in found["registrations"] if r.get("state") not in ("done", "failed")]
     failed = [r for r in found["registrations"] if r.get("state") == "failed"]
-    if under_way or failed:
+    if unfinished or failed:
         print()
-    for one in under_way:
+    for one in unfinished:
         print(
             f"registering {one.get('model')} for {one.get('app')}: {one.get('state')}, {100 * one.get('progress', 0):.0f} %"
         )
@@ -242,13 +244,13 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "models": len(app["models"]),
         "variants": len(own),
         "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
-        "accuracy": _span(own, "accuracy"),
-        "latency": _span(own, "latency_ms"),
-        "cost": _span(own, "cost_per_1000"),
+        "accuracy": _range(own, "accuracy"),
+        "latency": _range(own, "latency_ms"),
+        "cost": _range(own, "cost_per_1000"),
     }
 
 
-def _span(items: list[Item], name: str) -> str | None:
+def _range(items: list[Item], name: str) -> str | None:
     values = [float(item[name]) for item in items if item.get(name) is not None]
     return f"{min(values):.3g} .. {max(values):.3g}" if values else None
 
@@ -259,11 +261,11 @@ def _count(variants: list[Item], what: str) -> str:
 
 
 async def _registrations(client: Client) -> list[Item]:
-    """The last status of every registration that the system remembers."""
+    """The last status of every registration; empty if the system has no registrar yet."""
     found: dict[str, Item] = {}
     complete = asyncio.Event()
 
-    def heard(entry: KeyValueEntry | None) -> None:
+    def on_entry(entry: KeyValueEntry | None) -> None:
         if entry is None:
             complete.set()
         elif entry.key.startswith("registration.") and entry.value is not None:
@@ -274,10 +276,10 @@ async def _registrations(client: Client) -> list[Item]:
 
     try:
         bucket = await client.bus.key_value(client.subjects.status_bucket, create=False)
-        watching = await bucket.watch(heard)
-        async with asyncio.timeout(_SYNC):
+        watching = await bucket.watch(on_entry)
+        async with asyncio.timeout(_SYNC_S):
             await complete.wait()
         await watching.drain()
     except (BusError, TimeoutError):
-        return []  # no registrar has been here yet
+        return []
     return [found[key] for key in sorted(found)]

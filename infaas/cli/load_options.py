@@ -1,4 +1,4 @@
-"""What `infaas bench` sends, as options: a closed loop, or an open one whose arrivals the simulator could have drawn as well."""
+"""The load of `infaas bench` as options: a closed loop, or an open one with the same arrivals as in a scenario file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from infaas.cli.output import usage
 if TYPE_CHECKING:
     from services.simulation.scenario.model import WorkloadSpec
 
-CLOSED = 16  # queries under way, when nothing else is asked
+CLOSED = 16  # queries in flight by default
 MOST_QPS = 200_000.0
 Kind = Literal["poisson", "gamma", "uniform", "mmpp"]
 
@@ -27,47 +27,54 @@ class LoadOptions:
         Whole | None,
         Parameter(
             validator=Number(gte=1, lte=10_000),
-            help="Queries under way in a closed loop; 16 when no option asks for an open one.",
+            help="Closed loop with so many queries in flight. Default: 16, if no option asks for an open loop.",
         ),
     ] = None
     rate: Annotated[
         float | None,
         Parameter(
             validator=Number(gt=0, lte=MOST_QPS),
-            help="Queries a second of an open loop; with a trace, the mean rate that it is scaled to.",
+            help="Open loop with so many queries/s. With --trace: the mean rate that the trace is scaled to.",
         ),
     ] = None
     rate_points: Annotated[
         str | None,
-        Parameter(help='A rate that changes: "0:4,60:80" is 4 queries/s at second 0, 80 at 60, straight between.'),
+        Parameter(
+            help='Rate that changes: "0:4,60:80" is 4 queries/s at second 0 and 80 at second 60, linear between them.'
+        ),
     ] = None
-    arrivals: Annotated[
-        Kind | None, Parameter(help="How the gaps of an open loop are spread; poisson if left out.")
-    ] = None
+    arrivals: Annotated[Kind | None, Parameter(help="Distribution of the gaps of an open loop. Default: poisson.")] = (
+        None
+    )
     cv: Annotated[
         float | None,
-        Parameter(validator=Number(gt=0, lte=100), help="Standard deviation / mean of the gaps; gamma needs it."),
+        Parameter(
+            validator=Number(gt=0, lte=100),
+            help="Coefficient of variation of the gaps (standard deviation / mean), for --arrivals gamma.",
+        ),
     ] = None
-    rates: Annotated[str | None, Parameter(help='Queries/s in the states of an MMPP: "4,80".')] = None
-    dwell: Annotated[str | None, Parameter(help='Mean seconds of a stay in each state of an MMPP: "30,5".')] = None
-    trace: Annotated[Path | None, Parameter(help="File with a count of queries for each line (may be .gz).")] = None
+    rates: Annotated[str | None, Parameter(help='Queries/s in each state of an MMPP, as "4,80".')] = None
+    dwell: Annotated[str | None, Parameter(help='Mean seconds in each state of an MMPP, as "30,5".')] = None
+    trace: Annotated[Path | None, Parameter(help="File with one count of queries a line (may be .gz).")] = None
     seconds_per_line: Annotated[
         float | None,
-        Parameter(validator=Number(gt=0, lte=86_400), help="That a line of the trace counts; 1 if left out."),
+        Parameter(validator=Number(gt=0, lte=86_400), help="Seconds that one line of the trace covers. Default: 1."),
     ] = None
     range_qps: Annotated[
-        str | None, Parameter(help='Rates that the lowest and the highest line of the trace are mapped to: "10:1000".')
+        str | None, Parameter(help='Queries/s for the lowest and the highest line of the trace, as "10:1000".')
     ] = None
-    times: Annotated[Path | None, Parameter(help="File with one arrival time in seconds a line (may be .gz).")] = None
+    times: Annotated[Path | None, Parameter(help="File with one arrival time a line, in seconds (may be .gz).")] = None
     shares: Annotated[
         str | None,
-        Parameter(help='Of the apps: "0.8,0.2", "zipf" or "zipf:1.1" (first app most popular); equal if left out.'),
+        Parameter(
+            help='Share of each app: "0.8,0.2", "zipf" or "zipf:1.1" (the first app is the most popular). Default: equal shares.'
+        ),
     ] = None
 
     def spec(self, apps: tuple[str, ...], seconds: float) -> "tuple[str, WorkloadSpec | None, tuple[float, ...]]":
-        """What to call it, the load of so many seconds (None: a closed loop), and each app's share.
+        """The load's name, its arrivals during `seconds` (None: a closed loop), and each app's share.
 
-        Ends the command with exit code 2 and the option's name where options do not go together or make no sense.
+        Ends the command (bad usage) if options contradict each other; the text names the option.
         """
         from infaas.loadgen import MOST  # noqa: PLC0415
         from services.simulation.workload import mean_rate, peak_rate  # noqa: PLC0415
@@ -96,26 +103,26 @@ class LoadOptions:
         }
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1 and given != ["--trace", "--rate"]:
-            usage(f"{given[0]} is another kind of load than {' and '.join(given[1:])}: give one of them")
+            usage(f"{given[0]} and {' and '.join(given[1:])} are different kinds of load: give one of them")
         rated = self.rate is not None or self.rate_points is not None
         trace = self.trace is not None
         if self.arrivals == "mmpp" and not (self.rates and self.dwell):
             usage("--arrivals mmpp needs --rates and --dwell, such as --rates 4,80 --dwell 30,5")
         if (self.rates or self.dwell) and self.arrivals != "mmpp":
-            usage("--rates and --dwell are of an MMPP: add --arrivals mmpp")
+            usage("--rates and --dwell describe an MMPP: add --arrivals mmpp")
         if self.arrivals not in (None, "mmpp") and (trace or not rated):
             usage(f"--arrivals {self.arrivals} needs --rate or --rate-points, and no trace or times")
         if self.arrivals == "gamma" and self.cv is None:
             usage("--arrivals gamma needs --cv, such as --cv 4 for bursts (1 is poisson)")
         if self.cv is not None and self.arrivals != "gamma":
-            usage("--cv is of gamma gaps: add --arrivals gamma")
+            usage("--cv describes gamma gaps: add --arrivals gamma")
         if self.range_qps is not None and (not trace or self.rate is not None):
-            usage("--range-qps maps a --trace, and in place of --rate")
+            usage("--range-qps scales a --trace: give --trace, and leave out --rate")
         if self.seconds_per_line is not None and not trace:
-            usage("--seconds-per-line is of a --trace")
+            usage("--seconds-per-line describes a --trace: give --trace")
 
     def _source(self) -> str:
-        """The option that says how much is sent."""
+        """The option that sets the rate."""
         for name in ("trace", "times", "rates", "rate_points"):
             if getattr(self, name) is not None:
                 return f"--{name.replace('_', '-')}"
@@ -140,7 +147,7 @@ class LoadOptions:
         if self.rates is not None and self.dwell is not None:
             rates, dwell = _numbers("--rates", self.rates), _numbers("--dwell", self.dwell)
             if len(rates) != len(dwell):
-                usage(f"--dwell: {len(dwell)} stays for {len(rates)} rates: one for each")
+                usage(f"--dwell: {len(dwell)} stays for {len(rates)} rates: give one for each")
             if min(dwell) <= 0:
                 usage("--dwell: a stay must last more than 0 s")
             load = WorkloadSpec(apps=apps, shares=shares, arrivals="mmpp", rates=rates, dwell_s=dwell)
@@ -172,7 +179,7 @@ class LoadOptions:
             usage(f"--trace: {error}")
         width = self.seconds_per_line or 1.0
         if self.rate is not None:
-            # To this mean over the lines that are sent, not over the whole file.
+            # The mean is over the lines that are sent, not over the whole file.
             sent = counts[: int(-(-seconds // width))].mean()
             counts = counts * (self.rate * width / sent) if sent > 0 else counts
         span = None if self.range_qps is None else _pair("--range-qps", self.range_qps, "10:1000")
@@ -190,11 +197,11 @@ class LoadOptions:
         if self.shares == "zipf" or self.shares.startswith("zipf:"):
             exponents = _numbers("--shares", self.shares[5:] or "1")
             if len(exponents) != 1:
-                usage(f"--shares: {self.shares!r}: one exponent, such as zipf:1.1")
+                usage(f"--shares: {self.shares!r}: write one exponent, such as zipf:1.1")
             return zipf(apps, exponents[0])
         given = _numbers("--shares", self.shares)
         if len(given) != apps:
-            usage(f"--shares: {len(given)} shares for {apps} apps: one for each --app")
+            usage(f"--shares: {len(given)} shares for {apps} apps: give one for each --app")
         if abs(sum(given) - 1) > 1e-6:
             usage(f"--shares: they add up to {sum(given):g}, not to 1")
         return given
@@ -204,22 +211,22 @@ NO_LOAD = LoadOptions()
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers of at least 0 between commas; ends the command where there are others."""
+    """Numbers of at least 0, separated by commas; ends the command if the text is anything else."""
     numbers = _split(text, ",")
     if not numbers:
-        usage(f"{option}: {text!r}: numbers of at least 0, with commas between them")
+        usage(f"{option}: {text!r}: write numbers of at least 0, separated by commas")
     return numbers
 
 
 def _pair(option: str, text: str, example: str) -> tuple[float, float]:
     numbers = _split(text, ":")
     if len(numbers) != 2:
-        usage(f"{option}: {text!r}: two numbers of at least 0 with a colon between them, such as {example}")
+        usage(f"{option}: {text!r}: write two numbers of at least 0, separated by a colon, such as {example}")
     return numbers[0], numbers[1]
 
 
 def _split(text: str, mark: str) -> tuple[float, ...]:
-    """Numbers of at least 0; none where there is anything else."""
+    """Numbers of at least 0; empty if the text is anything else."""
     try:
         numbers = tuple(float(part) for part in text.split(mark))
     except ValueError:

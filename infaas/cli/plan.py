@@ -1,4 +1,4 @@
-"""`infaas plan`: the model-autoscaler's solvers on a file; nothing needs to run."""
+"""`infaas plan`: the model-autoscaler's solvers on a planning file (docs/planning.md). Needs no system."""
 
 import re
 import time
@@ -46,25 +46,27 @@ def plan(
     time_limit: Annotated[float, Parameter(validator=Number(gt=0))] = 0.4,
     json: Json = False,
 ) -> int:
-    """Plan which variants should run, and how many of each, for the loads and objectives in a file.
+    """Plan which variants should run, and how many instances of each, for the loads and objectives in a file.
 
-    Prints scaling actions, instances and cost. Exits 1 when no plan meets every demand; what can be met, and why the rest
-    cannot, is printed all the same.
+    Prints scaling actions, instances and cost. Exits 1 if no plan meets every demand; then it prints the demands that can be met, and
+    why the others cannot.
+
+    Example: `infaas plan docs/examples/plan.toml`
 
     Parameters
     ----------
     file
-        A planning file (TOML): docs/planning.md; an example is docs/examples/plan.toml.
+        A planning file (TOML), described in docs/planning.md.
     policy
-        ilp: the cheapest plan, by integer programming; greedy: a good one in milliseconds.
+        ilp: the cheapest plan, by integer programming. greedy: a good plan in milliseconds.
     time_limit
-        Seconds that ilp may search; then the best plan so far counts. The default is the autoscaler's.
+        Seconds that ilp may search for a better plan. The default is the autoscaler's.
 
     """
     problem = read_plan_file(file)
     solver = make_solver(policy, time_limit_s=time_limit, gap=0.0, clock=time.perf_counter, patience_s=None)
     if policy == "ilp":
-        import scipy.optimize  # noqa: F401, PLC0415  (reading it from disk is not solving)
+        import scipy.optimize  # noqa: F401, PLC0415  (so that loading it does not count as solving)
     with for_the_result():
         began = time.perf_counter()
         found = solver.solve(problem)
@@ -116,15 +118,15 @@ def _render(problem: PlanningProblem, found: Plan, solve_ms: float) -> None:
         print(found.reason)
 
 
-# -- Reading a planning file (docs/planning.md); every refusal names file, key and reason.
+# The planning file. Every error names file, key and reason.
 
 
 class _Block(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An unknown key is an error, not a typo that passes."""
+    """A table of the file. An unknown key is an error."""
 
 
 class VariantBlock(_Block, frozen=True, kw_only=True):
-    """`[[variant]]`. app: one name, or several when the variant answers several apps."""
+    """`[[variant]]`. app: one name, or several if the variant answers several apps."""
 
     app: str | list[str]
     name: str
@@ -140,7 +142,7 @@ class VariantBlock(_Block, frozen=True, kw_only=True):
 
 
 class AppBlock(_Block, frozen=True, kw_only=True):
-    """`[[app]]`: one requirement class; several may have the same name. cost: US$ per 1,000 queries, at most."""
+    """`[[app]]`: one requirement class. Several blocks may have the same name. cost: limit in US$ per 1,000 queries."""
 
     name: str
     qps: float
@@ -151,7 +153,7 @@ class AppBlock(_Block, frozen=True, kw_only=True):
 
 
 class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
-    """The whole file. weight: written `lambda`. budget_per_hour: US$ that all instances together may cost. goal: as in the settings."""
+    """The whole file. weight: `lambda` in the file. budget_per_hour: limit for all instances together, in US$. goal: as in the settings."""
 
     variant: list[VariantBlock]
     app: list[AppBlock]
@@ -163,7 +165,7 @@ class PlanFile(_Block, frozen=True, kw_only=True, rename={"weight": "lambda"}):
     budget_per_hour: float | None = None
 
 
-# What the problem calls its fields, and what they are called in the file.
+# names of the planning problem: names in the file
 _PARTS = {"candidates": "variant", "demands": "app"}
 _KEYS = {"loading_weight": "lambda", "load": "qps", "budget_per_s": "budget_per_hour"}
 _LARGEST = 16 * 2**20  # bytes
@@ -182,7 +184,7 @@ _WORDS = {
 
 
 def read_plan_file(path: Path) -> PlanningProblem:
-    """The problem that the file states; ends the command (bad usage) when it states none."""
+    """The planning problem that the file describes. Ends the command (bad usage) if the file is wrong."""
     raw = _read(path)
     try:
         file = msgspec.convert(raw, PlanFile)
@@ -203,7 +205,7 @@ def read_plan_file(path: Path) -> PlanningProblem:
 
 
 def _names(path: Path, file: PlanFile, raw: dict[str, Any]) -> None:
-    """Names that can be told apart, and printed."""
+    """Check that names are printable and unambiguous."""
     for i, one in enumerate(file.variant):
         apps = [one.app] if isinstance(one.app, str) else one.app
         if not apps:
@@ -211,21 +213,21 @@ def _names(path: Path, file: PlanFile, raw: dict[str, Any]) -> None:
         if len(set(apps)) < len(apps):
             usage(f"{path}: {_place('variant', i, 'app', raw)}: names an app twice")
         for key, name in (("name", one.name), *(("app", app) for app in apps)):
-            if not _fine(name):
+            if not _is_printable(name):
                 usage(f"{path}: {_place('variant', i, key, raw)}: must be some printable text, not {name!r}")
     for i, asked in enumerate(file.app):
-        if not _fine(asked.name):
+        if not _is_printable(asked.name):
             usage(f"{path}: {_place('app', i, 'name', raw)}: must be some printable text, not {asked.name!r}")
 
 
-def _fine(name: str) -> bool:
+def _is_printable(name: str) -> bool:
     return bool(name.strip()) and name.isprintable()
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as opened:
-            content = opened.read(_LARGEST + 1)  # the file may be a device that never ends
+            content = opened.read(_LARGEST + 1)  # the path may be an endless device
         if len(content) > _LARGEST:
             usage(f"cannot read {path}: it is larger than {_LARGEST >> 20} MiB, which no plan needs")
         return tomllib.loads(content.decode("utf-8-sig"))
@@ -278,12 +280,12 @@ def _problem(file: PlanFile) -> PlanningProblem:
 
 
 def _refuse(path: Path, raw: Any, message: str) -> NoReturn:
-    """In the words of the file: msgspec says "Expected `float`, got `str` - at `$.variant[0].latency_ms`"."""
+    """End the command. Translates msgspec's text, as "Expected `float`, got `str` - at `$.variant[0].latency_ms`"."""
     reason, _, at = message.partition(" - at ")
     found = re.fullmatch(r"`\$\.?(?:(variant|app)\[(\d+)\])?\.?(.*)`", at)
     part, at_number, key = found.groups() if found else ("", None, at.strip("`$."))
     number = None if at_number is None else int(at_number)
-    if key.endswith("[...]"):  # some entry of resources or uses: the first that is no number
+    if key.endswith("[...]"):  # an entry of resources or uses: find the first that is no number
         key = key.removesuffix("[...]")
         table = (raw[part][number] if part and number is not None else raw)[key]
         wrong = (
@@ -306,10 +308,10 @@ def _meant(part: str, key: str) -> str:
 
 
 def _place(part: str, number: int | None, key: str, raw: dict[str, Any]) -> str:
-    """Where in the file: the block by its name and number from 1, then the key."""
+    """The place in the file: the block with its number from 1 and its name, then the key."""
     if not part or number is None:
         return f"{part}.{key}" if part else key
     block = raw[part][number]
     name = block.get("name") if isinstance(block, dict) else None
-    name = name if isinstance(name, str) and _fine(name) else None
+    name = name if isinstance(name, str) and _is_printable(name) else None
     return f"[[{part}]] {number + 1}{f' ({name})' * bool(name)}{f': {key}' * bool(key)}"

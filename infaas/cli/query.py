@@ -1,4 +1,4 @@
-"""`infaas query`: one query from a file or the command line."""
+"""`infaas query` and `infaas explain`: one query, or the decision that it would get."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infaas.answers import Answer
 
 
-_SHOWN = 20  # items of an output that are printed
+_MAX_ITEMS = 20  # items of an output that are printed
 
 
 def query(
@@ -32,32 +32,36 @@ def query(
     json_input: str | None = None,
     needs: NeedOptions = NO_NEEDS,
     id: str | None = None,
-    timeout: Annotated[float | None, Parameter(validator=Number(gt=0), help="Seconds to wait; default 30.")] = None,
+    timeout: Annotated[
+        float | None, Parameter(validator=Number(gt=0), help="Longest wait in seconds. Default: 30.")
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Send one query and print its answer: outputs, the variant that answered, latency, cost, and what was missed.
+    """Send one query and print its answer: outputs, the variant that answered, latency, cost, and missed requirements.
 
-    Exits 1 when the query is refused; the reason, the closest offer and when to try again are on stderr.
+    Exits 1 if the query is refused. Then stderr has the reason, the closest variant and the time after which to try again.
+
+    Example: `infaas query --app digits --input pictures.npy --accuracy 0.97`
 
     Parameters
     ----------
     app
-        The application that asks. Left out: name a registered --model.
+        The app to query. Without it, name a registered `--model`.
     input
-        A .npy file, or an .npz file with one array, or with one for each input of the model; - reads JSON from stdin.
+        A .npy file, or an .npz file with one array or with one for each input of the model. `-` reads JSON from stdin.
     input_key
-        Which array of the .npz file to send.
+        The array of the .npz file to send.
     json_input
         The inputs as JSON: a nested list whose first axis counts items, or a map of input names to such lists.
     id
-        Any text, returned with the answer.
+        Any text; the answer returns it.
 
     """
     if (input is None) == (json_input is None):
-        usage("give the inputs: either --input FILE or --json-input JSON")
+        usage("give the inputs with either --input FILE or --json-input JSON")
     if app is None and needs.model is None:
-        usage("say who asks (--app), or name a registered --model")
+        usage("name an app (--app) or a registered model (--model)")
     if str(input) == "-":
         x = read_json(sys.stdin.read())
     else:
@@ -108,23 +112,21 @@ def _render(answer: "Answer") -> None:
 
 
 def _describe(array: "Array") -> str:
-    """The top class of each item where the output holds one score a class, else the values themselves."""
-    more = f" … ({len(array)} items)" if len(array) > _SHOWN else ""
+    """The top class of each item if the output holds one score for each class, else the values themselves."""
+    more = f" … ({len(array)} items)" if len(array) > _MAX_ITEMS else ""
     if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f":
-        tops = array[:_SHOWN].argmax(1)
+        tops = array[:_MAX_ITEMS].argmax(1)
         scores = array[range(len(tops)), tops]
         classes = ", ".join(f"{top} ({score:.3g})" for top, score in zip(tops.tolist(), scores.tolist(), strict=True))
         return f"class {classes}{more}"
     if array.size <= 200:
         return " ".join(str(array.tolist()).split())
     if array.ndim == 1:
-        return f"{array[:_SHOWN].tolist()}{more}"
+        return f"{array[:_MAX_ITEMS].tolist()}{more}"
     return f"{array.dtype} of shape {list(array.shape)} (--json prints all of it)"
 
 
-# -- `infaas explain`: the decision that a query would get now.
-
-_COLUMNS = (
+_EXPLAIN_COLUMNS = (
     Column("", lambda item: " " if item.get("why_not") else "->"),
     Column("variant", "variant"),
     Column("state", "state"),
@@ -140,14 +142,16 @@ _COLUMNS = (
 
 
 def explain(*, app: str, needs: NeedOptions = NO_NEEDS, data_dir: DataDir = None, json: Json = False) -> int:
-    """Show the decision that a query with these requirements would get now, and why each other variant is passed over.
+    """Show which variant would answer a query with these requirements now, and why each other variant would not.
 
     Sends no query and changes nothing.
+
+    Example: `infaas explain --app digits --accuracy 0.97 --latency-ms 20`
 
     Parameters
     ----------
     app
-        The application that would ask.
+        The app that would be queried.
 
     """
     show(asyncio.run(_explain(data_dir, app, needs)), json, _render_explain)
@@ -162,7 +166,7 @@ async def _explain(data_dir: Path | None, app: str, needs: NeedOptions) -> dict[
 def _render_explain(explanation: dict[str, Any]) -> None:
     why = why_chosen(explanation)
     rows = [{**each, "why": why} for each in explanation.get("candidates") or []]
-    print_table(rows, _COLUMNS, "this app has no variants")
+    print_table(rows, _EXPLAIN_COLUMNS, "this app has no variants")
     if explanation.get("chosen") is None:
         refusal = explanation.get("refusal")
         print(

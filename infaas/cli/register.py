@@ -1,4 +1,4 @@
-"""`infaas register`: a trained model and its labelled validation set become variants, measured on this system."""
+"""`infaas register`: build and measure the variants of a trained model."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bus.messages.public import RegistrationStatus
     from infaas.registering import OnProgress
 
-LISTED_S = 3.0  # until a dispatcher lists what was registered a moment ago
+LISTED_S = 3.0  # within which a dispatcher lists new variants
 
 COLUMNS = (
     Column("variant", "variant"),
@@ -55,41 +55,43 @@ def register(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Register a trained model: its variants are generated, proved and measured, and printed with their figures.
+    """Register a trained model: its variants are built, checked, measured and printed with their figures.
 
-    Exits 1 when not one variant works, with the reason on stderr. Variants that could not be built are named with theirs.
+    Exits 1 if no variant works; stderr has the reason. Every variant that could not be built is named with its reason.
+
+    Example: `infaas register model.onnx --app digits --model cnn --validation validation.npz`
 
     Parameters
     ----------
     model_file
-        The model: .onnx, or .pt2 of torch.export where torch is installed; TorchScript only where the operator allows it.
+        The model: .onnx, or .pt2 of torch.export if torch is installed. TorchScript only if the operator allows it.
     app
-        The application that it is for. Its first registration fixes inputs and outputs of all its models.
+        The app that the model serves. An app's first registration fixes the inputs and outputs of all its models.
     model
-        The model's name, unique in the cluster.
+        Name of the model, unique in the cluster.
     validation
-        An .npz file with inputs (first axis: items) and their labels, on which accuracy is measured.
+        An .npz file with inputs (first axis: items) and their labels. Accuracy is measured on them.
     inputs_key
-        The array of inputs in that file.
+        The array of inputs in the .npz file.
     labels_key
-        The array of labels in that file.
+        The array of labels in the .npz file.
     version
-        A name for this version; left out: the next number.
+        Name of this version. Default: the next number.
     task
-        What the model is for, in your words.
+        What the model is for, in your own words.
     metric
-        How answers are scored against the labels; errors e count as 1 / (1 + e).
+        How outputs are scored against the labels. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
     latency_ms
-        The app's default latency objective.
+        The app's default latency objective, in milliseconds.
     default_output
-        What the app answers for an item, as JSON, where nothing better can come in time.
+        What the app answers for an item if no model can answer in time, as JSON.
     labels
         A text file with the names of the classes, one a line, in the order of the model's scores.
     format
-        Only where the file's name does not say it.
+        Format of the model file, if its name does not tell.
 
     """
-    wishes: dict[str, Any] = {
+    options: dict[str, Any] = {
         "version": version,
         "task": task,
         "metric": metric,
@@ -104,7 +106,7 @@ def register(
         async with connect(data_dir=data_dir) as client:
             with _progress() as on_progress:
                 status = await client.register(
-                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **wishes, **keys
+                    model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options, **keys
                 )
             return {**_document(status), "variants": await _figures(client, status)}
 
@@ -127,7 +129,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        usage(f"--labels: {path} cannot be read: {error}")
+        usage(f"--labels {path}: cannot be read: {error}")
 
 
 def _document(status: "RegistrationStatus") -> dict[str, Any]:
@@ -144,7 +146,7 @@ def _document(status: "RegistrationStatus") -> dict[str, Any]:
 
 
 async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[str, Any]]:
-    """What the lists say of the new variants; only their names when no dispatcher tells more."""
+    """The listed figures of the new variants; only their names if no dispatcher lists them in time."""
     loop = asyncio.get_running_loop()
     until = loop.time() + LISTED_S
     while True:
@@ -154,7 +156,7 @@ async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[st
             items = await client.variants(app=app, model=status.model)
             found = {item["variant"]: item for item in items if item.get("version") == status.version}
         except InfaasError as error:
-            progress(f"the figures cannot be listed now: {error}")
+            progress(f"the figures cannot be listed now (try `infaas variants`): {error}")
             until = 0.0
         if found.keys() >= set(status.variants) or loop.time() > until:
             return [found.get(name, {"variant": name}) for name in status.variants]
@@ -170,7 +172,7 @@ def _render(document: dict[str, Any]) -> None:
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """A bar on a terminal, else a line a step; always on stderr."""
+    """Shows progress on stderr: a bar on a terminal, else one line for each step."""
     from rich.console import Console  # noqa: PLC0415  (after the arguments have been understood)
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`infaas replay`: what was recorded, once more under any policy; nothing needs to run but the database, or nothing with a file."""
+"""`infaas replay`: recorded traffic under other policies. Needs the database, or an exported file."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +13,14 @@ from cyclopts.validators import Number
 
 from infaas.cli.options import DataDir, Json, Names, moment, names
 from infaas.cli.output import fail, for_the_result, local_time, number, one_line, progress, show, usage
-from infaas.cli.simulate import keep, print_details, print_figures, watch, writable
+from infaas.cli.simulate import check_outputs, print_details, print_figures, run_scenario, write_outputs
 
 if TYPE_CHECKING:
     from services.simulation.replay import Recording, RecordingHead
 
 
 _DAY = "-24h"
-_PATIENCE = 3.0  # s between words on how far the reading is
+_PROGRESS_S = 3.0  # between lines that tell how much has been read
 _MOST = 10_000  # machines of one kind
 
 
@@ -40,54 +40,59 @@ def replay(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
-    """Run recorded traffic through any policy: what would last Tuesday have cost?
+    """Simulate recorded traffic under other policies: what would last Tuesday have cost?
 
-    Takes queries, catalogue and machines from the database, simulates each policy on them, and prints what that gives beside
-    what really happened.
+    Reads queries, catalogue and machines from the database, simulates each policy with them, and prints the results beside what
+    really happened.
+
+    Example: `infaas replay --from -7d --policy infaas static`
 
     Parameters
     ----------
     from_
-        2026-11-17, 2026-11-17T08:00 (local time), 2026-11-17T08:00Z, or so long ago: -90m, -24h (the default), -7d.
+        Begin of the range: 2026-11-17, 2026-11-17T08:00 (local time), 2026-11-17T08:00Z, or a time ago as -90m, -7d.
+        Default: -24h.
     to
-        The same; now, unless it is said.
+        End of the range, written like the begin. Default: now.
     app
-        Only the queries of these apps.
+        Replay only the queries of these apps.
     policy
-        What decides: names as for `infaas simulate`; infaas, static and replicate, unless it is said.
+        Policies to simulate, named as for `infaas simulate`. Default: infaas, static and replicate.
     worker
-        How many machines of a recorded kind: KIND=N, or KIND=N:MOST (N at the begin, at most MOST).
+        Number of machines of a recorded kind: KIND=N, or KIND=N:MOST for N at the begin and at most MOST.
     boot
-        Seconds until a machine works that was ordered: 30, unless it is said.
+        Seconds from the order of a machine until it works. Default: 30.
     machines
-        A TOML file with [[worker]], [[policy]], [settings] and the like, as in a scenario, in place of the recorded machines.
+        A TOML file with [[worker]], [[policy]], [settings] and the like, as in a scenario. It replaces the recorded machines.
     file
         Replay this file, which --export wrote, instead of the database.
     export
-        Write what was recorded into this file, and simulate nothing. A name that ends in .gz is compressed.
+        Write the recording into this file and simulate nothing. A name that ends in .gz is compressed.
     plot
-        Draw what happened, really and simulated, into this file (.png, .svg or .pdf); needs the extra `plot`.
+        Draw what happened and the simulations into this file (.png, .svg or .pdf). Needs the extra `plot`.
     out
-        Write the JSON document into this file as well.
+        Also write the JSON document into this file.
 
     """
     policies = names("--policy", policy, "names of policies")
     apps = names("--app", app, "names of apps")
     counts = dict(_count(one) for one in names("--worker", worker, "KIND=N"))
     if file is not None and (from_ or to):
-        usage(f"--{'from' if from_ else 'to'}: {file} holds one range already: leave it out, or export another one")
+        usage(
+            f"--{'from' if from_ else 'to'}: {file} holds one range already: leave the option out, or export another range"
+        )
     if file is not None and export is not None:
-        usage("--export: what is in a file is exported already: leave out --file or --export")
+        usage("--export: --file names an exported file already: leave out --file or --export")
     if export is not None:
         given = {"--policy": policy, "--worker": worker, "--boot": boot, "--machines": machines, "--plot": plot}
         for option, value in given.items():
             if value is not None:
                 usage(f"{option}: --export simulates nothing: export first, then use {option} with --file {export}")
     if machines is not None and boot is not None:
-        usage(f"--boot: {machines} says it, as boot_s of each [[worker]]")
-    writable(plot, out)
-    writable(None, export, "--export")
-    from services.simulation.replay import ReplayError, build  # noqa: PLC0415  (commands that are not used cost nothing)
+        usage(f"--boot: set boot_s of each [[worker]] in {machines} instead")
+    check_outputs(plot, out)
+    check_outputs(None, export, "--export")
+    from services.simulation.replay import ReplayError, build  # noqa: PLC0415  (after the arguments have been understood)
     from services.simulation.replay import export as write  # noqa: PLC0415
     from services.simulation.replay.build import BOOT_S, ReplayOptions  # noqa: PLC0415
     from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415
@@ -108,10 +113,10 @@ def replay(
                 return 0
             head = source.head
             with for_the_result():
-                found = build(source, options, _told(head.queries))
+                found = build(source, options, _reading_progress(head.queries))
     except (ReplayError, ScenarioError) as error:
         usage(str(error))
-    simulated = watch(found.scenario)
+    simulated = run_scenario(found.scenario)
     document = {
         **simulated,
         **_range(head),
@@ -124,10 +129,10 @@ def replay(
         ],
         "notes": found.notes,
     }
-    keep(document, None, out)
+    write_outputs(document, None, out)
     if plot is not None:
-        keep(pictured(document), plot, None)
-    show(document, json, _render)
+        write_outputs(plot_document(document), plot, None)
+    show(document, json, print_replay)
     return 0
 
 
@@ -135,7 +140,7 @@ def replay(
 def _source(
     file: Path | None, from_: str | None, to: str | None, apps: tuple[str, ...], data_dir: Path | None
 ) -> "Iterator[Recording]":
-    """The file's recording, or the database's."""
+    """The recording of the file, or of the database."""
     from services.simulation.replay import TimeRange, database, exported  # noqa: PLC0415
 
     if file is not None:
@@ -160,46 +165,38 @@ def _source(
 
 
 def _count(text: str) -> tuple[str, tuple[int, int]]:
-    """KIND=N or KIND=N:MOST."""
+    """Read KIND=N or KIND=N:MOST: the kind, N and MOST."""
     kind, sign, numbers = text.partition("=")
     first, _, most = numbers.partition(":")
     most = most or first
     if not (kind and sign and first.isascii() and first.isdecimal() and most.isascii() and most.isdecimal()):
-        usage(f"--worker {text}: write KIND=N, or KIND=N:MOST with whole numbers")
+        usage(f"--worker {text}: write KIND=N or KIND=N:MOST with whole numbers")
     if not int(first) <= int(most) <= _MOST:
         usage(f"--worker {text}: N must be at most MOST, and MOST at most {_MOST}")
     return kind, (int(first), int(most))
 
 
 def _range(head: "RecordingHead") -> dict[str, str]:
-    """As the document has it."""
+    """The range as in the JSON document."""
     first, last = (datetime.fromtimestamp(at, UTC).isoformat() for at in (head.begins, head.ends))
     return {"from": first, "to": last}
 
 
-def _told(total: int) -> Callable[[int], None]:
-    """Says now and then how much has been read."""
+def _reading_progress(total: int) -> Callable[[int], None]:
+    """Prints now and then how much has been read."""
     last = time.monotonic()
 
-    def told(count: int) -> None:
+    def on_read(count: int) -> None:
         nonlocal last
-        if time.monotonic() - last > _PATIENCE:
+        if time.monotonic() - last > _PROGRESS_S:
             last = time.monotonic()
             progress(f"read {count:,} of {total:,} queries")
 
-    return told
-
-
-def _render(document: dict[str, Any]) -> None:
-
-    print_replay(document)
-
-
-# -- The result of `infaas replay` for people: what happened above what would have.
+    return on_read
 
 
 def print_replay(document: Mapping[str, Any]) -> None:
-    """The document of `infaas replay --json`."""
+    """Print the document of `infaas replay --json` as tables: first what happened, then the simulations."""
     recorded, runs = document["recorded"], document["policies"]
     of = f", {', '.join(document['apps'])}" if document["apps"] else ""
     print(f"{local_time(document['from'])} to {local_time(document['to'])} ({number(recorded['duration_s'])} s){of}")
@@ -218,12 +215,12 @@ def print_replay(document: Mapping[str, Any]) -> None:
     print("* the best; recorded: what happened; everything else is simulated")
 
 
-def pictured(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as plot.py draws it: what happened is the first of the runs."""
+def plot_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document as the plot takes it: what happened is the first of the runs."""
     recorded, runs = document["recorded"], document["policies"]
     series = recorded["series"]
     if any("offline_done" in run["series"] for run in runs):
-        series = {**series, "offline_done": [nan] * len(series["time"])}  # nobody recorded when which item was done
+        series = {**series, "offline_done": [nan] * len(series["time"])}  # the times of finished items are not recorded
     first = {**recorded, "cost": recorded["cost"] or 0.0, "series": series}
     span = f"{local_time(document['from'])} to {local_time(document['to'])}"
     named = [{**run, "policy": f"{run['policy']} (simulated)"} for run in runs]

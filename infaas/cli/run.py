@@ -1,4 +1,4 @@
-"""`infaas run SERVICE...`: services alone, as the supervisor and the Swarm stack start them."""
+"""`infaas run SERVICE...`: single services, as the supervisor and the Swarm stack start them."""
 
 import os
 import pkgutil
@@ -23,42 +23,44 @@ _NESTED = {
     "model-autoscaler": "autoscaler.models",
     "vm-autoscaler": "autoscaler.vms",
     "offline": "jobs.runner",
-}  # others are named as their folder
+}  # all other services have the name of their folder
 
 
-_ALONE = ("dashboard", "engine-proxy", "worker")  # processes of their own and no services on the bus
+_OWN_PROCESS = ("dashboard", "engine-proxy", "worker")  # these share a process with no other service
 
 
 def known() -> list[str]:
-    """The services that exist, by the names that `infaas run` takes."""
+    """The names that `infaas run` takes."""
     names = {found.name: found.name for found in pkgutil.iter_modules(services.__path__) if found.ispkg} | _NESTED
     found = [name for name, package in names.items() if find_spec(f"services.{package}.__main__") is not None]
-    return sorted([*found, *_ALONE])
+    return sorted([*found, *_OWN_PROCESS])
 
 
 def run(*service: str, config: Path | None = None, data_dir: Path | None = None) -> int:
     """Run one service, or several in one process, until SIGTERM or Ctrl-C.
 
+    Example: `infaas run dispatcher`
+
     Parameters
     ----------
     service
-        Names of services; an unknown name lists those that exist.
+        Names of services. Without a name, the error lists them all.
     config
-        Settings (TOML); environment variables INFAAS_SECTION__FIELD win over it.
+        Settings file (TOML). Environment variables INFAAS_SECTION__FIELD override it.
     data_dir
-        Directory of the `infaas up` system to join, unless the settings name a NATS server.
+        Data directory of the system to join, unless the settings name a NATS server.
 
     """
     if not service:
         usage(f"name at least one service: {', '.join(known())}")
     for name in service:
         if name not in known():
-            usage(f"there is no service {name!r}; there are: {', '.join(known())}")
-    for name in _ALONE:
+            usage(f"there is no service {name!r}: use one of {', '.join(known())}")
+    for name in _OWN_PROCESS:
         if name in service:
             if len(service) > 1:
-                usage(f"the {name} is a process of its own: infaas run {name}")
-            return _run_alone(name, config, data_dir)
+                usage(f"{name} needs a process of its own: infaas run {name}")
+            return _run_in_own_process(name, config, data_dir)
     wires = [_wire_of(name) for name in service]
 
     async def wire(settings: "Settings", bus: "Bus") -> "list[Runtime]":
@@ -69,7 +71,7 @@ def run(*service: str, config: Path | None = None, data_dir: Path | None = None)
     return serve("+".join(service), _settings(config, data_dir, os.environ), wire)
 
 
-def _run_alone(name: str, config: Path | None, data_dir: Path | None) -> int:
+def _run_in_own_process(name: str, config: Path | None, data_dir: Path | None) -> int:
     if name == "dashboard":
         return run_dashboard(config, data_dir)
     if name == "worker":
@@ -89,7 +91,8 @@ def _run_alone(name: str, config: Path | None, data_dir: Path | None) -> int:
 def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     """Serve the dashboard until SIGTERM or Ctrl-C.
 
-    It reads as store.reader_dsn says; where that is not set, as the commands find a system: there may be none yet.
+    It reads the database of the setting store.reader_dsn. Without that, it finds the system as the commands do; the system may
+    start later.
     """
     from dashboard.serve import CannotServe, ServeOptions, serve  # noqa: PLC0415
     from infaas.connecting import SystemAddress  # noqa: PLC0415
@@ -103,10 +106,14 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     except SettingsError as error:
         usage(str(error))
     telemetry.set_up(settings.log_level, "dashboard")
-    asked = settings.dashboard
-    allow = asked.allow.replace(",", " ").split() if isinstance(asked.allow, str) else asked.allow
+    section = settings.dashboard
+    allow = section.allow.replace(",", " ").split() if isinstance(section.allow, str) else section.allow
     options = ServeOptions(
-        address=asked.address, port=asked.port, public_url=asked.public_url, login=asked.login, allow=tuple(allow)
+        address=section.address,
+        port=section.port,
+        public_url=section.public_url,
+        login=section.login,
+        allow=tuple(allow),
     )
     reader = settings.store.reader_dsn
     system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None
@@ -123,7 +130,7 @@ def _wire_of(name: str) -> "Wire":
 
 
 def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, str]) -> "Settings":
-    """The settings; where they name no NATS server, those of the system that `infaas up` runs."""
+    """The settings. If they name no NATS server, the servers of the system that `infaas up` runs are put in."""
     from infaas.connecting import locate  # noqa: PLC0415
     from infaas.errors import NotConnected  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
@@ -144,7 +151,7 @@ def _settings(config: Path | None, data_dir: Path | None, environ: Mapping[str, 
 
 
 def _main(arguments: Sequence[str]) -> int:
-    """`python -m infaas.cli.run SERVICE... [--config FILE]`: how the supervisor starts services, sparing the command line."""
+    """`python -m infaas.cli.run SERVICE... [--config FILE]`: the supervisor starts services so, which saves loading the command line."""
     from bus.port import BusError  # noqa: PLC0415
 
     names, _, config = " ".join(arguments).partition(" --config ")

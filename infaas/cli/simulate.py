@@ -1,4 +1,4 @@
-"""`infaas simulate`: the services' own logic on virtual time; nothing needs to run."""
+"""`infaas simulate`: the services' own logic on virtual time. Needs no system."""
 
 import os
 import sys
@@ -32,60 +32,66 @@ def simulate(
     out: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Run the services' own logic on virtual time: a scenario's load, machines and faults under one policy or several.
+    """Simulate the load, machines and faults of a scenario file under one or several policies.
 
-    Prints SLO violations, accuracy, throughput, latency and cost of each policy. The same seed gives the same result.
+    The services' own code runs on virtual time. Prints SLO violations, accuracy, throughput, latency and cost of each policy. The same
+    seed gives the same result.
+
+    Example: `infaas simulate docs/examples/scenario.toml --policy infaas static`
 
     Parameters
     ----------
     scenario
-        A scenario file (TOML): docs/scenarios.md; an example is docs/examples/scenario.toml.
+        A scenario file (TOML), described in docs/scenarios.md.
     policy
-        What decides, instead of the file's policies: names of [[policy]] blocks, infaas, infaas-ilp, clipper+ (static),
-        sm+ (replicate), round-robin, brute-force, or the import path of your own class.
+        Policies to simulate instead of the file's: names of [[policy]] blocks, infaas, infaas-ilp, clipper+ (static),
+        sm+ (replicate), round-robin, brute-force, or import paths of your own classes.
     seed
-        Of arrivals and everything else that chance decides, instead of the file's.
+        Seed of the arrivals and all other random numbers, instead of the file's.
     plot
-        Draw what happened into this file (.png, .svg or .pdf); needs the extra `plot`.
+        Draw the results into this file (.png, .svg or .pdf). Needs the extra `plot`.
     out
-        Write the JSON document into this file as well.
+        Also write the JSON document into this file.
 
     """
     policies = list(names("--policy", policy, "names of policies"))
     if scenario is None and policies and policies[-1].endswith(".toml"):  # `--policy infaas sm+ fig6.toml`
         scenario = Path(policies.pop())
     if scenario is None:
-        usage("which scenario? infaas simulate SCENARIO.toml (see infaas simulate --help)")
-    writable(plot, out)
-    from services.simulation.scenario.read import read_scenario  # noqa: PLC0415  (commands that are not used cost nothing)
-    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415  (commands that are not used cost nothing)
+        usage("name a scenario file: infaas simulate SCENARIO.toml")
+    check_outputs(plot, out)
+    from services.simulation.scenario.read import read_scenario  # noqa: PLC0415  (after the arguments have been understood)
+    from services.simulation.scenario.toml import ScenarioError  # noqa: PLC0415  (after the arguments have been understood)
 
     try:
         with for_the_result():
             found = read_scenario(scenario, policies=policies, seed=seed)
     except ScenarioError as error:
         usage(str(error))
-    document = watch(found)
-    keep(document, plot, out)
-    show(document, json, _render)
+    document = run_scenario(found)
+    write_outputs(document, plot, out)
+    show(document, json, print_runs)
     return 0
 
 
-def watch(scenario: "Scenario") -> dict[str, Any]:
-    """Run it under all its policies and show how far it is; a policy that fails ends the command."""
+def run_scenario(scenario: "Scenario") -> dict[str, Any]:
+    """Simulate all policies of a scenario and show the progress. Ends the command if a policy fails."""
     from services.simulation.run import SimulationError, simulate_all  # noqa: PLC0415
 
     try:
-        with watched([one.name for one in scenario.policies], scenario.duration_s) as told, for_the_result():
-            return simulate_all(scenario, told)
+        with (
+            progress_shown([one.name for one in scenario.policies], scenario.duration_s) as on_progress,
+            for_the_result(),
+        ):
+            return simulate_all(scenario, on_progress)
     except SimulationError as error:
         if os.environ.get("INFAAS_TRACEBACK"):
             raise
         fail(f"{error} (INFAAS_TRACEBACK=1 shows where)")
 
 
-def writable(plot: Path | None, out: Path | None, name: str = "--out") -> None:
-    """Say before a long run what could not be written after it. name: of the option that says `out`."""
+def check_outputs(plot: Path | None, out: Path | None, name: str = "--out") -> None:
+    """End the command before a long run if its results could not be written. name: of the option that sets `out`."""
     if plot is not None and plot.suffix.lower() not in _PICTURES:
         usage(f"--plot {plot}: the name must end in {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}")
     if plot is not None and find_spec("matplotlib") is None:
@@ -99,8 +105,8 @@ def writable(plot: Path | None, out: Path | None, name: str = "--out") -> None:
             usage(f"{option} {path}: cannot be written")
 
 
-def keep(document: Mapping[str, Any], plot: Path | None, out: Path | None) -> None:
-    """Write the document's picture, and the document itself, where that is wanted."""
+def write_outputs(document: Mapping[str, Any], plot: Path | None, out: Path | None) -> None:
+    """Write the document and its picture to the files that are given."""
     if out is not None:
         with out.open("w", encoding="utf-8") as file:
             print_json(document, file)
@@ -112,23 +118,18 @@ def keep(document: Mapping[str, Any], plot: Path | None, out: Path | None) -> No
         progress(f"wrote {plot}")
 
 
-def _render(document: Mapping[str, Any]) -> None:
-
-    print_runs(document)
-
-
-# -- The table of `infaas simulate`: a line for each policy, the best of each figure marked.
+# The table: one line for each policy, with the best of each figure marked.
 
 _MARK, _NONE = "*", " "
 
 
 class _Figure(NamedTuple):
-    """key: of the result. best: min or max where one is better than another. shown: for people."""
+    """key: of the result. best: min or max; None if no value is better than another. text: a value as printed."""
 
     title: str
     key: str
     best: Callable[[Sequence[float]], float] | None
-    shown: Callable[[float], str]
+    text: Callable[[float], str]
 
 
 def _percent(value: float) -> str:
@@ -154,7 +155,7 @@ _FIGURES = (
 
 
 def print_runs(document: Mapping[str, Any]) -> None:
-    """The document of `infaas simulate --json` for people."""
+    """Print the document of `infaas simulate --json` as tables."""
     runs: Sequence[Mapping[str, Any]] = document["policies"]
     print(f"{document['scenario']}, seed {document['seed']}, {number(runs[0]['duration_s'])} s, simulated")
     print_figures(runs)
@@ -165,7 +166,7 @@ def print_runs(document: Mapping[str, Any]) -> None:
 
 
 def print_figures(runs: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each run."""
+    """Print one line for each run."""
     columns = [Column("policy", "policy")]
     rows: list[dict[str, Any]] = [{"policy": run["policy"]} for run in runs]
     for figure in _FIGURES:
@@ -179,22 +180,22 @@ def print_figures(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_details(runs: Sequence[Mapping[str, Any]]) -> None:
-    """What was scaled, refused and decided in each simulated run."""
+    """Print what was scaled, refused and decided in each run."""
     for run in runs:
         _details(run, max(len(one["policy"]) for one in runs))
 
 
 def _cells(figure: _Figure, values: Sequence[float | None]) -> list[str]:
-    """Each value, marked where it is the best; not where all are the same."""
-    shown = ["-" if value is None else figure.shown(value) for value in values]
+    """The values as text. The best one is marked, unless all are the same."""
+    shown = ["-" if value is None else figure.text(value) for value in values]
     known = [value for value in values if value is not None]
-    best = figure.shown(figure.best(known)) if figure.best is not None and known else None
+    best = figure.text(figure.best(known)) if figure.best is not None and known else None
     marked = best if len(set(shown) - {"-"}) > 1 else None
     return [cell + (_MARK if cell == marked else _NONE) for cell in shown]
 
 
 def _details(run: Mapping[str, Any], wide: int) -> None:
-    """What was scaled and refused, what became of offline jobs, and how fast all that was computed."""
+    """Print what was scaled and refused, the offline jobs, and the speed of the simulation."""
     actions = ", ".join(f"{name} {count:,}" for name, count in run["scale_actions"].items()) or "no scaling"
     refusals = ", ".join(f"{name} {count:,}" for name, count in run["refusals"].items())
     jobs = run.get("jobs") or ()
@@ -211,17 +212,17 @@ def _details(run: Mapping[str, Any], wide: int) -> None:
     print(f"{run['policy'].ljust(wide)}  {'; '.join(part for part in parts if part)}")
 
 
-# -- How far a simulation is, on stderr: a bar on a terminal, else a line for every tenth of a run that takes a
-# while.
+OnProgress = Callable[[str, float], None]  # policy, and the scenario's seconds so far
 
-Told = Callable[[str, float], None]  # policy, and the scenario's seconds so far
-
-_PATIENCE = 3.0  # s after which those who wait without a terminal are told something
+_FIRST_LINE_S = 3.0  # of a run before its progress is printed, without a terminal
 
 
 @contextmanager
-def watched(policies: Sequence[str], duration_s: float) -> Iterator[Told]:
-    """Shows what it is told; leaves a terminal as it was, also after Ctrl-C."""
+def progress_shown(policies: Sequence[str], duration_s: float) -> Iterator[OnProgress]:
+    """Shows the progress of a simulation on stderr: a bar on a terminal, else one line for every tenth of a long run.
+
+    Leaves a terminal as it was, even after Ctrl-C.
+    """
     if not sys.stderr.isatty():
         yield by_line(policies, duration_s, time.monotonic)
         return
@@ -232,27 +233,27 @@ def watched(policies: Sequence[str], duration_s: float) -> Iterator[Told]:
     with Progress(*parts, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task(policies[0], total=duration_s * len(policies))
 
-        def told(policy: str, at: float) -> None:
+        def on_progress(policy: str, at: float) -> None:
             place = policies.index(policy)
             description = policy if len(policies) == 1 else f"{policy} ({place + 1} of {len(policies)})"
             bars.update(bar, description=description, completed=place * duration_s + at)
 
-        yield told
+        yield on_progress
 
 
-def by_line(policies: Sequence[str], duration_s: float, clock: Callable[[], float]) -> Told:
-    """clock: monotonic seconds."""
+def by_line(policies: Sequence[str], duration_s: float, clock: Callable[[], float]) -> OnProgress:
+    """Prints one line for every tenth. clock: monotonic seconds."""
     began = clock()
     tenths = 0
 
-    def told(policy: str, at: float) -> None:
+    def on_progress(policy: str, at: float) -> None:
         nonlocal tenths
         done = (policies.index(policy) + at / duration_s) / len(policies)
         if int(10 * done + 1e-9) <= tenths:
             return
         tenths = int(10 * done + 1e-9)
         seconds = clock() - began
-        if seconds >= _PATIENCE and tenths < 10:
+        if seconds >= _FIRST_LINE_S and tenths < 10:
             progress(f"{10 * tenths} %: {policy}, {at:.0f} of {duration_s:g} s, after {seconds:.0f} s")
 
-    return told
+    return on_progress

@@ -1,4 +1,4 @@
-"""`infaas sql`: SQL with the read-only role, as a table or as JSON; psql without a query."""
+"""`infaas sql`: one SQL query with the read-only role, or psql."""
 
 import math
 import os
@@ -13,18 +13,22 @@ from infaas.cli.options import DataDir, Json
 from infaas.cli.output import fail, one_line, show, usage
 from infaas.connecting import find_sql
 
-_WIDEST = 60  # characters of a cell shown to people, the last column apart; --json shows all
+_WIDEST = 60  # characters of a printed cell, except in the last column; --json prints all
 
 
 def sql(query: str | None = None, *, data_dir: DataDir = None, json: Json = False) -> None:
-    """Run one SQL query on what happened (schema `infaas`, see docs/sql.md), or open psql when there is none.
+    """Run one SQL query with the read-only role and print its rows. Without a query, open psql.
+
+    The schema is `infaas`; docs/sql.md describes its tables.
+
+    Example: `infaas sql "SELECT app, outcome, count(*) FROM query_outcomes GROUP BY 1, 2"`
 
     Parameters
     ----------
     query
-        For example "SELECT app, state, count(*) FROM variants GROUP BY 1, 2".
+        The SQL query.
     data_dir
-        Directory of the `infaas up` system to ask; else INFAAS_DATA_DIR, INFAAS_SQL_DSN, ./.infaas, the default port.
+        Data directory of the system to use. Default: INFAAS_DATA_DIR, INFAAS_SQL_DSN, ./.infaas, then the default port.
     json
         Print {"columns": [...], "rows": [...]}.
 
@@ -32,7 +36,7 @@ def sql(query: str | None = None, *, data_dir: DataDir = None, json: Json = Fals
     dsn = find_sql(data_dir)
     if query is None:
         if json:
-            usage("--json needs a query")
+            usage('--json needs a query: infaas sql --json "SELECT ..."')
         _psql(dsn)
     assert query is not None
     columns, rows = _ask(dsn, query)
@@ -49,7 +53,7 @@ def _ask(dsn: str, query: str) -> tuple[list[str], list[list[Any]]]:
     except psycopg.Error as error:
         fail(f"INFAAS_SQL_DSN is not a database's address: {one_line(error)}")
     with connection:
-        # Whoever named a mightier role in INFAAS_SQL_DSN did not mean to write with this command.
+        # INFAAS_SQL_DSN may name a role with more rights. This command never writes.
         connection.read_only = True
         try:
             cursor = connection.execute(query.encode())
@@ -65,7 +69,7 @@ def _ask(dsn: str, query: str) -> tuple[list[str], list[list[Any]]]:
 
 
 def _plain(cell: Any) -> Any:
-    """A cell as JSON knows it: times in ISO 8601, numbers that JSON lacks as null, everything else unknown as text."""
+    """A cell as a JSON value: times in ISO 8601, NaN and infinities as null, all other types as text."""
     if isinstance(cell, Decimal):
         cell = None if not cell.is_finite() else int(cell) if cell == cell.to_integral_value() else float(cell)
     if isinstance(cell, float):
@@ -84,7 +88,7 @@ def _plain(cell: Any) -> Any:
 def _render(document: dict[str, Any]) -> None:
     columns, rows = document["columns"], document["rows"]
     if not columns:
-        print("(no rows are returned by this)")
+        print("(this statement returns no rows)")
         return
     right = [
         all(isinstance(row[i], (int, float, type(None))) for row in rows) and bool(rows) for i in range(len(columns))
@@ -117,7 +121,7 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def _psql(dsn: str) -> None:
-    """Become psql, which never returns; the password travels by environment, where other users do not see it."""
+    """Replace this process by psql. The password is passed in the environment, where other users do not see it."""
     from psycopg import ProgrammingError  # noqa: PLC0415
     from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
 
@@ -134,7 +138,7 @@ def _psql(dsn: str) -> None:
     names |= {"sslmode": "PGSSLMODE", "sslrootcert": "PGSSLROOTCERT"}
     environ = {names[key]: str(value) for key, value in parts.items() if key in names and value is not None}
     sys.stdout.flush()
-    os.execve(program, [program], {**os.environ, **environ})  # noqa: S606  (one fixed program, no shell wanted)
+    os.execve(program, [program], {**os.environ, **environ})  # noqa: S606  (a fixed program needs no shell)
 
 
 def _psql_of_the_wheel() -> str | None:

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from services.shell.host.endpoints import SystemEndpoints
     from services.shell.host.stack import Stack, StackSpec
 
-_CLIENT_VARIABLES = ("INFAAS_NATS_URL", "INFAAS_SQL_DSN")  # where *commands* find a system: no business of a new one
-_SLOW = 15.0  # s after which a start says what it waits for
+_CLIENT_VARIABLES = (
+    "INFAAS_NATS_URL",
+    "INFAAS_SQL_DSN",
+)  # they tell commands where a system is; a new system ignores them
+_SLOW_S = 15.0  # after which a start prints what it waits for
 
 
 def up(
@@ -36,32 +39,35 @@ def up(
     gateway: bool = True,
     json: Json = False,
 ) -> int:
-    """Run a whole system on this machine with nothing else installed.
+    """Run a whole system on this machine: NATS, PostgreSQL, every service, a worker, the gateway and the dashboard.
 
-    Prints its URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything.
+    Prints the URLs, then a line that starts with `ready` once a query can be answered. Ctrl-C or SIGTERM stops everything.
+
+    Example: `infaas up --max-workers 3`
 
     Parameters
     ----------
     data_dir
-        Where everything is kept; it survives a restart.
+        Directory for the system's state, which survives a restart.
     port_base
-        NATS on this port, PostgreSQL on the next, then the dashboard, the gateway and its gRPC; a busy one is an error. Metrics from ten
-        above on, or free ones. Left out: 4222, 5433, 8501, 8000, 8001 and 9100, or free ones.
+        Port of NATS. PostgreSQL, the dashboard, the gateway and its gRPC get the next four ports; a busy port is an error. Metrics get
+        the port ten above, or a free one. Default: 4222, 5433, 8501, 8000, 8001 and 9100, or free ports instead of busy ones.
     workers
-        How many workers.
+        Number of workers.
     max_workers
-        How many workers there may be when the load needs more than --workers; idle ones go again. Other kinds of machine
-        are settings: machines.kinds.
+        Largest number of workers: more than --workers are started under load, and idle ones are stopped. The setting machines.kinds
+        describes other kinds of machine.
     dispatchers
-        How many dispatchers; default: the setting dispatcher.count.
+        Number of dispatchers. Default: the setting dispatcher.count.
     simulate
-        Devices that each worker simulates, as gpu=1,inferentia=2: they sleep by profile, and say so.
+        Devices that each worker simulates, as gpu=1,inferentia=2. They sleep as long as a recorded profile says, and their answers are
+        marked as simulated.
     config
-        Settings (TOML). With bus.url or store.dsn in it, these servers are used instead of our own.
+        Settings file (TOML); `infaas settings` lists the settings. If it sets bus.url or store.dsn, these servers are used.
     dashboard
-        Whether to run the dashboard: what runs, what it costs and why, in a browser.
+        Run the dashboard: what runs, what it costs and why, in a browser.
     gateway
-        Whether to run the gateway: the system for HTTP and gRPC clients.
+        Run the gateway for HTTP and gRPC clients.
     json
         Print the URLs as one JSON document, then `ready`.
 
@@ -90,10 +96,10 @@ def _plan(
 
     environ = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
     if simulate is not None:
-        environ["INFAAS_WORKER__SIMULATE"] = simulate  # the services read it there, too
+        environ["INFAAS_WORKER__SIMULATE"] = simulate  # the services read it there too
     if max_workers is not None:
         if max_workers < workers:
-            usage(f"--max-workers {max_workers} is less than the --workers {workers} to start with")
+            usage(f"--max-workers {max_workers} is less than --workers {workers}: raise it, or start fewer")
         environ["INFAAS_MACHINES__KINDS__CPU__MINIMUM"] = str(workers)
         environ["INFAAS_MACHINES__KINDS__CPU__MAXIMUM"] = str(max_workers)
     try:
@@ -103,7 +109,9 @@ def _plan(
         usage(str(error))
     plain = settings.machines.kinds.get("cpu")
     if plain is not None and 0 < plain.maximum < workers:
-        usage(f"--workers {workers} is more than machines.kinds.cpu.maximum, {plain.maximum}")
+        usage(
+            f"--workers {workers} is more than machines.kinds.cpu.maximum, {plain.maximum}: lower it, or raise the setting"
+        )
     return StackSpec(
         data_dir=data_dir.absolute(),
         settings=settings,
@@ -121,7 +129,7 @@ def _plan(
 
 
 def _names_nats(config: Path | None, environ: Mapping[str, str]) -> bool:
-    """Whether the settings name a NATS server of somebody else's (its URL may be the default one)."""
+    """Whether the settings name a NATS server, even with the default URL."""
     tree: dict[str, Any] = tomllib.loads(config.read_text()) if config is not None else {}
     return "url" in tree.get("bus", {}) or any(environ.get(f"INFAAS_BUS__URL{end}") for end in ("", "_FILE"))
 
@@ -153,7 +161,7 @@ async def _up(plan: "StackSpec", as_json: bool) -> int:
 async def _start(stack: "Stack", as_json: bool) -> None:
     endpoints = await stack.start()
     _print_urls(endpoints, as_json)
-    slow = asyncio.get_running_loop().call_later(_SLOW, lambda: progress(f"still waiting for {stack.missing}"))
+    slow = asyncio.get_running_loop().call_later(_SLOW_S, lambda: progress(f"still waiting for {stack.missing}"))
     try:
         await stack.ready()
     finally:

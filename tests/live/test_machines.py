@@ -327,4 +327,4 @@ def test_orders_of_an_earlier_leader_are_refused(system: tuple[Path, str, str]) 
 def test_nonsense_is_refused_at_the_start() -> None:
     done = command("up", "--workers", "3", "--max-workers", "2")
     assert done.returncode == 2
-    assert "--max-workers 2 is less than the --workers 3" in done.stderr
+    assert "--max-workers 2 is less than --workers 3" in done.stderr

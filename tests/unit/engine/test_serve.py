@@ -85,7 +85,7 @@ def test_what_is_wrong_with_its_settings_is_one_line(tmp_path: Path) -> None:
         assert done.returncode != 0
         return done.stderr
 
-    assert "a process of its own" in told("engine-proxy", "gateway")
+    assert "needs a process of its own" in told("engine-proxy", "gateway")
     assert "engine.token" in told("engine-proxy", INFAAS_ENGINE__TOKEN="two words")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -85,7 +85,7 @@ def test_nobody_listening_is_tried_again_until_somebody_does():
 def test_nobody_listening_at_all_says_so():
     async def main():
         exchange = await open_exchange(Broker())
-        with pytest.raises(Timeout, match=r"nobody serves t\.q"):
+        with pytest.raises(Timeout, match=r"no service listens on t\.q"):
             await exchange.ask("t.q", b"\x80", 0.15)
 
     run(main())

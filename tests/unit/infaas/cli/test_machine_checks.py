@@ -2,7 +2,7 @@
 
 import pytest
 
-from infaas.cli.machine_checks import NEVER, check_backends
+from infaas.cli.machine_checks import NEVER_EXECUTED, check_backends
 from services.executor.backends import NAMES, backend
 from services.shell.host.accelerators import accelerators
 
@@ -20,8 +20,8 @@ def test_every_backend_has_a_line(findings):
 
 def test_what_was_never_executed_says_so_whether_it_works_or_not(findings):
     for name, finding in findings.items():
-        assert (NEVER in finding.detail) == (not backend(name).executed)
-        assert finding.detail.strip() != NEVER
+        assert (NEVER_EXECUTED in finding.detail) == (not backend(name).executed)
+        assert finding.detail.strip() != NEVER_EXECUTED
 
 
 def test_a_missing_device_is_no_failure_and_has_its_reason(findings):

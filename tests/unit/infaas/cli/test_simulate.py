@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from infaas.cli import main
-from infaas.cli.simulate import by_line, print_runs, watched
+from infaas.cli.simulate import by_line, print_runs, progress_shown
 from services.simulation.report import MEASURED
 from tests.support.data.simulation_reports import document
 from tests.support.servers.processes import environ, infaas
@@ -154,10 +154,10 @@ def test_a_picture(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "which scenario? infaas simulate SCENARIO.toml"),
+        ([], "name a scenario file: infaas simulate SCENARIO.toml"),
         (["nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
         (["small.toml", "--policy", "nosuch"], "nosuch"),
-        (["small.toml", "--policy"], "--policy: which?"),
+        (["small.toml", "--policy"], "--policy needs a value"),
         (["small.toml", "--seed", "-1"], "--seed"),
         (["small.toml", "--seed", "x"], "--seed: must be a whole number, not 'x'"),
         (["small.toml", "--seed", "1.5"], "--seed: must be a whole number, not '1.5'"),
@@ -327,7 +327,7 @@ def test_lines_of_progress_begin_after_a_while_and_come_once_a_tenth(capsys: pyt
 
 
 def test_a_short_run_is_quiet_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with watched(["a"], 10.0) as told:
+    with progress_shown(["a"], 10.0) as told:
         for second in range(11):
             told("a", float(second))
     assert capsys.readouterr() == ("", "")
