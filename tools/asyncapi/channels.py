@@ -1,4 +1,4 @@
-"""Which message travels on which subject: the table that the document is made from. Parameters are written `{name}`."""
+"""The subjects and their messages: the table from which the document is made. Parameters are written `{name}`."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class Channel(NamedTuple):
 
 
 def public_channels() -> list[Channel]:
-    """What outsiders use."""
+    """Channels for outsiders."""
     refusal = public.Refusal
     return [
         Channel(
@@ -46,7 +46,7 @@ def public_channels() -> list[Channel]:
             NAMES.explain("{app}"),
             (public.Requirements,),
             "receive",
-            "The decision that a query with these requirements would get now; nothing is run.",
+            "The decision that a query with these requirements would get now; no query runs.",
             (public.Explanation, refusal),
         ),
         Channel(
@@ -54,7 +54,7 @@ def public_channels() -> list[Channel]:
             NAMES.list("{what}"),
             (public.ListRequest,),
             "receive",
-            "What there is. what: apps, models, variants, workers, jobs.",
+            "Lists of apps, models, variants, workers or jobs.",
             (public.Listing, refusal),
         ),
         Channel(
@@ -92,7 +92,7 @@ def public_channels() -> list[Channel]:
             NAMES.job_cancel("{job}"),
             (jobs.CancelJob,),
             "receive",
-            "Nothing more of the job is computed.",
+            "Cancel a job: its remaining items are not computed.",
             (jobs.JobCancelled, refusal),
         ),
         Channel(
@@ -107,7 +107,7 @@ def public_channels() -> list[Channel]:
 
 
 def event_channels() -> list[Channel]:
-    """History: batches of rows in the streams."""
+    """Events: batches of rows in the streams."""
     return [
         Channel(
             f"event-{kind.kind}",
@@ -123,7 +123,7 @@ def event_channels() -> list[Channel]:
 
 
 def inner_channels() -> list[Channel]:
-    """Between the services: not for outsiders, and free to change."""
+    """Channels between the services; they may change at any time."""
     return [
         _inner("execute", NAMES.execute("{worker}", "{device}"), flow.Execute, "dispatcher -> executor"),
         _inner("done", NAMES.done("{dispatcher}"), flow.DoneBatch, "executor -> dispatcher"),
@@ -219,7 +219,7 @@ def inner_channels() -> list[Channel]:
 
 
 def scaling_channels() -> list[Channel]:
-    """How load becomes capacity: between dispatchers, monitors, the controller, and whoever starts machines."""
+    """Channels of the autoscalers: dispatchers, monitors, the controller, and whatever starts machines."""
     answers = (scaling.MachineReply,)
     return [
         _inner(
@@ -271,7 +271,7 @@ def scaling_channels() -> list[Channel]:
             "machine",
             f"$KV.{NAMES.control_bucket}.machine.{{worker}}",
             scaling.MachineRecord,
-            "what the leader is about to do to a machine, for its successor",
+            "the leader's present action on a machine, for its successor",
         ),
     ]
 
@@ -281,5 +281,5 @@ def _inner(key: str, address: str, message: type, summary: str) -> Channel:
 
 
 def channels() -> list[Channel]:
-    """Every channel there is."""
+    """All channels."""
     return [*public_channels(), *event_channels(), *inner_channels(), *scaling_channels()]

@@ -60,7 +60,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 
 def _replies(table: list[Channel]) -> dict[str, Any]:
-    """One channel for each set of replies: the requester's own inbox, whose address nobody knows before."""
+    """One channel for each set of replies: the requester's inbox, whose address is not known in advance."""
     return {
         f"{channel.key}-reply": {"address": None, "messages": _messages(channel.reply)}
         for channel in table

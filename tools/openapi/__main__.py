@@ -1,11 +1,11 @@
-"""`python -m tools.openapi [--check]`: write docs/openapi.json, or say whether it is current (exit 1 when not)."""
+"""`python -m tools.openapi [--check]`: write the document that the gateway serves, or say whether it is current (exit 1 when not)."""
 
 import sys
 from pathlib import Path
 
 from tools.openapi.document import text
 
-PATH = Path(__file__).parents[2] / "services" / "gateway" / "openapi.json"  # served; docs/openapi.json is a link to it
+PATH = Path(__file__).parents[2] / "services" / "gateway" / "openapi.json"  # docs/openapi.json links to it
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     found = text()
     if "--check" in sys.argv[1:]:
         if not PATH.exists() or PATH.read_text() != found:
-            sys.exit("docs/openapi.json is not current: run `python -m tools.openapi`")
+            sys.exit("services/gateway/openapi.json is not current: run `python -m tools.openapi`")
         return
     PATH.write_text(found)
 

@@ -1,4 +1,4 @@
-"""Clipper's operations. Pure."""
+"""The operations of Clipper's dialect. Pure."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ SCHEMAS: dict[str, Schema] = {
     "Prediction": record(
         "query_id", "output", "default",
         query_id=WHOLE, output={"description": "Of this item; a map of names where the model has several outputs."}, default=FLAG,
-        default_explanation={**TEXT, "description": "Why it is the default."}, model=TEXT, version=TEXT, variant=TEXT,
+        default_explanation={**TEXT, "description": "Why the output is the default."}, model=TEXT, version=TEXT, variant=TEXT,
     ),
     "ClipperApplication": record(
         name=TEXT, input_type=_INPUT_TYPE, default_output=TEXT, latency_slo_micros=WHOLE, linked_models=array(TEXT)
@@ -47,11 +47,11 @@ _LATE = {504: "The system did not answer in time."}
 
 
 def operations() -> Iterator[Operation]:
-    """All that are served."""
+    """All operations."""
     error = ref("ClipperError")
     metrics = ref("ClipperMetrics")
     yield Operation(
-        "POST", "/{app}/predict", TAG, "One query, or a batch: what the app's models say, or its default with the reason.",
+        "POST", "/{app}/predict", TAG, "One query or a batch: the outputs of the app's models, or its default output with the reason.",
         {"oneOf": [ref("Prediction"), record("batch_predictions", batch_predictions=array(ref("Prediction")))]},
         body=record(input=_INPUT, input_batch=array(_INPUT), version=_VERSION), statuses={**_UNKNOWN, **_LATE}, error=error,
         headers={"traceparent": "W3C trace context."},
@@ -62,7 +62,7 @@ def operations() -> Iterator[Operation]:
         body=record("label", uid=_VERSION, input=_INPUT, query_id=_VERSION, label=_LABEL),
         statuses={**_UNKNOWN, **_LATE}, error=error, raw_replies=("text/plain",),
     )  # fmt: skip
-    yield Operation("GET", "/metrics", TAG, "What this gateway answered in this dialect, by app.", metrics, error=error)
+    yield Operation("GET", "/metrics", TAG, "Counts of the predictions of this gateway, by app.", metrics, error=error)
     yield Operation(
         "POST", "/admin/metrics", TAG, "The same.", metrics, body=record(), error=error, operator=True, optional_body=True
     )  # fmt: skip
@@ -75,9 +75,9 @@ def operations() -> Iterator[Operation]:
         "add_app", "A new application.",
         record("name", "input_type", "latency_slo_micros", name=TEXT, input_type=_INPUT_TYPE, default_output={}, latency_slo_micros=NUMBER),
     )  # fmt: skip
-    yield _change("delete_app", "Forget an application; its models stay.", record("name", name=TEXT))
+    yield _change("delete_app", "Delete an application; its models stay.", record("name", name=TEXT))
     yield _change("add_model_links", "Let an application serve models, in their newest versions.", links)
-    yield _change("delete_model_links", "An application serves these models no longer.", links)
+    yield _change("delete_model_links", "Stop an application from serving these models.", links)
     yield _change(
         "add_model", "Register a version of a model and measure it; replies when that is done.",
         record(
@@ -88,7 +88,7 @@ def operations() -> Iterator[Operation]:
         {422: "The model cannot be served; the reason names what is wrong.", 502: "The file cannot be fetched."},
     )  # fmt: skip
     one = record("model_name", "model_version", **model)
-    yield _change("delete_versioned_model", "Forget a version that no application serves.", one)
+    yield _change("delete_versioned_model", "Delete a version that no application serves.", one)
     yield _change("set_model_version", "Let every application that links the model serve this version.", one)
     verbose = record(verbose=FLAG)
     yield _look(

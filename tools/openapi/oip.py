@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's operations, with Triton's extensions that are served. Pure."""
+"""The operations of the Open Inference Protocol, with the extensions of Triton that are served. Pure."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from services.gateway.oip.infer import GivenInput, InferJson, WantedOutput
 from tools.openapi.operation import FLAG, NUMBER, TEXT, WHOLE, Operation, Schema, array, record, ref
 
 TAG = "Open Inference Protocol"
-# Schemas of bodies that structs read; a test holds their fields together.
+# Schemas of bodies that structs decode; a test compares their fields.
 STRUCTS = {"InferenceRequest": InferJson, "Input": GivenInput, "WantedOutput": WantedOutput}
 _UNKNOWN = {404: "No such app, model, version or variant."}
 _ENDS = {
@@ -38,7 +38,11 @@ _REQUIREMENTS: Schema = {
         "cost": {**NUMBER, "minimum": 0, "description": "US$ per 1,000 queries, at most."},
         "context": {**TEXT, "description": "Key of personalised selection."},
         "priority": {**WHOLE, "minimum": 0, "maximum": 9, "description": "1 is the highest; 0: default."},
-        "timeout": {**WHOLE, "minimum": 0, "description": "Microseconds until the answer is of no use; 0: default."},
+        "timeout": {
+            **WHOLE,
+            "minimum": 0,
+            "description": "Microseconds after which the answer is useless; 0: default.",
+        },
         "model": TEXT,
         "version": TEXT,
         "variant": TEXT,
@@ -69,17 +73,17 @@ SCHEMAS: dict[str, Schema] = {
     "Output": record(
         "name", "datatype", "shape",
         name=TEXT, datatype={"enum": _DATATYPES}, shape=array(WHOLE),
-        data={"type": "array", "description": "The elements, flat; not there where they follow the JSON as raw bytes."},
+        data={"type": "array", "description": "The elements, flat; left out where they follow the JSON as raw bytes."},
         parameters={"type": "object"},
     ),
     "AnswerParameters": {
         **record(
             model=TEXT, variant=TEXT, hardware=TEXT, accuracy=NUMBER, latency_ms=NUMBER, queue_ms=NUMBER,
             compute_ms=NUMBER, batch=WHOLE, cost=NUMBER, cached=FLAG, simulated=FLAG,
-            missed={"type": "string", "description": "Of latency, accuracy and cost, with commas between: what was not met."},
+            missed={"type": "string", "description": "The requirements that were not met, of latency, accuracy and cost, separated by commas."},
             confidence=NUMBER, members=TEXT, missing=WHOLE, default=FLAG, reason=TEXT, ignored=TEXT,
         ),
-        "description": "What answered, and how (extension `modelless`). cost: US$ of this query. accuracy: of the variant, measured.",
+        "description": "What answered, and how (extension `modelless`). cost: US$ of this query. accuracy: of the variant, as measured.",
     },
     "InferenceResponse": record(
         "model_name", "outputs",
@@ -95,24 +99,24 @@ SCHEMAS: dict[str, Schema] = {
 
 
 def operations() -> Iterator[Operation]:
-    """All paths below /v2."""
+    """All operations below /v2."""
     stats = record("model_stats", model_stats=array(ref("ModelStatistics")))
     live, ready = record("live", live=FLAG), record("ready", ready=FLAG, missing=TEXT)
-    yield _get("/v2", "What this server is, and which extensions it has.", ref("ServerMetadata"))
-    yield _get("/v2/health/live", "The gateway lives.", live)._replace(open=True)
-    yield _get("/v2/health/ready", "Queries can be answered; 503 where not.", ready)._replace(open=True)
-    yield _get("/v2/models/stats", "What became of the queries, by app.", stats)
+    yield _get("/v2", "The server's name, version and extensions.", ref("ServerMetadata"))
+    yield _get("/v2/health/live", "The gateway runs.", live)._replace(open=True)
+    yield _get("/v2/health/ready", "Queries can be answered; else 503.", ready)._replace(open=True)
+    yield _get("/v2/models/stats", "Statistics of the queries, by app.", stats)
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         one = record("name", "ready", name=TEXT, ready=FLAG)
-        yield _get(path, "What the model takes and gives.", ref("ModelMetadata"), _UNKNOWN)
-        yield _get(f"{path}/ready", "It can answer; 503 where not.", one, _UNKNOWN)
+        yield _get(path, "The model's inputs and outputs.", ref("ModelMetadata"), _UNKNOWN)
+        yield _get(f"{path}/ready", "The model can answer; else 503.", one, _UNKNOWN)
         yield _get(f"{path}/config", "Its configuration, in Triton's words.", {"type": "object"}, _UNKNOWN)
-        yield _get(f"{path}/stats", "What became of its queries.", stats, _UNKNOWN)
+        yield _get(f"{path}/stats", "Statistics of its queries.", stats, _UNKNOWN)
         yield Operation(
             "POST",
             f"{path}/infer",
             TAG,
-            "One query: a model, or only an app and what the answer must be.",
+            "One query: to a model, or to an app with requirements of the answer.",
             ref("InferenceResponse"),
             body=ref("InferenceRequest"),
             statuses=_ENDS,
@@ -124,7 +128,7 @@ def operations() -> Iterator[Operation]:
         "POST",
         "/v2/repository/index",
         TAG,
-        "Every name that may be asked for.",
+        "Every name that may be queried.",
         array(record("name", "version", "state", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
         body=record(ready=FLAG),
         optional_body=True,

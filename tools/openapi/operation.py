@@ -1,4 +1,4 @@
-"""One method of one path, as the document is made from it. Pure."""
+"""One method of one path: what the document says of it. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ WHOLE: Schema = {"type": "integer"}
 FLAG: Schema = {"type": "boolean"}
 RAW: Schema = {"type": "string", "format": "binary"}
 
-# What any request may get, whatever it asks.
+# Errors that every request may get.
 ALWAYS = {
-    400: "The request is malformed: its head, its path, or what it asks.",
+    400: "The request is malformed: its head, its path or its content.",
     401: "A token is needed, or the one sent is not known.",
-    403: "It is not for whoever sent this, or comes from a page of another origin.",
-    421: "The host it was sent to is not served here.",
+    403: "The token does not suffice, or the request comes from a page of another origin.",
+    421: "The gateway does not serve this host.",
     500: "The gateway failed; the reason is in its log, under the id in the reply.",
-    503: "Not now: no connection to the system, or too many requests. Retry-After says when to try again.",
+    503: "No connection to the system, or too many requests. Retry-After says when to try again.",
 }
 BODY = {
     408: "The body did not come in time.",
@@ -43,7 +43,7 @@ def record(*required: str, **properties: Schema) -> Schema:
 
 
 class Operation(NamedTuple):
-    """path: as its route has it. reply, error: schemas of the good reply and of all others. body: of the request; None: it has none.
+    """path: as in its route. reply, error: schemas of the good reply and of all others. body: of the request; None: it has none.
 
     statuses: beside ALWAYS, BODY and 200. raw: media types of bodies that are no JSON. headers, queries: parameters by name.
     """

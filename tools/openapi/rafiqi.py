@@ -1,4 +1,4 @@
-"""Rafiqi's operations. Pure."""
+"""The operations of Rafiqi's dialect. Pure."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ SCHEMAS: dict[str, Schema] = {
 
 
 def operations() -> Iterator[Operation]:
-    """All that are served."""
+    """All operations."""
     guesses = array(ref("Guess"))
     yield Operation(
         "POST", "/classify", TAG, "The most likely classes of an image, of a .npy file's items, or of an array's own bytes.",

@@ -1,7 +1,11 @@
-"""Protobuf classes from a table, in a descriptor pool of their own.
+"""The messages and services of the gateway's gRPC, as tables from which protobuf's classes are made.
 
-A program that has loaded somebody's generated modules for the same names (tritonclient's, KServe's) may load these beside them:
-two of a name collide only in protobuf's default pool.
+Names and field numbers are those of the Open Inference Protocol (`inference.GRPCInferenceService`, with the extensions of Triton's
+grpc_service.proto and the part of its model_config.proto that are served here), of `grpc.health.v1` and of `grpc.reflection`. A test
+compares them with those of a stock client. They are tables and not generated modules because the classes need a descriptor pool of
+their own: in protobuf's default pool they would collide with generated modules for the same names, such as tritonclient's or KServe's.
+
+A table has a message, an enum or a service in each line:
 
     Point: 1 x double; 2 y double; 3 tags *string; 4 extra {Value}      a message: number, name, type; * repeated, {} map from strings
     Value: 1 number?either double; 2 text?either string                 both in the oneof `either`
@@ -27,7 +31,7 @@ _SCALARS = {name: FieldDescriptorProto.Type.Value(f"TYPE_{name.upper()}") for na
 
 
 class Method(NamedTuple):
-    """One of a service's. request, response: message classes; streams: whether there are many of each."""
+    """A method of a service. request, response: classes of messages; streams: whether there are several of each."""
 
     name: str
     request: Any
@@ -39,7 +43,7 @@ class Method(NamedTuple):
 class Schema:
     """The classes of one protobuf package: `schema.Point` is the class of its message Point, `schema["Line.End"]` of a nested one.
 
-    Raises TypeError for a table whose types are not all there.
+    Raises TypeError where the table lacks a type that it uses.
     """
 
     def __init__(self, package: str, table: str) -> None:
@@ -70,13 +74,13 @@ class Schema:
             raise AttributeError(f"{self.__dict__.get('_package')} has no message {name}") from None
 
     def methods(self, service: str) -> Iterator[Method]:
-        """All methods of one of its services."""
+        """The methods of a service."""
         for method in self.descriptor.services_by_name[service].methods:
             request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
             yield Method(method.name, request, response, method.client_streaming, method.server_streaming)
 
     def has(self, symbol: str) -> bool:
-        """Whether a message or service of this full name is in here, or one of its fields or methods."""
+        """Whether there is a message or service of this full name, or a field or method of one."""
         for name in (symbol, symbol.rpartition(".")[0]):
             try:
                 self._pool.FindFileContainingSymbol(name)
@@ -92,7 +96,7 @@ class Schema:
             self._messages[kind] = self._nest(kind).add(name=kind.rpartition(".")[2])
 
     def _nest(self, name: str, enums: bool = False) -> Any:
-        """Where a message or an enum of this name goes: into its parent, or into the file."""
+        """The list for a message or an enum of this name: its parent's, or the file's."""
         parent = name.rpartition(".")[0]
         if not parent:
             return self._file.enum_type if enums else self._file.message_type
@@ -148,7 +152,7 @@ class Schema:
         field.type_name = f".{self._package}.{known}"
 
 
-# -- The messages and services that we speak over gRPC, as tables; `schema.py` says how these are written.
+# -- The messages and services
 
 INFERENCE = Schema(
     "inference",
