@@ -1,7 +1,7 @@
-"""Wires one worker's executors, one a device, and the workshop that builds and profiles models beside them.
+"""Wires one worker's executors, one for each device, and the workshop that builds and profiles models beside them.
 
-All devices share one process: what an accelerator computes takes little of the CPU, simulated devices mostly sleep, and an idle one
-takes next to no memory.
+All devices share one process: an accelerator's batches take little of the CPU, simulated devices mostly sleep, and an idle device
+takes almost no memory.
 """
 
 import time
@@ -15,7 +15,7 @@ from services.core.actor import Edge
 from services.core.placement import Device
 from services.core.settings import Settings
 from services.executor import metrics
-from services.executor.actor import Executor
+from services.executor.actor import make_executor
 from services.executor.edge import AcceleratedEdge, ExecutorEdge
 from services.executor.edge_simulated import SimulatedEdge
 from services.executor.workshop.actor import WorkshopActor
@@ -26,34 +26,21 @@ from services.shell.runtime.runtime import Runtime
 
 
 async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None = None) -> list[Runtime]:
-    """A batch queue for each device; its incarnation is its start in microseconds, so a later one is always larger.
+    """One executor for each device. Its incarnation is its start in microseconds, so that a later one is larger.
 
-    found: the machine's accelerators; by default its drivers are asked.
+    found: the machine's accelerators. By default its drivers are asked.
     """
     subjects = Subjects(settings.prefix)
     worker = worker_name(settings.worker)
-    ours = settings.executor
     cache = Path(settings.data_dir) / "workers" / worker / "artifacts"
     incarnation = time.time_ns() // 1000
 
-    def hands(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
-        cores = cores or cores_of(settings.worker)
-        return make(bus, subjects, address, cores, cache, watchdog=ours.watchdog, least_s=ours.watchdog_least_s)
+    def edge(make: type[ExecutorEdge] = ExecutorEdge, address: str = CPU, cores: int = 0) -> ExecutorEdge:
+        return make(bus, subjects, address, cores or cores_of(settings.worker), cache, settings.executor)
 
-    def executor(device: Device) -> Executor:
-        return Executor(
-            worker,
-            device.name,
-            incarnation,
-            subjects,
-            cores=device.cores,
-            inline_below_s=0.0 if device.simulated else ours.inline_below_ms / 1000.0,
-            max_inline=settings.dispatcher.max_inline,
-            failure_timeout_s=settings.dispatcher.failure_timeout_s,
-        )
-
-    def runtime(device: Device, edge: Edge) -> Runtime:
-        return Runtime(f"executor-{device.name}", partial(executor, device), bus, subjects, edge, insight=metrics)
+    def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:
+        make = partial(make_executor, settings, subjects, worker, device, incarnation)
+        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=metrics)
 
     cpu, *others = devices_of(settings.worker, found)
     real = [device for device in others if not device.simulated]
@@ -65,12 +52,12 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
         return WorkshopActor(worker, subjects, settings.registrar.seconds, addresses)
 
     runtimes = [
-        Runtime("executor", partial(executor, cpu), bus, subjects, hands(), insight=metrics),
+        runtime(cpu, edge(), "executor"),
         Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(settings)),
     ]
-    runtimes += [runtime(device, hands(AcceleratedEdge, device.address, device.cores)) for device in real]
+    runtimes += [runtime(device, edge(AcceleratedEdge, device.address, device.cores)) for device in real]
     if len(real) < len(others):
-        shared = hands()  # not the CPU's own: its watchdog and loads are not to wait for what only pretends
+        shared = edge()  # not the CPU's own, whose watchdog and loads must not wait for simulated devices
         runtimes += [
             runtime(device, SimulatedEdge(shared, device.kind, device.cores)) for device in others if device.simulated
         ]

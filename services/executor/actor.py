@@ -1,10 +1,10 @@
-"""The batch queue of one device: takes queries for its instances, batches them, answers the clients, reports what is done.
+"""The executor of one device: queues queries for its instances, batches them, answers the clients, reports what is done.
 
-It is the authority on its own queue: what no longer fits its deadline goes back to the dispatcher at once, and nothing is
-computed that cannot be in time. Every query that it has taken it ends itself, even when the dispatcher that sent it has died.
+It decides about its own queue: a query that cannot meet its deadline any more goes back to the dispatcher at once and is not
+computed. The executor ends every query that it has taken, even if the dispatcher that sent it has died.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,12 +14,14 @@ from bus.messages.flow import Execute, HandBack, Route, Trying
 from bus.messages.public import Answer, Error, Refusal
 from bus.subjects import Subjects
 from services.core.actor import (
+    NOTHING,
     After,
     Do,
     Done,
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Publish,
     Recorded,
@@ -28,6 +30,10 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
+from services.core.deadlines import DeadlineReached, Deadlines
+from services.core.outcomes import default_at
+from services.core.placement import Device
+from services.core.settings import DispatcherSettings, ExecutorSettings, Settings
 from services.executor.answers import (
     RecentAnswers,
     SentAnswer,
@@ -38,61 +44,64 @@ from services.executor.answers import (
     spans_of,
 )
 from services.executor.commands import BatchResult, FetchInputs, RunBatch, StoreOutputs
-from services.executor.default_output import DefaultOutputDeadlines, DefaultOutputDue
 from services.executor.dispatchers import KnownDispatchers
 from services.executor.instances import REPORT, BatchRuns, InstanceManager, Loaded, MonitorReporter, ReportDue
-from services.executor.queue import QueuedQuery, inputs_of, work_of
+from services.executor.queue import QueuedQuery, inputs_of, queued_query
 
 FETCH = 10.0  # s to get inputs from, or put outputs into, the object store
-NOTHING: tuple[Effect, ...] = ()
 
 
 class BatchesDue(msgspec.Struct, frozen=True):
-    """Timer: everything that came in this turn is queued; form batches."""
+    """Timer: all queries that came in this turn are queued; form batches."""
+
+
+def default_due(work: QueuedQuery) -> float:
+    """When the default of a query's app is given, in Unix seconds."""
+    return default_at(work.route.arrived, work.route.deadline)
 
 
 class Executor:
-    """Pure actor of one device. incarnation: grows with every start of this process."""
+    """Pure actor of one device. incarnation: grows with every start of this process. dispatchers: those it works for."""
 
     def __init__(
         self,
         worker: str,
-        device: str,
+        device: Device,
         incarnation: int,
         subjects: Subjects,
-        *,
-        cores: int = 1,
-        inline_below_s: float = 0.001,
-        max_inline: int = 2**20,
-        failure_timeout_s: float = 2.0,
+        settings: ExecutorSettings,
+        dispatchers: DispatcherSettings,
     ) -> None:
+        name = device.name
         self.worker = worker
-        self.device = device
+        self.device = name
         self.incarnation = incarnation
-        self._residents = InstanceManager(worker, device, incarnation, subjects)
-        self.instances = self._residents.instances
+        self._manager = InstanceManager(worker, name, incarnation, subjects)
+        self.instances = self._manager.instances
+        self.tallies = self._manager.tallies
         self.answers = RecentAnswers()
         self._subjects = subjects
-        self.owners = KnownDispatchers(subjects, f"{worker}/{device}/{incarnation}", worker, failure_timeout_s + REPORT)
-        self._runs = BatchRuns(max(1, cores), inline_below_s)
-        self._max_inline = max_inline
-        self._failure_timeout = failure_timeout_s
-        self._pumping = False
-        self._reporter = MonitorReporter(worker, device, incarnation, subjects)
-        self._pending: dict[tuple[bytes, int], QueuedQuery] = {}  # taken, not yet ended
-        self._lapses = DefaultOutputDeadlines()
+        self._failure_timeout = dispatchers.failure_timeout_s
+        silence_s = self._failure_timeout + REPORT
+        self.dispatchers = KnownDispatchers(subjects, f"{worker}/{name}/{incarnation}", worker, silence_s)
+        self._runs = BatchRuns(max(1, device.cores), 0.0 if device.simulated else settings.inline_below_ms / 1000.0)
+        self._max_inline = dispatchers.max_inline
+        self._scheduled = False
+        self._reporter = MonitorReporter(worker, name, incarnation, subjects)
+        self.pending: dict[tuple[bytes, int], QueuedQuery] = {}  # taken, not yet ended
+        self._default_deadlines: Deadlines[tuple[bytes, int], QueuedQuery] = Deadlines(default_due)
         self._fetching: dict[bytes, tuple[Loaded, QueuedQuery]] = {}
-        self._on: dict[type, Callable[[Envelope], Iterable[Effect]]] = {
+        self._on: dict[type, Handler] = {
             Execute: self._execute,
-            BatchesDue: self._pump,
-            DefaultOutputDue: self._lapse,
-            Done: self._did,
+            BatchesDue: self._start_batches,
+            DeadlineReached: self._defaults_due,
+            Done: self._done,
             Failed: self._failed,
             TimedOut: self._failed,
             DispatcherHeartbeat: self._dispatcher,
-            LoadInstance: lambda envelope: self._residents.load(envelope.message),
-            MoveInstance: lambda envelope: self._residents.move(envelope.message),
-            UnloadInstance: lambda envelope: self._residents.unload(envelope.message.instance),
+            LoadInstance: lambda envelope: self._manager.load(envelope.message),
+            MoveInstance: lambda envelope: self._manager.move(envelope.message),
+            UnloadInstance: lambda envelope: self._manager.unload(envelope.message.instance),
             ReportDue: self._report,
             Recorded: lambda _: NOTHING,
             Started: self._started,
@@ -123,7 +132,7 @@ class Executor:
         execute: Execute = envelope.message
         route = execute.route
         key = (route.uid, route.part)
-        pending = self._pending.get(key)
+        pending = self.pending.get(key)
         if pending is not None:
             pending.also = (*pending.also, route)
             return NOTHING
@@ -136,11 +145,11 @@ class Executor:
         try:
             taken = inputs_of(execute.body)
             if taken.inputs_ref is not None:
-                asked = self._pending[key] = QueuedQuery(route, execute.body, None, route.items, None)
+                asked = self.pending[key] = QueuedQuery(route, execute.body, None, route.items, None)
                 asked.headers, asked.taken = envelope.headers, envelope.now
                 self._fetching[route.uid] = (loaded, asked)
                 return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
-            work = work_of(route, execute.body, taken.inputs)
+            work = queued_query(route, execute.body, taken.inputs)
             if envelope.headers is not None:
                 work.headers, work.taken = envelope.headers, envelope.now
         except msgspec.DecodeError as error:
@@ -150,40 +159,51 @@ class Executor:
         return self._take(loaded, work, envelope.now)
 
     def _take(self, loaded: Loaded, work: QueuedQuery, now: float) -> Iterable[Effect]:
-        self._pending[work.route.uid, work.route.part] = work
+        route, pending = work.route, self.pending
+        key = (route.uid, route.part)
+        pending[key] = work
         loaded.queue.push(work)
-        return (*self._arm(), *self._lapses.watch(work, now, self._pending)) if work.route.fallback else self._arm()
+        if not route.fallback:
+            return self._schedule()
+        return (*self._schedule(), *self._default_deadlines.watch(key, work, now, pending))
 
-    def _lapse(self, envelope: Envelope) -> Iterable[Effect]:
-        due = self._lapses.due(envelope.now, self._pending if self.owners.any_alive else {})
-        return (*self._back(due, "late"), *self._lapses.wake(envelope.now))
+    def _defaults_due(self, envelope: Envelope) -> Iterable[Effect]:
+        """Dispatchers give the default output of these queries' apps. Their own results are not used any more."""
+        now = envelope.now
+        due = self._default_deadlines.due(now, self.pending if self.dispatchers.any_alive else {})
+        for work in due:
+            del self.pending[work.route.uid, work.route.part]
+            work.abandoned = True
+        return (*self._back(due, "late"), *self._default_deadlines.timer(now))
 
     def _again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:
-        """It was answered before: a client that asks again hears the same, a dispatcher's retry only that it is done."""
+        """It was answered before: a client that asks again gets the same answer, a dispatcher's retry only a `done`."""
         effects: list[Effect] = []
         if route.attempt == 0 and route.resendable:
             effects.append(Publish(route.reply_to, known.body))
         loaded = self.instances.get(route.instance)
         if loaded is not None:
             codes: list[str] | None = [known.code] if known.code else None
-            effects.extend(self.owners.tell(route.dispatcher, loaded, [route], 1, (now, now), 0.0, codes, now))
+            effects.extend(
+                self.dispatchers.report_done(route.dispatcher, loaded, [route], 1, (now, now), 0.0, codes, now)
+            )
         return effects
 
-    def _arm(self) -> Iterable[Effect]:
-        if self._pumping:
+    def _schedule(self) -> Iterable[Effect]:
+        if self._scheduled:
             return NOTHING
-        self._pumping = True
-        return (After("pump", 0.0, BatchesDue()),)
+        self._scheduled = True
+        return (After("batches", 0.0, BatchesDue()),)
 
     # -- batches
 
-    def _pump(self, envelope: Envelope) -> Iterable[Effect]:
-        """Start what can run now: for each ready instance the next batch, the most urgent instance first."""
-        self._pumping = False
+    def _start_batches(self, envelope: Envelope) -> Iterable[Effect]:
+        """Start the next batch of each ready instance that has cores, the most urgent instance first."""
+        self._scheduled = False
         effects: list[Effect] = []
         now = envelope.now
         for loaded in self._runs.ready(self.instances.values()):
-            if not self._runs.has_room(loaded):  # others compute on its cores: what cannot wait for them goes back
+            if not self._runs.has_room(loaded):  # its cores are busy: queries that cannot wait go back
                 batch: list[QueuedQuery] = []
                 late = loaded.queue.overdue(now)
             else:
@@ -194,38 +214,38 @@ class Executor:
                 if batch[0].route.alone:
                     effects.extend(self._trying(batch[0]))
                 effects.append(self._runs.begin(loaded, batch))
-            elif loaded.leaving:  # all that it waited for was too late
-                effects.extend(self._residents.let_go(loaded))
+            elif loaded.leaving:  # all its queries were too late
+                effects.extend(self._manager.unload_if_idle(loaded))
         return effects
 
     def _trying(self, suspect: QueuedQuery) -> list[Effect]:
-        """Say what is begun, in case that it ends this process."""
+        """Report that this query begins, in case that it ends this process."""
         return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in suspect.routes]
 
     def _too_late(self, loaded: Loaded, work: QueuedQuery, now: float) -> Iterable[Effect]:
-        if work.lapsed:
+        if work.abandoned:
             return NOTHING
-        self._pending.pop((work.route.uid, work.route.part), None)
-        if work.route.fallback and self.owners.any_alive:
+        self.pending.pop((work.route.uid, work.route.part), None)
+        if work.route.fallback and self.dispatchers.any_alive:
             return self._back([work], "deadline" if work.route.deadline > now else "late")
-        if work.route.deadline <= now or not self.owners.alive(work.route.dispatcher):
+        if work.route.deadline <= now or not self.dispatchers.alive(work.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
             return self._refuse(loaded, work, "deadline", text, now)
         return self._back([work], "deadline")
 
-    def _did(self, envelope: Envelope) -> Iterable[Effect]:
+    def _done(self, envelope: Envelope) -> Iterable[Effect]:
         done: Done = envelope.message
         if type(done.id) is int:
             return self._ran(done.id, done.result, envelope.now)
         kind, key = done.id
         if kind == "load":
-            return (*self._residents.loaded(key, done.result), *self._arm())
+            return (*self._manager.loaded(key, done.result), *self._schedule())
         if kind == "fetch":
             return self._fetched(key, done.result, envelope.now)
         if kind == "store":
             return self._stored(key, done.result)
         if kind == "move":
-            return self._residents.moved(key, done.result)
+            return self._manager.moved(key, done.result)
         if kind == "memory":
             self._reporter.memory_mb = done.result
         return NOTHING
@@ -243,20 +263,20 @@ class Executor:
         loaded.measured(items, seconds, works[0].route.length)
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
-        told: dict[str, list[Route]] = {}
+        done: dict[str, list[Route]] = {}
         large = result.bytes > self._max_inline
         for i, work in enumerate(works):
             route = work.route
             loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
-            if work.lapsed:
-                continue  # its app's default was answered meanwhile
-            del self._pending[route.uid, route.part]
-            if result.errors is not None and route.fallback and self.owners.any_alive:
+            if work.abandoned:
+                continue  # its client has got the default output
+            del self.pending[route.uid, route.part]
+            if result.errors is not None and route.fallback and self.dispatchers.any_alive:
                 effects.extend(self._back([work], "failed", result.errors[i]))
                 continue
-            told.setdefault(route.dispatcher, []).append(route)
+            done.setdefault(route.dispatcher, []).append(route)
             for other in work.also:
-                told.setdefault(other.dispatcher, []).append(other)
+                done.setdefault(other.dispatcher, []).append(other)
             if work.headers is not None:
                 where = {"worker": self.worker, "device": self.device, "variant": loaded.record.variant}
                 effects.extend(spans_of(work, where, result, items))
@@ -269,25 +289,25 @@ class Executor:
                     continue
             effects.append(self._reply(route, answer, work))
         span = (result.started, result.finished)
-        for dispatcher, routes in told.items():
+        for dispatcher, routes in done.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
-            effects.extend(self.owners.tell(dispatcher, loaded, routes, items, span, cost, codes, now))
+            effects.extend(self.dispatchers.report_done(dispatcher, loaded, routes, items, span, cost, codes, now))
         if loaded.queue.items or self._runs.starved:
-            effects.extend(self._arm())
+            effects.extend(self._schedule())
         if loaded.leaving:
-            effects.extend(self._residents.let_go(loaded))
+            effects.extend(self._manager.unload_if_idle(loaded))
         return effects
 
     def _one_by_one(self, loaded: Loaded, run: RunBatch) -> Iterable[Effect]:
-        """A batch failed: its members run again alone, so that a bad one costs only its own query."""
+        """A batch failed: its queries run again alone, so that a bad one fails only itself."""
         for work in run.works:
             work.alone = True
-            if not work.lapsed:
+            if not work.abandoned:
                 loaded.queue.push(work)
-        return self._arm()
+        return self._schedule()
 
     def _reply(self, route: Route, answer: Answer | Refusal, work: QueuedQuery | None = None) -> Publish:
-        """To the client; what it may ask for again is kept."""
+        """The answer to the client. It is kept if the client may ask again."""
         headers = None if work is None or work.headers is None else answer_headers(work)
         return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer, "", headers)
 
@@ -298,12 +318,14 @@ class Executor:
         loaded.served(route, route.items, now - route.arrived, error=True)
         effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)), work)]
         for each in work.routes:
-            effects.extend(self.owners.tell(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now))
+            effects.extend(
+                self.dispatchers.report_done(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now)
+            )
         return effects
 
     def _hand_back(self, route: Route, reason: str, body: msgspec.Raw, headers: Any = None, text: str = "") -> Publish:
-        owner = route.dispatcher if self.owners.alive(route.dispatcher) else ""
-        return Publish(self._subjects.resubmit(owner), HandBack(route, reason, body, text), "", headers)
+        dispatcher = route.dispatcher if self.dispatchers.alive(route.dispatcher) else ""
+        return Publish(self._subjects.resubmit(dispatcher), HandBack(route, reason, body, text), "", headers)
 
     def _back(self, works: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
         return [
@@ -317,7 +339,7 @@ class Executor:
         if self.instances.get(loaded.id) is not loaded:
             return self._back([asked], "gone")  # unloaded meanwhile
         try:
-            work = work_of(asked.route, asked.body, data)
+            work = queued_query(asked.route, asked.body, data)
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
         work.also, work.headers, work.taken = asked.also, asked.headers, asked.taken
@@ -325,7 +347,7 @@ class Executor:
 
     def _arrived(self, uid: bytes) -> tuple[Loaded, QueuedQuery]:
         loaded, asked = self._fetching.pop(uid)
-        del self._pending[uid, asked.route.part]
+        del self.pending[uid, asked.route.part]
         return loaded, asked
 
     def _stored(self, key: tuple[QueuedQuery, Answer], ref: Any) -> Iterable[Effect]:
@@ -334,12 +356,12 @@ class Executor:
         return (self._reply(work.route, answer, work),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
-        """The edge could not do it."""
+        """The edge could not carry out a command."""
         failed: Failed | TimedOut = envelope.message
         reason = failed.error if isinstance(failed, Failed) else "it took too long"
         now = envelope.now
         if type(failed.id) is int:
-            entry = self._runs.under_way.get(failed.id)
+            entry = self._runs.running.get(failed.id)
             if entry is None:
                 return NOTHING
             errors = [reason] * len(entry[1].works)
@@ -348,7 +370,7 @@ class Executor:
         if kind == "load":
             return self._load_failed(key, reason)
         if kind == "move":
-            return self._residents.moved(key, None, reason)
+            return self._manager.moved(key, None, reason)
         if kind == "fetch":
             loaded, asked = self._arrived(key)
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref cannot be read: {reason}", now)
@@ -359,42 +381,47 @@ class Executor:
         return NOTHING
 
     def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:
-        found = self._residents.failed(instance, reason)
+        found = self._manager.failed(instance, reason)
         if found is None:
             return NOTHING
-        loaded, fact = found
-        return (fact, *self._back(self._drop(loaded), "load_failed"))
+        loaded, failed = found
+        return (failed, *self._back(self._drop(loaded), "load_failed"))
 
     # -- dispatchers and time
 
     def _dispatcher(self, envelope: Envelope) -> Iterable[Effect]:
-        return self.owners.heard(envelope.message, envelope.now)
+        return self.dispatchers.heartbeat(envelope.message, envelope.now)
 
     def _report(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
         gap = self._reporter.gap(now)
         if gap > self._failure_timeout:
-            self._slept(now)
-        checked = self.owners.check(now)
-        return (*checked, *self._reporter.report(now, gap, self.instances.values()), *self._arm())
+            self._was_stopped(now)
+        checked = self.dispatchers.check(now)
+        return (*checked, *self._reporter.report(now, gap, self.instances.values()), *self._schedule())
 
-    def _slept(self, now: float) -> None:
-        """This process was stopped longer than the failure time-out: its queries are with others now, drop them."""
-        self.owners.excuse(now)
+    def _was_stopped(self, now: float) -> None:
+        """This process was stopped for longer than the failure time-out. Others have its queries now: drop them."""
+        self.dispatchers.reset_silence(now)
         for loaded in self.instances.values():
             self._drop(loaded)
 
     def _drop(self, loaded: Loaded) -> list[QueuedQuery]:
-        """Empty an instance's queue."""
-        works = [work for work in loaded.queue.drop() if not work.lapsed]
+        """Empty an instance's queue; returns the queries without an end."""
+        works = [work for work in loaded.queue.drop() if not work.abandoned]
         for work in works:
-            del self._pending[work.route.uid, work.route.part]
+            del self.pending[work.route.uid, work.route.part]
         return works
 
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
         return self._reporter.start(envelope.now)
 
     def _stopping(self, envelope: Envelope) -> Iterable[Effect]:
-        """What has not begun goes back to the dispatchers; what runs is answered within the grace."""
+        """Queries that have not begun go back to the dispatchers. Running ones are answered within the grace."""
         del envelope
         return [effect for loaded in self.instances.values() for effect in self._back(self._drop(loaded), "gone")]
+
+
+def make_executor(settings: Settings, subjects: Subjects, worker: str, device: Device, incarnation: int) -> Executor:
+    """The executor of one device. Parameters as for `Executor`."""
+    return Executor(worker, device, incarnation, subjects, settings.executor, settings.dispatcher)

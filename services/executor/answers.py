@@ -1,4 +1,4 @@
-"""Answers: made from a computed batch, kept for a client that asks again, and traced."""
+"""Answers: made from a computed batch, kept for a client that asks again, and traced. Pure."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Key = tuple[bytes, int]
 
 
 class SentAnswer(NamedTuple):
-    """An answer as it was sent; code: of a refusal, else ""."""
+    """An answer as it was sent. code: of a refusal, else ""."""
 
     body: bytes
     code: str
@@ -28,7 +28,7 @@ class SentAnswer(NamedTuple):
 class RecentAnswers:
     """The last answers by (uid, part): at least KEPT of them, at most twice as many.
 
-    Kept encoded: one object each instead of a dozen, which the memory allocator notices at 20,000 a second.
+    They are kept encoded: at 20,000 answers a second, one object each instead of a dozen is measurably faster.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class RecentAnswers:
         return body
 
 
-# -- From a computed batch to each query's answer.
+# -- from a computed batch to each query's answer
 
 
 def answer_of(
@@ -67,8 +67,8 @@ def answer_of(
     if route.latency_ms is not None and latency_ms > route.latency_ms:
         missed = [*missed, "latency"]
     if route.cost is not None and cost * 1000.0 > route.cost:
-        missed = [*missed, "cost"]  # dearer than its profile promised: a small batch, or a disturbed one
-    # One for every query: by position it costs a tenth of what keywords cost.
+        missed = [*missed, "cost"]  # more than its profile promised: the batch was small, or disturbed
+    # Made for every query: positional arguments cost a tenth of keywords.
     answer = Answer(
         route.id,
         result.outputs[i],
@@ -99,20 +99,19 @@ def output_bytes(answer: Answer) -> int:
     return sum(len(tensor.data) for tensor in answer.outputs.values())
 
 
-# -- An executor's part in a query's trace: one span from taking it to answering it, within it the batch that
-# computed it. Pure.
+# -- tracing: one span from taking a query to answering it, and within it one for the batch that computed it
 
 SPAN_PART, SPAN_BATCH = "execute", "compute"
 
 
 def answer_headers(work: QueuedQuery) -> Mapping[str, str] | None:
-    """What the answer carries."""
+    """The headers of the query's answer. None if the query is not traced."""
     trace = read(work.headers)
     return None if trace is None else trace.headers(span_id(work.route.uid, SPAN_PART))
 
 
 def spans_of(work: QueuedQuery, where: Mapping[str, str], result: BatchResult, batch: int) -> list[Span]:
-    """What there is to tell of a query that was computed in a batch of so many items. where: worker, device, variant."""
+    """The spans of a query that was computed in a batch of so many items, if its trace is recorded. where: worker, device, variant."""
     trace = read(work.headers)
     if trace is None or not trace.recorded:
         return []

@@ -1,4 +1,4 @@
-"""What the executor's actor and its edge hand to each other."""
+"""The commands of the executor's actor to its edge, and their results. Pure."""
 
 from msgspec import Struct
 
@@ -8,7 +8,7 @@ from services.executor.queue import QueuedQuery
 
 
 class LoadModel(Struct, frozen=True):
-    """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that it is kept to; empty: any."""
+    """Fetch an artifact, load it, prove where it runs, warm it up. cores: of the machine that its threads are kept to. Empty: any."""
 
     instance: str
     variant: VariantRecord
@@ -16,7 +16,7 @@ class LoadModel(Struct, frozen=True):
 
 
 class LoadedModel(Struct, frozen=True):
-    """load_ms: fetch excluded. memory_mb: what the process grew by."""
+    """load_ms: without the fetch. memory_mb: growth of the process, or what the model takes of an accelerator's memory."""
 
     load_ms: float
     memory_mb: float
@@ -24,7 +24,7 @@ class LoadedModel(Struct, frozen=True):
 
 
 class MoveModel(Struct, frozen=True):
-    """Load a loaded instance's model once more, on these cores, and let the copy take over; comes back as MovedModel."""
+    """Load a loaded instance's model once more, on these cores, and serve with the copy. The result is MovedModel."""
 
     instance: str
     variant: VariantRecord
@@ -38,13 +38,13 @@ class MovedModel(Struct, frozen=True):
 
 
 class UnloadModel(Struct, frozen=True):
-    """Let go of an instance's model."""
+    """Unload an instance's model."""
 
     instance: str
 
 
 class RunBatch(Struct, frozen=True, gc=False):
-    """Compute these queries together. predicted: seconds by the profile; inline: short enough for the loop itself."""
+    """Compute these queries together. predicted: seconds by the profile. inline: short enough for the event loop itself."""
 
     instance: str
     works: list[QueuedQuery]

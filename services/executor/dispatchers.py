@@ -1,4 +1,6 @@
-"""The dispatchers that an executor works for: it reports to the living, and writes the outcomes that a dead one may not have."""
+"""The dispatchers that an executor works for. It reports to the living ones, and records the outcomes that a dead one may not have
+recorded. Pure.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,7 +8,7 @@ from collections.abc import Iterable
 from bus.messages.fleet import DispatcherHeartbeat
 from bus.messages.flow import DoneBatch, Route
 from bus.subjects import Subjects
-from services.core.actor import Effect, Publish, Record
+from services.core.actor import NOTHING, Effect, Publish, Record
 from services.core.outcomes import answered
 from services.executor.instances import Loaded
 
@@ -15,7 +17,7 @@ FORGET = 120.0  # s after which a dead dispatcher is forgotten
 
 
 class KnownDispatcher:
-    """One dispatcher. seq: of the last done batch; pending: done batches whose outcomes it has not reported as stored."""
+    """One dispatcher. seq: of the last done batch. pending: done batches whose outcomes it has not reported as stored."""
 
     __slots__ = ("alive", "pending", "seen", "seq", "subject")
 
@@ -28,7 +30,7 @@ class KnownDispatcher:
 
 
 class KnownDispatchers:
-    """All dispatchers heard of. queue: this executor's name in done batches."""
+    """All dispatchers that sent something. queue: this executor's name in done batches. silence_s: after it a dispatcher is dead."""
 
     def __init__(self, subjects: Subjects, queue: str, worker: str, silence_s: float) -> None:
         self._subjects = subjects
@@ -38,31 +40,31 @@ class KnownDispatchers:
         self._known: dict[str, KnownDispatcher] = {}
 
     def _of(self, name: str, now: float) -> KnownDispatcher:
-        owner = self._known.get(name)
-        if owner is None:
-            owner = self._known[name] = KnownDispatcher(now, self._subjects.done(name))
-        return owner
+        dispatcher = self._known.get(name)
+        if dispatcher is None:
+            dispatcher = self._known[name] = KnownDispatcher(now, self._subjects.done(name))
+        return dispatcher
 
     def alive(self, name: str) -> bool:
-        owner = self._known.get(name)
-        return owner is None or owner.alive
+        dispatcher = self._known.get(name)
+        return dispatcher is None or dispatcher.alive
 
     @property
     def any_alive(self) -> bool:
-        """Whether a dispatcher is there that could end a query in its way."""
-        return not self._known or any(owner.alive for owner in self._known.values())
+        """Whether there is a dispatcher that could end a query instead of this executor."""
+        return not self._known or any(dispatcher.alive for dispatcher in self._known.values())
 
-    def tell(
+    def report_done(
         self, name: str, loaded: Loaded, routes: list[Route], batch: int, span: tuple[float, float], cost: float,
         codes: list[str] | None, now: float,
     ) -> Iterable[Effect]:  # fmt: skip
-        """Report queries as done to their dispatcher; record their outcomes here when it is dead. span: start and end."""
-        owner = self._of(name, now)
-        owner.seq += 1
+        """Report queries as done to their dispatcher. If it is dead, record their outcomes here. span: start and end."""
+        dispatcher = self._of(name, now)
+        dispatcher.seq += 1
         done = DoneBatch(
             self._queue,
             self._worker,
-            owner.seq,
+            dispatcher.seq,
             loaded.id,
             loaded.record.variant,
             batch,
@@ -73,46 +75,46 @@ class KnownDispatchers:
             [route.uid for route in routes],
             codes,
         )
-        if not owner.alive:
+        if not dispatcher.alive:
             return self._outcomes(done, routes, loaded)
-        owner.pending.append((done, routes, loaded))
-        return (Publish(owner.subject, done),)
+        dispatcher.pending.append((done, routes, loaded))
+        return (Publish(dispatcher.subject, done),)
 
-    def heard(self, beat: DispatcherHeartbeat, now: float) -> list[Effect]:
-        """A heartbeat: it lives, and so much is stored. A dispatcher that leaves is inherited from at once."""
-        owner = self._of(beat.dispatcher, now)
-        owner.seen = now
-        seq = beat.flushed.get(self._queue)
+    def heartbeat(self, heartbeat: DispatcherHeartbeat, now: float) -> Iterable[Effect]:
+        """A dispatcher lives, and has stored so much. If it leaves, its outcomes are taken over at once."""
+        dispatcher = self._of(heartbeat.dispatcher, now)
+        dispatcher.seen = now
+        seq = heartbeat.flushed.get(self._queue)
         if seq is not None:
-            while owner.pending and owner.pending[0][0].seq <= seq:
-                owner.pending.popleft()
-        if beat.leaving:
-            return self._inherit(owner)
-        owner.alive = True
-        return []
+            while dispatcher.pending and dispatcher.pending[0][0].seq <= seq:
+                dispatcher.pending.popleft()
+        if heartbeat.leaving:
+            return self._take_over(dispatcher)
+        dispatcher.alive = True
+        return NOTHING
 
     def check(self, now: float) -> list[Effect]:
-        """Look for dispatchers that fell silent."""
+        """Find dispatchers that are silent for too long, and take over their outcomes."""
         effects: list[Effect] = []
-        for name, owner in list(self._known.items()):
-            if owner.alive and now - owner.seen > self._silence:
-                effects.extend(self._inherit(owner))
-            elif not owner.alive and now - owner.seen > FORGET:
+        for name, dispatcher in list(self._known.items()):
+            if dispatcher.alive and now - dispatcher.seen > self._silence:
+                effects.extend(self._take_over(dispatcher))
+            elif not dispatcher.alive and now - dispatcher.seen > FORGET:
                 del self._known[name]
         return effects
 
-    def excuse(self, now: float) -> None:
-        """It was this process that was away: nobody is blamed for the silence."""
-        for owner in self._known.values():
-            owner.seen = now
+    def reset_silence(self, now: float) -> None:
+        """This process was stopped: the silence was not the dispatchers'."""
+        for dispatcher in self._known.values():
+            dispatcher.seen = now
 
-    def _inherit(self, owner: KnownDispatcher) -> list[Effect]:
-        """Record what may be missing; the database keeps one outcome a uid."""
-        owner.alive = False
+    def _take_over(self, dispatcher: KnownDispatcher) -> list[Effect]:
+        """Record the outcomes that may be missing. The database keeps one outcome a uid."""
+        dispatcher.alive = False
         effects: list[Effect] = []
-        for done, routes, loaded in owner.pending:
+        for done, routes, loaded in dispatcher.pending:
             effects.extend(self._outcomes(done, routes, loaded))
-        owner.pending.clear()
+        dispatcher.pending.clear()
         return effects
 
     def _outcomes(self, done: DoneBatch, routes: list[Route], loaded: Loaded) -> list[Effect]:

@@ -1,8 +1,8 @@
-"""The executor's hands: models in memory, batches on the device, large bodies in the object store.
+"""The executor's edge: batches on the device, large bodies in the object store; models are in `edge_models`.
 
-Short batches run on the loop itself (a thread hop costs more than they do); everything longer runs in a pool, where the
-frameworks release the GIL. A watchdog ends runs that take many times their profile: first by asking the framework, then,
-if it does not obey, by ending this process, which the supervisor starts again.
+Short batches run on the event loop itself, since a change of thread costs more than they do. Longer ones run in a pool, where the
+frameworks release the GIL. A watchdog ends runs that take many times their profile: it first cancels them, and if the framework
+does not react it ends this process, which the supervisor starts again.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from bus.messages.public import ObjectRef
 from bus.port import Bus, BusError
 from bus.subjects import Subjects
 from bus.tensors import BadTensor
+from services.core.settings import ExecutorSettings
 from services.executor.assemble import NotANumber, most_bytes, several, single, split
 from services.executor.backends.base import BackendError, Handle, plain
 from services.executor.commands import (
@@ -43,30 +44,29 @@ from services.shell.runtime.telemetry import about
 log = logging.getLogger(__name__)
 
 HUNG = 71  # exit code: a run could not be ended
-OBEY = 2.0  # s a framework has to end a run that was cancelled
-INLINE_LIMIT = 0.25  # s; a run on the loop that takes longer is cancelled and done again in a thread
-LOOK = 0.05  # s between looks at the run on the loop
+CANCEL_GRACE = 2.0  # s that a framework has to end a cancelled run
+INLINE_LIMIT = 0.25  # s; a run on the loop that takes longer is cancelled and repeated in a thread
+WATCH_EVERY = 0.05  # s between checks of the run on the loop
 MOST_LARGE = 256 * 2**20  # bytes of inputs fetched by reference
 
 
 class ExecutorEdge:
-    """One device's edge. cache: where fetched artifacts are kept, by their digest."""
+    """One device's edge. device: its address. cache: directory of fetched artifacts, which are named by their digests."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, *, watchdog: float, least_s: float
+        self, bus: Bus, subjects: Subjects, device: str, cores: int, cache: Path, settings: ExecutorSettings
     ) -> None:
         self._bus = bus
         self._subjects = subjects
-        self._watchdog = watchdog
-        self._least = least_s
+        self._settings = settings
         threads = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="run")
         self._models = DeviceModels(bus, subjects, device, cache, threads)
-        self._held = self._models.held
+        self._loaded = self._models.loaded
         self._off_loop = self._models.off_loop
         self._inline_since = 0.0
         self._inline_handle: Handle | None = None
         self._process = psutil.Process()
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        threading.Thread(target=self._watch_loop, name="watchdog", daemon=True).start()
 
     # -- running
 
@@ -74,18 +74,18 @@ class ExecutorEdge:
         """Run a short batch at once."""
         if type(command) is not RunBatch or not command.inline or command.instance in self._off_loop:
             return NotImplemented
-        held = self._held.get(command.instance)
-        if held is None:
+        model = self._loaded.get(command.instance)
+        if model is None:
             return NotImplemented
-        self._inline_handle = held.handle
+        self._inline_handle = model.handle
         self._inline_since = time.monotonic()
-        result = self._compute(held, command)
+        result = self._compute(model, command)
         taken = time.monotonic() - self._inline_since
         self._inline_since = 0.0
         if taken > INLINE_LIMIT:
             self._off_loop.add(command.instance)
             if result.errors is not None:
-                return NotImplemented  # cancelled, most likely: a thread has the time to find out
+                return NotImplemented  # most likely cancelled: it is repeated in a thread
         return result
 
     async def perform(self, command: Any) -> Any:
@@ -112,54 +112,54 @@ class ExecutorEdge:
             case MeasureMemory():
                 return self._process.memory_info().rss / 2**20
             case Shrink():
-                self._held[command.instance].handle.shrink()
+                self._loaded[command.instance].handle.shrink()
                 return None
         raise TypeError(f"unknown command {command!r}")
 
-    def _compute(self, held: ModelInMemory, command: RunBatch) -> BatchResult:
-        """Assemble, run, split; what fails is reported for the whole batch and sorted out by the actor."""
+    def _compute(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
+        """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
         works = command.works
         started = now()
         try:
-            handle = held.handle
-            limit = held.record.max_batch
-            if held.one is not None:
-                array = single(works, held.one)
-                outputs = handle.run_single(array) if len(array) <= limit else self._pieces(held, array)
+            handle = model.handle
+            limit = model.record.max_batch
+            if model.one is not None:
+                array = single(works, model.one)
+                outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
             else:
-                named = handle.run(several(works, held.record.signature))
+                named = handle.run(several(works, model.record.signature))
                 outputs = [named[name] for name in handle.outputs]
             return BatchResult(started, now(), split(outputs, handle.outputs, works), None, most_bytes(outputs))
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
             return BatchResult(started, now(), [], [plain(error)] * len(works))
 
     @staticmethod
-    def _pieces(held: ModelInMemory, array: Any) -> list[Any]:
+    def _pieces(model: ModelInMemory, array: Any) -> list[Any]:
         """A query larger than the variant's largest batch runs in pieces."""
         import numpy as np  # noqa: PLC0415
 
-        limit = held.record.max_batch
-        parts = [held.handle.run_single(array[i : i + limit]) for i in range(0, len(array), limit)]
+        limit = model.record.max_batch
+        parts = [model.handle.run_single(array[i : i + limit]) for i in range(0, len(array), limit)]
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     async def _run(self, command: RunBatch) -> BatchResult:
-        held = self._held.get(command.instance)
-        if held is None:
+        model = self._loaded.get(command.instance)
+        if model is None:
             return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.works))
-        held.running = True
+        model.running = True
         try:
             if command.works[0].route.alone:
-                # A suspect: what was said of it must be out before it may end this process.
+                # It may end this process: the message that it begins must have been sent before.
                 with contextlib.suppress(BusError):
                     await self._bus.flush(1.0)
-            return await self._watched(held, command)
+            return await self._watched(model, command)
         finally:
-            held.running = False
+            model.running = False
 
-    async def _watched(self, held: ModelInMemory, command: RunBatch) -> BatchResult:
-        """Compute in a thread, and end it when it takes many times its profile."""
-        work = asyncio.get_running_loop().run_in_executor(held.threads, self._compute, held, command)
-        limit = max(self._least, self._watchdog * command.predicted)
+    async def _watched(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
+        """Compute in a thread; cancel a run that takes many times its profile."""
+        work = asyncio.get_running_loop().run_in_executor(model.threads, self._compute, model, command)
+        limit = max(self._settings.watchdog_least_s, self._settings.watchdog * command.predicted)
         done, _ = await asyncio.wait([work], timeout=limit)
         if done:
             return work.result()
@@ -167,34 +167,33 @@ class ExecutorEdge:
             "a run takes too long and is cancelled",
             extra={"instance": command.instance, "limit_s": limit, **about(command)},
         )
-        held.handle.cancel()
-        done, _ = await asyncio.wait([work], timeout=OBEY)
+        model.handle.cancel()
+        done, _ = await asyncio.wait([work], timeout=CANCEL_GRACE)
         if not done:
-            _give_up(command.instance)
+            _end_process(command.instance)
         return work.result()
 
-    def _watch(self) -> None:
-        """A run on the loop blocks everything else: end it from here."""
+    def _watch_loop(self) -> None:
+        """A run on the loop blocks everything else: this thread cancels it."""
         while True:
-            time.sleep(LOOK)
+            time.sleep(WATCH_EVERY)
             since = self._inline_since
             if not since or self._inline_handle is None:
                 continue
             taken = time.monotonic() - since
-            if taken > INLINE_LIMIT + OBEY:
-                _give_up("inline")
+            if taken > INLINE_LIMIT + CANCEL_GRACE:
+                _end_process("inline")
             elif taken > INLINE_LIMIT:
                 self._inline_handle.cancel()
 
 
-def _give_up(what: str) -> None:
-    """A run that nothing ends would hold the device for ever: end the process, loudly."""
+def _end_process(what: str) -> None:
+    """A run that cannot be cancelled would occupy the device for ever: end the process with a log entry."""
     log.critical("a run could not be ended: this process stops and will be started again", extra={"instance": what})
     os._exit(HUNG)
 
 
-# -- The hands of a real accelerator: those of any device, except that memory is the device's own, and that its
-# faults are final.
+# -- real accelerators: memory is the device's own, and some errors end the process
 
 BROKEN = 72  # exit code: the device refuses all further work of this process
 # After these the CUDA context is lost: every later call of the process fails, whatever model it is for.
@@ -202,32 +201,32 @@ _FINAL = ("illegal memory access", "unspecified launch failure", "device-side as
 
 
 class AcceleratedEdge(ExecutorEdge):
-    """One GPU's or Neuron chip's edge."""
+    """The edge of a GPU or a Neuron chip."""
 
     def inline(self, command: Any) -> Any:
-        return _whole(super().inline(command))
+        return _checked(super().inline(command))
 
     async def perform(self, command: Any) -> Any:
         if isinstance(command, MeasureMemory):
-            return sum(held.handle.memory_mb for held in self._held.values())
-        result = _whole(await super().perform(command))
+            return sum(model.handle.memory_mb for model in self._loaded.values())
+        result = _checked(await super().perform(command))
         if isinstance(command, LoadModel) and isinstance(result, LoadedModel):
-            held = self._held.get(command.instance)
-            memory_mb = held.handle.memory_mb if held is not None else 0.0
+            model = self._loaded.get(command.instance)
+            memory_mb = model.handle.memory_mb if model is not None else 0.0
             return LoadedModel(result.load_ms, memory_mb, result.proof)
         return result
 
 
 def final(result: Any) -> str:
-    """The error after which the device serves this process no more; empty when there was none."""
+    """The error after which the device does no more work for this process. Empty if there was none."""
     errors = result.errors if isinstance(result, BatchResult) else None
     return next((error for error in errors or () if any(words in error for words in _FINAL)), "")
 
 
-def _whole(result: Any) -> Any:
-    """The result; a process whose device is lost ends, and is started again."""
+def _checked(result: Any) -> Any:
+    """The result. A process that has lost its device ends, and is started again."""
     error = final(result)
     if error:
-        log.critical("the device is lost to this process, which stops and will be started again: %s", error)
+        log.critical("the device does no more work for this process, which stops and will be started again: %s", error)
         os._exit(BROKEN)
     return result

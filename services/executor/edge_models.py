@@ -1,4 +1,4 @@
-"""The models that a device holds: fetched once, loaded in memory, moved to other cores, let go."""
+"""The models in a device's memory: fetched once, loaded, moved to other cores, unloaded."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ from services.executor.commands import LoadedModel, LoadModel, MovedModel, MoveM
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.01  # s between looks at whether a run under way has ended
+POLL = 0.01  # s between checks whether a run has ended
 
 
 class ModelInMemory:
-    """A loaded model. threads: where its batches are computed; own: whether these are its alone; running: one is there now."""
+    """A loaded model. threads: where its batches are computed. own: whether no other model uses them. running: one is computed now."""
 
     __slots__ = ("handle", "one", "own", "record", "running", "threads")
 
@@ -42,13 +42,14 @@ class ModelInMemory:
 
 
 class DeviceModels:
-    """By instance. cache: where fetched artifacts are kept, by their digest; threads: shared by all that are kept nowhere.
+    """Loaded models by instance. cache: directory of fetched artifacts, which are named by their digests. threads: shared by all
+    models that are not kept to some cores.
 
-    off_loop: instances that are never computed on the loop itself, since they are slow or have threads of their own.
+    off_loop: instances that are never computed on the event loop, since they are slow or have threads of their own.
     """
 
     def __init__(self, bus: Bus, subjects: Subjects, device: str, cache: Path, threads: ThreadPoolExecutor) -> None:
-        self.held: dict[str, ModelInMemory] = {}
+        self.loaded: dict[str, ModelInMemory] = {}
         self.off_loop: set[str] = set()
         self._bus = bus
         self._subjects = subjects
@@ -66,41 +67,41 @@ class DeviceModels:
         before = self._process.memory_info().rss
         started = time.perf_counter()
         try:
-            held, proof = await self._make(path, record, command.cores)
+            model, proof = await self._make(path, record, command.cores)
         except LoadFailed:
-            path.unlink(missing_ok=True)  # should the copy here be damaged, the next try gets another
+            path.unlink(missing_ok=True)  # the copy may be damaged: the next try fetches another
             raise
         load_ms = (time.perf_counter() - started) * 1000.0
-        self._take(command.instance, held)
+        self._take(command.instance, model)
         grown = max(0.0, (self._process.memory_info().rss - before) / 2**20)
         log.info("loaded", extra={"instance": command.instance, "proof": proof, "load_ms": round(load_ms, 2)})
         return LoadedModel(load_ms, grown, proof)
 
     async def move(self, command: MoveModel) -> MovedModel:
-        """A copy on these cores takes over; the old one serves until then. Raises BackendError, BusError."""
-        old = self.held.get(command.instance)
+        """Load a copy on these cores; the old one serves until the copy is ready. Raises BackendError, BusError."""
+        old = self.loaded.get(command.instance)
         if old is None:
             raise LoadFailed("it is not loaded any more")
-        held, proof = await self._make(await self._fetch(command.variant), command.variant, command.cores)
-        if self.held.get(command.instance) is not old:
-            await self._close(held)
+        model, proof = await self._make(await self._fetch(command.variant), command.variant, command.cores)
+        if self.loaded.get(command.instance) is not old:
+            await self._close(model)
             raise LoadFailed("it was unloaded, or moved by another order, meanwhile")
-        self._take(command.instance, held)
+        self._take(command.instance, model)
         while old.running:  # noqa: ASYNC110  # an event would cost every batch something, and moves are rare
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
         await self._close(old)
         log.info("moved", extra={"instance": command.instance, "proof": proof})
         return MovedModel(proof)
 
     async def unload(self, command: UnloadModel) -> None:
-        held = self.held.pop(command.instance, None)
+        model = self.loaded.pop(command.instance, None)
         self.off_loop.discard(command.instance)
-        if held is not None:
-            await self._close(held)
+        if model is not None:
+            await self._close(model)
 
-    def _take(self, instance: str, held: ModelInMemory) -> None:
-        self.held[instance] = held
-        if held.own:
+    def _take(self, instance: str, model: ModelInMemory) -> None:
+        self.loaded[instance] = model
+        if model.own:
             self.off_loop.add(instance)
         else:
             self.off_loop.discard(instance)
@@ -113,19 +114,19 @@ class DeviceModels:
             return ModelInMemory(record, handle, self._threads, own=False), handle.proof
         own = pinned_thread()
         try:
-            handle, proof = await loop.run_in_executor(own, making_on, cores, make)
+            handle, proof = await loop.run_in_executor(own, make_on, cores, make)
         except BaseException:
             own.shutdown(wait=False)
             raise
         return ModelInMemory(record, handle, own, own=True), f"{handle.proof}, {proof}"
 
-    async def _close(self, held: ModelInMemory) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._loader, held.handle.close)
-        if held.own:
-            held.threads.shutdown(wait=False)
+    async def _close(self, model: ModelInMemory) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._loader, model.handle.close)
+        if model.own:
+            model.threads.shutdown(wait=False)
 
     async def _fetch(self, record: VariantRecord) -> Path:
-        """The artifact on this machine's disk, fetched once; it is named by its digest, and nothing else is taken for it."""
+        """The artifact on this machine's disk, fetched once and checked against its digest."""
         suffix = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}.get(record.format, "")
         path = self._cache / f"{record.artifact}{suffix}"
         if not path.exists():
@@ -168,22 +169,22 @@ def _load_and_warm(path: Path, record: VariantRecord, device: str) -> Handle:
     return handle
 
 
-# -- Threads that are kept to some cores, and the proof that they are.
+# -- threads that are kept to some cores, and the proof that they are
 
 _TASKS = Path("/proc/self/task")
 _Made = TypeVar("_Made")
 
 
 def pinned_thread() -> ThreadPoolExecutor:
-    """One thread, for `making_on` and everything that runs there afterwards."""
+    """One thread, for `make_on` and everything that runs there afterwards."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="pinned")
 
 
-def making_on(cores: Sequence[int], make: Callable[[], _Made]) -> tuple[_Made, str]:
-    """In the calling thread: keep it to these cores, then make something whose threads are to run there too.
+def make_on(cores: Sequence[int], make: Callable[[], _Made]) -> tuple[_Made, str]:
+    """Keep the calling thread to these cores, then make something whose threads run there, too.
 
-    A thread inherits the affinity of the one that starts it, so a framework's own pool lands on the same cores. Returns what
-    was made, and a proof: how many threads the operating system now reports as kept to exactly these cores. Raises BackendUnavailable.
+    A thread inherits the affinity of the one that starts it, so a framework's own pool runs on the same cores. Returns what was
+    made, and a proof: how many threads the operating system reports as kept to exactly these cores. Raises BackendUnavailable.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise BackendUnavailable("this operating system cannot keep a thread to some cores")

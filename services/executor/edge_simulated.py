@@ -1,8 +1,8 @@
-"""The hands of a simulated device: a batch takes the time that its profile says, and no CPU but for its outputs.
+"""The edge of a simulated device: a batch takes the time that its profile says, and no CPU except for its outputs.
 
-Outputs are the model's own, computed on the CPU by an ordinary edge, wherever the CPU is predicted to be done by then. Where it
-is not (a device that is faster than this machine), computing them would make the device as slow as the CPU: then outputs are
-zeros of the model's shape, and the answer's `reason` says so. Everything a simulated device answers says `simulated`.
+An ordinary edge computes the model's own outputs on the CPU if the CPU is predicted to be done in the batch's time. If not, since
+the simulated device is faster than this machine, computing them would make the device as slow as the CPU. Then outputs are zeros
+of the model's shape, and the answer's `reason` says so. Every answer of a simulated device says `simulated`.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ ZEROS = "outputs are zeros: this simulated device is faster than the CPU that wo
 
 
 class SimulatedEdge:
-    """One simulated device's edge. hands: computes outputs on the CPU, and may be shared by several; cores: batches at once."""
+    """One simulated device's edge. cpu_edge: computes outputs; several devices may share it. cores: batches at once."""
 
-    def __init__(self, hands: ExecutorEdge, kind: str, cores: int) -> None:
-        self._hands = hands
+    def __init__(self, cpu_edge: ExecutorEdge, kind: str, cores: int) -> None:
+        self._cpu_edge = cpu_edge
         self._kind = kind
         self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
-        # uvloop's timers are good to a millisecond only; a sleeping thread to a tenth of one.
+        # uvloop's timers are exact to a millisecond, a sleeping thread to a tenth of one.
         self._sleeping = ThreadPoolExecutor(max_workers=max(1, cores), thread_name_prefix="sleep")
 
     async def perform(self, command: Any) -> Any:
@@ -46,12 +46,12 @@ class SimulatedEdge:
                 self._tables.pop(command.instance, None)
             case MeasureMemory():
                 return sum(record.profile.memory_mb for record, _ in self._tables.values())
-        return await self._hands.perform(command)
+        return await self._cpu_edge.perform(command)
 
     async def _load(self, command: LoadModel) -> LoadedModel:
         record = command.variant
         started = time.perf_counter()
-        loaded: LoadedModel = await self._hands.perform(command)
+        loaded: LoadedModel = await self._cpu_edge.perform(command)
         await asyncio.sleep(record.profile.load_ms / 1000.0 - (time.perf_counter() - started))
         self._tables[command.instance] = record, LatencyTable(record)
         proof = f"simulated {self._kind}: times by profile, outputs by {loaded.proof}"
@@ -60,14 +60,14 @@ class SimulatedEdge:
     async def _run(self, command: RunBatch) -> BatchResult:
         known = self._tables.get(command.instance)
         if known is None:
-            unloaded: BatchResult = await self._hands.perform(command)
+            unloaded: BatchResult = await self._cpu_edge.perform(command)
             return unloaded
         record, table = known
         started = now()
         items = sum(work.items for work in command.works)
         seconds = table.at(command.works[0].route.length).seconds(items)
         if not _known_size(record) or computable(record, items, seconds):
-            result: BatchResult = await self._hands.perform(command)
+            result: BatchResult = await self._cpu_edge.perform(command)
         else:
             result = _zeros(record, command)
         rest = started + seconds - now()
@@ -77,7 +77,7 @@ class SimulatedEdge:
 
 
 def _known_size(record: VariantRecord) -> bool:
-    """Whether the signature alone says how large outputs are; else only the model can tell."""
+    """Whether the signature says how large outputs are. Otherwise only the model knows."""
     return all(spec.datatype in ITEM_BYTES and min(spec.shape, default=0) >= 0 for spec in record.signature.outputs)
 
 

@@ -1,4 +1,6 @@
-"""The instances of one device: loaded and unloaded on the monitor's orders, run within the device's cores, measured and reported."""
+"""The instances of one device: loaded and unloaded on the monitor's orders, run within the device's cores, measured and reported.
+Pure.
+"""
 
 from collections.abc import Iterable
 
@@ -19,7 +21,7 @@ from bus.messages.fleet import (
 from bus.messages.flow import Route
 from bus.messages.jobs import OFFLINE
 from bus.subjects import Subjects
-from services.core.actor import After, Do, Effect, Publish
+from services.core.actor import NOTHING, After, Do, Effect, Publish
 from services.core.cost import LatencyTable
 from services.executor.commands import (
     LoadedModel,
@@ -34,7 +36,7 @@ from services.executor.queue import EdfQueue, QueuedQuery
 
 
 class BatchTally:
-    """sizes: batches by their items; seconds: computing them."""
+    """What a device has computed of one variant since it started. sizes: number of batches by their items. seconds: computing them."""
 
     __slots__ = ("seconds", "sizes")
 
@@ -48,12 +50,11 @@ class BatchTally:
         self.seconds += seconds
 
 
-# -- One loaded model as the executor's actor sees it: its queue, what it is doing, and what it has measured since
-# the last report.
+# -- one instance
 
 
 class Loaded:
-    """An instance. ready: its model is loaded; running: a batch is being computed; leaving: it unloads once empty."""
+    """An instance. ready: its model is loaded. running: it computes a batch. leaving: it unloads once it is idle."""
 
     __slots__ = (
         "_apps", "_batches", "_busy", "_items", "_offline", "_predicted", "id", "leaving", "price_per_s", "queue", "ready", "record",
@@ -86,11 +87,11 @@ class Loaded:
 
     @property
     def queued(self) -> int:
-        """Items that a query which comes now may have to wait for: waiting or running, without waiting offline work."""
+        """Items that a query which comes now may have to wait for: those that wait or run, without waiting offline work."""
         return self.queue.items - self.queue.offline + self.running_items
 
     def measured(self, items: int, seconds: float, length: int | None = None) -> None:
-        """One batch was computed; the live factor follows slowly (it also corrects this queue's own predictions)."""
+        """One batch was computed. The live factor, which also corrects this queue's predictions, follows slowly."""
         predicted = self.table.at(length).seconds(items)
         self._items += items
         self._batches += 1
@@ -104,7 +105,7 @@ class Loaded:
     def served(self, route: Route, items: int, latency: float, *, error: bool) -> None:
         """One query ended after `latency` seconds."""
         slo = route.deadline - route.arrived
-        if route.policy == OFFLINE:  # it has time, and says nothing of what the app's queries need
+        if route.policy == OFFLINE:  # it has time, and its deadline says nothing about the app's objective
             self._offline += items
             slo = 0.0
         sample = self._apps.get(route.app)
@@ -141,23 +142,21 @@ class Loaded:
         return sample
 
 
-# -- Which instances a device holds: loaded on the monitor's order, let go once what was queued is answered.
-
-NOTHING: tuple[Effect, ...] = ()
+# -- all instances of a device: loaded on the monitor's order, unloaded once their queued queries are answered
 
 
 class InstanceManager:
-    """The instances of one device, by id; the monitor is told what becomes of each."""
+    """The instances of one device, by id. Everything that happens to one is reported to the monitor."""
 
     def __init__(self, worker: str, device: str, incarnation: int, subjects: Subjects) -> None:
         self.instances: dict[str, Loaded] = {}
-        self.tallies: dict[str, BatchTally] = {}  # by variant: what was ever computed here
+        self.tallies: dict[str, BatchTally] = {}  # by variant
         self._device = device
         self._incarnation = incarnation
-        self._told = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
+        self._subjects = {fact: subjects.monitor(worker, fact) for fact in ("loaded", "unloaded", "failed", "moved")}
 
     def load(self, order: LoadInstance) -> Iterable[Effect]:
-        """Begin to load; queries may already queue for it."""
+        """Begin to load an instance. Queries may already queue for it."""
         if order.instance in self.instances:
             return NOTHING
         tally = self.tallies.setdefault(order.variant.variant, BatchTally())
@@ -165,7 +164,7 @@ class InstanceManager:
         return (Do(("load", order.instance), LoadModel(order.instance, order.variant, tuple(order.cores))),)
 
     def loaded(self, instance: str, model: LoadedModel) -> Iterable[Effect]:
-        """Its model is in memory; one that nobody wants any more goes again."""
+        """Its model is in memory. If the instance was removed meanwhile, the model is unloaded."""
         loaded = self.instances.get(instance)
         if loaded is None:
             return (Do(("unload", instance), UnloadModel(instance)),)
@@ -179,10 +178,10 @@ class InstanceManager:
             memory_mb=model.memory_mb,
             proof=model.proof,
         )
-        return (Publish(self._told["loaded"], fact), *(self.let_go(loaded) if loaded.leaving else NOTHING))
+        return (Publish(self._subjects["loaded"], fact), *(self.unload_if_idle(loaded) if loaded.leaving else NOTHING))
 
     def move(self, order: MoveInstance) -> Iterable[Effect]:
-        """Run it on these cores from now on; until its copy there is ready it serves where it is."""
+        """Move an instance to these cores. It serves where it is until its copy there is ready."""
         loaded = self.instances.get(order.instance)
         if loaded is None or not loaded.ready or loaded.leaving:
             return NOTHING
@@ -190,12 +189,12 @@ class InstanceManager:
         return (Do(("move", (loaded, cores)), MoveModel(loaded.id, loaded.record, cores)),)
 
     def moved(self, key: tuple[Loaded, tuple[int, ...]], model: MovedModel | None, error: str = "") -> Iterable[Effect]:
-        """It runs there now, or could not be moved and serves as before."""
+        """The instance runs there now, or it could not be moved and serves as before."""
         loaded, cores = key
         if self.instances.get(loaded.id) is not loaded:
             return NOTHING
         if model is not None:
-            loaded.queue.factor = 1.0  # what was learnt where it was slow says nothing any more
+            loaded.queue.factor = 1.0  # it was learnt on the other cores
         fact = InstanceMoved(
             instance=loaded.id,
             variant=loaded.record.variant,
@@ -205,28 +204,28 @@ class InstanceManager:
             proof=model.proof if model is not None else "",
             error=error,
         )
-        return (Publish(self._told["moved"], fact),)
+        return (Publish(self._subjects["moved"], fact),)
 
     def unload(self, instance: str) -> Iterable[Effect]:
-        """Take nothing new for it."""
+        """The instance takes no new queries, and is unloaded once it is idle."""
         loaded = self.instances.get(instance)
         if loaded is None:
             return NOTHING
         loaded.leaving = True
-        return self.let_go(loaded)
+        return self.unload_if_idle(loaded)
 
-    def let_go(self, loaded: Loaded) -> Iterable[Effect]:
-        """Unload an instance that leaves, once it is loaded and idle."""
+    def unload_if_idle(self, loaded: Loaded) -> Iterable[Effect]:
+        """Unload an instance that leaves, if it is loaded and idle."""
         if loaded.running or len(loaded.queue) or not loaded.ready:
             return NOTHING
         del self.instances[loaded.id]
         fact = InstanceUnloaded(
             instance=loaded.id, variant=loaded.record.variant, device=self._device, incarnation=self._incarnation
         )
-        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._told["unloaded"], fact))
+        return (Do(("unload", loaded.id), UnloadModel(loaded.id)), Publish(self._subjects["unloaded"], fact))
 
     def failed(self, instance: str, reason: str) -> tuple[Loaded, Publish] | None:
-        """It could not be loaded: the instance, whose queue is the caller's to clear, and what the monitor is told."""
+        """An instance could not be loaded: it, whose queue the caller empties, and the message to the monitor."""
         loaded = self.instances.pop(instance, None)
         if loaded is None:
             return None
@@ -237,18 +236,17 @@ class InstanceManager:
             incarnation=self._incarnation,
             reason=reason,
         )
-        return loaded, Publish(self._told["failed"], fact)
+        return loaded, Publish(self._subjects["failed"], fact)
 
 
-# -- Batches under way on one device: each takes as many cores as its variant has threads, and no instance runs two
-# at once.
+# -- batches that run: each takes as many cores as its variant has threads, and an instance runs one at a time
 
 
 class BatchRuns:
-    """cores: of the device; inline_below_s: a batch predicted to be shorter runs on the loop itself."""
+    """cores: of the device. inline_below_s: a batch that is predicted to take less runs on the event loop itself."""
 
     def __init__(self, cores: int, inline_below_s: float) -> None:
-        self.under_way: dict[int, tuple[Loaded, RunBatch]] = {}
+        self.running: dict[int, tuple[Loaded, RunBatch]] = {}
         self.starved = False  # an instance waits for cores
         self._cores = cores
         self._busy = 0
@@ -256,7 +254,7 @@ class BatchRuns:
         self._number = 0
 
     def ready(self, instances: Iterable[Loaded]) -> list[Loaded]:
-        """Instances that could begin a batch, the one with the most urgent query first."""
+        """The instances that could begin a batch, the one with the most urgent query first."""
         self.starved = False
         found = [loaded for loaded in instances if loaded.ready and not loaded.running and len(loaded.queue)]
         if len(found) > 1:
@@ -267,7 +265,7 @@ class BatchRuns:
         return max(1, min(loaded.record.threads, self._cores))
 
     def has_room(self, loaded: Loaded) -> bool:
-        """Whether enough cores are free for this instance; remembered when not."""
+        """Whether enough cores are free for this instance. If not, `starved` is set."""
         if self._busy + self._needed(loaded) <= self._cores:
             return True
         self.starved = True
@@ -279,18 +277,18 @@ class BatchRuns:
         self._number += 1
         inline = predicted < self._inline_below and not batch[0].route.alone
         if inline and any(work.route.fallback for work in batch):
-            inline = False  # a default is due at its time, also when a run takes far longer than it ever did
+            inline = False  # the default must be given in time even if this run takes far longer than any before
         run = RunBatch(loaded.id, batch, predicted, inline)
         loaded.running = True
         loaded.running_items = items
         loaded.running_offline = batch[0].route.policy == OFFLINE
         self._busy += self._needed(loaded)
-        self.under_way[self._number] = (loaded, run)
+        self.running[self._number] = (loaded, run)
         return Do(self._number, run)
 
     def end(self, number: int) -> tuple[Loaded, RunBatch] | None:
-        """Free the cores; None when this batch is not under way."""
-        entry = self.under_way.pop(number, None)
+        """Free the cores. None if this batch does not run."""
+        entry = self.running.pop(number, None)
         if entry is not None:
             loaded = entry[0]
             loaded.running = False
@@ -299,13 +297,13 @@ class BatchRuns:
         return entry
 
 
-# -- What an executor tells its monitor twice a second: what each instance did since the last time. Pure.
+# -- reports to the monitor: twice a second what each instance did since the last time
 
 REPORT = 0.5  # s
 
 
 class ReportDue(Struct, frozen=True):
-    """Timer: tell the monitor what was measured."""
+    """Timer: report to the monitor."""
 
 
 class MonitorReporter:
@@ -325,13 +323,13 @@ class MonitorReporter:
         return (After("report", 0.0, ReportDue()),)
 
     def gap(self, now: float) -> float:
-        """Seconds since the last report; a new one is under way."""
+        """Seconds since the last report; a new one is being made."""
         gap = now - self._reported if self._reported else REPORT
         self._reported = now
         return gap
 
     def report(self, now: float, seconds: float, instances: Iterable[Loaded]) -> tuple[Effect, ...]:
-        """Tell it, measure memory for the next one, and set the timer."""
+        """The report, the order to measure memory for the next one, and the timer."""
         report = ExecutorReport(
             worker=self._worker,
             device=self._device,

@@ -23,10 +23,10 @@ def families(actor: Executor) -> Iterable[MetricFamily]:
         running.add(loaded.running_items, **where)
         factor.add(loaded.queue.factor, **where)
     pending = MetricFamily("infaas_executor_queries", "gauge", "Queries that an executor has taken and not yet ended.")
-    pending.add(len(actor._pending), worker=actor.worker, device=actor.device)
+    pending.add(len(actor.pending), worker=actor.worker, device=actor.device)
     sizes = MetricFamily("infaas_batch_items", "histogram", "Items of the batches that were computed.")
     busy = MetricFamily("infaas_batch_seconds_total", "counter", "Time spent computing batches.")
-    for variant, tally in actor._residents.tallies.items():
+    for variant, tally in actor.tallies.items():
         where = {"worker": actor.worker, "device": actor.device, "variant": variant}
         histogram = Histogram(ITEMS)
         for size, batches in tally.sizes.items():

@@ -18,7 +18,7 @@ Inputs = TensorView | dict[str, TensorView | list[Any]] | list[Any]
 class QueuedQuery:
     """One query in an instance's queue. shape: what it may share a batch with (equal means compatible)."""
 
-    __slots__ = ("alone", "also", "body", "headers", "inputs", "items", "lapsed", "route", "shape", "taken")
+    __slots__ = ("abandoned", "alone", "also", "body", "headers", "inputs", "items", "route", "shape", "taken")
 
     def __init__(self, route: Route, body: Raw, inputs: Inputs | None, items: int, shape: Any) -> None:
         self.route = route
@@ -27,20 +27,19 @@ class QueuedQuery:
         self.items = items
         self.shape = shape
         self.alone = route.alone
-        self.lapsed = False  # its app's default was answered; what is computed of it is nobody's
-        # The same query, sent again while this one waits: one answer, all senders are told.
+        self.abandoned = False  # its client has got its app's default output: its result is not used
+        # The same query, sent again while this one waits: one answer, and `done` goes to all senders.
         self.also: tuple[Route, ...] = ()
-        self.headers: Mapping[str, str] | None = None  # that came with it, where it is traced
-        self.taken = 0.0  # when, in that case
+        self.headers: Mapping[str, str] | None = None  # that came with it, if it is traced
+        self.taken = 0.0  # when, if it is traced; Unix seconds
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Everybody's who waits for it."""
+        """The routes of all dispatches of this query."""
         return (self.route, *self.also)
 
 
-# -- From a query's raw inputs to work for a queue. The tensors' bytes are not copied: they stay views of the
-# message's body.
+# -- decoding inputs; tensors' bytes are not copied: they stay views of the message's body
 
 inputs_of = msgspec.msgpack.Decoder(QueryInputs).decode
 _tensor = msgspec.msgpack.Decoder(TensorView).decode
@@ -48,8 +47,8 @@ _tensors = msgspec.msgpack.Decoder(dict[str, TensorView | list[Any]]).decode
 _list = msgspec.msgpack.Decoder(list[Any]).decode
 
 
-def work_of(route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> QueuedQuery:
-    """Decode one query's inputs. Raises msgspec.DecodeError; IndexError when there are none."""
+def queued_query(route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> QueuedQuery:
+    """Decode one query's inputs. Raises msgspec.DecodeError, or IndexError if there are none."""
     try:
         tensor = _tensor(inputs)
     except msgspec.ValidationError:
@@ -63,7 +62,7 @@ def work_of(route: Route, body: msgspec.Raw, inputs: msgspec.Raw | bytes) -> Que
 
 
 def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[Any]]) -> QueuedQuery:
-    """A query whose inputs have names. One with plain lists among them shares no batch: lists carry no datatype."""
+    """A query whose inputs have names. If one of them is a plain list, the query shares no batch: lists carry no datatype."""
     views = {name: one for name, one in named.items() if isinstance(one, TensorView)}
     if len(views) < len(named):
         items = next(len(one) for one in named.values() if isinstance(one, list))
@@ -74,16 +73,15 @@ def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[A
     )
 
 
-# -- Earliest deadline first, in batches as large as the deadlines allow (Clockwork's and InferLine's queue; Nexus'
-# early drop).
+# -- the queue
 
 Heap = list[tuple[float, int, QueuedQuery]]
 
 
 class EdfQueue:
-    """One instance's queue. table: profiled latency by batch size; factor: live correction of it.
+    """One instance's queue, a heap by deadline. table: profiled latency by batch size. factor: live correction of it.
 
-    items: waiting; offline: how many of them are offline work, which lets everything else go first.
+    items: waiting. offline: how many of them are offline work, which lets all other queries go first.
     """
 
     __slots__ = ("_heap", "_order", "factor", "items", "max_batch", "offline", "table")
@@ -112,18 +110,18 @@ class EdfQueue:
 
     @property
     def most_urgent(self) -> float:
-        """Deadline of the first, Unix seconds; infinity when there is none."""
+        """Deadline of the first query, Unix seconds. Infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def oldest(self) -> float | None:
-        """Arrival of the query that waits longest, Unix seconds."""
+        """Arrival of the query that waits longest, Unix seconds. None if there is none."""
         return min((work.route.arrived for _, _, work in self._heap), default=None)
 
     def form(self, now: float) -> tuple[list[QueuedQuery], list[QueuedQuery]]:
-        """The next batch, and what has to go because it would be late. Both leave the queue.
+        """The next batch, and the queries that would be late. Both leave the queue.
 
-        The first by deadline sets the limit: the largest batch that is predicted to end before it. Only queries with
-        equal shapes join it; what may share no batch runs alone; a query larger than max_batch runs alone, in pieces.
+        The first deadline is the limit: the batch is the largest that is predicted to end before it. Only queries with equal
+        shapes join. A query that may share no batch runs alone; so does one larger than max_batch, in pieces.
         """
         heap = self._heap
         late: list[QueuedQuery] = []
@@ -160,7 +158,7 @@ class EdfQueue:
         return [], late
 
     def overdue(self, now: float) -> list[QueuedQuery]:
-        """Take out what is first by deadline and could not be served in time any more, though it began now."""
+        """Remove the queries that would be late even if they began now, from the first deadline on."""
         late: list[QueuedQuery] = []
         while self._heap:
             deadline, _, first = self._heap[0]

@@ -25,7 +25,7 @@ from services.core.selection.policy import Decision, SelectionPolicy, goal_of
 from services.core.settings import MachineKind
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.edge import load_policy
-from services.executor.actor import Executor
+from services.executor.actor import make_executor
 from services.jobs.actor import make_coordinator
 from services.jobs.runner.actor import make_runner
 from services.monitor.actor import make_monitor
@@ -212,15 +212,7 @@ class SimulatedSystem:
         machine = self.machines[worker] = SimulatedMachine(worker, spec, self._scenario.interference, now)
         self.appears(machine)
         for name, device in machine.devices.items():
-            executor = Executor(
-                worker,
-                name,
-                next(self._incarnations),
-                self.subjects,
-                cores=device.spec.cores,
-                inline_below_s=0.0,
-                failure_timeout_s=settings.dispatcher.failure_timeout_s,
-            )
+            executor = make_executor(settings, self.subjects, worker, device.spec, next(self._incarnations))
             edge = SimulatedExecutorEdge(self._environment, device, self._load_seconds, self._holds)
             self._environment.enter(f"{worker}/{name}", executor, edge)
         monitor = make_monitor(

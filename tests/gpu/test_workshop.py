@@ -11,6 +11,7 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, VariantPlan
 from bus.subjects import Subjects
 from bus.tensors import to_array
+from services.core.settings import ExecutorSettings
 from services.executor.commands import LoadModel, MeasureMemory, UnloadModel
 from services.executor.edge import AcceleratedEdge
 from services.shell.host.accelerators import why_no_gpu
@@ -72,7 +73,7 @@ def serve(shop: Shop, built: VariantBuilt, found: ModelInspected, cache: Path) -
         bus = MemoryBus()
         store = await bus.object_store(Subjects(SUBJECTS.prefix).artifacts_bucket)
         await store.put(built.artifact, content)
-        edge = AcceleratedEdge(bus, SUBJECTS, "cuda:0", 1, cache, watchdog=20.0, least_s=60.0)
+        edge = AcceleratedEdge(bus, SUBJECTS, "cuda:0", 1, cache, ExecutorSettings(watchdog_least_s=60.0))
         loaded = await edge.perform(LoadModel("i", record))
         assert "cuda:0" in loaded.proof
         assert await edge.perform(MeasureMemory()) == loaded.memory_mb

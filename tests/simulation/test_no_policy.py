@@ -36,7 +36,7 @@ SERVICES = ("core", "autoscaler", "dispatcher", "executor", "jobs", "monitor")
 WIRING = {
     # The actors, and how production makes them from settings.
     "services.dispatcher.actor:make_dispatcher": {"system.py"},
-    "services.executor.actor:Executor": {"system.py"},
+    "services.executor.actor:make_executor": {"system.py"},
     "services.monitor.actor:make_monitor": {"system.py"},
     "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
     "services.autoscaler.vms.actor:Controller": {"system.py"},

@@ -17,7 +17,8 @@ from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.solvers import make_solver
 from services.core.selection.policy import InfaasPolicy
-from services.executor.actor import Executor
+from services.core.settings import Settings
+from services.executor.actor import make_executor
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet
@@ -82,7 +83,7 @@ class ScalingFleet(Fleet):
             self.stage.send(worker, Changed("infaas-catalog", key_of(record), encode(record)))
         self.stage.send(worker, Synced("infaas-catalog"))
         for device in devices:
-            executor = Executor(worker, device.name, next(self._incarnations), self.subjects, cores=device.cores)
+            executor = make_executor(Settings(), self.subjects, worker, device, next(self._incarnations))
             self.stage.enter(f"{worker}/{device.name}", executor, Scripted(self.stage, worker))
 
     def _solve(self, command: Solve) -> tuple[float, Any]:

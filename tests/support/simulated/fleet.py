@@ -10,14 +10,15 @@ from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.public import Tensor
 from bus.subjects import Subjects
+from services.core import placement
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import LatencyTable
 from services.core.placement import Device as MonitoredDevice
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
-from services.core.settings import DispatcherSettings
+from services.core.settings import DispatcherSettings, Settings
 from services.dispatcher.actor import Dispatcher
-from services.executor.actor import Executor
+from services.executor.actor import make_executor
 from services.executor.commands import BatchResult, LoadedModel, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
@@ -27,6 +28,7 @@ SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[2])],
     outputs=[TensorSpec(name="y", datatype="FP32", shape=[1])],
 )
+CPU = placement.Device(name="cpu", kind="cpu", cores=2, memory_mb=1000.0)
 PRICES = {"cpu": 0.048, "gpu": 3.06, "inferentia": 0.0905}
 
 
@@ -138,7 +140,7 @@ class Fleet:
 
     def start_executor(self, worker: str) -> None:
         device = self.devices[worker] = Device(self.stage, worker)
-        actor = Executor(worker, "cpu", next(self._incarnations), self.subjects, cores=2)
+        actor = make_executor(Settings(), self.subjects, worker, CPU, next(self._incarnations))
         self.stage.enter(f"{worker}/cpu", actor, device)
 
     def start_worker(self, worker: str) -> None:

@@ -10,10 +10,13 @@ from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import Do, Done, Effect, Envelope, Failed, Publish
-from services.executor.actor import BatchesDue, Executor
+from services.core.placement import Device
+from services.core.settings import Settings
+from services.executor.actor import BatchesDue, make_executor
 from services.executor.commands import BatchResult, FetchInputs, LoadedModel, RunBatch, UnloadModel
 from tests.support.simulated.fleet import variant
 
+CPU = Device(name="cpu", kind="cpu", cores=1, memory_mb=1000.0)
 NOW = 1000.0
 INPUTS = encode(Tensor("FP32", [1, 2], bytes(8)))
 BY_REFERENCE = msgspec.Raw(encode({"inputs_ref": {"bucket": "infaas-inputs", "key": "k"}}))
@@ -23,7 +26,7 @@ class Alone:
     """One executor with one loaded instance `i`; effects are sorted by what they are."""
 
     def __init__(self) -> None:
-        self.actor = Executor("w", "cpu", 1, Subjects())
+        self.actor = make_executor(Settings(), Subjects(), "w", CPU, 1)
         self.tell(LoadInstance(instance="i", variant=variant(), price_per_s=1e-5))
         self.tell(Done(("load", "i"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="")))
 

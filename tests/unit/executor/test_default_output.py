@@ -11,11 +11,14 @@ from bus.messages.flow import DoneBatch, Execute, HandBack, Route
 from bus.messages.public import Answer, Refusal, Tensor
 from bus.subjects import Subjects
 from services.core.actor import After, Do, Done, Effect, Envelope, Publish
-from services.executor.actor import BatchesDue, Executor
+from services.core.deadlines import FEW, DeadlineReached
+from services.core.placement import Device
+from services.core.settings import Settings
+from services.executor.actor import BatchesDue, make_executor
 from services.executor.commands import BatchResult, LoadedModel, RunBatch
-from services.executor.default_output import FEW, DefaultOutputDue
 from tests.support.simulated.fleet import variant
 
+CPU = Device(name="cpu", kind="cpu", cores=1, memory_mb=1000.0)
 NOW = 1000.0
 SLO = 0.5
 BODY = msgspec.Raw(encode({"inputs": {"x": Tensor("FP32", [1, 2], bytes(8))}}))
@@ -23,7 +26,7 @@ BODY = msgspec.Raw(encode({"inputs": {"x": Tensor("FP32", [1, 2], bytes(8))}}))
 
 class Alone:
     def __init__(self) -> None:
-        self.actor = Executor("w", "cpu", 1, Subjects())
+        self.actor = make_executor(Settings(), Subjects(), "w", CPU, 1)
         self.tell(LoadInstance(instance="i", variant=variant(), price_per_s=1e-5))
         self.tell(Done(("load", "i"), LoadedModel(load_ms=1.0, memory_mb=1.0, proof="")))
 
@@ -60,14 +63,14 @@ def sent(effects: list[Effect], kind: type) -> list[Any]:
 
 def test_one_that_runs_goes_back_when_its_time_is_up_and_its_result_is_nobodys() -> None:
     alone = Alone()
-    [timer] = [effect for effect in alone.take() if isinstance(effect, After) and effect.key == "lapse"]
+    [timer] = [effect for effect in alone.take() if isinstance(effect, After) and effect.key == "deadline"]
     assert timer.delay == pytest.approx(SLO, rel=0.05)
     run = alone.begin()
-    [back] = sent(alone.tell(DefaultOutputDue(), NOW + timer.delay), HandBack)
+    [back] = sent(alone.tell(DeadlineReached(), NOW + timer.delay), HandBack)
     assert (back.reason, back.route.uid) == ("late", b"u" * 16)
     effects = alone.end(run, NOW + 5)
     assert sent(effects, Answer) == sent(effects, DoneBatch) == []
-    assert sent(alone.tell(DefaultOutputDue(), NOW + 6), HandBack) == []
+    assert sent(alone.tell(DeadlineReached(), NOW + 6), HandBack) == []
 
 
 def test_one_that_waits_behind_it_goes_back_at_its_own_time_once() -> None:
@@ -75,8 +78,8 @@ def test_one_that_waits_behind_it_goes_back_at_its_own_time_once() -> None:
     alone.take()
     run = alone.begin()
     alone.take(b"v" * 16, now=NOW + 0.2)
-    assert [back.route.uid for back in sent(alone.tell(DefaultOutputDue(), NOW + SLO), HandBack)] == [b"u" * 16]
-    assert [back.route.uid for back in sent(alone.tell(DefaultOutputDue(), NOW + 0.2 + SLO), HandBack)] == [b"v" * 16]
+    assert [back.route.uid for back in sent(alone.tell(DeadlineReached(), NOW + SLO), HandBack)] == [b"u" * 16]
+    assert [back.route.uid for back in sent(alone.tell(DeadlineReached(), NOW + 0.2 + SLO), HandBack)] == [b"v" * 16]
     alone.end(run, NOW + 5)
     assert sent(alone.tell(BatchesDue(), NOW + 5), HandBack) == []
     assert not alone.actor.instances["i"].queue.items
@@ -87,7 +90,7 @@ def test_an_answer_in_time_stays_an_answer() -> None:
     alone.take()
     effects = alone.end(alone.begin(), NOW + 0.01)
     assert len(sent(effects, Answer)) == len(sent(effects, DoneBatch)) == 1
-    assert sent(alone.tell(DefaultOutputDue(), NOW + 1), HandBack) == []
+    assert sent(alone.tell(DeadlineReached(), NOW + 1), HandBack) == []
 
 
 def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
@@ -102,7 +105,7 @@ def test_a_failure_goes_back_with_its_reason_instead_of_being_told() -> None:
 def test_without_a_default_all_is_as_it_was() -> None:
     alone = Alone()
     assert [
-        effect for effect in alone.take(fallback=False) if isinstance(effect, After) and effect.key == "lapse"
+        effect for effect in alone.take(fallback=False) if isinstance(effect, After) and effect.key == "deadline"
     ] == []
     [refusal] = sent(alone.end(alone.begin(), NOW + 0.01, ["division by zero"]), Refusal)
     assert refusal.error.code == "model_error"
@@ -113,7 +116,7 @@ def test_while_no_dispatcher_lives_it_is_answered_late_rather_than_never() -> No
     alone.take()
     run = alone.begin()
     alone.tell(DispatcherHeartbeat(dispatcher="d1", incarnation=0, at=NOW, flushed={}, leaving=True), NOW + 0.1)
-    assert sent(alone.tell(DefaultOutputDue(), NOW + SLO), HandBack) == []
+    assert sent(alone.tell(DeadlineReached(), NOW + SLO), HandBack) == []
     [answer] = sent(alone.end(run, NOW + 2), Answer)
     assert answer.missed == []
     assert answer.latency_ms == pytest.approx(2000.0)
@@ -123,7 +126,7 @@ def test_the_same_query_again_after_its_default_is_a_new_one() -> None:
     alone = Alone()
     alone.take()
     run = alone.begin()
-    alone.tell(DefaultOutputDue(), NOW + SLO)
+    alone.tell(DeadlineReached(), NOW + SLO)
     alone.take(now=NOW + 1)
     assert sent(alone.end(run, NOW + 1.1), Answer) == []
     assert len(sent(alone.end(alone.begin(NOW + 1.1), NOW + 1.2), Answer)) == 1
@@ -134,7 +137,7 @@ def test_an_instance_that_leaves_while_lapsed_ones_wait_hands_back_only_the_othe
     alone.take()
     run = alone.begin()
     alone.take(b"v" * 16)
-    alone.tell(DefaultOutputDue(), NOW + SLO)
+    alone.tell(DeadlineReached(), NOW + SLO)
     alone.take(b"w" * 16, now=NOW + 1)
     alone.tell(UnloadInstance(instance="i"), NOW + 1)
     effects = [*alone.end(run, NOW + 1.1), *alone.tell(BatchesDue(), NOW + 1.1)]
@@ -155,6 +158,6 @@ def test_deadlines_of_what_was_answered_are_not_kept_for_ever() -> None:
     for number in range(3 * FEW):
         alone.take(number.to_bytes(16))
         alone.end(alone.begin(), NOW + 0.01)
-    assert len(alone.actor._lapses) <= FEW + 4
+    assert len(alone.actor._default_deadlines) <= FEW + 4
     alone.take(b"z" * 16)
-    assert [back.route.uid for back in sent(alone.tell(DefaultOutputDue(), NOW + SLO), HandBack)] == [b"z" * 16]
+    assert [back.route.uid for back in sent(alone.tell(DeadlineReached(), NOW + SLO), HandBack)] == [b"z" * 16]

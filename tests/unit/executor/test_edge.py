@@ -3,7 +3,7 @@
 import pytest
 
 from bus.memory import MemoryBus
-from services.core.settings import Settings, WorkerSettings
+from services.core.settings import ExecutorSettings, Settings, WorkerSettings
 from services.executor.__main__ import wire
 from services.executor.commands import BatchResult, LoadModel, MeasureMemory, UnloadModel
 from services.executor.edge import AcceleratedEdge, final
@@ -19,10 +19,10 @@ def test_memory_is_what_the_models_say_of_the_device(tmp_path):
         variant = record(0.1)
         store = await bus.object_store(SUBJECTS.artifacts_bucket)
         await store.put(variant.artifact, ARTIFACT)
-        edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, watchdog=20.0, least_s=5.0)
+        edge = AcceleratedEdge(bus, SUBJECTS, "cpu", 1, tmp_path, ExecutorSettings())
         for instance in ("i", "j"):
             assert (await edge.perform(LoadModel(instance, variant))).memory_mb == 0.0
-        edge._held["i"].handle.memory_mb, edge._held["j"].handle.memory_mb = 100.0, 23.0
+        edge._loaded["i"].handle.memory_mb, edge._loaded["j"].handle.memory_mb = 100.0, 23.0
         assert await edge.perform(MeasureMemory()) == 123.0
         assert (await edge.perform(batch(1, 5))).errors is None
         await edge.perform(UnloadModel("i"))

@@ -17,11 +17,12 @@ from bus.messages.catalog import Profile, ProfileRow, Signature, TensorSpec, Var
 from bus.messages.flow import Route
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
+from services.core.settings import ExecutorSettings
 from services.executor.backends import pt2
 from services.executor.backends.base import BackendError
 from services.executor.commands import BatchResult, LoadModel, MoveModel, RunBatch, UnloadModel
 from services.executor.edge import ExecutorEdge
-from services.executor.queue import work_of
+from services.executor.queue import queued_query
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
@@ -64,7 +65,7 @@ class Hands:
     def __init__(self, bus: MemoryBus, directory: Path, variant: VariantRecord) -> None:
         self.variant = variant
         self.cache = directory
-        self.edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, directory, watchdog=20.0, least_s=5.0)
+        self.edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, directory, ExecutorSettings())
 
     async def do(self, command: Any) -> Any:
         return await self.edge.perform(command)
@@ -76,7 +77,7 @@ class Hands:
     def batch(self, *, inline: bool = True) -> RunBatch:
         route = Route(b"u" * 16, 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", len(X), "q")
         body = msgspec.Raw(encode(from_array(X)))
-        return RunBatch("i", [work_of(route, body, body)], 0.001, inline)
+        return RunBatch("i", [queued_query(route, body, body)], 0.001, inline)
 
     async def right(self) -> bool:
         """Whether a batch comes out as the model says."""
@@ -207,7 +208,7 @@ def test_another_file_under_the_artifact_s_name_is_not_loaded(tmp_path: Path) ->
         bus = MemoryBus()
         store = await bus.object_store(SUBJECTS.artifacts_bucket)
         await store.put(variant.artifact, tiny_models.mlp() + b"\0")
-        edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, watchdog=20.0, least_s=5.0)
+        edge = ExecutorEdge(bus, SUBJECTS, "cpu", 2, tmp_path, ExecutorSettings())
         with pytest.raises(BackendError, match="not the file that was registered"):
             await edge.perform(LoadModel("i", variant))
         assert not any(file.is_file() for file in tmp_path.rglob("*"))  # noqa: ASYNC240

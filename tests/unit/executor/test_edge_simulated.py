@@ -18,12 +18,13 @@ from bus.messages.public import Answer
 from bus.subjects import Subjects
 from bus.tensors import from_array, to_array
 from services.core.emulation import emulated
+from services.core.settings import ExecutorSettings
 from services.executor.answers import answer_of
 from services.executor.commands import BatchResult, LoadModel, MeasureMemory, RunBatch, UnloadModel
 from services.executor.edge import ExecutorEdge
 from services.executor.edge_simulated import ZEROS, SimulatedEdge
 from services.executor.instances import Loaded
-from services.executor.queue import work_of
+from services.executor.queue import queued_query
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
 
@@ -66,7 +67,7 @@ def batch(*sizes: int) -> RunBatch:
     for number, n in enumerate(sizes):
         route = Route(number.to_bytes(16, "big"), 0, 0, "inbox", 2e9, 0.0, "d", "i", "app", n, str(number))
         body = msgspec.Raw(encode(from_array(X[at : at + n])))
-        works.append(work_of(route, body, body))
+        works.append(queued_query(route, body, body))
         at += n
     return RunBatch("i", works, 0.002, False)
 
@@ -78,7 +79,7 @@ def on_device(variant: VariantRecord, cache: Path, test: Callable[[SimulatedEdge
         bus = MemoryBus()
         store = await bus.object_store(SUBJECTS.artifacts_bucket)
         await store.put(variant.artifact, ARTIFACT)
-        hands = ExecutorEdge(bus, SUBJECTS, "cpu", 1, cache, watchdog=20.0, least_s=5.0)
+        hands = ExecutorEdge(bus, SUBJECTS, "cpu", 1, cache, ExecutorSettings())
         edge = SimulatedEdge(hands, "gpu", 1)
         try:
             loaded = await edge.perform(LoadModel("i", variant))
