@@ -48,9 +48,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     for device in real:
         addresses.setdefault(device.kind, device.address)
 
-    def make_workshop() -> WorkshopActor:
-        return WorkshopActor(worker, subjects, settings.registrar.seconds, addresses)
-
+    make_workshop = partial(WorkshopActor, worker, subjects, settings.registrar, addresses)
     runtimes = [
         runtime(cpu, edge(), "executor"),
         Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(settings)),

@@ -44,7 +44,7 @@ class Workshop:
         self.uploads = await self.bus.object_store(self.subjects.uploads_bucket)
         self.runtime = Runtime(
             "workshop",
-            lambda: WorkshopActor("w", self.subjects, 60.0),
+            lambda: WorkshopActor("w", self.subjects, RegistrarSettings(seconds=60.0)),
             self.bus,
             self.subjects,
             WorkshopEdge(self.settings),

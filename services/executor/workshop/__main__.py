@@ -29,9 +29,9 @@ def main() -> int:
 
 
 async def _work(task: HelperInput) -> None:
-    bus = await NatsBus.connect(task.url, name=f"workshop-{task.errand.worker}", **task.login.options())
+    bus = await NatsBus.connect(task.url, name=f"workshop-{task.order.worker}", **task.login.options())
     try:
-        await Helper(bus, Subjects(task.prefix), task.limits, task.errand, Path(task.directory)).run()
+        await Helper(bus, Subjects(task.prefix), task.limits, task.order, Path(task.directory)).run()
     finally:
         await bus.drain()
 

@@ -1,13 +1,17 @@
-"""One order at a time: the workshop shares its cores with serving. Orders that wait say so, or the registrar gives them up."""
+"""The workshop's queue: one order at a time, since the workshop shares its cores with serving.
+
+The registrar is told of the orders that wait; otherwise it would give them up.
+"""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from bus.messages.work import BuildVariants, InspectModel, WorkFinished, WorkProgress
 from bus.subjects import Subjects
 from services.core.actor import (
+    NOTHING,
     Actor,
     After,
     Cancel,
@@ -16,36 +20,49 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Publish,
+    Started,
     Stopping,
     TimedOut,
     Watch,
 )
+from services.core.settings import RegistrarSettings
 from services.executor.workshop.orders import WorkshopOrder
 
 REMIND_S = 20.0
-GRACE_S = 30.0  # beyond its limit, for the helper to say itself that it was too slow
+GRACE_S = 30.0  # beyond its limit, in which the helper itself reports that it was too slow
 
 
-class Remind(Struct, frozen=True):
-    """Time to tell the registrar of orders that wait."""
+class RemindDue(Struct, frozen=True):
+    """Timer: tell the registrar of the orders that wait."""
 
 
 class WorkshopActor(Actor):
-    """Queues orders and starts a helper for each; the helper itself publishes what it finds out.
+    """Queues orders and starts a helper for each. The helper itself publishes its results.
 
-    seconds: after which an order that is under way counts as failed. devices: the worker's accelerators, kind to address.
+    devices: the worker's accelerators, kind to address.
     """
 
     def __init__(
-        self, worker: str, subjects: Subjects, seconds: float, devices: Mapping[str, str] | None = None
+        self, worker: str, subjects: Subjects, settings: RegistrarSettings, devices: Mapping[str, str] | None = None
     ) -> None:
-        self._worker, self._subjects, self._seconds = worker, subjects, seconds
+        self._worker, self._subjects, self._settings = worker, subjects, settings
         self._devices = dict(devices or {})
         self._waiting: deque[WorkshopOrder] = deque()
         self._current: WorkshopOrder | None = None
         self._count = 0
+        self._on: dict[type, Handler] = {
+            InspectModel: self._inspect,
+            BuildVariants: self._build,
+            Done: self._ended,
+            Failed: self._ended,
+            TimedOut: self._ended,
+            RemindDue: self._remind,
+            Stopping: self._stop,
+            Started: lambda _: NOTHING,
+        }
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -59,72 +76,66 @@ class WorkshopActor(Actor):
         return ()
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        message = envelope.message
-        if isinstance(message, InspectModel):
-            return self._take(self._errand(inspect=message))
-        if isinstance(message, BuildVariants):
-            return self._take(self._errand(build=message))
-        if isinstance(message, Done | Failed | TimedOut) and message.id == self._count:
-            return self._ended(message)
-        if isinstance(message, Remind):
-            return self._remind()
-        if isinstance(message, Stopping):
-            return self._stop()
-        return ()
+        return self._on[type(envelope.message)](envelope)
 
-    def _errand(self, inspect: InspectModel | None = None, build: BuildVariants | None = None) -> WorkshopOrder:
-        return WorkshopOrder(worker=self._worker, devices=self._devices, inspect=inspect, build=build)
+    def _inspect(self, envelope: Envelope) -> Iterable[Effect]:
+        return self._take(WorkshopOrder(worker=self._worker, devices=self._devices, inspect=envelope.message))
 
-    def _take(self, errand: WorkshopOrder) -> Iterator[Effect]:
-        same = (errand.registration, errand.kind)
+    def _build(self, envelope: Envelope) -> Iterable[Effect]:
+        return self._take(WorkshopOrder(worker=self._worker, devices=self._devices, build=envelope.message))
+
+    def _take(self, order: WorkshopOrder) -> Iterable[Effect]:
+        same = (order.registration, order.kind)
         if any((one.registration, one.kind) == same for one in (self._current, *self._waiting) if one is not None):
-            return  # the registrar asked again: it is under way
-        self._waiting.append(errand)
-        yield from self._next()
-        if self._waiting:
-            yield from self._remind()
+            return NOTHING  # the registrar asked again: the order waits or is being carried out
+        self._waiting.append(order)
+        return (*self._next(), *(self._report_waiting() if self._waiting else NOTHING))
 
-    def _next(self) -> Iterator[Effect]:
+    def _next(self) -> Iterable[Effect]:
         if self._current is not None or not self._waiting:
-            return
+            return NOTHING
         self._current = self._waiting.popleft()
         self._count += 1
-        yield Do(self._count, self._current, self._seconds + GRACE_S)
+        return (Do(self._count, self._current, self._settings.seconds + GRACE_S),)
 
-    def _ended(self, message: Done | Failed | TimedOut) -> Iterator[Effect]:
-        errand, self._current = self._current, None
-        if errand is not None and not isinstance(message, Done):
-            why = message.error if isinstance(message, Failed) else f"it took longer than {self._seconds:g} s"
-            yield self._finished(errand, f"the workshop failed: {why}")
-        yield from self._next()
+    def _ended(self, envelope: Envelope) -> Iterable[Effect]:
+        message: Done | Failed | TimedOut = envelope.message
+        if message.id != self._count:
+            return NOTHING
+        order, self._current = self._current, None
+        if order is None or isinstance(message, Done):
+            return self._next()
+        why = message.error if isinstance(message, Failed) else f"it took longer than {self._settings.seconds:g} s"
+        return (self._finished(order, f"the workshop failed: {why}"), *self._next())
 
-    def _remind(self) -> Iterator[Effect]:
+    def _remind(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        return self._report_waiting()
+
+    def _report_waiting(self) -> Iterable[Effect]:
         if not self._waiting:
-            yield Cancel("remind")
-            return
-        for errand in self._waiting:
-            yield Publish(
-                self._subjects.registrar("progress"),
-                WorkProgress(
-                    registration=errand.registration,
-                    worker=self._worker,
-                    step="waiting for another model",
-                    progress=0.0,
-                ),
+            return (Cancel("remind"),)
+        subject, step = self._subjects.registrar("progress"), "waiting for another model"
+        reports = [
+            Publish(
+                subject,
+                WorkProgress(registration=order.registration, worker=self._worker, step=step, progress=0.0),
             )
-        yield After("remind", REMIND_S, Remind())
+            for order in self._waiting
+        ]
+        return (*reports, After("remind", REMIND_S, RemindDue()))
 
-    def _stop(self) -> Iterator[Effect]:
-        for errand in (self._current, *self._waiting):
-            if errand is not None:
-                yield self._finished(errand, "the worker is stopping", lost=True)
+    def _stop(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        orders = [order for order in (self._current, *self._waiting) if order is not None]
         self._current = None
         self._waiting.clear()
+        return [self._finished(order, "the worker is stopping", lost=True) for order in orders]
 
-    def _finished(self, errand: WorkshopOrder, reason: str, *, lost: bool = False) -> Effect:
+    def _finished(self, order: WorkshopOrder, reason: str, *, lost: bool = False) -> Effect:
         return Publish(
             self._subjects.registrar("finished"),
             WorkFinished(
-                registration=errand.registration, worker=self._worker, order=errand.kind, reason=reason, lost=lost
+                registration=order.registration, worker=self._worker, order=order.kind, reason=reason, lost=lost
             ),
         )

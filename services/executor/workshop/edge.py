@@ -50,7 +50,7 @@ class WorkshopEdge:
         )
         try:
             task = HelperInput(
-                errand=command,
+                order=command,
                 url=self._settings.bus.url,
                 login=login_of(self._settings.bus),
                 prefix=self._settings.prefix,

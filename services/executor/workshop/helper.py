@@ -60,14 +60,14 @@ class Helper:
     """One order of one worker. directory: empty, ours, removed by who started us."""
 
     def __init__(
-        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, errand: WorkshopOrder, directory: Path
+        self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, order: WorkshopOrder, directory: Path
     ) -> None:
-        self._bus, self._subjects, self._settings, self._errand = bus, subjects, limits, errand
+        self._bus, self._subjects, self._settings, self._order = bus, subjects, limits, order
         self._directory = directory
         self._until = time.monotonic() + limits.seconds
         self._most_bytes = limits.max_model_mb * 2**20
         self._progress = WorkProgress(
-            registration=errand.registration, worker=errand.worker, step="fetching the files", progress=0.0
+            registration=order.registration, worker=order.worker, step="fetching the files", progress=0.0
         )
         self._share, self._base = 1.0, 0.0
 
@@ -76,10 +76,10 @@ class Helper:
         reminding = asyncio.ensure_future(self._remind())
         reason = None
         try:
-            if self._errand.inspect is not None:
-                await self._inspect(self._errand.inspect)
-            elif self._errand.build is not None:
-                await self._build(self._errand.build)
+            if self._order.inspect is not None:
+                await self._inspect(self._order.inspect)
+            elif self._order.build is not None:
+                await self._build(self._order.build)
         except (UploadRejected, supervisor.SandboxCrashed) as error:
             reason = str(error)
         except NotFound as error:
@@ -91,9 +91,9 @@ class Helper:
         self._publish(
             "finished",
             WorkFinished(
-                registration=self._errand.registration,
-                worker=self._errand.worker,
-                order=self._errand.kind,
+                registration=self._order.registration,
+                worker=self._order.worker,
+                order=self._order.kind,
                 reason=reason,
             ),
         )
@@ -126,7 +126,7 @@ class Helper:
             "inspected",
             ModelInspected(
                 registration=order.registration,
-                worker=self._errand.worker,
+                worker=self._order.worker,
                 hardware=order.hardware,
                 source=source,
                 validation=validation,
@@ -151,9 +151,9 @@ class Helper:
         if hardware == CPU:
             return CPU
         try:
-            return self._errand.devices[hardware]
+            return self._order.devices[hardware]
         except KeyError:
-            raise UploadRejected(f"worker {self._errand.worker} has no device of kind {hardware}") from None
+            raise UploadRejected(f"worker {self._order.worker} has no device of kind {hardware}") from None
 
     # -- build
 
@@ -221,7 +221,7 @@ class Helper:
             threads=plans[0].threads,
             max_batches=sorted({plan.max_batch for plan in plans}),
             score=artifact not in scores,
-            device=self._errand.devices.get(plans[0].hardware, CPU),
+            device=self._order.devices.get(plans[0].hardware, CPU),
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
         )
         try:
@@ -245,7 +245,7 @@ class Helper:
                 "built",
                 VariantBuilt(
                     registration=order.registration,
-                    worker=self._errand.worker,
+                    worker=self._order.worker,
                     hardware=plan.hardware,
                     plan=plan,
                     artifact=key,
@@ -260,7 +260,7 @@ class Helper:
             self._publish(
                 "variant-failed",
                 VariantFailed(
-                    registration=self._errand.registration, worker=self._errand.worker, plan=plan, reason=reason
+                    registration=self._order.registration, worker=self._order.worker, plan=plan, reason=reason
                 ),
             )
 

@@ -32,9 +32,9 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
 
 
 class HelperInput(Struct, frozen=True, kw_only=True):
-    """One errand, the bus to publish on, the limits for sandboxes, and an empty directory that its owner removes."""
+    """One order, the bus to publish on, the limits for sandboxes, and an empty directory that its owner removes."""
 
-    errand: WorkshopOrder
+    order: WorkshopOrder
     url: str
     login: Login = Login()
     prefix: str

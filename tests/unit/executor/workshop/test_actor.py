@@ -4,13 +4,14 @@ from bus.messages.catalog import Signature
 from bus.messages.work import BuildVariants, InspectModel, WorkFinished, WorkProgress
 from bus.subjects import Subjects
 from services.core.actor import After, Cancel, Do, Done, Envelope, Failed, Publish, Stopping, TimedOut
-from services.executor.workshop.actor import Remind, WorkshopActor
+from services.core.settings import RegistrarSettings
+from services.executor.workshop.actor import RemindDue, WorkshopActor
 
 SUBJECTS = Subjects("t")
 
 
 def actor() -> WorkshopActor:
-    return WorkshopActor("w1", SUBJECTS, 600.0)
+    return WorkshopActor("w1", SUBJECTS, RegistrarSettings(seconds=600.0))
 
 
 def inspect(registration: str) -> InspectModel:
@@ -88,9 +89,9 @@ def test_those_who_wait_say_so_until_their_turn():
     effects = tell(workshop, inspect("b"))
     assert [one.registration for one in said(effects, WorkProgress)] == ["b"]
     assert any(isinstance(one, After) for one in effects)
-    assert [one.registration for one in said(tell(workshop, Remind()), WorkProgress)] == ["b"]
+    assert [one.registration for one in said(tell(workshop, RemindDue()), WorkProgress)] == ["b"]
     tell(workshop, Done(do.id, None))
-    assert [type(one) for one in tell(workshop, Remind())] == [Cancel]
+    assert [type(one) for one in tell(workshop, RemindDue())] == [Cancel]
 
 
 def test_a_helper_that_fails_is_reported_and_the_next_order_starts():

@@ -86,7 +86,7 @@ class Shop:
         asyncio.run(self._run(WorkshopOrder(worker="w", devices=self.devices, build=order), {}))
         return self
 
-    async def _run(self, errand: WorkshopOrder, uploads: dict[str, bytes]) -> None:
+    async def _run(self, order: WorkshopOrder, uploads: dict[str, bytes]) -> None:
         bus = MemoryBus()
         self.facts.clear()
         for fact, kind in KINDS.items():
@@ -102,11 +102,11 @@ class Shop:
         work = self.directory / f"work-{len(list(self.directory.iterdir()))}"
         work.mkdir()
         inspected = self.of(ModelInspected)
-        await Helper(bus, SUBJECTS, self.limits, errand, work).run()
+        await Helper(bus, SUBJECTS, self.limits, order, work).run()
         await bus.flush()
         self.kept = {key: await artifacts.get(key) for key in await artifacts.keys()}
         await bus.close()
-        if errand.build is not None:
+        if order.build is not None:
             self.facts.extend(inspected)
 
     def of(self, kind: type) -> list:
