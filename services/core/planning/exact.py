@@ -20,24 +20,20 @@ Clock = Callable[[], float]  # s, from any beginning
 
 
 class Deadline:
-    """From now, so many seconds by this clock; without a clock nobody knows what is left, and each run of HiGHS gets them all."""
+    """The end of a solve that begins now: `limit_s` seconds later by this clock.
+
+    Planning is pure and has no clock of its own, so the caller hands one in. Without a clock, nobody knows how much time is left,
+    and each run of HiGHS gets the whole limit.
+    """
 
     def __init__(self, limit_s: float | None = None, clock: Clock | None = None) -> None:
         self._limit = inf if limit_s is None else limit_s
         self._clock = clock if limit_s is not None else None
         self._end = self._limit + self._clock() if self._clock else inf
 
-    @property
-    def limited(self) -> bool:
-        """Whether there is a limit, and a clock to tell when it is reached."""
-        return self._clock is not None
-
     def left(self) -> float:
-        """Seconds, 0 when there are none; infinite without a limit."""
+        """Seconds, 0 when there are none. Infinite without a limit."""
         return max(0.0, self._end - self._clock()) if self._clock else self._limit
-
-    def passed(self) -> bool:
-        return self.left() <= 0
 
     def bounding(self, options: dict[str, Any], share: float = 1.0) -> dict[str, Any]:
         """Options of HiGHS for a run that may take this share of what is left."""
@@ -48,13 +44,12 @@ class Deadline:
             share *= _MARGIN
         return options | {"time_limit": max(_LEAST, left * share)}
 
-    def sooner(self, limit_s: float) -> "Deadline":
-        """One that ends this many seconds from now, if that is before this one does."""
-        return Deadline(min(limit_s, self.left()), self._clock) if self._clock else self
-
     def since(self, limit_s: float) -> "Deadline":
-        """One that ends this many seconds after this one's beginning, if that is before this one does."""
-        return self.sooner(max(0.0, limit_s - (self._limit - self.left())))
+        """A deadline this many seconds after this one's beginning, but not after this one. Itself without a clock."""
+        if self._clock is None:
+            return self
+        left = self.left()
+        return Deadline(min(left, max(0.0, limit_s - (self._limit - left))), self._clock)
 
 
 # -- The exact solver: the integer programme as it is, by HiGHS.
@@ -96,30 +91,24 @@ class ExactSolver:
 
     def solve(self, problem: PlanningProblem) -> Plan:
         """The cheapest plan; raises Unsolved when the limits end the search before any is found."""
-        deadline = self.deadline()
+        deadline = self.deadline()  # compiling counts too
         return self.solve_program(compile_program(problem), deadline)
 
-    def solve_program(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> Plan:
-        """The same, of a compiled problem; each run of HiGHS takes no more than a share of what is left."""
-        deadline = deadline or self.deadline()
-        found = self.search(program, deadline, share)
-        groups, hopeless = apart(program)
-        if found is not None:
-            return self.concluded(program, found, short=hopeless)
-        left, short = carried(program, groups, deadline.bounding(self.options(share), share))
-        answer = CostModel(program, left).run(deadline.bounding(self.options(share)))
+    def solve_program(self, program: Program, deadline: Deadline) -> Plan:
+        """The cheapest plan of a compiled problem. Raises Unsolved.
+
+        Where not every group can be carried, a second run of HiGHS finds the least that is missing, and a third the cheapest plan for the rest.
+        """
+        groups, short = apart(program)
+        answer = CostModel(program, groups).run(deadline.bounding(self.options()))
+        if answer is None:
+            groups, lacking = carried(program, groups, deadline.bounding(self.options()))
+            short |= lacking
+            answer = CostModel(program, groups).run(deadline.bounding(self.options()))
         if answer is None:
             raise Unsolved("the solver contradicts itself about what can be carried")
-        return self.concluded(program, SearchResult(*answer), short=hopeless | short)
-
-    def search(self, program: Program, deadline: Deadline | None = None, share: float = 1.0) -> SearchResult | None:
-        """What carries every group that anybody can carry; None when there is no such plan. Raises Unsolved."""
-        options = (deadline or self.deadline()).bounding(self.options(share), share)
-        answer = CostModel(program, apart(program)[0]).run(options)
-        if answer is None:
-            return None
         counts, gap, closed = answer
-        return SearchResult(counts, gap, closed or gap <= max(self.gap, OPTIMAL))
+        return self.concluded(program, SearchResult(counts, gap, closed or gap <= max(self.gap, OPTIMAL)), short)
 
     def concluded(self, program: Program, found: SearchResult, short: Short) -> Plan:
         """The plan that these counts are."""
@@ -133,11 +122,11 @@ class ExactSolver:
             gap=found.gap,
         )
 
-    def options(self, share: float = 1.0) -> dict[str, Any]:
-        """Limits of one run of HiGHS, as scipy names them, but for its time."""
+    def options(self) -> dict[str, Any]:
+        """Limits of one run of HiGHS, as scipy names them, except its time."""
         options: dict[str, Any] = {"mip_rel_gap": self.gap}
         if self._node_limit is not None:
-            options["node_limit"] = max(1, int(self._node_limit * share))
+            options["node_limit"] = self._node_limit
         return options
 
 

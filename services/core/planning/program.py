@@ -116,11 +116,6 @@ def cost_of(program: Program, c: int, n: int) -> float:
     return kept * running.price + (n - kept) * program.fresh[c].price
 
 
-def priced(supply: InstanceSupply, prices: Sequence[float]) -> float:
-    """The price of one instance where the rows have prices too, each for the whole of it."""
-    return supply.price + sum(prices[row] * weight for row, weight in supply.weights)
-
-
 def _groups(problem: PlanningProblem) -> tuple[DemandGroup, ...]:
     members: dict[tuple[int, ...], list[int]] = {}
     by_app: dict[str, list[int]] = {}

@@ -22,7 +22,7 @@ def test_without_time_the_plan_is_the_greedy_one_and_says_why() -> None:
     assert plan.solver == "greedy"
     assert plan.status == "feasible"
     assert plan.instances == GreedySolver().solve(problem).instances
-    assert plan.reason == "the exact solver stopped at its limit with no cheaper plan"
+    assert plan.reason.startswith("exact solver: no plan within the limits")
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -33,6 +33,26 @@ def test_never_dearer_than_greedy(seed: int) -> None:
     if greedy.status == "feasible":
         assert both.status != "infeasible"
         assert both.objective <= greedy.objective + 1e-3 * abs(greedy.objective)
+
+
+@pytest.mark.parametrize("seed", [*range(6), 42, 83, 111, 123, 178])
+def test_without_limits_the_plan_is_as_cheap_as_by_the_exact_solver(seed: int) -> None:
+    loose = random_problem(seed)
+    problem = scarce(loose, GreedySolver().solve(loose), seed, 0.7, 1.3)
+    exact = ExactSolver(time_limit_s=None, gap=1e-6).solve(problem)
+    plan = make_solver("ilp", time_limit_s=None, gap=1e-6).solve(problem)
+    assert plan.status == exact.status
+    if exact.status != "infeasible":
+        assert plan.objective == pytest.approx(exact.objective, rel=1e-5)
+
+
+def test_a_node_limit_that_is_too_small_leaves_a_plan_and_says_so() -> None:
+    loose = random_problem(147, apps=22, variants=8)
+    problem = scarce(loose, GreedySolver().solve(loose), 147, 0.8, 1.5)
+    plan = make_solver("ilp", time_limit_s=None, node_limit=1).solve(problem)
+    assert plan.status == "feasible"
+    assert "stopped at its limit" in plan.reason
+    assert broken(problem, plan) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
