@@ -79,7 +79,7 @@ def test_it_is_started_again(system: Whole) -> None:
 def test_its_log_is_json_lines_on_a_pipe_streamlits_too() -> None:
     code = """
 import logging
-from services.shell import telemetry
+from services.shell.runtime import telemetry
 telemetry.set_up("INFO", "dashboard")
 import streamlit.starlette
 from dashboard.serve import _log_as_others_do

@@ -11,7 +11,7 @@ from tests.support.servers.processes import alive, eventually, read_line, script
 SUPERVISE = """
 import asyncio, json, signal, sys
 from pathlib import Path
-from services.shell import process
+from services.shell.host import process
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Child, Supervisor
 
@@ -102,7 +102,7 @@ def _pid(file: Path) -> int:
 PART = """
 import asyncio, json, signal, sys
 from pathlib import Path
-from services.shell import process
+from services.shell.host import process
 from services.shell.host.process import ServerError
 from services.shell.host.supervise import Child, Supervisor
 

@@ -6,6 +6,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,17 @@ def choose_identity(program: list[str], *, allow_userns: bool = True) -> Process
 
 
 def runs(program: list[str], enter: Callable[[], None]) -> bool:
-    """Whether `program` runs and succeeds after `enter`."""
-    try:
-        done = subprocess.run(program, preexec_fn=enter, capture_output=True, cwd="/", timeout=30, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
+    """Whether `program` runs and succeeds after `enter`. A program that could not be started is tried again: machines are busy."""
+    for pause in (0.1, 0.5, 0.0):
+        try:
+            done = subprocess.run(program, preexec_fn=enter, capture_output=True, cwd="/", timeout=30, check=False)
+        except subprocess.SubprocessError:
+            time.sleep(pause)
+        except OSError:
+            return False
+        else:
+            return done.returncode == 0
+    return False
 
 
 def reachable_copy(tree: Path, beside: Path, to: Path) -> Path:
