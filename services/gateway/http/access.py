@@ -14,7 +14,7 @@ from services.core.settings import GatewaySettings, listed
 
 log = logging.getLogger(__name__)
 
-RELOAD_S = 0.5  # shortest time between two looks at the files of tokens
+RELOAD_S = 0.5  # shortest time between two checks of the files of tokens
 _SECRET = os.urandom(32)
 
 
@@ -84,7 +84,10 @@ def bearer(credential: str | None) -> str | None:
 
 
 def digest_of(token: str) -> bytes:
-    """The digest that tokens are compared by. Its key is a secret of this process, so the time of a look-up tells nothing about a token."""
+    """The digest by which tokens are compared.
+
+    Its key is a secret of this process, so that the time of a comparison says nothing about a token.
+    """
     return hashlib.blake2b(token.encode("utf-8", "replace"), key=_SECRET, digest_size=32).digest()
 
 

@@ -34,11 +34,8 @@ PROTOCOL = "infaas.protocol"  # in a request's scope: the dialect whose route ha
 NO_DIALECT = "http"  # the protocol, in metrics, of requests that no dialect takes, and of those under way
 DOCUMENT = Path(__file__).parents[1] / "openapi.json"  # written by tools/openapi
 
-QUERIES = (
-    "/infer",
-    "/predict",
-    "/classify",
-)  # ends of paths that only compute: they are cancelled when their client leaves
+# Ends of paths that change nothing: their requests are cancelled when the client leaves.
+QUERIES = ("/infer", "/predict", "/classify")
 ErrorBody = Callable[[RequestFailed], Any]  # the JSON of a failure in a dialect's form
 
 

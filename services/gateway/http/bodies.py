@@ -17,7 +17,7 @@ from services.gateway.http.protocol import SMALL
 MIN_COMPRESSED = 1024  # bytes of a reply below which it is not compressed
 COMPRESSION_LEVEL = 1  # higher levels hardly make tensors smaller
 OFF_LOOP = 64 * 2**10  # bytes above which a thread compresses
-UNCHECKED_JSON = 2**18  # bytes of JSON that are decoded without a look at what they become
+UNCHECKED_JSON = 2**18  # bytes of JSON that are decoded without an estimate of their memory
 MAX_JSON_MEMORY = 48 * 2**20  # bytes of memory that decoded JSON may take, about
 LIST, MAP, ITEM = 64, 240, 32  # bytes that each takes in CPython, about
 UNKNOWN = -1
@@ -44,7 +44,10 @@ async def whole_body(request: Request) -> bytes:
 
 
 async def json_body(request: Request, head_length: int | None = None) -> bytes:
-    """The request's body, whose JSON is small enough to decode. head_length: bytes of JSON at its beginning; None: all. Raises RequestFailed."""
+    """The request's body, whose JSON is small enough to decode. Raises RequestFailed.
+
+    head_length: bytes of JSON at the beginning of the body; None: all of it.
+    """
     body = await whole_body(request)
     check_json_size(body, head_length)
     return body
@@ -175,7 +178,10 @@ class BinaryReply:
 
 
 def one_coding(accepted: bytes) -> str:
-    """The coding of the reply: the header Accept-Encoding where it names exactly one. Clients that accept several get plain bytes, sooner."""
+    """The coding of the reply: that of the header Accept-Encoding, where it names exactly one.
+
+    Clients that accept several get plain bytes, which are sent sooner.
+    """
     coding = accepted.decode("latin-1").strip().lower()
     return coding if coding in ("gzip", "deflate") else ""
 

@@ -59,7 +59,10 @@ def bare_host(value: str) -> str | None:
 
 
 def host_allowed(value: str, hosts: Collection[str]) -> bool:
-    """Whether a request may name this host. Addresses may always be named: nobody can point them elsewhere. hosts: names, `*.name`, or `*`."""
+    """Whether a request may name this host. hosts: names, `*.name`, or `*`.
+
+    Addresses are always allowed: unlike a name, they cannot be pointed to another machine.
+    """
     host = bare_host(value)
     if host is None:
         return False

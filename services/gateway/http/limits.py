@@ -73,9 +73,8 @@ class Inflater:
 
     def _next(self, data: bytes) -> "zlib._Decompress":
         stream = self._stream
-        if (
-            stream is None
-        ):  # "deflate" means zlib's format, but some clients send raw deflate: the first byte tells which
+        if stream is None:
+            # "deflate" means zlib's format, but some clients send raw deflate: the first byte says which.
             stream = self._stream = zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
         elif stream.eof:
             self._members += 1

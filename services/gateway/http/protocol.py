@@ -336,9 +336,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.waiting.pop(self, None)
         self.transport.close()
         self._stop_limit()
-        self._limit = self.loop.call_later(
-            self.limits.idle_timeout_s, self.transport.abort
-        )  # the client may never read it
+        # The client may never read the reply.
+        self._limit = self.loop.call_later(self.limits.idle_timeout_s, self.transport.abort)
 
     # -- time and room
 

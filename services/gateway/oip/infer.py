@@ -20,7 +20,7 @@ from services.gateway.errors import RequestFailed
 from services.gateway.http.bodies import UNKNOWN, find_duplicate, quotes
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import MAX_TEXT, BadParameter, parameters_of, requirements_of
-from services.gateway.oip.tensors import Wire, count_of, from_bytes, from_numbers, packed_texts, to_numbers
+from services.gateway.oip.tensors import TensorFields, count_of, from_bytes, from_numbers, packed_texts, to_numbers
 from services.shell.clock import now
 
 MAX_TENSORS = 1024
@@ -61,7 +61,7 @@ class InferJson(Struct, frozen=True, gc=False):
 class InferRequest(NamedTuple):
     """A request. outputs: names to whether their data is wanted raw; None: all outputs, as `raw` says."""
 
-    inputs: dict[str, Wire]
+    inputs: dict[str, TensorFields]
     id: str | None
     parameters: Mapping[str, Any]
     outputs: dict[str, bool] | None
@@ -96,7 +96,7 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
     wanted = head.outputs or ()
     if len(head.inputs) > MAX_TENSORS or len(wanted) > MAX_TENSORS:
         raise BadInference(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
-    inputs: dict[str, Wire] = {}
+    inputs: dict[str, TensorFields] = {}
     at = 0
     for given in head.inputs:
         if given.name in inputs:
@@ -121,7 +121,7 @@ def _read(text: bytes, binary: memoryview) -> InferRequest:
     return InferRequest(inputs, head.id, parameters, wanted_outputs(head.outputs, raw=raw), raw)
 
 
-def _quotes(head: InferJson, inputs: Mapping[str, Wire]) -> int:
+def _quotes(head: InferJson, inputs: Mapping[str, TensorFields]) -> int:
     """The number of quotation marks of the request's JSON, if it has no duplicate names and no fields that are not read."""
     count = 2 + 4 * (head.id is not None) + 2 * (head.outputs is not None)
     for parameters in (
@@ -176,7 +176,7 @@ def _binary_size(given: GivenInput) -> int | None:
     return size
 
 
-def _from_json(given: GivenInput, where: str) -> Wire:
+def _from_json(given: GivenInput, where: str) -> TensorFields:
     if not len(given.data):
         raise BadInference(f"{where}.data is missing (or parameters.binary_data_size, for raw data)")
     try:

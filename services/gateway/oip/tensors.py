@@ -19,10 +19,10 @@ _PLAIN: dict[str, set[type]] = {"FP": {int, float}, "INT": {int}, "BOOL": {bool}
 _WORDS = {"FP": "numbers", "INT": "whole numbers", "BOOL": "true and false", "BYTES": "texts"}
 _LENGTH = struct.Struct("<I")
 
-Wire = dict[str, Any]  # a tensor for the client library: datatype, shape, data
+TensorFields = dict[str, Any]  # a tensor for the client library: datatype, shape, data
 
 
-def from_bytes(datatype: str, shape: list[int], data: Any, where: str) -> Wire:
+def from_bytes(datatype: str, shape: list[int], data: Any, where: str) -> TensorFields:
     """The tensor with these raw bytes, which are not copied. where: the field, for errors. Raises BadTensor."""
     count = _count(datatype, shape, where)
     size = ITEM_BYTES.get(datatype)
@@ -36,7 +36,7 @@ def from_bytes(datatype: str, shape: list[int], data: Any, where: str) -> Wire:
     return {"datatype": datatype, "shape": shape, "data": data}
 
 
-def from_numbers(datatype: str, shape: list[int], data: Any, where: str) -> Wire:
+def from_numbers(datatype: str, shape: list[int], data: Any, where: str) -> TensorFields:
     """The tensor with this JSON data: flat, or nested as the shape says. Raises BadTensor."""
     count = _count(datatype, shape, where)
     if not isinstance(data, list):
@@ -86,7 +86,7 @@ def packed_texts(elements: list[bytes]) -> bytes:
     return b"".join([part for element in elements for part in (_LENGTH.pack(len(element)), element)])
 
 
-def count_of(tensor: Wire) -> int:
+def count_of(tensor: TensorFields) -> int:
     """Its number of elements."""
     return math.prod(tensor["shape"])
 

@@ -131,7 +131,10 @@ class Calls:
         return grpc.stream_unary_rpc_method_handler(handle)
 
     def stream(self, work: Stream, right: Right) -> Any:
-        """A handler of a stream of requests and replies. work: gets a function that reads the next request (None at the end), and one that writes."""
+        """A handler of a stream of requests and replies.
+
+        work: gets a function that reads the next request (None at the end), one that writes a reply, and the call.
+        """
 
         async def handle(_: Any, context: Any) -> None:
             self.streams += 1

@@ -19,7 +19,7 @@ from services.gateway.oip.infer import (
     wanted_outputs,
 )
 from services.gateway.oip.parameters import ignored, parameters_of
-from services.gateway.oip.tensors import Wire, from_bytes, packed_texts, texts
+from services.gateway.oip.tensors import TensorFields, from_bytes, packed_texts, texts
 from services.gateway.rpc.messages import INFERENCE
 from services.gateway.rpc.wire import varint, write_response
 
@@ -53,7 +53,10 @@ _SWAP = sys.byteorder == "big"
 
 
 def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes:
-    """The elements of InferTensorContents as bytes: little endian, in row-major order. They must fit the shape and be in the datatype's own field. Raises BadTensor."""
+    """The elements of InferTensorContents as bytes: little endian, in row-major order.
+
+    They must fit the shape and be in the datatype's own field. Raises BadTensor.
+    """
     name = FIELDS.get(datatype)
     if name is None:
         raise BadTensor(f"field `{where}.contents` cannot hold {datatype}: send it in `raw_input_contents`")
@@ -115,7 +118,7 @@ def read(request: Any, raw: list[Any]) -> InferRequest:
         raise BadInference(f"inputs and outputs have at most {MAX_TENSORS} tensors each")
     if raw and len(raw) != len(given):
         raise BadInference(f"raw_input_contents has {len(raw)} elements: give one for each of the {len(given)} inputs")
-    inputs: dict[str, Wire] = {}
+    inputs: dict[str, TensorFields] = {}
     for at, one in enumerate(given):
         name = one.name
         where = f"inputs.{name[:80]}"
@@ -156,7 +159,7 @@ def write(asked: InferRequest, model: str, answer: Answer) -> bytes:
     return write_response(response, raw)
 
 
-def _tensor(given: Any, raw: Any, where: str) -> Wire:
+def _tensor(given: Any, raw: Any, where: str) -> TensorFields:
     shape = list(given.shape)
     typed = given.HasField("contents")
     if raw is not None:

@@ -1,4 +1,4 @@
-"""Downloads from real servers on this machine that behave in every bad way."""
+"""Downloads from real servers on this machine that misbehave, and the checks of URLs, hosts and addresses."""
 
 import socket
 import ssl
@@ -243,7 +243,7 @@ def test_tls_is_checked_against_the_name_not_the_address(tmp_path: Path, certifi
             download(served.url(scheme="https"), tmp_path / "n", served.rules(), at("127.0.0.1"))
 
 
-# -- From where a file may be fetched: what a URL, a host and an address may be.
+# -- URLs, hosts and addresses
 
 HOSTS = allowed_hosts(
     ("models.test", "depot.test:8080", "inside.test=10.1.2.3", "127.0.0.1:9000", "::1", "up.test:81=::1")

@@ -1,4 +1,4 @@
-"""What of the client library's and the system's words reaches those who do not see the bus."""
+"""Errors of the client library and the system reach the gateway's clients without names of subjects."""
 
 import pytest
 

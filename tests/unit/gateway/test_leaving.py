@@ -1,4 +1,4 @@
-"""A gateway that is stopped: what it has taken is answered, idle connections are closed, nobody listens afterwards. And clients that leave."""
+"""A gateway that is stopped answers the requests under way, closes idle connections, and listens no longer. And clients that leave."""
 
 import http.client
 import json

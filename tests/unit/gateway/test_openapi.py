@@ -1,4 +1,4 @@
-"""docs/openapi.json tells the truth about what the gateway serves."""
+"""services/gateway/openapi.json (docs/openapi.json links to it) describes what the gateway serves."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Bodies of Clipper's requests."""
+"""services/gateway/clipper/bodies.py: requests, descriptions, and the counts of /metrics."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_fields_have_their_types() -> None:
             field(body, name, kind)
 
 
-# -- The catalogue in Clipper's words, and what was counted.
+# -- descriptions and counts
 
 
 def catalog(**links: str) -> Catalog:

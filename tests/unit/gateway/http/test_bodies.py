@@ -1,4 +1,4 @@
-"""services/gateway/http/bodies.py: what JSON would become."""
+"""services/gateway/http/bodies.py: JSON that would take too much memory, and duplicate names."""
 
 import json
 import tracemalloc

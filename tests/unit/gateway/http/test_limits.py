@@ -1,4 +1,4 @@
-"""services/gateway/http/limits.py and entry.py behind the real server: bodies, time, hosts, origins, tokens."""
+"""services/gateway/http/limits.py and checks.py behind the real server: bodies, time, hosts, origins, tokens; and compressed bodies."""
 
 import asyncio
 import gzip
@@ -325,7 +325,7 @@ def test_what_is_not_known_to_be_harmless_is_for_operators() -> None:
     assert right_of("/v2/health/ready", "GET") is Right.NONE
 
 
-# -- services/gateway/http/limits.py: what compressed bodies become, and what they may not.
+# -- compressed bodies
 
 LIMIT = 8 * 2**20
 

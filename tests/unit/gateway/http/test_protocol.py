@@ -1,4 +1,4 @@
-"""services/gateway/http/protocol.py: what a connection may do, over real sockets."""
+"""services/gateway/http/protocol.py: the limits of a connection, over real sockets."""
 
 import asyncio
 import json

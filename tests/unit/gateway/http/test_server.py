@@ -1,4 +1,4 @@
-"""services/gateway/http/server.py: certificates and keys, right and wrong ones."""
+"""services/gateway/http/server.py: valid and invalid certificates and keys."""
 
 import asyncio
 import shutil

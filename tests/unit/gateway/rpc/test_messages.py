@@ -1,4 +1,4 @@
-"""Our tables against the descriptors that a stock client carries."""
+"""services/gateway/rpc/messages.py against the descriptors of a stock client."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The server itself: who may call, health, limits, TLS, leaving, and what no client library would send."""
+"""The gRPC server: rights, health, limits, TLS, stopping, and requests that no client library would send."""
 
 import queue
 import socket
@@ -63,7 +63,7 @@ def status(code: str, call: Any, *given: Any, **more: Any) -> str:
 TOKEN = [("authorization", "Bearer secret")]
 
 
-# -- who may
+# -- rights
 
 
 def test_asking_needs_a_token_and_whether_it_lives_does_not(channel: grpc.Channel) -> None:
@@ -173,7 +173,7 @@ def test_a_message_that_does_not_come_is_not_waited_for(stage: Echoing) -> None:
     assert (calls._awaited, calls._ended, calls.running) == ({}, {}, 0)
 
 
-# -- what nobody should send
+# -- invalid requests
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_other_protocols(channel: grpc.Channel, stage: Echoing, data: bytes) -> 
     assert health(channel) == 1
 
 
-# -- life
+# -- start and stop
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Triton's stock gRPC clients against a gateway: every datatype, needs and parameters, what is told of models, streams, and errors."""
+"""Triton's stock gRPC clients against a gateway: every datatype, requirements and parameters, descriptions of models, streams, and errors."""
 
 import asyncio
 import queue

@@ -1,4 +1,4 @@
-"""Large requests are taken apart without copying what is large; what is no request, or asks for too much memory, ends there."""
+"""Large requests are split without a copy of their tensors; invalid requests, and those that need too much memory, are refused."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Who may do what, by every way into a gateway: each verb without a token, with a user's, with an operator's, from elsewhere."""
+"""The rights of every way into a gateway: each verb without a token, with a user's, with an operator's, and from pages of other origins."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,15 +34,15 @@ def gate(system: Whole, secrets: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def verbs() -> dict[str, list[tuple[str, str]]]:
-    """Methods and paths by who may: open, asking, operators."""
-    found: dict[str, list[tuple[str, str]]] = {"open": [], "asking": [], "operators": []}
+    """Methods and paths by the right that they need: open, query, operators."""
+    found: dict[str, list[tuple[str, str]]] = {"open": [], "query": [], "operators": []}
     for template, methods in document()["paths"].items():
         path = template
         for name, value in FILLED.items():
             path = path.replace(name, value)
         for method, operation in methods.items():
             security = operation["security"]
-            who = "operators" if {"operator": []} in security else "asking" if security else "open"
+            who = "operators" if {"operator": []} in security else "query" if security else "open"
             found[who].append((method.upper(), path))
     return found
 
@@ -54,7 +54,7 @@ def bearer(token: str) -> dict[str, str]:
 def test_there_are_verbs_of_every_kind() -> None:
     found = verbs()
     assert found["open"] == [("GET", "/v2/health/live"), ("GET", "/v2/health/ready")]
-    assert ("POST", INFER) in found["asking"]
+    assert ("POST", INFER) in found["query"]
     assert ("POST", "/register") in found["operators"]
     assert len(found["operators"]) > 10
 
@@ -62,7 +62,7 @@ def test_there_are_verbs_of_every_kind() -> None:
 def test_every_verb_with_every_token(gate: Gate) -> None:
     expected = {
         "open": {"nobody": 0, "guess": 0, "user": 0, "operator": 0},
-        "asking": {"nobody": 401, "guess": 401, "user": 0, "operator": 0},
+        "query": {"nobody": 401, "guess": 401, "user": 0, "operator": 0},
         "operators": {"nobody": 401, "guess": 401, "user": 403, "operator": 0},
     }
     sent = {"nobody": {}, "guess": bearer("guess"), "user": bearer(USER), "operator": bearer(OPERATOR)}
