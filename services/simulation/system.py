@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import count
-from math import inf
 from time import perf_counter
 
 from msgspec.structs import replace
@@ -14,9 +13,8 @@ from bus.subjects import Subjects
 from services.autoscaler.models.__main__ import knobs_of as planning_knobs
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.models.baselines import FixedVariant
-from services.autoscaler.vms.__main__ import SETTLE_PERIODS
-from services.autoscaler.vms.actor import Controller
-from services.autoscaler.vms.policy import FleetLimits, PricedKind
+from services.autoscaler.vms.actor import make_controller
+from services.autoscaler.vms.policy import PricedKind
 from services.core.catalog import key_of
 from services.core.planning.solvers import make_solver
 from services.core.selection.cluster import ClusterView
@@ -112,8 +110,7 @@ class SimulatedSystem:
             prices, new_uid = self._scenario.prices, self._new_uid
             dispatcher = make_dispatcher(settings, self.subjects, name, self._selection, prices, new_uid)
             self._environment.enter(name, dispatcher)
-        fixed = settings.autoscaler.policy == "static"
-        controller = self._controller(() if fixed else self._policy.machines)
+        controller = make_controller(settings, self.subjects, "vm-0", self._kinds())
         bucket = self.subjects.control_bucket
         self._environment.enter(
             "vm-0", controller, SimulatedControllerEdge(self._environment, bucket, self._boot, self.stop)
@@ -157,10 +154,9 @@ class SimulatedSystem:
         solver = make_solver(name, time_limit_s=None, gap=1e-3, node_limit=NODES, patience_s=None)
         return SimulatedSolverEdge(solver, exact=name == "ilp")
 
-    def _controller(self, specs: tuple[MachineSpec, ...]) -> Controller:
-        settings = self._settings
-        ours = settings.machines
-        kinds = {
+    def _kinds(self) -> dict[str, PricedKind]:
+        """The kinds of machine that the controller may start."""
+        return {
             spec.kind: PricedKind(
                 name=spec.kind,
                 devices=spec.devices,
@@ -169,25 +165,8 @@ class SimulatedSystem:
                 maximum=spec.maximum,
                 boot_s=spec.boot_s,
             )
-            for spec in specs
+            for spec in self._policy.machines
         }
-        limits = FleetLimits(
-            kinds=kinds,
-            utilisation_above=ours.utilisation_above,
-            overloaded_share=ours.overloaded_share,
-            idle_s=ours.idle_s,
-            settle_s=SETTLE_PERIODS * ours.period_s,
-            budget_per_hour=settings.autoscaler.budget_per_hour or inf,
-        )
-        return Controller(
-            "vm-0",
-            self.subjects,
-            limits,
-            period_s=ours.period_s,
-            lease_s=ours.lease_s,
-            memory_share=settings.monitor.memory_share,
-            cores_overcommit=settings.monitor.cores_overcommit,
-        )
 
     # -- machines
 

@@ -39,7 +39,7 @@ WIRING = {
     "services.executor.actor:make_executor": {"system.py"},
     "services.monitor.actor:make_monitor": {"system.py"},
     "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
-    "services.autoscaler.vms.actor:Controller": {"system.py"},
+    "services.autoscaler.vms.actor:make_controller": {"system.py"},
     "services.jobs.actor:make_coordinator": {"system.py"},
     "services.jobs.runner.actor:make_runner": {"system.py"},
     "services.autoscaler.models.__main__:knobs_of": {"system.py"},

@@ -210,10 +210,10 @@ def test_the_provider_gets_on_with_what_the_engine_proxy_lets_through(swarm: Swa
         stranger = Provider(SwarmSettings(hosts=hosts, token="guessed"))
         try:
             await provider.start(start("w1"))
-            found = {node.name: (node.kind, node.worker, node.order) for node in (await provider.survey()).nodes}
+            found = {node.name: (node.kind, node.worker, node.order) for node in (await provider.inventory()).nodes}
             assert found == {"w0": ("cpu", "", ""), "w1": ("cpu", "cpu", "1-1"), "w2": ("cpu", "", "")}
             await until(lambda: running(swarm) == {"w1": ["worker-cpu"]}, 30.0)
-            assert "status 401" in (await stranger.survey()).error
+            assert "status 401" in (await stranger.inventory()).error
             await insist(lambda: provider.stop(stop("w1")))
             await until(lambda: running(swarm) == {}, 30.0)
         finally:

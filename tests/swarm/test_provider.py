@@ -131,7 +131,7 @@ def known(inventory: Inventory) -> dict[str, Known]:
 
 def test_labels_start_workers_where_they_should_and_end_exactly_the_one(swarm: Swarm) -> None:
     async def work(provider: Provider) -> None:
-        assert {name: (n.kind, n.worker, n.open, n.empty) for name, n in known(await provider.survey()).items()} == {
+        assert {name: (n.kind, n.worker, n.open, n.empty) for name, n in known(await provider.inventory()).items()} == {
             "w0": ("cpu", "", True, True),
             "w1": ("cpu", "", True, True),
             "w2": ("gpu", "", True, True),
@@ -145,7 +145,7 @@ def test_labels_start_workers_where_they_should_and_end_exactly_the_one(swarm: S
         version = swarm.manager.inspect("node", "w0")[0]["Version"]
         await provider.start(start("w0"))  # again: nothing is written
         assert swarm.manager.inspect("node", "w0")[0]["Version"] == version
-        assert known(await provider.survey())["w0"] == Known(
+        assert known(await provider.inventory())["w0"] == Known(
             name="w0", kind="cpu", worker="cpu", order="1-1", empty=False
         )
         await insist(lambda: provider.stop(stop("w1", 2)))
@@ -170,7 +170,7 @@ def test_who_may_not_carry_a_worker_is_refused_with_the_reason(swarm: Swarm) -> 
                 await provider.start(order)
         for availability in ("drain", "pause"):
             swarm.manager.docker("node", "update", "--availability", availability, "w0")
-            node = known(await provider.survey())["w0"]
+            node = known(await provider.inventory())["w0"]
             assert (node.availability, node.open) == (availability, False)
             with pytest.raises(ProviderError, match=f"w0 is set to {availability}"):
                 await provider.start(start("w0"))
@@ -283,17 +283,17 @@ def test_a_machine_that_is_bought_gets_its_label_when_it_has_joined_and_is_given
     name = "cpu-1-4"
 
     async def work(provider: Provider) -> None:
-        assert (await provider.survey()).buys
+        assert (await provider.inventory()).buys
         await provider.start(start(name, 4, bought=True))
         await provider.start(start(name, 4, bought=True))  # it has been ordered and is not there yet
         assert (tmp_path / "calls").read_text() == f"on cpu {name}\n"
         swarm.add(name, engine_labels={"infaas.pool": "cpu"})
         swarm.nodes[name].docker("import", swarm.directory / "image.tar", IMAGE)
-        node = known(await provider.survey())[name]
+        node = known(await provider.inventory())[name]
         assert (node.kind, node.worker, node.open) == ("cpu", "", True)
         await provider.start(start(name, 4, bought=True))
         eventually(lambda: running(swarm) == {name: ["worker-cpu"]}, "its worker runs")
-        assert known(await provider.survey())[name].bought
+        assert known(await provider.inventory())[name].bought
         await insist(lambda: provider.stop(stop(name, 4)))
         assert (tmp_path / "calls").read_text() == f"on cpu {name}\noff cpu {name}\n"
 
@@ -315,7 +315,7 @@ def test_a_machine_that_dies_loses_its_label_and_comes_back_without_a_worker(swa
         eventually(lambda: running(swarm) == {"w9": ["worker-cpu"]}, "its worker runs")
         node.kill()
         eventually(lambda: swarm.status(node) == "down", "it is Down")
-        found = known(await provider.survey())["w9"]
+        found = known(await provider.inventory())["w9"]
         assert (found.up, found.open, found.worker) == (False, False, "cpu")
         with pytest.raises(ProviderError, match="w9 is down"):
             await provider.start(start("w9", 2))
@@ -359,7 +359,7 @@ def test_a_leader_of_the_swarm_that_dies_in_the_middle_loses_and_doubles_nothing
         eventually(lambda: running(three) == {"w0": ["worker-cpu"], "w1": ["worker-cpu"]}, "the second worker runs")
         assert containers(three, "w0") == first
         assert len(containers(three, "w1")) == 1
-        assert known(await provider.survey())["w0"].order == "1-1"
+        assert known(await provider.inventory())["w0"].order == "1-1"
         await insist(lambda: provider.stop(stop("w0")))
         eventually(lambda: running(three) == {"w1": ["worker-cpu"]}, "the first has ended")
 

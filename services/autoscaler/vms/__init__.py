@@ -1,1 +1,1 @@
-"""The controller: one active in a cluster; adds, drains and removes workers, and places what a worker had no room for."""
+"""The VM-autoscaler: one leads a cluster as its controller. It adds and removes workers, and places what a worker had no room for."""

@@ -1,11 +1,12 @@
-"""The controller of a cluster: the VM-autoscaler (INFaaS, section 4.2.3). Of all that run, one leads and acts; all follow. Pure.
+"""The controller of a cluster: the VM-autoscaler (INFaaS, section 4.2.3). Of several, one leads and acts; all follow. Pure.
 
-Every period it looks at the fleet as heartbeats tell it, adds machines by the rules of policy.py, goes on with what is pending
-(machines that boot, machines that leave, instances to be placed), and lets an idle machine go. What it is about to do to a machine
-is noted in the control bucket first, so that its successor goes on with it instead of doing it twice.
+Every period it reviews the fleet as heartbeats show it. It adds machines by the rules of policy.py, goes on with what is pending
+(machines that boot, machines that are removed, instances to be placed), and removes an idle machine. It writes into the control
+bucket what it is about to do to a machine. So the next leader goes on with it and does nothing twice.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec import Struct
 
@@ -16,6 +17,8 @@ from services.autoscaler.vms.commands import (
     LEADER,
     ControllerEffects,
     Inventory,
+    ProviderTraits,
+    Turn,
     decode_leader,
     decode_machine,
     worker_of_key,
@@ -33,14 +36,16 @@ from services.autoscaler.vms.policy import (
     FleetLimits,
     Hardware,
     HardwareNeed,
+    PricedKind,
     Remove,
     WorkerSummary,
-    answer,
     below_minimum,
+    choose_machine,
+    hardware_needs,
     removal,
-    wants,
 )
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Do,
@@ -48,7 +53,9 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
+    Recorded,
     Started,
     Stopping,
     Synced,
@@ -57,16 +64,16 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.placement import OVERCOMMIT
+from services.core.settings import MonitorSettings, Settings
 
-ACQUAINT_S = 2.0  # s in which heartbeats of all workers that are there have come
-APPEAR_S = 30.0  # s of leading after which a worker that has not been heard of is not there
-DONE = "finished"  # the fact that ends registration work
-AT_MOST = 8  # variants that a new machine is filled with
+FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
+APPEAR_S = 30.0  # s of leading after which a worker that was not heard does not exist
+FINISHED = "finished"  # the last message about a registration
+MOST_VARIANTS = 8  # that a new machine is filled with
 
 
 class RenewLease(Struct, frozen=True):
-    """Timer: look to the lease."""
+    """Timer: renew the lease, or claim it."""
 
 
 class ReviewFleet(Struct, frozen=True):
@@ -74,56 +81,62 @@ class ReviewFleet(Struct, frozen=True):
 
 
 class RegistrationProgress(Struct, frozen=True):
-    """What every fact about registration work has: the worker that does it."""
+    """The part that all messages about a registration have: the worker that builds or profiles the model."""
 
     worker: str
 
 
 class Controller:
-    """name: unique to this process's life, "vm-...". simulated: machines are, and events say so. shared_machine: workers are
-    processes of one machine, so that only what their own instances compute says how busy their CPU is. inventory: whoever starts
-    machines has some of its own and can say which are free. insists: what is given up is stopped until it is gone. dry_run: nothing is
-    done to machines, only told.
-    """
+    """One candidate for the lead. name: "vm-...", of this process's life only. monitor: as the workers' monitors admit loads."""
 
     def __init__(
         self,
         name: str,
         subjects: Subjects,
         limits: FleetLimits,
-        *,
-        period_s: float = 2.0,
-        lease_s: float = 3.0,
-        memory_share: float = 0.8,
-        cores_overcommit: float = OVERCOMMIT,
-        simulated: bool = False,
-        shared_machine: bool = False,
-        inventory: bool = False,
-        insists: bool = False,
-        dry_run: bool = False,
+        monitor: MonitorSettings | None = None,
+        traits: ProviderTraits | None = None,
     ) -> None:
-        self.lease = Lease(name, lease_s)
-        self.fleet = Fleet(limits.kinds, self._threads if shared_machine else None)
+        monitor, traits = monitor or MonitorSettings(), traits or ProviderTraits()
+        self.lease = Lease(name, limits.settings.lease_s)
+        self.fleet = fleet = Fleet(limits.kinds, self._threads if traits.shared_machine else None)
         self._name = name
         self._subjects = subjects
         self._limits = limits
-        self._period = period_s
-        self._share = memory_share
-        self._catalog = Catalog()
-        self._turn = turn = ControllerEffects(name, subjects, simulated=simulated)
-        self._stock = stock = InventoryView(self.fleet, turn, surveyed=inventory and bool(limits.kinds))
-        orders = MachineOrders(self.fleet, turn, limits, stock)
-        self._machines = Machines(self.fleet, self._catalog, turn, limits, stock, orders, insists=insists)
-        self._placing = InstancePlacement(self.fleet, self._catalog, turn, memory_share, cores_overcommit)
-        self._leaving = MachineDrain(
-            self.fleet, self._catalog, turn, self._machines, stock, memory_share, cores_overcommit
+        self._memory_share = monitor.memory_share
+        self._catalog = catalog = Catalog()
+        self._effects = effects = ControllerEffects(name, subjects, simulated=traits.simulated)
+        self._inventory = inventory = InventoryView(fleet, exists=traits.has_inventory and bool(limits.kinds))
+        orders = MachineOrders(fleet, limits, inventory)
+        self._machines = Machines(
+            fleet, catalog, effects, limits, inventory, orders, confirm_stops=traits.confirm_stops
         )
-        self._rehearsal = DryRun(turn, orders) if dry_run else None
-        self._started = 0.0
+        self._placement = InstancePlacement(fleet, catalog, effects, monitor)
+        self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor)
+        self._dry_run = DryRun(effects, orders) if traits.dry_run else None
+        self._started_at = 0.0
         self._led_since = 0.0
-        self._led = 0  # the epoch that we have taken up
+        self._led = 0  # the epoch in which this controller has begun to act
         self._blocked: dict[Hardware, str] = {}
-        self._short: set[str] = set()  # kinds of which there are too few, as has been told
+        self._short: set[str] = set()  # kinds below their minimum, as an event has said
+        self._on: dict[type, Handler] = {
+            WorkerHeartbeat: self._heartbeat,
+            ReviewFleet: self._review_again,
+            RenewLease: self._renew_again,
+            AskForCapacity: self._asked,
+            bytes: self._registration_ordered,
+            RegistrationProgress: self._registration_reported,
+            LoadReply: self._replied,
+            Undelivered: self._undelivered,
+            Done: self._edge_answered,
+            Failed: self._edge_answered,
+            TimedOut: self._edge_answered,
+            Changed: self._changed,
+            Synced: self._synced,
+            Started: self._start,
+            Stopping: self._stop,
+            Recorded: lambda _: NOTHING,
+        }
 
     def _threads(self, variant: str) -> int:
         record = self._catalog.variant(variant)
@@ -138,7 +151,7 @@ class Controller:
             Inlet(subject=s.workshop("*"), message=bytes),
             *(
                 Inlet(subject=s.registrar(fact), message=RegistrationProgress)
-                for fact in ("built", "variant-failed", "progress", DONE)
+                for fact in ("built", "variant-failed", "progress", FINISHED)
             ),
             Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
         )
@@ -148,209 +161,252 @@ class Controller:
         return (Watch(bucket=self._subjects.catalog_bucket), Watch(bucket=self._subjects.control_bucket))
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        now, message, turn = envelope.now, envelope.message, self._turn
-        turn.begin(now, self.lease.epoch if self.lease.leads(now) else 0)
-        match message:
-            case WorkerHeartbeat():
-                self.fleet.heartbeat(message, now)
-            case ReviewFleet():
-                turn.add(After("look", self._period, ReviewFleet()))
-                self._look()
-            case RenewLease():
-                turn.add(After("beat", self.lease.period, RenewLease()))
-                self._claim()
-            case Done() | Failed() | TimedOut():
-                self._ended(message)
-            case AskForCapacity():
-                self._asked(message)
-            case bytes():
-                self.fleet.errand(envelope.subject.split(".")[-2], now, over=False)
-            case RegistrationProgress():
-                self.fleet.errand(message.worker, now, over=envelope.subject.endswith(f".{DONE}"))
-            case LoadReply():
-                self._placing.replied(envelope.subject, message)
-            case Undelivered():
-                self._placing.replied(message.reply_subject, None)
-            case Changed():
-                self._changed(message, now)
-            case Synced():
-                if message.bucket == self._subjects.control_bucket:
-                    self.lease.known(now)
-                    self._claim()
-            case Started():
-                self._started = now
-                turn.add(After("beat", self.lease.period, RenewLease()))
-                turn.add(After("look", self._period, ReviewFleet()))
-            case Stopping():
-                claim = self.lease.give_up(now)
-                if claim is not None:
-                    turn.add(Do(("give up",), claim, message.grace))
-        return turn.effects()
+        return self._on[type(envelope.message)](envelope)
+
+    def _turn(self, now: float) -> Turn:
+        return Turn(now, self.lease.epoch if self.lease.leads(now) else 0)
+
+    # -- start and end
+
+    def _start(self, envelope: Envelope) -> Iterable[Effect]:
+        self._started_at = envelope.now
+        return (self._next_renewal(), self._next_review())
+
+    def _stop(self, envelope: Envelope) -> Iterable[Effect]:
+        claim = self.lease.give_up(envelope.now)
+        return NOTHING if claim is None else (Do(("give up",), claim, envelope.message.grace),)
+
+    def _next_renewal(self) -> Effect:
+        return After("renew", self.lease.period, RenewLease())
+
+    def _next_review(self) -> Effect:
+        return After("review", self._limits.settings.period_s, ReviewFleet())
+
+    # -- workers
+
+    def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        self.fleet.heartbeat(envelope.message, envelope.now)
+        return NOTHING
+
+    def _registration_ordered(self, envelope: Envelope) -> Iterable[Effect]:
+        self.fleet.registers(envelope.subject.split(".")[-2], envelope.now, finished=False)
+        return NOTHING
+
+    def _registration_reported(self, envelope: Envelope) -> Iterable[Effect]:
+        finished = envelope.subject.endswith(f".{FINISHED}")
+        self.fleet.registers(envelope.message.worker, envelope.now, finished=finished)
+        return NOTHING
+
+    def _replied(self, envelope: Envelope) -> Iterable[Effect]:
+        self._placement.replied(envelope.subject, envelope.message)
+        return NOTHING
+
+    def _undelivered(self, envelope: Envelope) -> Iterable[Effect]:
+        self._placement.replied(envelope.message.reply_subject, None)
+        return NOTHING
+
+    def _asked(self, envelope: Envelope) -> Iterable[Effect]:
+        turn = self._turn(envelope.now)
+        if not turn.epoch or turn.epoch != self._led:
+            return NOTHING
+        self._placement.ask(envelope.message, turn.now)
+        return self._placement.advance(lambda need: self._machine_for(need, turn), turn)
 
     # -- the lead
 
-    def _claim(self) -> None:
-        claim = self.lease.due(self._turn.now)
-        if claim is not None:
-            self._turn.add(Do(("claim",), claim, self.lease.period * 2))
+    def _renew_again(self, envelope: Envelope) -> Iterable[Effect]:
+        return (self._next_renewal(), *self._claim(envelope.now))
 
-    def _changed(self, change: Changed, now: float) -> None:
+    def _claim(self, now: float) -> tuple[Effect, ...]:
+        claim = self.lease.due(now)
+        return NOTHING if claim is None else (Do(("claim",), claim, self.lease.period * 2),)
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        change: Changed = envelope.message
         if change.bucket == self._subjects.catalog_bucket:
             self._catalog.apply(change.key, change.value)
         elif change.key == LEADER:
-            self.lease.changed(decode_leader(change.value), now)
+            self.lease.changed(decode_leader(change.value), envelope.now)
         else:
             worker = worker_of_key(change.key)
-            if worker is not None and not self.lease.epoch:  # who leads knows better: it is an echo
-                self.fleet.noted(worker, decode_machine(change.value), now)
+            if worker is not None and not self.lease.epoch:  # the leader itself has written it, and knows more
+                self.fleet.record_changed(worker, decode_machine(change.value), envelope.now)
+        return NOTHING
 
-    def _take_up(self) -> None:
-        """A new epoch of ours: whatever we thought to be under way is an earlier leader's."""
-        self._led, self._led_since = self._turn.epoch, self._turn.now
-        self._machines.forget()
-        self._placing.forget()
-        self._leaving.forget()
-        self._stock.forget()
+    def _synced(self, envelope: Envelope) -> Iterable[Effect]:
+        if envelope.message.bucket != self._subjects.control_bucket:
+            return NOTHING
+        self.lease.known(envelope.now)
+        return self._claim(envelope.now)
+
+    def _begin_epoch(self, turn: Turn) -> None:
+        """This controller leads in a new epoch. What it believed to be under way was an earlier leader's."""
+        self._led, self._led_since = turn.epoch, turn.now
+        self._machines.forget(turn)
+        self._placement.forget()
+        self._drain.forget()
+        self._inventory.forget()
         self._blocked.clear()
         self._short.clear()
 
-    # -- what the edge says
+    # -- answers of the edge
 
-    def _ended(self, message: Done | Failed | TimedOut) -> None:
+    def _edge_answered(self, envelope: Envelope) -> Iterable[Effect]:
+        message: Done | Failed | TimedOut = envelope.message
         what, *rest = message.id
         error = None if isinstance(message, TimedOut) else message.error if isinstance(message, Failed) else ""
+        turn = self._turn(envelope.now)
         if what == "claim":
-            before = self.lease.epoch
-            self.lease.claimed(message.result if isinstance(message, Done) else None, self._turn.now)
-            if not before and self.lease.leads(self._turn.now):
-                self._turn.epoch = self.lease.epoch
-                self._look()
-            return
-        if what == "survey" and rest == [str(self._led)]:
-            told = message.result if isinstance(message, Done) else Inventory(error=error or "nobody answers in time")
-            self._stock.found(told)
-            return
-        if not self._turn.epoch or self._turn.epoch != self._led or not rest:
-            return
+            return self._claimed(message, turn)
+        if what == "inventory" and rest == [str(self._led)]:
+            failed = Inventory(error=error or "nobody answers in time")
+            self._inventory.listed(message.result if isinstance(message, Done) else failed)
+            return NOTHING
+        if not turn.epoch or turn.epoch != self._led or not rest:
+            return NOTHING
         worker = rest[0]
         if what == "start":
-            self._machines.started(worker, error)
-        elif what == "stop":
-            self._machines.stopped(worker, error)
-            self._leaving.stopped(worker, error)
-        elif what == "save" and error == "":
-            self._machines.saved(worker)
-            self._leaving.saved(worker)
-        elif what == "save":
-            self._machines.unsaved(worker, error or "the bucket did not answer in time")
+            return self._machines.started(worker, error, turn)
+        if what == "stop":
+            return [*self._machines.stopped(worker, error, turn), *self._drain.stopped(worker, error, turn)]
+        if what == "save" and error == "":
+            return [*self._machines.saved(worker, turn), *self._drain.saved(worker, turn)]
+        if what == "save":
+            return self._machines.not_saved(worker, error or "the bucket did not answer in time", turn)
+        return NOTHING
 
-    def _asked(self, ask: AskForCapacity) -> None:
-        if self._turn.epoch and self._turn.epoch == self._led:
-            self._placing.ask(ask)
-            self._placing.advance(self._machine_for)
+    def _claimed(self, message: Done | Failed | TimedOut, turn: Turn) -> Iterable[Effect]:
+        before = self.lease.epoch
+        self.lease.claimed(message.result if isinstance(message, Done) else None, turn.now)
+        if before or not self.lease.leads(turn.now):
+            return NOTHING
+        return self._review(Turn(turn.now, self.lease.epoch))
 
-    # -- deciding
+    # -- decisions
 
-    def _look(self) -> None:
-        turn = self._turn
-        self.fleet.tidy(turn.now)
+    def _review_again(self, envelope: Envelope) -> Iterable[Effect]:
+        return [self._next_review(), *self._review(self._turn(envelope.now))]
+
+    def _review(self, turn: Turn) -> list[Effect]:
+        self.fleet.forget_gone(turn.now)
         if not turn.epoch:
-            return
+            return []
         if turn.epoch != self._led:
-            self._take_up()
-        if turn.now - self._started < ACQUAINT_S:
-            return
-        self._stock.look()
-        if not self._stock.ready:
-            return
-        if self._rehearsal is None:
-            self._machines.adopt()
-            self._machines.advance()
-            self._leaving.adopt()
-        shut = self._stock.shut()
-        found = wants(self._seen(), self._limits)
-        wanted = {want.hardware for want in found} | self._placing.wants_hardware()
-        stays = self._leaving.advance(wanted, shut)
-        self._placing.advance(self._machine_for)
+            self._begin_epoch(turn)
+        if turn.now - self._started_at < FIRST_REVIEW_S:
+            return []
+        found = list(self._inventory.refresh(turn))
+        if not self._inventory.ready:
+            return found
+        if self._dry_run is None:
+            found += self._machines.adopt(turn)
+            found += self._machines.advance(turn)
+            self._drain.adopt(turn)
+        closed = self._inventory.closed()
+        needs = hardware_needs(self._summaries(turn), self._limits)
+        wanted = {need.hardware for need in needs} | self._placement.hardware()
+        stays, effects = self._drain.advance(wanted, turn, closed)
+        found += effects
+        found += self._placement.advance(lambda need: self._machine_for(need, turn), turn)
         if not stays:
-            for want in found:
-                self._answer(want)
+            for need in needs:
+                _, effects = self._add(
+                    need.hardware, self._chosen(need, turn), turn, self._troubled(need.hardware, turn)
+                )
+                found += effects
         self._blocked = {hardware: why for hardware, why in self._blocked.items() if hardware in wanted}
-        if (self._stock.known and self._rehearsal is None) or turn.now - self._led_since > APPEAR_S:
-            self._keep_minimum(shut)
-        if not self._leaving.worker:
-            self._remove(shut, idle=not found)
+        if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
+            found += self._keep_minimum(closed, turn)
+        if not self._drain.worker:
+            found += self._remove(closed, turn, idle=not needs)
+        return found
 
-    def _seen(self) -> list[WorkerSummary]:
-        return self.fleet.seen(self._turn.now, self._limits.settle_s)
+    def _summaries(self, turn: Turn) -> list[WorkerSummary]:
+        return self.fleet.summaries(turn.now, self._limits.settle_s)
 
-    def _answer(self, want: HardwareNeed) -> None:
-        """A rule asks for a machine: it gets what is in trouble now on that hardware."""
-        self._add(want.hardware, self._chosen(want), self._in_trouble(want.hardware))
+    def _chosen(self, need: HardwareNeed, turn: Turn) -> Add | Blocked:
+        return choose_machine(
+            need,
+            self._summaries(turn),
+            self._limits,
+            self._memory_share,
+            lambda kind: self._machines.pauses(kind, turn.now),
+            lambda kind: self._inventory.obstacle(kind, turn.now),
+        )
 
-    def _chosen(self, want: HardwareNeed) -> Add | Blocked:
-        return answer(want, self._seen(), self._limits, self._share, self._machines.held, self._stock.lacking)
-
-    def _add(self, hardware: Hardware, chosen: Add | Blocked, place: Sequence[tuple[str, str]] = ()) -> str | None:
-        """The new machine's name, if there is to be one."""
+    def _add(
+        self, hardware: Hardware, chosen: Add | Blocked, turn: Turn, place: Sequence[tuple[str, str]] = ()
+    ) -> tuple[str | None, list[Effect]]:
+        """The new machine's name, if one is started. An event says once, and not every period, why none is."""
         if isinstance(chosen, Blocked):
-            if chosen.reason and hardware not in self._blocked:  # once, not every period
-                self._blocked[hardware] = chosen.reason
-                self._say_blocked(chosen)
-        elif self._rehearsal is not None:
-            self._rehearsal.add(chosen)
-        else:
-            return self._machines.add(chosen, place)
-        return None
+            if not chosen.reason or hardware in self._blocked:
+                return None, []
+            self._blocked[hardware] = chosen.reason
+            return None, [self._blocked_event(chosen, turn)]
+        if self._dry_run is not None:
+            return None, self._dry_run.add(chosen, turn)
+        return self._machines.add(chosen, turn, place)
 
-    def _machine_for(self, want: HardwareNeed) -> str | None:
-        """For an ask: the machine that boots for it already, one that need not go after all, or a new one."""
-        leaving = self._leaving.worker
-        if leaving and self._leaving.advance({want.hardware}):
-            return leaving
-        booting = (seen.name for seen in self._seen() if seen.state == "Booting" and want.hardware in seen.hardware)
+    def _machine_for(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
+        """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
+        found: list[Effect] = []
+        leaving = self._drain.worker
+        if leaving:
+            stays, found = self._drain.advance({need.hardware}, turn)
+            if stays:
+                return leaving, found
+        booting = (
+            one.name for one in self._summaries(turn) if one.state == "Booting" and need.hardware in one.hardware
+        )
         name = next(booting, None)
         if name is not None:
-            return name
-        return self._add(want.hardware, self._chosen(want))
+            return name, found
+        name, effects = self._add(need.hardware, self._chosen(need, turn), turn)
+        return name, found + effects
 
-    def _keep_minimum(self, shut: Collection[str]) -> None:
-        found = below_minimum(self._seen(), self._limits, self._machines.held, self._stock.lacking, shut)
-        if isinstance(found, Add):
-            self._add(("", False), found)
-            return
-        for blocked in found:
-            if blocked.kind not in self._short:
-                self._say_blocked(blocked)
-        self._short = {blocked.kind for blocked in found}
+    def _keep_minimum(self, closed: Collection[str], turn: Turn) -> list[Effect]:
+        chosen = below_minimum(
+            self._summaries(turn),
+            self._limits,
+            lambda kind: self._machines.pauses(kind, turn.now),
+            lambda kind: self._inventory.obstacle(kind, turn.now),
+            closed,
+        )
+        if isinstance(chosen, Add):
+            _, found = self._add(("", False), chosen, turn)
+            return found
+        found = [self._blocked_event(blocked, turn) for blocked in chosen if blocked.kind not in self._short]
+        self._short = {blocked.kind for blocked in chosen}
+        return found
 
-    def _say_blocked(self, blocked: Blocked) -> None:
-        """A count of 0 says that nothing was added."""
-        self._turn.scaling("add_worker", None, f"not added: {blocked.reason}", 0)
+    def _blocked_event(self, blocked: Blocked, turn: Turn) -> Effect:
+        """A count of 0 says that no machine was added."""
+        return self._effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
 
-    def _remove(self, shut: Mapping[str, str], *, idle: bool) -> None:
-        """What the operator wants empty goes; else, where nothing is wanted, what is idle."""
-        workers = self._seen()
-        going = next((worker for worker in workers if worker.name in shut and self._may_leave(worker)), None)
+    def _remove(self, closed: Mapping[str, str], turn: Turn, *, idle: bool) -> list[Effect]:
+        """Remove a machine that the operator wants empty; else an idle one, if no hardware is needed."""
+        workers = self._summaries(turn)
+        going = next((worker for worker in workers if worker.name in closed and self._may_leave(worker)), None)
         if going is not None:
-            chosen: Remove | None = Remove(worker=going.name, reason=f"its node is set to {shut[going.name]}")
+            chosen: Remove | None = Remove(worker=going.name, reason=f"its node is set to {closed[going.name]}")
         else:
-            chosen = removal(workers, self._limits, self._leaving.spared) if idle else None
-        if chosen is not None and self._rehearsal is not None:
-            self._rehearsal.remove(chosen)
-        elif chosen is not None:
-            self._leaving.begin(chosen, shut)
+            chosen = removal(workers, self._limits, lambda name: self._drain.spared(name, turn.now)) if idle else None
+        if chosen is None:
+            return []
+        if self._dry_run is not None:
+            return self._dry_run.remove(chosen, turn)
+        return self._drain.begin(chosen, turn, closed)
 
     def _may_leave(self, worker: WorkerSummary) -> bool:
-        """Whether there is anything to drain: neither what has not come yet nor what nobody hears of."""
+        """Whether there is anything to drain: the worker has come up and is heard."""
         known = self.fleet.workers[worker.name]
         ordered = known.record is not None and known.record.state == "Booting"
         return worker.kind in self._limits.kinds and worker.state in ("Ready", "Booting") and not ordered
 
-    def _in_trouble(self, hardware: Hardware) -> list[tuple[str, str]]:
-        """Variants on this hardware, and an app of each, that a new machine takes load from: troubled ones, else the busiest."""
+    def _troubled(self, hardware: Hardware, turn: Turn) -> list[tuple[str, str]]:
+        """Variants that a new machine with this hardware takes load from, and an app of each: troubled ones, else the busiest."""
         rows: dict[str, tuple[bool, float, str]] = {}
-        for worker in self.fleet.ready(self._turn.now):
+        for worker in self.fleet.ready(turn.now):
             for one in worker.instances:
                 if worker.hardware_of(one) != hardware:
                     continue
@@ -359,4 +415,25 @@ class Controller:
                 rows[one.variant] = (troubled or before, load + one.load, next(iter(one.app_states), app))
         found = sorted(rows.items(), key=lambda row: (not row[1][0], -row[1][1], row[0]))
         only = [row for row in found if row[1][0]] or [row for row in found[:1] if row[1][1] > 0]
-        return [(variant, app) for variant, (_, _, app) in only[:AT_MOST]]
+        return [(variant, app) for variant, (_, _, app) in only[:MOST_VARIANTS]]
+
+
+def changes_machines(settings: Settings) -> bool:
+    """Whether machines are added and removed at all. A static system keeps the ones that it has."""
+    return settings.autoscaler.policy != "static"
+
+
+def make_controller(
+    settings: Settings,
+    subjects: Subjects,
+    name: str,
+    kinds: Mapping[str, PricedKind],
+    traits: ProviderTraits | None = None,
+) -> Controller:
+    """A candidate for the lead. kinds: of machines that may be started; ignored in a static system. traits: of the provider."""
+    limits = FleetLimits(
+        kinds=kinds if changes_machines(settings) else {},
+        settings=settings.machines,
+        budget_per_hour=settings.autoscaler.budget_per_hour or inf,
+    )
+    return Controller(name, subjects, limits, settings.monitor, traits)

@@ -1,4 +1,4 @@
-"""What the controller asks of its edge. Pure."""
+"""What the controller sends out: commands to its edge, orders to workers, events; and its records in the control bucket. Pure."""
 
 from typing import Any
 
@@ -10,16 +10,25 @@ from bus.messages.scaling import LeaderRecord, MachineRecord, StartMachine, Stop
 from bus.subjects import Subjects
 from services.core.actor import Do, Effect, Publish, Record
 
+LEADER = "controller"  # key of the leader's record
+_MACHINE = "machine."  # keys of machines' records begin with it
+_leader = msgspec.msgpack.Decoder(LeaderRecord)
+_machine = msgspec.msgpack.Decoder(MachineRecord)
+STORE_S = 5.0  # s for one write to the control bucket
+
 
 class ClaimLease(Struct, frozen=True, kw_only=True):
-    """Write `record` as the leader's, if it `allows` what stands there; the answer is a `LeaseClaimed`. by: who asks."""
+    """Write `record` as the leader's record if `allows` is true of the present one. The answer is a `LeaseClaimed`.
+
+    expected: what the claimant believes to be the present record. by: the claimant.
+    """
 
     record: LeaderRecord
     expected: LeaderRecord | None
     by: str
 
     def allows(self, present: LeaderRecord | None) -> bool:
-        """Whether this may be replaced: it is what was expected, or a renewal of our own that nobody has answered yet."""
+        """Whether this record may be replaced: it is the expected one, or an unanswered renewal of the claimant's own."""
         expected = self.expected
         if present is None or expected is None or expected.holder != self.by:
             return present == expected
@@ -27,45 +36,46 @@ class ClaimLease(Struct, frozen=True, kw_only=True):
 
 
 class LeaseClaimed(Struct, frozen=True, kw_only=True):
-    """present: what stands there now, when the claim came too late."""
+    """present: the record that is there now, if the claim came too late."""
 
     ok: bool
     present: LeaderRecord | None = None
 
 
 class SaveRecord(Struct, frozen=True, kw_only=True):
-    """Note this down for whoever leads next."""
+    """Write the record of a machine, for the next leader."""
 
     record: MachineRecord
 
 
 class DeleteRecord(Struct, frozen=True, kw_only=True):
-    """This machine is no more."""
+    """Delete the record of a machine that is gone."""
 
     worker: str
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Have a machine started."""
+    """Have the provider start a machine."""
 
     order: StartMachine
 
 
 class Stop(Struct, frozen=True, kw_only=True):
-    """Have a machine stopped."""
+    """Have the provider stop a machine."""
 
     order: StopMachine
 
 
 class ListMachines(Struct, frozen=True, kw_only=True):
-    """Look which machines there are; the answer is an `Inventory`."""
+    """Ask the provider which machines it has. The answer is an `Inventory`."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """A machine that the provider has. name: its worker's, if it carries one; kind: of worker that it may carry, "" = none.
+    """A machine of the provider's. name: also its worker's name, if it runs one.
 
-    worker: the kind that it is told to carry, order: whose order that was ("EPOCH-NUMBER", "" = the operator's). availability: as the
-    operator has set it, "active" or else. empty: no worker of earlier orders is left on it. bought: made by order, for this worker only.
+    kind: of worker that it may run; "": none. worker: the kind of worker that it is set to run; "": none. order: that set it
+    ("EPOCH-NUMBER"); "": the operator did. availability: as the operator has set it, "active" or else. empty: no worker of earlier
+    orders still runs on it. bought: it was made by an order, for this worker only.
     """
 
     name: str
@@ -79,24 +89,35 @@ class Node(Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Whether it may carry a worker, as far as the machine itself is concerned."""
+        """Whether the machine itself is fit to run a worker."""
         return self.up and self.availability == "active"
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """buys: when no machine is free, one may be made. error: why nothing can be told now; `nodes` says nothing then."""
+    """The machines of a provider. buys: it may make one if none is free. error: why it cannot tell; `nodes` is empty then."""
 
     nodes: tuple[Node, ...] = ()
     buys: bool = False
     error: str = ""
 
 
-# -- Keys of the control bucket and what stands under them. Pure.
+class ProviderTraits(Struct, frozen=True, kw_only=True):
+    """What the controller must know of a provider of machines.
 
-LEADER = "controller"
-_MACHINE = "machine."
-_leader = msgspec.msgpack.Decoder(LeaderRecord)
-_machine = msgspec.msgpack.Decoder(MachineRecord)
+    simulated: its machines are simulated, and events say so. shared_machine: its workers are processes of one machine. So only what
+    a worker's own instances compute says how busy its CPU is. has_inventory: it has machines of its own and can list them.
+    confirm_stops: a machine that is given up is stopped again and again until the provider confirms it. dry_run: it changes
+    nothing and logs what it would change.
+    """
+
+    simulated: bool = False
+    shared_machine: bool = False
+    has_inventory: bool = False
+    confirm_stops: bool = False
+    dry_run: bool = False
+
+
+# -- records in the control bucket
 
 
 def machine_key(worker: str) -> str:
@@ -104,12 +125,12 @@ def machine_key(worker: str) -> str:
 
 
 def worker_of_key(key: str) -> str | None:
-    """Whose machine's key this is; None for other keys."""
+    """The worker whose machine's record has this key; None: the key is another record's."""
     return key.removeprefix(_MACHINE) if key.startswith(_MACHINE) else None
 
 
 def decode_leader(value: bytes | None) -> LeaderRecord | None:
-    """The record; None when there is none that can be read."""
+    """The record; None if there is none that can be read."""
     try:
         return _leader.decode(value) if value else None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -117,75 +138,70 @@ def decode_leader(value: bytes | None) -> LeaderRecord | None:
 
 
 def decode_machine(value: bytes | None) -> MachineRecord | None:
+    """The record; None if there is none that can be read."""
     try:
         return _machine.decode(value) if value else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-# -- Collects what one turn of the controller brings about. It decides nothing. Pure.
+# -- effects
 
-STORE_S = 5.0  # s for one write to the bucket
+
+class Turn(Struct, frozen=True):
+    """The handling of one message. now: Unix seconds. epoch: in which this controller leads; 0: it does not, so it orders nothing."""
+
+    now: float
+    epoch: int
 
 
 class ControllerEffects:
-    """now, epoch: of this turn; epoch 0: not leading, nothing may be ordered."""
+    """Makes the effects of one controller. Each method returns them."""
 
     def __init__(self, name: str, subjects: Subjects, *, simulated: bool = False) -> None:
         self.name = name
-        self.subjects = subjects
-        self.now = 0.0
-        self.epoch = 0
+        self._subjects = subjects
         self._mark = "simulated: " if simulated else ""
-        self._out: list[Effect] = []
-        self._numbers = 0
+        self._replies = 0
 
-    def begin(self, now: float, epoch: int) -> None:
-        self.now, self.epoch = now, epoch
-        self._out = []
-
-    def effects(self) -> list[Effect]:
-        return self._out
-
-    def add(self, effect: Effect) -> None:
-        self._out.append(effect)
-
-    def order(self, worker: str, order: str, message: Any, reply: str = "") -> None:
+    def order(self, worker: str, order: str, message: Any, reply: str = "") -> Effect:
         """An order to a worker's monitor."""
-        self._out.append(Publish(self.subjects.worker(worker, order), message, reply))
+        return Publish(self._subjects.worker(worker, order), message, reply)
 
     def reply_subject(self) -> str:
-        """A new one, whose last token is a number of our own."""
-        self._numbers += 1
-        return self.subjects.controller(f"reply.{self.name}.{self._numbers}")
+        """A subject of this controller's that no other order has."""
+        self._replies += 1
+        return self._subjects.controller(f"reply.{self.name}.{self._replies}")
 
-    def save(self, record: MachineRecord) -> None:
-        self._out.append(Do(("save", record.worker), SaveRecord(record=record), STORE_S))
+    def save(self, record: MachineRecord) -> Effect:
+        return Do(("save", record.worker), SaveRecord(record=record), STORE_S)
 
-    def drop(self, worker: str) -> None:
-        self._out.append(Do(("drop", worker), DeleteRecord(worker=worker), STORE_S))
+    def delete(self, worker: str) -> Effect:
+        return Do(("delete", worker), DeleteRecord(worker=worker), STORE_S)
 
-    def scaling(self, action: str, worker: str | None, reason: str, count: int = 1) -> None:
-        event = ScalingEvent(
-            time=self.now,
-            scaler="vm",
-            worker=worker,
-            app=None,
-            model=None,
-            variant=None,
-            action=action,
-            count=count,
-            reason=self._mark + reason,
+    def scaling(self, now: float, action: str, worker: str | None, reason: str, count: int = 1) -> Effect:
+        return Record(
+            ScalingEvent(
+                time=now,
+                scaler="vm",
+                worker=worker,
+                app=None,
+                model=None,
+                variant=None,
+                action=action,
+                count=count,
+                reason=self._mark + reason,
+            )
         )
-        self._out.append(Record(event))
 
-    def worker_state(self, worker: str, hardware: str, old: str, new: str, reason: str) -> None:
-        event = WorkerEvent(
-            time=self.now,
-            worker=worker,
-            hardware=hardware,
-            from_state=old,
-            to_state=new,
-            reason=self._mark + reason,
+    def worker_state(self, now: float, worker: str, hardware: str, old: str, new: str, reason: str) -> Effect:
+        return Record(
+            WorkerEvent(
+                time=now,
+                worker=worker,
+                hardware=hardware,
+                from_state=old,
+                to_state=new,
+                reason=self._mark + reason,
+            )
         )
-        self._out.append(Record(event))

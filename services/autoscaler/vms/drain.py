@@ -1,132 +1,134 @@
-"""A machine on its way out: what only it serves is loaded elsewhere first, then it is drained, and stopped when nothing is left. Pure.
+"""The removal of a machine: what only it serves is loaded elsewhere, then it is drained, and stopped when it is idle. Pure.
 
-Make before break: it takes queries until every app that it alone serves has an instance that serves on another worker. What is
-queued on it is answered. When it is needed after all, the drain is taken back. One machine at a time.
+Make before break: it takes queries until every app that only it serves has an instance that serves on another worker. It answers
+what is queued. If it is needed after all, the drain is taken back. One machine is removed at a time.
 """
 
 from collections.abc import Collection, Mapping
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
-from services.autoscaler.vms.commands import ControllerEffects
+from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import LOST_S, PAUSES, Machines
 from services.autoscaler.vms.placement import pack
 from services.autoscaler.vms.policy import Hardware, Remove
+from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.lifecycle import COUNTED, SERVING
+from services.core.settings import MonitorSettings
 
-QUIET_S = 1.5  # s for which a draining worker must have had nothing to do; what was under way to it has arrived by then
+QUIET_S = (
+    1.5  # s without work after which a draining worker is stopped; queries that were on their way have arrived by then
+)
 MOVE_S = 60.0  # s for its last instances to be loaded elsewhere
-SPARE_S = 30.0  # s for which a worker that could not go, or was needed after all, is left alone
+SPARE_S = 30.0  # s for which a worker that was not removed after all is not tried again
 
 
 class MachineDrain:
-    """At most one machine. overcommit: how often a worker promises a core of its CPU."""
+    """At most one machine. monitor: as the workers' monitors admit loads. phase: moving, draining, stopping, or empty."""
 
     def __init__(
         self,
         fleet: Fleet,
         catalog: Catalog,
-        turn: ControllerEffects,
+        effects: ControllerEffects,
         machines: Machines,
-        stock: InventoryView,
-        memory_share: float,
-        overcommit: float,
+        inventory: InventoryView,
+        monitor: MonitorSettings,
     ) -> None:
         self.worker = ""
-        self.phase = ""  # moving, draining, stopping
+        self.phase = ""
         self._fleet = fleet
         self._catalog = catalog
-        self._turn = turn
+        self._effects = effects
         self._machines = machines
-        self._stock = stock
-        self._share = memory_share
-        self._overcommit = overcommit
+        self._inventory = inventory
+        self._share = monitor.memory_share
+        self._overcommit = monitor.cores_overcommit
         self._reason = ""
         self._since = 0.0
-        self._quiet = 0.0
-        self._again = 0.0
+        self._quiet_since = 0.0
+        self._next_try = 0.0
         self._tries = 0
-        self._must = False  # the operator wants it to go
+        self._forced = False  # the operator wants the machine empty
         self._spared: dict[str, float] = {}
 
-    def spared(self, worker: str) -> bool:
-        return self._turn.now < self._spared.get(worker, 0.0)
+    def spared(self, worker: str, now: float) -> bool:
+        """Whether this worker is not to be removed now."""
+        return now < self._spared.get(worker, 0.0)
 
     def forget(self) -> None:
-        """Somebody else leads now."""
+        """A new epoch begins, or the removal is over."""
         self.worker = self.phase = ""
 
-    def begin(self, chosen: Remove, shut: Mapping[str, str] = {}) -> None:
-        """shut: machines that must go, whatever they serve."""
+    def begin(self, chosen: Remove, turn: Turn, closed: Mapping[str, str] = {}) -> list[Effect]:
+        """closed: machines that must go, whatever they serve."""
         self.worker, self.phase, self._reason = chosen.worker, "moving", chosen.reason
-        self._since = self._turn.now
-        self._must = chosen.worker in shut
-        self.advance(set(), shut)
+        self._since = turn.now
+        self._forced = chosen.worker in closed
+        _, found = self.advance(set(), turn, closed)
+        return found
 
-    def adopt(self) -> None:
-        """Go on with what an earlier leader had begun to drain."""
+    def adopt(self, turn: Turn) -> None:
+        """Go on with a drain that an earlier leader began."""
         if self.worker:
             return
         for worker in self._fleet.workers.values():
             if worker.record is not None and worker.record.state == "Draining":
                 self.worker, self.phase, self._reason = worker.name, "draining", worker.record.reason
-                self._since = self._quiet = self._turn.now
+                self._since = self._quiet_since = turn.now
                 return
 
-    def advance(self, wanted: Collection[Hardware], shut: Mapping[str, str] = {}) -> bool:
-        """Go on; wanted: hardware that more is wanted of. True when the machine stays because of that. shut: as in `begin`."""
+    def advance(
+        self, wanted: Collection[Hardware], turn: Turn, closed: Mapping[str, str] = {}
+    ) -> tuple[bool, list[Effect]]:
+        """Go on with the removal. True if the machine stays because its hardware is wanted.
+
+        wanted: hardware of which more is needed. closed: as in `begin`.
+        """
         if not self.worker and self.phase == "":
-            return False
+            return False, []
         worker = self._fleet.workers.get(self.worker)
-        if worker is None:  # it has gone by itself
-            self._turn.drop(self.worker)
+        if worker is None:  # it is gone already
+            deletion = self._effects.delete(self.worker)
             self.forget()
-            return False
+            return False, [deletion]
         if worker.record is not None and worker.record.state == "Stopping":  # it was given up meanwhile
             self.forget()
-            return False
+            return False, []
         if self.phase == "stopping":
-            if self._turn.now >= self._again:
-                self._stop()
-            return False
-        if self._must and self.worker not in shut and self._stock.node(self.worker) is not None:
-            self._stay(worker, "the operator has let it in again")
-            return False
-        self._must = self.worker in shut
-        if not self._must and any((device.kind, device.simulated) in wanted for device in worker.devices):
-            self._stay(worker, "it is needed after all")
-            return True
-        if self.phase == "moving":
-            self._move(worker)
-        else:
-            self._drain(worker)
-        return False
+            return False, self._stop(turn) if turn.now >= self._next_try else []
+        if self._forced and self.worker not in closed and self._inventory.node(self.worker) is not None:
+            return False, self._stay(worker, "the operator has let it in again", turn)
+        self._forced = self.worker in closed
+        if not self._forced and any((device.kind, device.simulated) in wanted for device in worker.devices):
+            return True, self._stay(worker, "it is needed after all", turn)
+        return False, self._move(worker, turn) if self.phase == "moving" else self._drain(worker, turn)
 
     # -- moving
 
-    def _move(self, worker: FleetWorker) -> None:
-        turn = self._turn
-        if worker.serves and not self._must:
-            self._stay(worker, "it serves again")
-            return
+    def _move(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
+        if worker.serves and not self._forced:
+            return self._stay(worker, "it serves again", turn)
         rest = [other for other in self._fleet.ready(turn.now) if other is not worker]
-        last = self._last(worker, rest)
+        last = self._served_only_here(worker, rest)
         late = turn.now - self._since > MOVE_S
-        if not last or (self._must and (late or not worker.alive(turn.now))):
-            self._begin_draining(worker)
-            return
+        if not last or (self._forced and (late or not worker.alive(turn.now))):
+            return self._begin_draining(worker, turn)
         if late:
-            self._stay(worker, "what only it serves does not come up elsewhere")
-            return
+            return self._stay(worker, "what only it serves does not come up elsewhere", turn)
+        found: list[Effect] = []
         for app, variant in last.items():
-            if not self._elsewhere(app, variant, rest) and not self._must:
-                self._stay(worker, f"nowhere else is room for {variant}, the last of {app}")
-                return
+            orders = self._load_elsewhere(app, variant, rest, turn)
+            if orders is None and not self._forced:
+                why = f"nowhere else is room for {variant}, the last of {app}"
+                return found + self._stay(worker, why, turn)
+            found += orders or ()
+        return found
 
-    def _last(self, worker: FleetWorker, rest: Collection[FleetWorker]) -> dict[str, str]:
+    def _served_only_here(self, worker: FleetWorker, rest: Collection[FleetWorker]) -> dict[str, str]:
         """App to one of its variants here, for each app that has too few instances serving on the others."""
         here = {one.variant: one for one in worker.instances if one.state in SERVING}
         found: dict[str, str] = {}
@@ -140,86 +142,94 @@ class MachineDrain:
                 found[app.app] = max(ours, key=lambda variant: (here[variant].load, variant))
         return found
 
-    def _elsewhere(self, app: str, variant: str, rest: Collection[FleetWorker]) -> bool:
-        """See to it that one more instance of this variant is loaded on another worker; False when there is no room."""
-        turn, record = self._turn, self._catalog.variant(variant)
+    def _load_elsewhere(self, app: str, variant: str, rest: Collection[FleetWorker], turn: Turn) -> list[Effect] | None:
+        """Orders by which one more instance of this variant is loaded on another worker. None: there is no room."""
+        record = self._catalog.variant(variant)
         if record is None:
-            return False
+            return None
         if any(one.variant == variant and one.state == "Loading" for other in rest for one in other.instances):
-            return True  # on its way
+            return []
         where = pack(record, 1, rest, self._share) or pack(record, 1, rest, self._share, overcommit=self._overcommit)
+        found: list[Effect] = []
         for name in where:
             have = sum(one.variant == variant and one.state in COUNTED for one in self._fleet.workers[name].instances)
-            why = f"{self.worker} is to go, and alone serves {app}"
             order = EnsureLoaded(
-                variant=record, at_least=have + 1, app=app, orderer=turn.name, reason=why, epoch=turn.epoch
+                variant=record,
+                at_least=have + 1,
+                app=app,
+                orderer=self._effects.name,
+                reason=f"{self.worker} is to go, and alone serves {app}",
+                epoch=turn.epoch,
             )
-            turn.order(name, "load", order)
-        return bool(where)
+            found.append(self._effects.order(name, "load", order))
+        return found if where else None
 
     # -- draining
 
-    def _begin_draining(self, worker: FleetWorker) -> None:
-        turn = self._turn
-        self.phase, self._since, self._quiet = "draining", turn.now, turn.now
-        record = worker.note("Draining", turn.epoch, turn.now, self._reason, self._stock.order_of(worker.name))
-        self._fleet.noted(worker.name, record, turn.now)
-        turn.save(record)
+    def _begin_draining(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
+        self.phase, self._since, self._quiet_since = "draining", turn.now, turn.now
+        return self._change_record(worker, "Draining", self._reason, turn)
 
-    def saved(self, worker: str) -> None:
-        """The note is written: act on it."""
-        if worker == self.worker and self.phase == "draining":
-            self._order_drain()
+    def _change_record(self, worker: FleetWorker, state: str, reason: str, turn: Turn) -> list[Effect]:
+        record = worker.record_in(state, turn.epoch, turn.now, reason, self._inventory.order_of(worker.name))
+        self._fleet.record_changed(worker.name, record, turn.now)
+        return [self._effects.save(record)]
 
-    def _order_drain(self) -> None:
-        turn = self._turn
-        turn.order(self.worker, "drain", Drain(epoch=turn.epoch, reason=self._reason, orderer=turn.name))
+    def saved(self, worker: str, turn: Turn) -> list[Effect]:
+        """The record is written, so the drain can be ordered."""
+        return [self._order_drain(turn)] if worker == self.worker and self.phase == "draining" else []
 
-    def _drain(self, worker: FleetWorker) -> None:
-        now = self._turn.now
-        if now - max(worker.seen, self._since) > LOST_S:
-            self.phase, self._tries = "stopping", 0  # it has gone by itself; what is left of it is to go, too
-            self._stop()
-        elif not worker.draining:
-            if now > self._since:  # the order was lost, or is an earlier leader's
-                self._order_drain()
-            self._quiet = now
-        elif worker.serves and worker.alive(now):
-            self._quiet = now
-        elif now - max(self._quiet, worker.draining_since) >= QUIET_S:
+    def _order_drain(self, turn: Turn) -> Effect:
+        order = Drain(epoch=turn.epoch, reason=self._reason, orderer=self._effects.name)
+        return self._effects.order(self.worker, "drain", order)
+
+    def _drain(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
+        now = turn.now
+        if now - max(worker.seen, self._since) > LOST_S:  # it is gone; its machine may be left
             self.phase, self._tries = "stopping", 0
-            self._stop()
+            return self._stop(turn)
+        if not worker.draining:
+            self._quiet_since = now
+            return [self._order_drain(turn)] if now > self._since else []  # the order was lost, or an earlier leader's
+        if worker.serves and worker.alive(now):
+            self._quiet_since = now
+        elif now - max(self._quiet_since, worker.draining_since) >= QUIET_S:
+            self.phase, self._tries = "stopping", 0
+            return self._stop(turn)
+        return []
 
-    def _stay(self, worker: FleetWorker, why: str) -> None:
-        """It does not go."""
-        turn = self._turn
+    def _stay(self, worker: FleetWorker, why: str, turn: Turn) -> list[Effect]:
+        """The machine is not removed."""
         self._spared[worker.name] = turn.now + SPARE_S
+        found: list[Effect] = []
         if self.phase == "draining":
-            turn.order(worker.name, "drain", Drain(epoch=turn.epoch, reason=why, resume=True, orderer=turn.name))
-            record = worker.note("Ready", turn.epoch, turn.now, why, self._stock.order_of(worker.name))
-            self._fleet.noted(worker.name, record, turn.now)
-            turn.save(record)
+            resume = Drain(epoch=turn.epoch, reason=why, resume=True, orderer=self._effects.name)
+            found.append(self._effects.order(worker.name, "drain", resume))
+            found += self._change_record(worker, "Ready", why, turn)
         self.forget()
+        return found
 
     # -- stopping
 
-    def _stop(self) -> None:
-        self._again = float("inf")
-        self._machines.stop(self.worker)
+    def _stop(self, turn: Turn) -> list[Effect]:
+        self._next_try = float("inf")
+        return [self._machines.stop(self.worker, turn)]
 
-    def stopped(self, worker: str, error: str | None) -> None:
-        """The provider has answered. error: why not; None: nobody knows."""
+    def stopped(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:
+        """The provider has answered. error: why it was not stopped; None: unknown."""
         if worker != self.worker or self.phase != "stopping":
-            return
-        turn = self._turn
+            return []
         if error == "":
-            turn.scaling("remove_worker", worker, self._reason)
-            turn.drop(worker)
             self._fleet.forget(worker)
             self._spared.pop(worker, None)
             self.forget()
-            return
-        self._again = turn.now + PAUSES[min(self._tries, len(PAUSES) - 1)]
+            return [
+                self._effects.scaling(turn.now, "remove_worker", worker, self._reason),
+                self._effects.delete(worker),
+            ]
+        self._next_try = turn.now + PAUSES[min(self._tries, len(PAUSES) - 1)]
         self._tries += 1
-        if error and self._tries == 1:
-            turn.worker_state(worker, "cpu", "Draining", "Failed", f"it was not stopped: {error}")
+        if not error or self._tries != 1:
+            return []
+        why = f"it was not stopped: {error}"
+        return [self._effects.worker_state(turn.now, worker, "cpu", "Draining", "Failed", why)]

@@ -1,4 +1,4 @@
-"""The controller's hands: its record and its notes in the control bucket, and whoever starts and stops machines."""
+"""The controller's edge: records in the control bucket, and the provider of machines."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from services.autoscaler.vms.providers.base import Provider
 
 
 class ControllerEdge:
-    """provider: None when no machines are started or stopped here."""
+    """provider: None if no machines are started or stopped."""
 
     def __init__(self, bus: Bus, subjects: Subjects, provider: Provider | None) -> None:
         self._bus = bus
@@ -30,7 +30,7 @@ class ControllerEdge:
         self._bucket: KeyValue | None = None
 
     async def perform(self, command: Any) -> Any:
-        """Carry out one command; raises what the bus raises, and ProviderError."""
+        """Carry out one command. Raises what the bus raises, and ProviderError."""
         if self._bucket is None:
             self._bucket = await self._bus.key_value(self._subjects.control_bucket)
         match command:
@@ -45,7 +45,7 @@ class ControllerEdge:
             case Stop() if self._provider is not None:
                 await self._provider.stop(command.order)
             case ListMachines() if self._provider is not None:
-                return await self._provider.survey()
+                return await self._provider.inventory()
             case _:
                 raise ValueError(f"the controller's edge cannot {type(command).__name__}")
         return None
@@ -68,7 +68,7 @@ async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:
 
 
 async def _present(bucket: KeyValue) -> tuple[LeaderRecord | None, int]:
-    """The leader's record and its revision; a record that cannot be read stands for nobody and may be replaced."""
+    """The leader's record and its revision. A record that cannot be read counts as none and may be replaced."""
     try:
         entry = await bucket.get(LEADER)
     except NotFound:

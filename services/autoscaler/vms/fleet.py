@@ -1,4 +1,4 @@
-"""The workers of a cluster, folded from their heartbeats and from the leader's notes; followers keep it up to date, too. Pure."""
+"""The workers of a cluster, by their heartbeats and by the records in the control bucket. Followers keep this view, too. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -10,55 +10,57 @@ from services.core.lifecycle import COUNTED, SERVING
 from services.core.selection.cluster import busy_share
 
 Threads = Callable[[str], int]
-SILENT_S = 5.0  # s without a heartbeat after which nothing is expected of a worker
-ERRAND_S = (
-    600.0  # s for which a worker that builds or profiles a model is taken to be at it, unless it says that it is done
+SILENT_S = 5.0  # s without a heartbeat after which a worker does not count as alive
+REGISTRATION_S = 600.0  # s that building or profiling a model takes at most, unless the worker reports on it
+READINGS = 3  # heartbeats in a row that must show a device busy, since a single one says little
+ENDED_S = (
+    600.0  # s for which a stopped worker is recognised, in case its heartbeats come after its name was given to another
 )
-GLANCES = 3  # heartbeats in a row that must show a device busy: one, every 0.5 s, says little
-ENDED_S = 600.0  # s for which one that was stopped is known again, should it come back when its name has been given to another
-FORGET_S = 60.0  # s after which it is taken to be gone, if nobody has noted that it should be there
+FORGET_S = 60.0  # s of silence after which a worker without a record is forgotten
 
 
 class FleetWorker:
-    """One worker. seen: when its last heartbeat came (0: none yet); busy: when it last served or loaded something.
+    """One worker. seen: when its last heartbeat came; 0: none has come. busy: when it served or loaded something last.
 
-    threads: of a variant, where its machine is not its own: then only what its instances compute counts as use of its CPU,
-    since what neighbours, other workers and the system itself use there is no reason for another worker.
+    since: when its monitor was heard first. ended: the incarnation of an earlier worker of this name, whose heartbeats may come late.
+    threads: of a variant; given if the machine is shared. Then only what the worker's own instances compute counts as use of its
+    CPU: what other workers and the system use there is no reason for one more worker.
     """
 
     def __init__(self, name: str, now: float, threads: Threads | None = None) -> None:
         self.name = name
         self._threads = threads
-        self.beat: WorkerHeartbeat | None = None
+        self.heartbeat: WorkerHeartbeat | None = None
         self.record: MachineRecord | None = None
         self.seen = 0.0
         self.busy = now
         self.since = now
-        self.errand = 0.0  # until when it is taken to do registration work
+        self.registers_until = 0.0  # until when it builds or profiles a model
         self.draining_since = 0.0
-        self.ended: int | None = (
-            None  # incarnation of an earlier worker of this name, of which late heartbeats may come
-        )
-        self._used: deque[dict[Hardware, float]] = deque(maxlen=GLANCES)
+        self.ended: int | None = None
+        self._used: deque[dict[Hardware, float]] = deque(maxlen=READINGS)
 
-    def heard(self, beat: WorkerHeartbeat, now: float) -> None:
-        """A heartbeat has come."""
-        if self.beat is None or self.beat.incarnation != beat.incarnation:
+    def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
+        if self.heartbeat is None or self.heartbeat.incarnation != heartbeat.incarnation:
             self.busy = self.since = now
             self._used.clear()
-        if beat.draining and not self.draining:
+        if heartbeat.draining and not self.draining:
             self.draining_since = now
-        self.beat, self.seen = beat, now
+        self.heartbeat, self.seen = heartbeat, now
         used: dict[Hardware, float] = {}
         for device in self.devices:
             one = (device.kind, device.simulated)
             used[one] = min(used.get(one, 1.0), self._use(device))
         self._used.append(used)
-        if now < self.errand or self.serves or any(one.load > 0 or one.mean_batch > 0 for one in self.instances):
-            self.busy = now  # mean_batch: offline work, too
+        if (
+            now < self.registers_until
+            or self.serves
+            or any(one.load > 0 or one.mean_batch > 0 for one in self.instances)
+        ):
+            self.busy = now  # mean_batch shows offline work, too
 
     def _use(self, device: DeviceStatus) -> float:
-        whole = device.utilisation - device.offline  # offline work makes way by itself
+        whole = device.utilisation - device.offline  # offline work gives way to queries
         if self._threads is None or device.kind != "cpu":
             return whole
         own = sum(
@@ -69,14 +71,14 @@ class FleetWorker:
         return min(whole, own / max(1, device.cores))
 
     def utilisation(self, now: float, settle_s: float) -> dict[Hardware, float]:
-        """Of the least used living device of each kind, at the least lately; a worker that has only just come is not used yet."""
+        """By kind, the use of its least used device, at the lowest of the last readings. A worker that has just come counts as unused."""
         if not self._used:
             return {}
-        fresh = now - self.since < settle_s or len(self._used) < GLANCES
+        fresh = now - self.since < settle_s or len(self._used) < READINGS
         return {one: 0.0 if fresh else min(each.get(one, 0.0) for each in self._used) for one in self._used[-1]}
 
-    def note(self, state: str, epoch: int, now: float, reason: str, order: str = "") -> MachineRecord:
-        """A record of this worker in another state. order: of a worker that was not ordered."""
+    def record_in(self, state: str, epoch: int, now: float, reason: str, order: str = "") -> MachineRecord:
+        """This worker's record in another state. order: used if the present record has none."""
         old = self.record
         return MachineRecord(
             worker=self.name,
@@ -89,41 +91,41 @@ class FleetWorker:
             bought=old is not None and old.bought,
         )
 
-    # -- as its heartbeat tells
+    # -- by its last heartbeat
 
     @property
     def devices(self) -> list[DeviceStatus]:
-        return [device for device in self.beat.devices if device.alive] if self.beat is not None else []
+        return [device for device in self.heartbeat.devices if device.alive] if self.heartbeat is not None else []
 
     @property
     def instances(self) -> list[InstanceStatus]:
-        return list(self.beat.instances) if self.beat is not None else []
+        return list(self.heartbeat.instances) if self.heartbeat is not None else []
 
     def of(self, variant: str) -> list[InstanceStatus]:
-        """This variant's instances that are there or on their way."""
+        """This variant's instances that are loaded or loading."""
         return [one for one in self.instances if one.variant == variant and one.state in COUNTED]
 
     def hardware_of(self, status: InstanceStatus) -> Hardware | None:
-        assert self.beat is not None
-        found = next((device for device in self.beat.devices if device.device == status.device), None)
+        assert self.heartbeat is not None
+        found = next((device for device in self.heartbeat.devices if device.device == status.device), None)
         return (found.kind, found.simulated) if found is not None else None
 
     def alive(self, now: float) -> bool:
-        """Whether it was heard lately and has a living device."""
+        """Whether it was heard lately and has a device that works."""
         return now - self.seen <= SILENT_S and bool(self.devices) and not self.leaving
 
     @property
     def leaving(self) -> bool:
-        return self.beat is not None and self.beat.leaving
+        return self.heartbeat is not None and self.heartbeat.leaving
 
     @property
     def draining(self) -> bool:
-        return self.beat is not None and self.beat.draining
+        return self.heartbeat is not None and self.heartbeat.draining
 
     @property
     def kind(self) -> str:
-        if self.beat is not None:
-            return self.beat.kind or self.beat.hardware
+        if self.heartbeat is not None:
+            return self.heartbeat.kind or self.heartbeat.hardware
         return self.record.kind if self.record is not None else ""
 
     @property
@@ -133,7 +135,7 @@ class FleetWorker:
 
 
 class Fleet:
-    """kinds: of machine that may be started here; workers of other kinds are counted and left alone. threads: see FleetWorker."""
+    """kinds: of machines that may be started. Workers of other kinds are counted and left alone. threads: see FleetWorker."""
 
     def __init__(self, kinds: Mapping[str, PricedKind], threads: Threads | None = None) -> None:
         self._threads = threads
@@ -141,46 +143,51 @@ class Fleet:
         self._kinds = kinds
         self._ended: dict[
             str, tuple[int, float]
-        ] = {}  # of those stopped lately: incarnation, and when it was last heard
+        ] = {}  # of workers stopped lately: incarnation, and when it was heard last
 
-    def heartbeat(self, beat: WorkerHeartbeat, now: float) -> None:
-        worker = self.workers.get(beat.worker)
+    def heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> None:
+        name = heartbeat.worker
+        worker = self.workers.get(name)
         if worker is None:
-            worker = self.workers[beat.worker] = FleetWorker(beat.worker, now, self._threads)
-        if beat.incarnation != worker.ended:
-            worker.heard(beat, now)
+            worker = self.workers[name] = FleetWorker(name, now, self._threads)
+        if heartbeat.incarnation != worker.ended:
+            worker.heard(heartbeat, now)
 
-    def errand(self, name: str, now: float, *, over: bool) -> None:
-        """A worker was sent on registration work, goes on with it, or is done."""
+    def registers(self, name: str, now: float, *, finished: bool) -> None:
+        """A worker begins to build or profile a model, goes on with it, or has finished."""
         worker = self.workers.get(name)
         if worker is not None:
-            worker.errand = 0.0 if over else now + ERRAND_S
+            worker.registers_until = 0.0 if finished else now + REGISTRATION_S
             worker.busy = now
 
-    def noted(self, name: str, record: MachineRecord | None, now: float) -> None:
-        """The leader's note about a machine is this now, or has gone."""
+    def record_changed(self, name: str, record: MachineRecord | None, now: float) -> None:
+        """The record of a machine has this value now; None: it was deleted."""
         worker = self.workers.get(name)
         if worker is None:
             if record is None:
                 return
             worker = self.workers[name] = FleetWorker(name, now, self._threads)
             worker.ended = self._ended.get(name, (None, 0.0))[0]
-        if worker.beat is not None and _begins(worker, record) and (worker.leaving or now - worker.seen > SILENT_S):
-            ended = worker.beat.incarnation  # the name is used again: nothing of who had it concerns this one
+        if (
+            worker.heartbeat is not None
+            and _begins(worker, record)
+            and (worker.leaving or now - worker.seen > SILENT_S)
+        ):
+            ended = worker.heartbeat.incarnation  # the name is used again, for a new worker
             worker = self.workers[name] = FleetWorker(name, now, self._threads)
             worker.ended = ended
         worker.record = record
-        if record is None and worker.beat is None:
+        if record is None and worker.heartbeat is None:
             del self.workers[name]
 
     def forget(self, name: str) -> None:
-        """It has been stopped."""
+        """This worker has been stopped."""
         worker = self.workers.pop(name, None)
-        if worker is not None and worker.beat is not None:
-            self._ended[name] = worker.beat.incarnation, worker.seen
+        if worker is not None and worker.heartbeat is not None:
+            self._ended[name] = worker.heartbeat.incarnation, worker.seen
 
-    def tidy(self, now: float) -> None:
-        """Forget workers that are long gone and that no note speaks of; at once those that have said goodbye or were stopped."""
+    def forget_gone(self, now: float) -> None:
+        """Forget workers without a record that are long silent; those that left or were stopped after a shorter silence."""
         for worker in list(self.workers.values()):
             silent = now - worker.seen
             over = worker.leaving or self._stopped(worker)
@@ -189,22 +196,25 @@ class Fleet:
         self._ended = {name: one for name, one in self._ended.items() if now - one[1] < ENDED_S}
 
     def _stopped(self, worker: FleetWorker) -> bool:
-        """Whether it is one that was stopped, of which late heartbeats came."""
-        return worker.beat is not None and self._ended.get(worker.name, (None, 0.0))[0] == worker.beat.incarnation
+        """Whether it was stopped, and its heartbeats came late."""
+        return (
+            worker.heartbeat is not None
+            and self._ended.get(worker.name, (None, 0.0))[0] == worker.heartbeat.incarnation
+        )
 
-    # -- as the rules see it
+    # -- for the rules
 
-    def seen(self, now: float, settle_s: float) -> list[WorkerSummary]:
-        return [self._seen(worker, now, settle_s) for worker in self.workers.values()]
+    def summaries(self, now: float, settle_s: float) -> list[WorkerSummary]:
+        return [self._summary(worker, now, settle_s) for worker in self.workers.values()]
 
     def state(self, worker: FleetWorker, now: float, settle_s: float = 0.0) -> str:
         record = worker.record
         if record is not None and record.state == "Booting":
             return "Booting"
         if record is not None and record.state == "Stopping":
-            return "Silent"  # given up; until it is stopped it may be there, and costs
+            return "Silent"  # given up; it may run and cost money until it is stopped
         if worker.draining and record is not None and record.state == "Ready" and now - record.at < SILENT_S:
-            return "Booting"  # its drain has been taken back, which it will have heard in a moment
+            return "Booting"  # its drain has just been taken back, which it has not heard yet
         if worker.draining or (record is not None and record.state == "Draining"):
             return "Draining"
         if not worker.alive(now):
@@ -213,10 +223,10 @@ class Fleet:
             return "Booting"
         return "Ready"
 
-    def _seen(self, worker: FleetWorker, now: float, settle_s: float) -> WorkerSummary:
+    def _summary(self, worker: FleetWorker, now: float, settle_s: float) -> WorkerSummary:
         state = self.state(worker, now, settle_s)
         kind = self._kinds.get(worker.kind)
-        if worker.beat is None:
+        if worker.heartbeat is None:
             price = kind.price_per_hour if kind is not None else 0.0
             hardware = kind.hardware if kind is not None else frozenset()
             return WorkerSummary(
@@ -229,8 +239,8 @@ class Fleet:
             name=worker.name,
             kind=worker.kind,
             state=state,
-            price_per_hour=sum(device.price_per_hour for device in worker.beat.devices),
-            hardware=frozenset((device.kind, device.simulated) for device in worker.beat.devices),
+            price_per_hour=sum(device.price_per_hour for device in worker.heartbeat.devices),
+            hardware=frozenset((device.kind, device.simulated) for device in worker.heartbeat.devices),
             utilisation=worker.utilisation(now, settle_s),
             interfered=frozenset(self._troubled(worker, "Interfered")),
             overloaded=overloaded,
@@ -258,12 +268,12 @@ class Fleet:
 
 
 def _begins(worker: FleetWorker, record: MachineRecord | None) -> bool:
-    """Whether this note is about a new machine, not about the one that is known."""
+    """Whether this record is about a new machine, not about the known one."""
     if record is None or record.state != "Booting":
         return False
     return worker.record is None or (worker.record.order, worker.record.at) != (record.order, record.at)
 
 
 def in_state(status: InstanceStatus, state: str) -> bool:
-    """Whether the instance is in this state, for itself or for one of its apps."""
+    """Whether the instance is in this state, as a whole or for one of its apps."""
     return status.state == state or state in status.app_states.values()

@@ -1,19 +1,19 @@
-"""Who leads: a record that is changed by compare-and-set and must be renewed. Pure.
+"""The lease of the leader: a record that is changed by compare-and-set and must be renewed. Pure.
 
-Nobody compares clocks. A challenger waits until it has seen no change of the record for the length of the lease; a leader counts
+Clocks are not compared. A challenger waits until it has seen no change of the record for the length of the lease. A leader counts
 its lease from the moment before it asked for the renewal, and stops acting a little before the end. So two never act at once,
-however late messages are; and what one orders carries its epoch, in case a machine stood still in between.
+however late messages are. Orders carry the leader's epoch, in case its machine was suspended in between.
 """
 
 from bus.messages.scaling import LeaderRecord
 from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 
-RENEWALS = 3  # in the length of a lease
-MARGIN = 0.1  # part of the lease at its end in which its holder does not act any more
+RENEWALS = 3  # in the time of one lease
+MARGIN = 0.1  # part of the lease, at its end, in which its holder does not act
 
 
 class Lease:
-    """One candidate's view. holder: a name that nobody else has or has had."""
+    """One candidate's view. holder: its name, which no other candidate has or had."""
 
     def __init__(self, holder: str, lease_s: float) -> None:
         self.epoch = 0
@@ -23,7 +23,7 @@ class Lease:
         self._asked = float("-inf")
         self._asking: LeaderRecord | None = None
         self._present: LeaderRecord | None = None
-        self._changed: float | None = None  # None: what stands there is not known yet
+        self._changed: float | None = None  # None: the present record is not known yet
 
     @property
     def period(self) -> float:
@@ -31,22 +31,22 @@ class Lease:
         return self._lease_s / RENEWALS / 2
 
     def leads(self, now: float) -> bool:
-        """Whether we may act now."""
+        """Whether this candidate may act now."""
         return self.epoch > 0 and now < self._until - MARGIN * self._lease_s
 
     def known(self, now: float) -> None:
-        """All that stands in the bucket has been told."""
+        """All records of the bucket are known."""
         if self._changed is None:
             self._changed = now
 
     def changed(self, record: LeaderRecord | None, now: float) -> None:
-        """The record is this now, or none."""
+        """The record has this value now; None: there is none."""
         self._present, self._changed = record, now
         if record is None or record.holder != self._holder:
             self.epoch = 0
 
     def due(self, now: float) -> ClaimLease | None:
-        """What to ask for now: a renewal, or the lead when nobody seems to have it."""
+        """What to claim now: a renewal, or the lead if nobody seems to have it."""
         if self._asking is not None or self._changed is None:
             return None
         if self.epoch:
@@ -64,7 +64,7 @@ class Lease:
         return ClaimLease(record=self._asking, expected=self._present, by=self._holder)
 
     def claimed(self, result: LeaseClaimed | None, now: float) -> None:
-        """How the last claim ended; None: nobody knows (the next one finds out)."""
+        """The last claim has ended. None: the result is unknown, and the next claim finds out."""
         asked, self._asking = self._asking, None
         if asked is None or result is None:
             return
@@ -75,7 +75,7 @@ class Lease:
             self.changed(result.present, now)
 
     def give_up(self, now: float) -> ClaimLease | None:
-        """Let somebody else lead at once; None when we do not."""
+        """Let another candidate lead at once. None: this one does not lead."""
         if not self.epoch or self._present is None:
             return None
         free = LeaderRecord(holder="", epoch=self.epoch, until=now)

@@ -1,4 +1,4 @@
-"""Machines on their way in: noted, ordered, awaited; what fails is told, tried again with back-off, and holds nothing else up. Pure."""
+"""Machines that start, run, are lost or are given up. A start that fails is recorded and tried again with back-off. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,235 +6,237 @@ from msgspec.structs import replace
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import MachineRecord, StartMachine
-from services.autoscaler.vms.commands import ControllerEffects, Start, Stop
+from services.autoscaler.vms.commands import ControllerEffects, Start, Stop, Turn
 from services.autoscaler.vms.fleet import SILENT_S, Fleet, FleetWorker
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.orders import START_S, STOP_S, MachineOrders, record_of
 from services.autoscaler.vms.policy import Add, FleetLimits
-from services.core.actor import Do
+from services.core.actor import Do, Effect
 from services.core.catalog import Catalog
 
-BOOT_S = 60.0  # s beyond its boot time for a machine to make itself known
+BOOT_S = 60.0  # s, beside its boot time, for a machine's worker to send a heartbeat
 PLACE_S = 15.0  # s in which a machine that was added by a rule is filled
-PAUSES = (
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)  # s before the next start of a kind after the first, second, ... failure in a row
-LOST_S = 60.0  # s of silence after which a machine of ours is given up
-DOWN_S = 20.0  # the same, where the provider knows that the machine is down
+PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # s before the next try after the first, second, ... failure in a row
+LOST_S = 60.0  # s of silence after which a machine is given up
+DOWN_S = 20.0  # s of silence after which one is given up that the provider says is down
 
 
 class Machines:
-    """limits: what may be started; an empty set of kinds starts nothing. insists: what is given up is stopped again and again until
-    the provider says that it is gone, since it may cost or come back; else once.
+    """limits: what may be started; with an empty set of kinds nothing is. confirm_stops: a machine that is given up is stopped again
+    and again until the provider confirms it, since it may cost money or come back; else it is stopped once.
     """
 
     def __init__(
         self,
         fleet: Fleet,
         catalog: Catalog,
-        turn: ControllerEffects,
+        effects: ControllerEffects,
         limits: FleetLimits,
-        stock: InventoryView,
+        inventory: InventoryView,
         orders: MachineOrders,
         *,
-        insists: bool = False,
+        confirm_stops: bool = False,
     ) -> None:
         self._fleet = fleet
         self._catalog = catalog
-        self._turn = turn
+        self._effects = effects
         self._limits = limits
-        self._stock = stock
+        self._inventory = inventory
         self._orders = orders
-        self._insists = insists
+        self._confirm_stops = confirm_stops
         self._since = 0.0  # when we began to lead
-        self._asked: dict[str, float] = {}  # starts and stops under way, and when the next try is due
-        self._failures: dict[str, tuple[int, float]] = {}  # by kind: in a row, and until when it rests
+        self._next_try: dict[str, float] = {}  # of starts and stops under way; inf: the provider has not answered yet
+        self._failures: dict[str, tuple[int, float]] = {}  # by kind: in a row, and until when no start is tried
         self._tries: dict[str, int] = {}
 
-    def forget(self) -> None:
-        """Somebody else leads now."""
-        self._since = self._turn.now
+    def forget(self, turn: Turn) -> None:
+        """A new epoch begins."""
+        self._since = turn.now
         self._orders.forget()
-        self._asked.clear()
+        self._next_try.clear()
         self._tries.clear()
 
-    def held(self, kind: str) -> bool:
-        """Whether this kind rests after a failed start."""
-        return self._turn.now < self._failures.get(kind, (0, 0.0))[1]
+    def pauses(self, kind: str, now: float) -> bool:
+        """Whether no machine of this kind is started now because one has failed."""
+        return now < self._failures.get(kind, (0, 0.0))[1]
 
-    # -- in
+    # -- starts
 
-    def add(self, chosen: Add, place: Sequence[tuple[str, str]] = ()) -> str:
-        """Begin a new machine; returns its name: a free one's, else one that no other has had."""
-        order = self._orders.new(chosen.kind)
-        self._turn.scaling("add_worker", order.worker, chosen.reason)
-        self._begin(order, chosen.reason, f"ordered: {chosen.reason}", place)
-        return order.worker
+    def add(self, chosen: Add, turn: Turn, place: Sequence[tuple[str, str]] = ()) -> tuple[str, list[Effect]]:
+        """Begin a new machine. Returns its name, too: a free machine's, or a new one."""
+        order = self._orders.new(chosen.kind, turn)
+        event = self._effects.scaling(turn.now, "add_worker", order.worker, chosen.reason)
+        return order.worker, [event, *self._begin(order, turn, chosen.reason, f"ordered: {chosen.reason}", place)]
 
-    def adopt(self) -> None:
-        """Take on machines that are told to carry a worker, by the operator or by orders that nobody remembers."""
-        for node in self._stock.unnoted(self._limits.kinds):
-            order = self._orders.adopted(node)
+    def adopt(self, turn: Turn) -> list[Effect]:
+        """Take on machines that are set to run a worker by the operator, or by orders without a record."""
+        found: list[Effect] = []
+        for node in self._inventory.unrecorded(self._limits.kinds):
+            order = self._orders.adopted(node, turn)
             why = f"its node is told to carry a worker of kind {node.worker}"
             if node.open:
-                self._begin(order, why, why)
-            elif self._settled_in():
+                found += self._begin(order, turn, why, why)
+            elif turn.now - self._since > LOST_S:  # workers that run would have been heard by now
                 state = node.availability if node.up else "down"
-                record = record_of(order, "Stopping", self._turn.now, f"{why}, and is {state}")
-                self._give_up(record)
+                found += self._give_up(record_of(order, "Stopping", turn.now, f"{why}, and is {state}"), turn)
+        return found
 
-    def _begin(self, order: StartMachine, reason: str, told: str, place: Sequence[tuple[str, str]] = ()) -> None:
-        turn, name = self._turn, order.worker
+    def _begin(
+        self, order: StartMachine, turn: Turn, reason: str, event: str, place: Sequence[tuple[str, str]] = ()
+    ) -> list[Effect]:
+        name = order.worker
         record = record_of(order, "Booting", turn.now, reason, place)
-        self._fleet.noted(name, record, turn.now)
-        self._asked[name] = float("inf")
-        self._stock.act(name)
-        turn.save(record)  # before the order: whoever leads next goes on with it
-        turn.worker_state(name, self._hardware(order.kind), "None", "Booting", told)
+        self._fleet.record_changed(name, record, turn.now)
+        self._next_try[name] = float("inf")
+        self._inventory.ordered(name, turn.now)
+        return [
+            self._effects.save(record),  # before the order, so that the next leader goes on with it
+            self._effects.worker_state(turn.now, name, self._hardware(order.kind), "None", "Booting", event),
+        ]
 
-    def saved(self, worker: str) -> None:
-        """The note is written: act on it."""
+    def saved(self, worker: str, turn: Turn) -> list[Effect]:
+        """The record is written, so the machine can be ordered."""
         found = self._fleet.workers.get(worker)
-        if found is not None and found.record is not None and found.record.state == "Booting":
-            self._start(found.record)
+        if found is None or found.record is None or found.record.state != "Booting":
+            return []
+        return [self._start(found.record, turn)]
 
-    def unsaved(self, worker: str, error: str) -> None:
-        """The note could not be written: without it no machine is ordered."""
+    def not_saved(self, worker: str, error: str, turn: Turn) -> list[Effect]:
+        """The record could not be written. Without it no machine is ordered."""
         record = self._record(worker)
-        if record is not None and record.state == "Booting":
-            self._failed(record, f"it could not be noted down: {error}")
+        if record is None or record.state != "Booting":
+            return []
+        return self._failed(record, f"it could not be noted down: {error}", turn)
 
-    def advance(self) -> None:
-        """Look after machines that boot, have come, or are lost."""
-        turn = self._turn
+    def advance(self, turn: Turn) -> list[Effect]:
+        """Go on with machines that boot, have come up, or are lost."""
+        found: list[Effect] = []
         for worker in list(self._fleet.workers.values()):
             record = worker.record
             if record is None:
                 continue
             if record.state == "Booting":
-                self._boot(worker, record)
+                found += self._boot(worker, record, turn)
             elif record.state == "Ready":
                 if record.place and turn.now - record.at < PLACE_S:
-                    self._fill(worker, record)
+                    found += self._fill(worker, record, turn)
                 patience, why = self._patience(worker, record)
                 if turn.now - max(worker.seen, record.at) > patience:
-                    self._lose(worker, record, why or f"not heard of for {patience:.0f} s")
-            elif record.state == "Stopping" and turn.now >= self._asked.get(record.worker, 0.0):
-                self.stop(record.worker)
+                    found += self._lose(worker, record, why or f"not heard of for {patience:.0f} s", turn)
+            elif record.state == "Stopping" and turn.now >= self._next_try.get(record.worker, 0.0):
+                found.append(self.stop(record.worker, turn))
+        return found
 
-    def _boot(self, worker: FleetWorker, record: MachineRecord) -> None:
-        turn = self._turn
-        node = self._stock.node(record.worker)
+    def _boot(self, worker: FleetWorker, record: MachineRecord, turn: Turn) -> list[Effect]:
+        node = self._inventory.node(record.worker)
         if worker.alive(turn.now):
             ready = replace(record, state="Ready", at=turn.now)
             self._failures.pop(record.kind, None)
-            self._orders.came(record)
+            self._orders.succeeded(record)
             self._settled(record.worker)
-            self._fleet.noted(record.worker, ready, turn.now)
-            turn.save(ready)
-            if ready.place:
-                self._fill(worker, ready)
-        elif node is not None and not node.open:
-            self._failed(record, f"its node is {f'set to {node.availability}' if node.up else 'down'}")
-        elif turn.now - record.at > BOOT_S + self._orders.boot_s(record.kind):
-            self._failed(record, "it did not make itself known in time")
-        elif turn.now >= self._asked.get(record.worker, 0.0) or (node is not None and not node.worker):
-            self._start(
-                record
-            )  # ours whose answer was lost, or one of an earlier leader; or a bought one that is there now
+            self._fleet.record_changed(record.worker, ready, turn.now)
+            return [self._effects.save(ready), *(self._fill(worker, ready, turn) if ready.place else ())]
+        if node is not None and not node.open:
+            why = f"its node is {f'set to {node.availability}' if node.up else 'down'}"
+            return self._failed(record, why, turn)
+        if turn.now - record.at > BOOT_S + self._orders.boot_s(record.kind):
+            return self._failed(record, "it did not make itself known in time", turn)
+        if turn.now >= self._next_try.get(record.worker, 0.0) or (node is not None and not node.worker):
+            # An order whose answer was lost, or of an earlier leader; or a machine that was bought is there now.
+            return [self._start(record, turn)]
+        return []
 
-    def _start(self, record: MachineRecord) -> None:
-        turn = self._turn
-        self._asked[record.worker] = float("inf")
-        self._stock.act(record.worker)
-        turn.add(Do(("start", record.worker), Start(order=self._orders.again(record)), START_S))
+    def _start(self, record: MachineRecord, turn: Turn) -> Effect:
+        self._next_try[record.worker] = float("inf")
+        self._inventory.ordered(record.worker, turn.now)
+        return Do(("start", record.worker), Start(order=self._orders.again(record, turn)), START_S)
 
-    def _fill(self, worker: FleetWorker, record: MachineRecord) -> None:
-        """Load what it was added for; repeated until it is there, since orders are idempotent."""
-        turn = self._turn
+    def _fill(self, worker: FleetWorker, record: MachineRecord, turn: Turn) -> list[Effect]:
+        """Orders to load what the machine was added for, repeated until it is loaded: they are idempotent."""
+        found: list[Effect] = []
         for variant, app in record.place:
             known = self._catalog.variant(variant)
             if known is None or worker.of(variant):
                 continue
-            why = f"{worker.name} was added: {record.reason}"
             order = EnsureLoaded(
-                variant=known, at_least=1, app=app or None, orderer=turn.name, reason=why, epoch=turn.epoch
+                variant=known,
+                at_least=1,
+                app=app or None,
+                orderer=self._effects.name,
+                reason=f"{worker.name} was added: {record.reason}",
+                epoch=turn.epoch,
             )
-            turn.order(worker.name, "load", order)
+            found.append(self._effects.order(worker.name, "load", order))
+        return found
 
-    # -- how it went
-
-    def started(self, worker: str, error: str | None) -> None:
-        """The provider has answered. error: why not; None: nobody knows, it is asked again."""
-        self._stock.act(worker)
+    def started(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:
+        """The provider has answered. error: why it did not start; None: unknown, so it is asked again."""
+        self._inventory.ordered(worker, turn.now)
         record = self._record(worker)
         if record is None or record.state != "Booting":
-            return
+            return []
         if error is None:
-            self._asked[worker] = self._turn.now + self._pause(worker)
-        elif error:
-            self._failed(record, error)
+            self._next_try[worker] = turn.now + self._pause(worker)
+        return self._failed(record, error, turn) if error else []
 
-    def _failed(self, record: MachineRecord, why: str) -> None:
-        turn = self._turn
+    def _failed(self, record: MachineRecord, why: str, turn: Turn) -> list[Effect]:
         count = self._failures.get(record.kind, (0, 0.0))[0] + 1
         pause = PAUSES[min(count, len(PAUSES)) - 1]
         self._failures[record.kind] = (count, turn.now + pause)
         self._orders.failed(record)
         reason = f"it was not started: {why}; no {record.kind} is tried for {pause:.0f} s"
-        turn.worker_state(record.worker, self._hardware(record.kind), "Booting", "Failed", reason)
-        self._lose(None, record, "")
+        hardware = self._hardware(record.kind)
+        event = self._effects.worker_state(turn.now, record.worker, hardware, "Booting", "Failed", reason)
+        return [event, *self._lose(None, record, "", turn)]
 
-    def _lose(self, worker: FleetWorker | None, record: MachineRecord, why: str) -> None:
-        """Give it up; should it be there after all, it is stopped."""
-        turn = self._turn
+    # -- stops
+
+    def _lose(self, worker: FleetWorker | None, record: MachineRecord, why: str, turn: Turn) -> list[Effect]:
+        """Give the machine up. It is stopped, in case it runs after all."""
+        found: list[Effect] = []
         if worker is not None and why:
-            turn.worker_state(record.worker, self._hardware(record.kind), record.state, "Failed", why)
+            hardware = self._hardware(record.kind)
+            found.append(self._effects.worker_state(turn.now, record.worker, hardware, record.state, "Failed", why))
         self._settled(record.worker)
-        if self._insists:
-            self._give_up(replace(record, state="Stopping", at=turn.now, epoch=turn.epoch, place=[]))
-            return
-        self.stop(record.worker)
+        if self._confirm_stops:
+            stopping = replace(record, state="Stopping", at=turn.now, epoch=turn.epoch, place=[])
+            return found + self._give_up(stopping, turn)
+        found.append(self.stop(record.worker, turn))
         self._fleet.forget(record.worker)
-        turn.drop(record.worker)
+        found.append(self._effects.delete(record.worker))
+        return found
 
-    def _give_up(self, record: MachineRecord) -> None:
-        self._fleet.noted(record.worker, record, self._turn.now)
-        self._turn.save(record)
-        self.stop(record.worker)
+    def _give_up(self, record: MachineRecord, turn: Turn) -> list[Effect]:
+        self._fleet.record_changed(record.worker, record, turn.now)
+        return [self._effects.save(record), self.stop(record.worker, turn)]
 
-    # -- out
+    def stop(self, worker: str, turn: Turn) -> Effect:
+        """Have it stopped. The controller gets the answer as ("stop", worker)."""
+        self._next_try[worker] = float("inf")
+        self._inventory.ordered(worker, turn.now, stops=True)
+        return Do(("stop", worker), Stop(order=self._orders.stop(worker, turn)), STOP_S)
 
-    def stop(self, worker: str) -> None:
-        """Have it stopped; the answer comes to `actor`, as ("stop", worker)."""
-        self._asked[worker] = float("inf")
-        self._stock.act(worker, stops=True)
-        self._turn.add(Do(("stop", worker), Stop(order=self._orders.stop(worker)), STOP_S))
+    def stopped(self, worker: str, error: str | None, turn: Turn) -> list[Effect]:
+        """The provider has answered about a machine that was given up; `MachineDrain` handles the others.
 
-    def stopped(self, worker: str, error: str | None) -> None:
-        """The provider has answered. error: why not; None: nobody knows. Of one that was given up; the others are `leaving`'s."""
-        self._stock.act(worker)
+        error: why it was not stopped; None: unknown.
+        """
+        self._inventory.ordered(worker, turn.now)
         record = self._record(worker)
         if record is None or record.state != "Stopping":
-            return
+            return []
         if error == "":
             self._settled(worker)
             self._fleet.forget(worker)
-            self._turn.drop(worker)
-            return
+            return [self._effects.delete(worker)]
         first = worker not in self._tries
-        self._asked[worker] = self._turn.now + self._pause(worker)
-        if error and first:
-            self._turn.worker_state(
-                worker, self._hardware(record.kind), "Failed", "Failed", f"it was not stopped: {error}"
-            )
+        self._next_try[worker] = turn.now + self._pause(worker)
+        if not error or not first:
+            return []
+        why, hardware = f"it was not stopped: {error}", self._hardware(record.kind)
+        return [self._effects.worker_state(turn.now, worker, hardware, "Failed", "Failed", why)]
 
-    # -- inside
+    # -- common
 
     def _record(self, worker: str) -> MachineRecord | None:
         found = self._fleet.workers.get(worker)
@@ -245,12 +247,12 @@ class Machines:
         return PAUSES[min(tries, len(PAUSES)) - 1]
 
     def _settled(self, worker: str) -> None:
-        self._asked.pop(worker, None)
+        self._next_try.pop(worker, None)
         self._tries.pop(worker, None)
 
     def _patience(self, worker: FleetWorker, record: MachineRecord) -> tuple[float, str]:
-        """How long a worker may be silent, and why no longer where that is not said by the time itself."""
-        node = self._stock.node(record.worker)
+        """How many seconds a worker may be silent, and the reason if the silence itself is not it."""
+        node = self._inventory.node(record.worker)
         if node is None:
             return LOST_S, ""
         if node.availability == "drain" or (node.availability != "active" and worker.leaving):
@@ -261,12 +263,8 @@ class Machines:
             return SILENT_S, "its node is not told to carry a worker any more"
         return LOST_S + self._orders.boot_s(record.kind), ""  # it may be fetching the image of its next version
 
-    def _settled_in(self) -> bool:
-        """Whether we have led for so long that whoever is there has been heard."""
-        return self._turn.now - self._since > LOST_S
-
     def _hardware(self, kind: str) -> str:
-        """The kind of device that sets a machine apart, for events."""
+        """The kind of device that events name: the first accelerator, else the CPU."""
         found = self._limits.kinds.get(kind)
         devices = found.devices if found is not None else ()
         return next((device.kind for device in devices if device.kind != "cpu"), "cpu")

@@ -1,4 +1,4 @@
-"""What a VM-autoscaler shows: whether it leads, and the workers it knows. Pure."""
+"""Metrics of a VM-autoscaler: whether it leads, and the workers it knows. Pure."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""What workers had no room for, or should not keep, goes to others: once for each app and class of needs while it is pending. Pure.
+"""Where instances go that a worker had no room for, or should not keep: bin packing over the other workers. Pure.
 
-The worker that receives an order accepts or refuses it; a refusal tries the next worker, then the next variant that would do, and
-at last a machine is added, if the limits allow.
+An ask is handled once for each app and class of needs while it is pending. The worker that gets an order accepts or refuses it.
+A refusal tries the next worker, then the next suitable variant, and at last a new machine, if the limits allow one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,29 +13,32 @@ from msgspec.structs import replace
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, LoadReply, Release
 from bus.messages.scaling import AskForCapacity
-from services.autoscaler.vms.commands import ControllerEffects
+from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import HardwareNeed
+from services.core.actor import Effect
 from services.core.catalog import Catalog
 from services.core.cost import load_seconds
 from services.core.lifecycle import SERVING
 from services.core.placement import Amount, Device, cores_needed, misfit, total
+from services.core.settings import MonitorSettings
 
-REPLY_S = 2.0  # s after which a worker that has not answered is taken to refuse
-PATIENCE_S = 30.0  # s beyond its load time for an instance to be there
-SETTLED_S = 3.0  # s after which what was placed shows in everybody's figures, and the same may be asked again
-COOL_S = 5.0  # s for which an ask that nothing could be done about is not looked at again
-ACCURACY = "accuracy"  # why a worker asks that carries its load: what there is room for, no machine and no crowding
-
-GROWN = 1.5  # times the load that a pending ask is for: more than that is not left to wait until it is settled
+REPLY_S = 2.0  # s after which a worker that has not answered counts as refusing
+PATIENCE_S = 30.0  # s, beside its load time, for an instance to serve
+SETTLED_S = 3.0  # s after which all figures show what was placed, so that the same may be asked again
+COOL_S = 5.0  # s for which an ask that cannot be met is not tried again
+ACCURACY = "accuracy"  # why a worker asks that carries its load: it gets free room, no new machine and no shared cores
+GROWN = 1.5  # an ask for this many times the load of the pending ones is handled beside them
+BUSY = 1.0  # threads for each CPU core if instances are placed for their load
+FULL = 0.8  # part of the time of a device that takes instances in turn which may be used, if they are placed for their load
 
 Key = tuple[str, float | None, float, bool, int]
-# Has a machine started for a want; its name, or None when none may be. Asked again for the same want, it names the same one.
-AddMachine = Callable[[HardwareNeed], str | None]
+# Has a machine started for a need. Returns its name, None if none may be started, and effects. Asked again, it names the same one.
+AddMachine = Callable[[HardwareNeed], tuple[str | None, list[Effect]]]
 
 
 class Placed(Struct, frozen=True):
-    """One order: so many instances of this variant on this worker, in all. time: of a device that they will use, together."""
+    """One order. at_least: instances of this variant on this worker, in all. time: of a device, that they will use together, 0..1."""
 
     worker: str
     record: VariantRecord
@@ -45,7 +48,7 @@ class Placed(Struct, frozen=True):
 
 
 class Pending:
-    """One ask, from the first order to its instances' being there."""
+    """One ask, from the first order until its instances serve."""
 
     def __init__(self, ask: AskForCapacity, now: float) -> None:
         self.ask = ask
@@ -54,24 +57,22 @@ class Pending:
         self.placed: list[Placed] = []
         self.refused: set[tuple[str, str]] = set()
         self.machine = ""
-        self.over = 0.0  # when to forget it; 0: it is being worked on
+        self.over = 0.0  # when it is forgotten; 0: it is under way
 
 
 class InstancePlacement:
-    """overcommit: how often a worker promises a core of its CPU; used where no better place is left."""
+    """monitor: as the workers' monitors admit loads. Cores are promised more than once only if no better place is left."""
 
-    def __init__(
-        self, fleet: Fleet, catalog: Catalog, turn: ControllerEffects, memory_share: float, overcommit: float
-    ) -> None:
+    def __init__(self, fleet: Fleet, catalog: Catalog, effects: ControllerEffects, monitor: MonitorSettings) -> None:
         self._fleet = fleet
         self._catalog = catalog
-        self._turn = turn
-        self._share = memory_share
-        self._overcommit = overcommit
+        self._effects = effects
+        self._share = monitor.memory_share
+        self._overcommit = monitor.cores_overcommit
         self._pending: dict[Key, Pending] = {}
 
-    def ask(self, ask: AskForCapacity) -> None:
-        """A worker asks; what is pending for the same app and needs is not begun anew, unless the load has grown: then the rest is."""
+    def ask(self, ask: AskForCapacity, now: float) -> None:
+        """A worker asks. An ask for the same app and needs as a pending one is ignored; if its load has grown, the rest is handled."""
         load, number = 0.0, 0
         key: Key = (ask.app, ask.latency_ms, ask.accuracy, ask.why == ACCURACY, number)
         while (known := self._pending.get(key)) is not None:
@@ -80,14 +81,14 @@ class InstancePlacement:
         if number == 0 or ask.load > GROWN * load > 0:
             rest = max(1, ceil(ask.instances * (ask.load - load) / ask.load)) if number else ask.instances
             part = replace(ask, load=ask.load - load, instances=rest)
-            self._pending[key] = Pending(part, self._turn.now)
+            self._pending[key] = Pending(part, now)
 
     def forget(self) -> None:
-        """Somebody else leads now."""
+        """A new epoch begins."""
         self._pending.clear()
 
-    def wants_hardware(self) -> set[tuple[str, bool]]:
-        """What pending asks need machines for."""
+    def hardware(self) -> set[tuple[str, bool]]:
+        """The hardware that pending asks need machines for."""
         found = set()
         for pending in self._pending.values():
             for name in () if pending.over or pending.placed or pending.ask.why == ACCURACY else pending.ask.variants:
@@ -97,7 +98,7 @@ class InstancePlacement:
         return found
 
     def replied(self, subject: str, reply: LoadReply | None) -> None:
-        """A worker has answered an order; None: it was not there to hear it."""
+        """A worker has answered an order. None: it has not, and counts as refusing."""
         for pending in self._pending.values():
             order = pending.orders.pop(subject, None)
             if order is None:
@@ -107,45 +108,56 @@ class InstancePlacement:
             else:
                 pending.placed.append(order)
 
-    def advance(self, add_machine: AddMachine) -> None:
-        """Go on with everything that is pending."""
-        now = self._turn.now
+    def advance(self, add_machine: AddMachine, turn: Turn) -> list[Effect]:
+        """Go on with all asks that are pending."""
+        found: list[Effect] = []
         for key, pending in list(self._pending.items()):
-            if pending.over:
-                if now >= pending.over:
-                    del self._pending[key]
-                continue
-            self._advance(pending, add_machine)
+            if not pending.over:
+                found += self._advance(pending, add_machine, turn)
+            elif turn.now >= pending.over:
+                del self._pending[key]
+        return found
 
-    def _advance(self, pending: Pending, add_machine: AddMachine) -> None:
-        now = self._turn.now
+    def _advance(self, pending: Pending, add_machine: AddMachine, turn: Turn) -> list[Effect]:
+        now = turn.now
         for subject, order in list(pending.orders.items()):
             if now - order.at > REPLY_S:
                 self.replied(subject, None)
         if pending.orders:
-            return
+            return []
         if pending.placed:
-            if self._there(pending):
-                self._arrived(pending)
-                pending.over = now + SETTLED_S
-            elif now - pending.since > PATIENCE_S + max(load_seconds(order.record) for order in pending.placed):
-                pending.over = now
-            return
-        if self._place(pending, BUSY):
-            return
+            return self._wait(pending, turn)
+        orders = self._place(pending, BUSY, turn)
+        if orders:
+            return orders
         if pending.ask.why == ACCURACY:
             pending.over = now + COOL_S
-            return
-        pending.machine = self._machine(pending, add_machine) or ""
-        if not pending.machine and not self._place(pending, self._overcommit):
-            pending.over = now + COOL_S
+            return []
+        machine, found = self._machine(pending, add_machine)
+        pending.machine = machine or ""
+        if not pending.machine:
+            orders = self._place(pending, self._overcommit, turn)
+            if not orders:
+                pending.over = now + COOL_S
+            found += orders
+        return found
+
+    def _wait(self, pending: Pending, turn: Turn) -> list[Effect]:
+        """Until what was accepted serves."""
+        now = turn.now
+        if self._serves(pending):
+            pending.over = now + SETTLED_S
+            return self._release_old(pending, turn)
+        if now - pending.since > PATIENCE_S + max(load_seconds(order.record) for order in pending.placed):
+            pending.over = now
+        return []
 
     # -- orders
 
-    def _place(self, pending: Pending, overcommit: float) -> bool:
-        """Order the first variant that all fits, else the first of which something does."""
+    def _place(self, pending: Pending, overcommit: float, turn: Turn) -> list[Effect]:
+        """Orders for the first variant of which all instances fit, else for the first of which some do."""
         ask, best = pending.ask, None
-        workers = self._fleet.ready(self._turn.now)
+        workers = self._fleet.ready(turn.now)
         promised = self._promised()
         for name in ask.variants:
             record = self._catalog.variant(name)
@@ -169,35 +181,28 @@ class InstancePlacement:
                 if sum(where.values()) == count:
                     break
         if best is None:
-            return False
-        for worker, count in best[1].items():
-            self._order(pending, best[0], worker, count)
-        return True
+            return []
+        return [self._order(pending, best[0], worker, count, turn) for worker, count in best[1].items()]
 
-    def _order(self, pending: Pending, record: VariantRecord, worker: str, count: int) -> None:
-        turn, ask = self._turn, pending.ask
+    def _order(self, pending: Pending, record: VariantRecord, worker: str, count: int, turn: Turn) -> Effect:
+        ask = pending.ask
         at_least = len(self._fleet.workers[worker].of(record.variant)) + count
-        subject = turn.reply_subject()
+        subject = self._effects.reply_subject()
         time = count * self._time(ask, record, self._count(ask, record))
         pending.orders[subject] = Placed(worker, record, at_least, turn.now, time)
-        why = f"{ask.worker} asked for it ({ask.why}){': ' + ask.reason if ask.reason else ''}"
-        turn.order(
-            worker,
-            "load",
-            EnsureLoaded(
-                variant=record,
-                at_least=at_least,
-                app=ask.app or None,
-                orderer=turn.name,
-                reason=why,
-                epoch=turn.epoch,
-            ),
-            subject,
+        order = EnsureLoaded(
+            variant=record,
+            at_least=at_least,
+            app=ask.app or None,
+            orderer=self._effects.name,
+            reason=f"{ask.worker} asked for it ({ask.why}){': ' + ask.reason if ask.reason else ''}",
+            epoch=turn.epoch,
         )
+        return self._effects.order(worker, "load", order, subject)
 
     @staticmethod
     def _count(ask: AskForCapacity, record: VariantRecord) -> int:
-        """Instances of this variant that carry the load; of the first one as many as were asked for."""
+        """Instances of this variant that carry the load; of the first variant, as many as were asked for."""
         if record.variant == ask.variants[0]:
             return max(1, ask.instances)
         rate = record.profile.saturation_qps
@@ -205,35 +210,36 @@ class InstancePlacement:
 
     @staticmethod
     def _time(ask: AskForCapacity, record: VariantRecord, count: int) -> float:
-        """The part of a device's time that each of so many instances will use."""
+        """The part of a device's time that each of so many instances will use, 0..1."""
         rate = record.profile.saturation_qps
         return min(1.0, ask.load / count / rate) if rate > 0 else 0.0
 
     def _promised(self) -> dict[str, float]:
-        """By worker: of its devices' time, what instances will use that are on their way, or have only just come."""
+        """By worker: the part of its devices' time that instances will use which do not compute yet."""
         found: dict[str, float] = {}
         for pending in self._pending.values():
             for order in (*pending.placed, *pending.orders.values()):
                 found[order.worker] = found.get(order.worker, 0.0) + order.time
         return found
 
-    def _machine(self, pending: Pending, add_machine: AddMachine) -> str | None:
+    def _machine(self, pending: Pending, add_machine: AddMachine) -> tuple[str | None, list[Effect]]:
         ask = pending.ask
+        found: list[Effect] = []
         for name in ask.variants:
             record = self._catalog.variant(name)
             if record is None:
                 continue
             reason = f"no worker has room for {name}, that {ask.worker} asked for ({ask.why})"
-            found = add_machine(
-                HardwareNeed(hardware=(record.hardware, record.simulated), reason=reason, record=record)
-            )
-            if found is not None:
-                return found
-        return None
+            need = HardwareNeed(hardware=(record.hardware, record.simulated), reason=reason, record=record)
+            machine, effects = add_machine(need)
+            found += effects
+            if machine is not None:
+                return machine, found
+        return None, found
 
-    # -- done
+    # -- once they serve
 
-    def _there(self, pending: Pending) -> bool:
+    def _serves(self, pending: Pending) -> bool:
         for order in pending.placed:
             worker = self._fleet.workers.get(order.worker)
             if worker is None:
@@ -243,29 +249,23 @@ class InstancePlacement:
                 return False
         return True
 
-    def _arrived(self, pending: Pending) -> None:
-        """What was slowed down elsewhere has been moved: the old one goes, now that the new one serves."""
-        ask, turn = pending.ask, self._turn
+    def _release_old(self, pending: Pending, turn: Turn) -> list[Effect]:
+        """An instance that was interfered with has been moved: the old one is released, now that the new one serves."""
+        ask = pending.ask
         old = self._fleet.workers.get(ask.worker)
         if ask.why != "interfered" or old is None:
-            return
+            return []
         variant = pending.placed[0].record.variant
         slow = [one for one in old.of(variant) if one.state == "Interfered" or "Interfered" in one.app_states.values()]
-        if slow:
-            keep = len(old.of(variant)) - 1
-            why = f"moved to {pending.placed[0].worker}: {ask.reason or 'it was slowed down here'}"
-            turn.order(
-                ask.worker,
-                "release",
-                Release(variant=variant, keep=keep, orderer=turn.name, reason=why, epoch=turn.epoch),
-            )
+        if not slow:
+            return []
+        keep = len(old.of(variant)) - 1
+        why = f"moved to {pending.placed[0].worker}: {ask.reason or 'it was slowed down here'}"
+        release = Release(variant=variant, keep=keep, orderer=self._effects.name, reason=why, epoch=turn.epoch)
+        return [self._effects.order(ask.worker, "release", release)]
 
 
-# -- On which workers instances go: bin packing, the fullest that still has room first, so that others empty
-# (INFaaS, 4.2.3). Pure.
-
-BUSY = 1.0  # threads for each CPU core when instances are placed for their load, not for being there
-FULL = 0.8  # part of its time that a device which takes instances in turn may be used, for the same reason
+# -- bin packing: the fullest worker that still has room comes first, so that others become empty (INFaaS, section 4.2.3)
 
 
 def room(record: VariantRecord, status: DeviceStatus, memory_share: float, overcommit: float = BUSY) -> int:
@@ -297,10 +297,10 @@ def pack(
     share: float = 0.0,
     promised: Mapping[str, float] = {},
 ) -> dict[str, int]:
-    """Worker to the number of new instances there, `count` together, or as many as there is room for.
+    """Worker to the number of new instances there: `count` together, or as many as there is room for.
 
-    share: of a device's time that each will use where instances take turns (cores are not counted); promised: the same by worker,
-    of what has been ordered and does not compute yet.
+    share: of a device's time that each instance will use where instances take turns, 0..1. promised: the same by worker, for
+    orders whose instances do not compute yet. Cores are not counted by time.
     """
     rooms: list[tuple[float, str, int]] = []
     for worker in workers:
@@ -324,12 +324,12 @@ def pack(
 
 
 def _in_time(device: DeviceStatus, share: float, promised: float) -> int:
-    """How many more the device has time for; one that needs all of it has to have it for itself."""
+    """How many more instances the device has time for. One that needs all the time gets a device for itself."""
     free = FULL - max(0.0, device.utilisation - device.offline) - promised
     return max(0, floor(free / min(share, FULL) + 1e-9))
 
 
 def _fullness(devices: Collection[DeviceStatus]) -> float:
-    """The part of these devices' memory that is taken."""
+    """The part of these devices' memory that is taken, 0..1."""
     memory = sum(device.memory_mb for device in devices)
     return sum(device.memory_used_mb for device in devices) / memory if memory > 0 else 0.0

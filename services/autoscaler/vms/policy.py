@@ -1,13 +1,13 @@
-"""When machines come and go: the paper's three rules for more, and idleness for less (INFaaS, section 4.2.3). Pure.
+"""When machines are added and removed: the paper's three rules, and idleness (INFaaS, section 4.2.3). Pure.
 
     1  a kind of device is used above a threshold on every worker that has one          -> one more worker with it
     2  variants on a kind of device are Interfered on every worker that has one         -> one more worker with it
     3  more than a share of all workers have Overloaded variants                        -> one more with what those run on
-    a worker that has served nothing for a while, and that nobody would miss by these rules, may go
+    a worker that has served nothing for a while, and whose removal makes no rule ask for it  -> one worker less
 
-One at a time for each reason: a machine that boots, or has only just come, counts as the answer. Of the kinds of machine that
-would do the cheapest is taken. No kind grows beyond its maximum or shrinks below its minimum, and all workers together, the
-booting ones too, never cost more than the budget.
+Each reason adds one machine at a time: a machine that boots, or has just come, is the answer to it. The cheapest suitable kind of
+machine is chosen. No kind grows beyond its maximum or shrinks below its minimum. All workers together, with those that boot,
+never cost more than the budget.
 """
 
 from collections import Counter
@@ -18,12 +18,15 @@ from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
 from services.core.placement import Device, misfit
+from services.core.settings import MachineSettings
+
+SETTLE_PERIODS = 5  # periods for which a new machine counts as booting
 
 Hardware = tuple[str, bool]  # device kind, and whether it is simulated
 
 
 class PricedKind(Struct, frozen=True, kw_only=True):
-    """A kind of machine that may be started: what one has, what it costs (US$ per hour), and how many there may be."""
+    """A kind of machine that may be started: its devices, its price in US$ per hour, and how many there may be."""
 
     name: str
     devices: tuple[Device, ...]
@@ -37,27 +40,29 @@ class PricedKind(Struct, frozen=True, kw_only=True):
         return frozenset((device.kind, device.simulated) for device in self.devices)
 
     def carries(self, record: VariantRecord, memory_share: float) -> bool:
-        """Whether an empty one has room for this variant."""
+        """Whether an empty machine has room for this variant."""
         return any(not misfit(record, device, memory_share) for device in self.devices)
 
 
 class FleetLimits(Struct, frozen=True, kw_only=True):
-    """The settings of the same names. budget_per_hour: US$, inf = none. settle_s: how long a new machine counts as booting."""
+    """What limits and guides the rules. kinds: of machines that may be started. budget_per_hour: US$ of all workers; inf: no limit."""
 
     kinds: Mapping[str, PricedKind]
-    utilisation_above: float = 0.8
-    overloaded_share: float = 0.8
-    idle_s: float = 30.0
-    settle_s: float = 10.0
+    settings: MachineSettings = MachineSettings()
     budget_per_hour: float = inf
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds for which a new machine counts as booting."""
+        return SETTLE_PERIODS * self.settings.period_s
 
 
 class WorkerSummary(Struct, frozen=True, kw_only=True):
-    """One worker as the rules see it.
+    """One worker, as the rules need it.
 
-    state: "Booting" (ordered, or just come), "Ready", "Draining" (on its way out), or "Silent". utilisation: of the least used
-    living device of each kind. interfered, overloaded: kinds of device with such variants, the latter with their number.
-    idle_s: how long it has served nothing. used: the part of its memory that instances take.
+    state: "Booting" (ordered, or just come), "Ready", "Draining" (being removed), or "Silent". utilisation: of the least used
+    device of each kind, 0..1. interfered: kinds of device with Interfered variants. overloaded: the same, with their number.
+    idle_s: seconds for which it has served nothing. used: the part of its memory that instances take, 0..1.
     """
 
     name: str
@@ -73,7 +78,7 @@ class WorkerSummary(Struct, frozen=True, kw_only=True):
 
 
 class HardwareNeed(Struct, frozen=True, kw_only=True):
-    """One more worker with this hardware is wanted, and why. record: of what it must be able to carry, if anything."""
+    """One more worker with this hardware is needed, and why. record: a variant that it must have room for, if any."""
 
     hardware: Hardware
     reason: str
@@ -95,89 +100,89 @@ class Remove(Struct, frozen=True, kw_only=True):
 
 
 class Blocked(Struct, frozen=True, kw_only=True):
-    """A worker is wanted and may not be started; reason: words, empty when one is on its way or no kind is left. kind: of machine."""
+    """A worker is needed and may not be started. reason: empty if one boots already or no kind is left. kind: of machine."""
 
     reason: str = ""
     kind: str = ""
 
 
-def wants(workers: Iterable[WorkerSummary], limits: FleetLimits) -> list[HardwareNeed]:
-    """What the three rules ask for, at most once for each hardware."""
+def hardware_needs(workers: Iterable[WorkerSummary], limits: FleetLimits) -> list[HardwareNeed]:
+    """What the three rules ask for: at most one worker for each hardware."""
     ready = [worker for worker in workers if worker.state == "Ready"]
     found: dict[Hardware, str] = {}
     for hardware in sorted({each for worker in ready for each in worker.utilisation}):
         having = [worker for worker in ready if hardware in worker.utilisation]
         least = min(having, key=lambda worker: worker.utilisation[hardware])
-        name, where = called(hardware), _on_all(having)
-        if least.utilisation[hardware] > limits.utilisation_above:
+        name, where = hardware_name(hardware), _on_all(having)
+        if least.utilisation[hardware] > limits.settings.utilisation_above:
             found[hardware] = (
-                f"{name} is used above {limits.utilisation_above:.0%} {where}; least on {least.name}, "
+                f"{name} is used above {limits.settings.utilisation_above:.0%} {where}; least on {least.name}, "
                 f"{least.utilisation[hardware]:.0%}"
             )
         elif all(hardware in worker.interfered for worker in having):
             found[hardware] = f"variants on {name} are Interfered {where}"
     troubled = [worker for worker in ready if worker.overloaded]
-    if ready and len(troubled) > limits.overloaded_share * len(ready):
+    if ready and len(troubled) > limits.settings.overloaded_share * len(ready):
         counts: Counter[Hardware] = Counter()
         for worker in troubled:
             counts.update(worker.overloaded)
         hardware = min(counts, key=lambda each: (-counts[each], each))
         found.setdefault(
             hardware,
-            f"{len(troubled)} of {len(ready)} workers have Overloaded variants, more than {limits.overloaded_share:.0%}; "
-            f"most of them run on {called(hardware)}",
+            f"{len(troubled)} of {len(ready)} workers have Overloaded variants, more than {limits.settings.overloaded_share:.0%}; "
+            f"most of them run on {hardware_name(hardware)}",
         )
     return [HardwareNeed(hardware=hardware, reason=reason) for hardware, reason in found.items()]
 
 
-def answer(
-    want: HardwareNeed,
+def choose_machine(
+    need: HardwareNeed,
     workers: Sequence[WorkerSummary],
     limits: FleetLimits,
     memory_share: float,
-    held: Callable[[str], bool] = lambda _: False,
-    lacking: Callable[[str], str] = lambda _: "",
+    pauses: Callable[[str], bool] = lambda _: False,
+    obstacle: Callable[[str], str] = lambda _: "",
 ) -> Add | Blocked:
-    """The machine to start for a want. held: kinds whose last start failed a moment ago. lacking: why none of a kind can be had."""
-    if any(worker.state == "Booting" and want.hardware in worker.hardware for worker in workers):
+    """The machine to start for a need. pauses: whether a start of this kind has just failed. obstacle: why none of a kind can be had."""
+    if any(worker.state == "Booting" and need.hardware in worker.hardware for worker in workers):
         return Blocked()
     counts = Counter(worker.kind for worker in workers)
-    record = want.record
+    record = need.record
     fitting = [
         kind
         for kind in limits.kinds.values()
-        if want.hardware in kind.hardware and (record is None or kind.carries(record, memory_share))
+        if need.hardware in kind.hardware and (record is None or kind.carries(record, memory_share))
     ]
-    open_kinds = [kind for kind in fitting if counts[kind.name] < kind.maximum and not held(kind.name)]
+    open_kinds = [kind for kind in fitting if counts[kind.name] < kind.maximum and not pauses(kind.name)]
     if not open_kinds:
         return Blocked()
     open_kinds.sort(key=lambda each: (each.price_per_hour, each.name))
-    kind = next((each for each in open_kinds if not lacking(each.name)), None)
+    kind = next((each for each in open_kinds if not obstacle(each.name)), None)
     if kind is None:
         first = open_kinds[0].name
-        return Blocked(reason=f"{want.reason}; {lacking(first)}", kind=first)
-    return _affordable(kind, want.reason, workers, limits)
+        return Blocked(reason=f"{need.reason}; {obstacle(first)}", kind=first)
+    return _affordable(kind, need.reason, workers, limits)
 
 
 def below_minimum(
     workers: Sequence[WorkerSummary],
     limits: FleetLimits,
-    held: Callable[[str], bool],
-    lacking: Callable[[str], str] = lambda _: "",
-    going: Collection[str] = (),
+    pauses: Callable[[str], bool],
+    obstacle: Callable[[str], str] = lambda _: "",
+    closed: Collection[str] = (),
 ) -> Add | list[Blocked]:
-    """The machine to start because there are fewer of a kind than there must be; else the kinds of which there are too few, and why.
+    """The machine to start because a kind is below its minimum. Else the kinds that are below it, and why none is started.
 
-    A silent one does not count as there, since nobody is served by it; should it come back, one of them will be idle and go. going:
-    workers that must go, which do not count either.
+    A silent worker does not count, since it serves nobody. If it comes back, an idle one is removed later. closed: workers that must
+    go, which do not count either.
     """
-    staying = [worker for worker in workers if worker.state not in ("Draining", "Silent") and worker.name not in going]
+    staying = [worker for worker in workers if worker.state not in ("Draining", "Silent") and worker.name not in closed]
     counts, everybody = Counter(worker.kind for worker in staying), Counter(worker.kind for worker in workers)
     blocked = []
     for kind in limits.kinds.values():
-        if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not held(kind.name):
+        if counts[kind.name] < kind.minimum and everybody[kind.name] < kind.maximum and not pauses(kind.name):
             reason = f"{counts[kind.name]} of at least {kind.minimum} are there"
-            why = lacking(kind.name)
+            why = obstacle(kind.name)
             found = Blocked(reason=f"{reason}; {why}", kind=kind.name) if why else None
             chosen = found or _affordable(kind, reason, workers, limits)
             if isinstance(chosen, Add):
@@ -189,7 +194,7 @@ def below_minimum(
 def removal(
     workers: Sequence[WorkerSummary], limits: FleetLimits, spared: Callable[[str], bool] = lambda _: False
 ) -> Remove | None:
-    """The emptiest idle worker that can go: at most one at a time. spared: those not to be touched now."""
+    """The emptiest idle worker that can be removed, if none is being removed. spared: whether a worker is not to be removed now."""
     if any(worker.state == "Draining" for worker in workers):
         return None
     staying = Counter(worker.kind for worker in workers if worker.state == "Ready")
@@ -197,31 +202,31 @@ def removal(
         worker
         for worker in workers
         if worker.state == "Ready"
-        and worker.idle_s >= limits.idle_s
+        and worker.idle_s >= limits.settings.idle_s
         and worker.kind in limits.kinds
         and staying[worker.kind] > limits.kinds[worker.kind].minimum
         and not spared(worker.name)
     ]
     for worker in sorted(candidates, key=lambda each: (each.used, -each.price_per_hour, each.name)):
         rest = [other for other in workers if other is not worker]
-        if not any(want.hardware in worker.hardware for want in wants(rest, limits)):
+        if not any(need.hardware in worker.hardware for need in hardware_needs(rest, limits)):
             least = limits.kinds[worker.kind].minimum
             why = f"served nothing for {worker.idle_s:.0f} s; {staying[worker.kind] - 1} {worker.kind} stay, at least {least}"
             return Remove(worker=worker.name, reason=why)
     return None
 
 
-def bill(workers: Iterable[WorkerSummary]) -> float:
-    """US$ per hour of all workers, those that boot or are silent too."""
+def total_price(workers: Iterable[WorkerSummary]) -> float:
+    """US$ per hour of all workers, with those that boot or are silent."""
     return sum(worker.price_per_hour for worker in workers)
 
 
-def called(hardware: Hardware) -> str:
+def hardware_name(hardware: Hardware) -> str:
     return f"simulated {hardware[0]}" if hardware[1] else hardware[0]
 
 
 def _affordable(kind: PricedKind, reason: str, workers: Iterable[WorkerSummary], limits: FleetLimits) -> Add | Blocked:
-    after = bill(workers) + kind.price_per_hour
+    after = total_price(workers) + kind.price_per_hour
     if after > limits.budget_per_hour * (1 + 1e-9):
         why = f"a {kind.name} would bring all workers to {after:.4g} US$/h, the budget is {limits.budget_per_hour:.4g}"
         return Blocked(reason=f"{reason}; {why}", kind=kind.name)

@@ -1,5 +1,6 @@
 """Controllers on stage, with real monitors and executors: a bucket changed by compare-and-set, and machines that boot."""
 
+from math import inf
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from services.autoscaler.vms.commands import (
     LeaseClaimed,
     ListMachines,
     Node,
+    ProviderTraits,
     SaveRecord,
     Start,
     Stop,
@@ -27,6 +29,7 @@ from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.placement import Device
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
+from services.core.settings import MachineSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
 from tests.support.simulated.fleet import PRICES, Fleet, variant
@@ -55,8 +58,12 @@ class CloudFleet(Fleet):
         self, *variants: Any, controllers: int = 1, policy: SelectionPolicy | None = None, **more: Any
     ) -> None:
         self.kinds = more.pop("kinds", (kind(),))
-        self.manner: dict[str, Any] = more.pop("manner", {})  # what controllers are told about whoever starts machines
-        self.limits = FleetLimits(kinds={each.name: each for each in self.kinds}, **more.pop("limits", {}))
+        self.traits: ProviderTraits = more.pop("traits", ProviderTraits())
+        limits = more.pop("limits", {})
+        budget = limits.pop("budget_per_hour", inf)
+        self.limits = FleetLimits(
+            kinds={each.name: each for each in self.kinds}, settings=MachineSettings(**limits), budget_per_hour=budget
+        )
         self.bucket: dict[str, bytes] = {}
         self.started: list[StartMachine] = []
         self.stopped: list[StopMachine] = []
@@ -93,7 +100,7 @@ class CloudFleet(Fleet):
                     self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
 
     def start_controller(self, name: str) -> None:
-        actor = Controller(f"vm-{name}", self.subjects, self.limits, **self.manner)
+        actor = Controller(f"vm-{name}", self.subjects, self.limits, traits=self.traits)
         self.stage.enter(name, actor, lambda command: self._edge(name, command))
         for record in self.records:
             self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
@@ -151,7 +158,7 @@ class CloudFleet(Fleet):
             case DeleteRecord():
                 self._write(machine_key(command.worker), None)
             case ListMachines():
-                return 0.05, self.survey()
+                return 0.05, self.inventory()
             case Start():
                 order = command.order
                 self.acted.append((self.stage.now, name, f"start {order.worker}", order.epoch))
@@ -173,7 +180,7 @@ class CloudFleet(Fleet):
 
     # -- whoever starts and stops machines
 
-    def survey(self) -> Inventory:
+    def inventory(self) -> Inventory:
         return Inventory()
 
     def carry_out_start(self, order: StartMachine) -> str:
@@ -218,7 +225,13 @@ class PoolFleet(CloudFleet):
     """
 
     def __init__(
-        self, *variants: Any, pool: Any = (), labelled: Any = (), buys: float | None = None, **more: Any
+        self,
+        *variants: Any,
+        pool: Any = (),
+        labelled: Any = (),
+        buys: float | None = None,
+        dry_run: bool = False,
+        **more: Any,
     ) -> None:
         self.nodes = {name: Node(name=name, kind="cpu", worker="cpu" if name in labelled else "") for name in pool}
         self.buys = buys
@@ -229,8 +242,8 @@ class PoolFleet(CloudFleet):
         self.rehearsed: list[StartMachine | StopMachine] = []
         self._due: dict[str, float] = {}
         self._carried: set[str] = set()
-        manner = {"inventory": True, "insists": True} | more.pop("manner", {})
-        super().__init__(*variants, manner=manner, **({"workers": 0} | more))
+        traits = ProviderTraits(has_inventory=True, confirm_stops=True, dry_run=dry_run)
+        super().__init__(*variants, traits=traits, **({"workers": 0} | more))
         self._settle()
 
     def change(self, name: str, **fields: Any) -> None:
@@ -243,7 +256,7 @@ class PoolFleet(CloudFleet):
         self.change(name, up=False)
         del self.nodes[name]
 
-    def survey(self) -> Inventory:
+    def inventory(self) -> Inventory:
         if self.away:
             return Inventory(error=self.away)
         return Inventory(nodes=tuple(self.nodes.values()), buys=self.buys is not None)
@@ -251,7 +264,7 @@ class PoolFleet(CloudFleet):
     def carry_out_start(self, order: StartMachine) -> str:
         if self.away:
             return self.away
-        if self.manner.get("dry_run"):
+        if self.traits.dry_run:
             self.rehearsed.append(order)
             return ""
         node = self.nodes.get(order.worker)
@@ -272,7 +285,7 @@ class PoolFleet(CloudFleet):
     def carry_out_stop(self, order: StopMachine) -> str:
         if self.away:
             return self.away
-        if self.manner.get("dry_run"):
+        if self.traits.dry_run:
             self.rehearsed.append(order)
             return ""
         node = self.nodes.get(order.worker)

@@ -1,4 +1,4 @@
-"""Who starts and stops machines. A new provider is one file here and one line in `PROVIDERS`."""
+"""Providers start and stop machines. A new provider is one file here and one line in `PROVIDERS`."""
 
 from collections.abc import Callable, Mapping
 

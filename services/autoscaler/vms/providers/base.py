@@ -1,34 +1,28 @@
-"""The port for machines: whoever can start and stop workers, one file each."""
+"""The port of providers, which start and stop workers."""
 
 from typing import Protocol
 
 from bus.messages.scaling import StartMachine, StopMachine
-from services.autoscaler.vms.commands import Inventory
+from services.autoscaler.vms.commands import Inventory, ProviderTraits
 
 
 class ProviderError(OSError):
-    """The provider says no; the text is a sentence for people. Silence is a TimeoutError instead: it may have happened."""
+    """The provider refuses; the text is a sentence for people. If it does not answer, that is a TimeoutError: it may have obeyed."""
 
 
 class Provider(Protocol):
-    """Starts and stops workers. Both are idempotent by name, carry the controller's epoch, and may be repeated.
+    """Starts and stops workers. Both are idempotent by the worker's name, carry the controller's epoch, and may be repeated.
 
-    What is started makes itself known by heartbeats, under the name and kind that it was ordered with. simulated: machines are.
-    shared_machine: workers are processes of one machine. inventory: it has machines of its own and can say which are free. insists:
-    what is given up must be stopped for certain. dry_run: it does nothing and says what it would do.
+    A worker that is started sends heartbeats under the name and kind of its order.
     """
 
-    simulated: bool
-    shared_machine: bool
-    inventory: bool
-    insists: bool
-    dry_run: bool
+    traits: ProviderTraits
 
     async def start(self, order: StartMachine) -> None:
-        """Return once it is under way. order.boot_s: what the kind's settings say. Raises ProviderError, TimeoutError."""
+        """Return once it is under way. order.boot_s: as the kind's settings say. Raises ProviderError, TimeoutError."""
 
     async def stop(self, order: StopMachine) -> None:
-        """Return once nothing of it is left; also when there is no such worker. Raises ProviderError, TimeoutError."""
+        """Return once nothing of it is left, also if there is no such worker. Raises ProviderError, TimeoutError."""
 
-    async def survey(self) -> Inventory:
-        """Which machines there are; an empty inventory where it has none of its own. Never raises: `Inventory.error`."""
+    async def inventory(self) -> Inventory:
+        """Its own machines; empty if it has none. It does not raise: see `Inventory.error`."""

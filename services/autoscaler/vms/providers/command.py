@@ -1,4 +1,4 @@
-"""Workers that the operator's commands start and stop, each under the name that it is told (INFAAS_WORKER__NAME)."""
+"""The provider `command`: the operator's commands start and stop workers, under the names that they are given."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from bus.messages.scaling import StartMachine, StopMachine
-from services.autoscaler.vms.commands import Inventory
+from services.autoscaler.vms.commands import Inventory, ProviderTraits
 from services.autoscaler.vms.providers.base import ProviderError
 from services.core.settings import CommandSettings, words
 
@@ -18,48 +18,44 @@ log = logging.getLogger(__name__)
 
 
 class Command:
-    """`add KIND NAME` and `remove KIND NAME` are run; nothing else is known of these machines than their heartbeats."""
-
-    simulated = False
-    shared_machine = False
-    inventory = False
-    insists = True
+    """Runs `add KIND NAME` and `remove KIND NAME`. It knows nothing else about machines; a worker gets its name as INFAAS_WORKER__NAME."""
 
     def __init__(self, settings: CommandSettings) -> None:
-        self.dry_run = settings.dry_run
+        self.traits = ProviderTraits(confirm_stops=True, dry_run=settings.dry_run)
         self._hook = Hook(words(settings.add), words(settings.remove), settings.command_s)
 
     async def start(self, order: StartMachine) -> None:
-        if self.dry_run:
+        if self.traits.dry_run:
             log.info("dry run: `add` would be run", extra={"kind": order.kind, "worker": order.worker})
         else:
             await self._hook.add(order.kind, order.worker)
 
     async def stop(self, order: StopMachine) -> None:
-        if self.dry_run:
+        if self.traits.dry_run:
             log.info("dry run: `remove` would be run", extra={"kind": order.kind, "worker": order.worker})
         else:
             await self._hook.remove(order.kind, order.worker)
 
-    async def survey(self) -> Inventory:
+    async def inventory(self) -> Inventory:
         return Inventory()
 
     async def close(self) -> None:
-        """End what runs."""
+        """End the commands that run."""
         await self._hook.close()
 
 
-# -- The operator's commands that make and remove machines: whatever talks to a cloud, no cloud of our own.
-
-WAIT_S = 6.0  # s for which one order waits for its command; it goes on, and the next order of the same waits again
-MOST = 4096  # bytes at the end of what it complains of, in which its last line is looked for
-GRACE_S = 5.0  # s between asking one to end that takes too long, and ending it
+WAIT_S = (
+    6.0  # s for which an order waits for its command. The command goes on, and the next order of the same waits again
+)
+MOST = 4096  # bytes at the end of its stderr in which the last line is looked for
+GRACE_S = 5.0  # s between asking a command to end and killing it
 
 
 class Hook:
-    """add, remove: words of the commands, which kind and name follow; no shell sees them. Both must be idempotent by name.
+    """Runs the operator's commands that make and remove machines, one at a time for each name.
 
-    One command runs at a time for a name, however often it is ordered. Settings of ours, which may be secrets, are not in its environment.
+    add, remove: the words of the commands; kind and name follow. No shell is used. Both must be idempotent by name. INFaaS's own
+    settings, which may be secrets, are not in their environment.
     """
 
     def __init__(self, add: Sequence[str], remove: Sequence[str], command_s: float, wait_s: float = WAIT_S) -> None:
@@ -70,18 +66,18 @@ class Hook:
         self._added: set[str] = set()
 
     async def add(self, kind: str, name: str) -> None:
-        """Return when the command has ended well, now or earlier. Raises ProviderError with the last line of its stderr, TimeoutError."""
+        """Return once the command has succeeded, now or earlier. Raises ProviderError with the last line of its stderr, TimeoutError."""
         if name not in self._added:
             await self._one("add", self._add, kind, name)
             self._added.add(name)
 
     async def remove(self, kind: str, name: str) -> None:
-        """The same; what an `add` of this name has begun is ended first, one way or the other."""
+        """The same for `remove`, after an `add` of this name that still runs has ended."""
         self._added.discard(name)
         await self._one("remove", self._remove, kind, name)
 
     async def close(self) -> None:
-        """End what runs."""
+        """End the commands that run."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -108,7 +104,7 @@ class Hook:
     async def _run(self, what: str, words: list[str]) -> None:
         log.info("a command of the operator's runs", extra={"what": what, "words": words})
         environ = {key: value for key, value in os.environ.items() if not key.startswith("INFAAS_")}
-        with tempfile.TemporaryFile() as said:  # no pipe: what it leaves running may hold that open
+        with tempfile.TemporaryFile() as said:  # not a pipe: a process that it leaves behind may hold a pipe open
             try:
                 process = await asyncio.create_subprocess_exec(
                     *words,
@@ -132,14 +128,14 @@ class Hook:
 
 
 def _last_line(said: IO[bytes]) -> str:
-    """The last that it complained of."""
+    """The last line of its stderr."""
     said.seek(max(0, said.seek(0, os.SEEK_END) - MOST))
     lines = [line.strip() for line in said.read(MOST).decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:500] if lines else ""
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End it and what it has started, if it still runs."""
+    """End the command and the processes that it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return

@@ -1,4 +1,4 @@
-"""Workers as process groups on this machine, started and stopped by who owns its processes (`infaas up`)."""
+"""The providers `local` and `simulated`: workers are process groups on this machine, which `infaas up` starts and stops."""
 
 from msgspec.structs import replace
 
@@ -6,25 +6,21 @@ from bus.codec import BadMessage, decode, encode
 from bus.messages.scaling import MachineReply, StartMachine, StopMachine
 from bus.port import Bus, NoResponders, RequestTimeout
 from bus.subjects import Subjects
-from services.autoscaler.vms.commands import Inventory
+from services.autoscaler.vms.commands import Inventory, ProviderTraits
 from services.autoscaler.vms.providers.base import ProviderError
 from services.core.settings import MachineSettings
 
-START_S = 5.0
-STOP_S = 15.0  # a worker's processes may take their time to finish
+START_S = 5.0  # s
+STOP_S = 15.0  # s for a worker's processes to end
 
 
 class Local:
-    """Asks over the bus. Nothing boots here: what the settings say of boot times is left out."""
+    """Asks `infaas up` over the bus. Workers start at once, whatever boot time their kind has."""
 
-    simulated = False
-    shared_machine = True  # its workers are processes of this one
-    inventory = False
-    insists = False
-    dry_run = False
+    traits = ProviderTraits(shared_machine=True)
 
     def __init__(self, bus: Bus, subjects: Subjects, settings: MachineSettings | None = None) -> None:
-        del settings  # nothing of it concerns this machine
+        del settings  # not used by this provider
         self._bus = bus
         self._subjects = subjects
 
@@ -34,7 +30,7 @@ class Local:
     async def stop(self, order: StopMachine) -> None:
         await self._ask("stop", order, STOP_S)
 
-    async def survey(self) -> Inventory:
+    async def inventory(self) -> Inventory:
         return Inventory()
 
     async def _ask(self, what: str, order: StartMachine | StopMachine, timeout: float) -> None:
@@ -51,15 +47,10 @@ class Local:
             raise ProviderError(error)
 
 
-# -- Machines that take their time: workers of this machine that are started only after their kind's `boot_s`
-# (INFaaS: 20 to 30 s).
-
-
 class Simulated(Local):
-    """As `Local`, with the boot time; every event about what it starts says that it is simulated."""
+    """As `Local`, but a worker starts only after its kind's `boot_s` (INFaaS: 20 to 30 s), and events say that it is simulated."""
 
-    simulated = True
-    shared_machine = True
+    traits = ProviderTraits(simulated=True, shared_machine=True)
 
     async def start(self, order: StartMachine) -> None:
         await self._ask("start", replace(order, simulated=True), START_S)

@@ -1,4 +1,4 @@
-"""Workers as nodes of a Docker Swarm: a label of a node starts the worker service's task there, its removal ends it."""
+"""The provider `swarm`: a label of a node starts the worker service's task there, and its removal ends the task."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from bus.messages.scaling import StartMachine, StopMachine
-from services.autoscaler.vms.commands import Inventory
+from services.autoscaler.vms.commands import Inventory, ProviderTraits
 from services.autoscaler.vms.providers import swarmnodes
 from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.command import Hook
@@ -20,29 +20,26 @@ from services.core.settings import SwarmSettings, listed, words
 
 log = logging.getLogger(__name__)
 
-EMPTY_S = 12.0  # s for which one order waits for a worker to end; the next order waits again
+EMPTY_S = 12.0  # s for which an order waits for a worker to end. The next order of the same waits again
 POLL_S = 0.5
-ATTEMPTS = 12  # at a node that others change at the same time
-PAUSE_S = 0.02  # after the first of them; later ones twice as long, up to 32 times
+ATTEMPTS = 12  # to change a node that others change at the same time
+PAUSE_S = 0.02  # after the first attempt; doubles with each, up to 32 times
 
 
 class Swarm:
-    """settings.hosts: at least one. Raises ProviderError where docker-py is missing."""
-
-    simulated = False
-    shared_machine = False
-    inventory = True
-    insists = True
+    """Workers are nodes of a Docker Swarm. settings.hosts: at least one. Raises ProviderError if docker-py is missing."""
 
     def __init__(self, settings: SwarmSettings) -> None:
-        self.dry_run = settings.dry_run
+        self.traits = ProviderTraits(has_inventory=True, confirm_stops=True, dry_run=settings.dry_run)
         self._managers = Managers(listed(settings.hosts), settings.token, settings.timeout_s)
         add, remove = words(settings.add), words(settings.remove)
         self._hook = Hook(add, remove, settings.command_s) if add else None
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # as long as somebody holds one
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = (
+            WeakValueDictionary()
+        )  # by machine, for as long as one is used
         self._unusable: set[str] = set()
 
-    async def survey(self) -> Inventory:
+    async def inventory(self) -> Inventory:
         try:
             machines = await self._machines()
             tasks = await self._managers.ask(lambda client: client.tasks())
@@ -60,12 +57,12 @@ class Swarm:
     # -- in
 
     async def start(self, order: StartMachine) -> None:
-        """Label the node; where it is to be bought and is not there yet, have it made: a later start labels it."""
+        """Label the node. If it is to be bought and does not exist yet, have it made; a later start labels it."""
         async with self._alone(order.worker):
             if order.bought and not await self._is_up(order.worker):
                 if self._hook is None:
                     raise ProviderError(f"no command makes {order.worker}: machines.swarm.add is empty")
-                if self.dry_run:
+                if self.traits.dry_run:
                     log.info("dry run: `add` would be run", extra={"kind": order.kind, "worker": order.worker})
                     return
                 await self._hook.add(order.kind, order.worker)
@@ -76,7 +73,7 @@ class Swarm:
     # -- out
 
     async def stop(self, order: StopMachine) -> None:
-        """Take the label off, wait until the worker has ended, and have the machine removed if it was bought."""
+        """Remove the label, wait until the worker has ended, and have the machine removed if it was bought."""
         name = order.worker
         async with self._alone(name):
             same = await self._named(name)
@@ -87,7 +84,7 @@ class Swarm:
             kind = order.kind or next((one.worker or one.pool for one in same), "")
             for one in same:
                 await self._change(name, lambda found: _stopped(found, order), one.id)
-            if self.dry_run:
+            if self.traits.dry_run:
                 if bought and self._hook is not None:
                     log.info("dry run: `remove` would be run", extra={"kind": kind, "worker": name})
                 return
@@ -96,7 +93,7 @@ class Swarm:
                 await self._hook.remove(kind, name)
 
     async def _emptied(self, name: str) -> None:
-        """Return when no worker's task is left on a node of this name that is up, as far as the Swarm tells. Raises TimeoutError."""
+        """Return once the Swarm shows no worker's task on a node of this name that is up. Raises TimeoutError."""
         until = time.monotonic() + EMPTY_S
         while ids := [one.id for one in await self._named(name) if one.up]:
             tasks: list[Any] = []
@@ -120,9 +117,9 @@ class Swarm:
         return any(one.up for one in await self._named(name))
 
     async def _change(self, name: str, labels: Callable[[SwarmNode], dict[str, str]], id_: str = "") -> None:
-        """Give the node of this name, or of this id, the labels that it is to have; by version, again when others were faster.
+        """Give the node of this name, or of this id, these labels. It is tried again if others change the node meanwhile.
 
-        Nothing is written when it has them already. Raises ProviderError, TimeoutError.
+        Nothing is written if it has them already. Raises ProviderError, TimeoutError.
         """
         for attempt in range(ATTEMPTS):
             same = [one for one in await self._named(name) if id_ in ("", one.id)]
@@ -137,7 +134,7 @@ class Swarm:
             if wanted == one.labels:
                 return
             about = {"node": one.id, "worker": name, "labels": _difference(one.labels, wanted)}
-            if self.dry_run:
+            if self.traits.dry_run:
                 log.info("dry run: labels of a node would be changed", extra=about)
                 return
             try:
@@ -150,11 +147,11 @@ class Swarm:
         raise TimeoutError
 
     def _alone(self, name: str) -> asyncio.Lock:
-        """One order at a time for a machine."""
+        """A lock: one order at a time for a machine."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def close(self) -> None:
-        """End what runs."""
+        """End commands that run, and close connections."""
         if self._hook is not None:
             await self._hook.close()
         await self._managers.close()
@@ -182,34 +179,34 @@ def _update(one: SwarmNode, labels: dict[str, str]) -> Callable[[Any], Any]:
 
 
 def _difference(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
-    """Labels that change: name to value, None = removed."""
+    """The labels that change: name to value; None: removed."""
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return {name: after.get(name) for name in names}
 
 
-# -- The Docker API of a Swarm's managers, by docker-py: of several hosts one is asked, and when it fails the next.
-
 T = TypeVar("T")
-_SEQUENCE = "update out of sequence"  # HTTP 500, by its text alone
-MOST = 100  # hosts whose failures are remembered; addresses of tasks change
-_ELSEWHERE = (
+_SEQUENCE = "update out of sequence"  # of an HTTP 500, which only its text tells apart
+MOST = 100  # hosts whose failures are remembered, since addresses of tasks change
+_TRY_NEXT = (
     500,
     502,
     503,
     504,
-)  # this manager cannot; another may: no leader, no manager any more, no engine behind the proxy
+)  # this manager cannot answer, another may: it has no leader, is none any more, or has no engine
 
 
 class OutOfSequence(Exception):
-    """What was to be changed has changed since it was read."""
+    """The object has changed since it was read."""
 
 
-class Away(TimeoutError):
-    """No manager answers; whether the last request was carried out is not known. The text says what each said."""
+class NoManager(TimeoutError):
+    """No manager answers. Whether the last request was carried out is unknown. The text says why each failed."""
 
 
 class Managers:
-    """hosts: addresses as DOCKER_HOST has them. token: shown to an engine proxy. timeout_s: for one answer.
+    """The Docker API of a Swarm's managers: one of the hosts is asked, and if it fails the next.
+
+    hosts: addresses as DOCKER_HOST has them. token: for an engine proxy. timeout_s: for one answer.
 
     Raises ProviderError when docker-py is not installed.
     """
@@ -233,16 +230,16 @@ class Managers:
         self._host = ""
         self._failed: dict[str, int] = {}  # by host: number of its last failure
         self._count = 0
-        self._lock = asyncio.Lock()  # one request at a time: docker-py's session is one thread's
+        self._lock = asyncio.Lock()  # one request at a time: a session of docker-py is for one thread
         self._away = False
 
     async def ask(self, what: Callable[[Any], T]) -> T:
-        """What docker-py's client makes of it. Raises OutOfSequence, ProviderError where it is refused, Away."""
+        """What docker-py's client answers. Raises OutOfSequence, ProviderError if the request is refused, NoManager."""
         async with self._lock:
-            said: dict[str, str] = {}
+            failures: dict[str, str] = {}
             tried: set[str] = set()
             while (host := await self._next(tried)) is not None:
-                if self._client is None:  # a connection that was kept may only have grown old
+                if self._client is None:  # a kept connection may merely have expired, so its host may be tried again
                     tried.add(host)
                 try:
                     client, found = await asyncio.to_thread(self._ask, host, self._client, what)
@@ -250,17 +247,17 @@ class Managers:
                     self._leave(host)  # a thread may still use its client
                     raise
                 except self._failures as error:
-                    said[host] = self._judge(error)
+                    failures[host] = self._judge(error)
                     client = self._leave(host)
                     if client is not None:
                         client.close()
                 else:
                     self._client, self._host = client, host
-                    self._tell(away=False)
+                    self._log(away=False)
                     return found
-            told = "; ".join(f"{host}: {reason}" for host, reason in said.items())
-            self._tell(away=True, told=told)
-            raise Away(f"no manager answers: {told}")
+            reasons = "; ".join(f"{host}: {reason}" for host, reason in failures.items())
+            self._log(away=True, reasons=reasons)
+            raise NoManager(f"no manager answers: {reasons}")
 
     async def close(self) -> None:
         async with self._lock:
@@ -269,7 +266,7 @@ class Managers:
                 self._client = None
 
     async def _next(self, tried: Collection[str]) -> str | None:
-        """The host to ask: the one that answered last, else the one whose last failure is longest ago."""
+        """The host to ask: the one that answered last, else the one that has not failed for longest."""
         if self._client is not None:
             return self._host
         found = await asyncio.to_thread(_addresses, self._hosts)
@@ -277,7 +274,7 @@ class Managers:
         return min(left, key=lambda host: self._failed.get(host, 0), default=None)
 
     def _leave(self, host: str) -> Any:
-        """It is asked last from now on; returns its client, if there is one."""
+        """This host is asked last from now on. Returns its client, if it has one."""
         self._count += 1
         if len(self._failed) >= MOST:
             self._failed.clear()
@@ -286,12 +283,12 @@ class Managers:
         return client
 
     def _ask(self, host: str, client: Any, what: Callable[[Any], T]) -> tuple[Any, T]:
-        """In a thread: the client, a new one where there is none, and what it says."""
+        """In a thread: the client, made if there is none, and its answer."""
         if client is not None:
             return client, what(client)
         client = self._docker.APIClient(base_url=host, version="auto", timeout=self._timeout)
         try:
-            client.trust_env = False  # no proxy of the environment stands between us and a manager
+            client.trust_env = False  # managers are reached without the environment's proxies
             if self._token:
                 client.headers["Authorization"] = f"Bearer {self._token}"
             return client, what(client)
@@ -300,28 +297,28 @@ class Managers:
             raise
 
     def _judge(self, error: Exception) -> str:
-        """Why this host could not; raises what no other host would answer otherwise."""
+        """Why this host failed. Raises the error if any other host would answer the same."""
         if not isinstance(error, self._refused):
             return str(error)[:300]
         status, text = getattr(error, "status_code", None), str(getattr(error, "explanation", "") or error)
         if _SEQUENCE in text:
             raise OutOfSequence from error
-        if status not in _ELSEWHERE:
+        if status not in _TRY_NEXT:
             raise ProviderError(f"the Docker API refuses with status {status}: {text[:300]}") from error
         return text[:300]
 
-    def _tell(self, *, away: bool, told: str = "") -> None:
-        """Once when they go and when one is back."""
+    def _log(self, *, away: bool, reasons: str = "") -> None:
+        """Log once when no manager answers any more, and once when one answers again."""
         if away != self._away:
             self._away = away
             if away:
-                log.warning("no manager of the Swarm answers: %s", told)
+                log.warning("no manager of the Swarm answers: %s", reasons)
             else:
                 log.info("a manager of the Swarm answers", extra={"host": self._host})
 
 
 def _addresses(hosts: Sequence[str]) -> list[str]:
-    """Each host, and of a name that stands for several (tasks.SERVICE in a Swarm) each of them."""
+    """All addresses of all hosts. A name may have several (tasks.SERVICE in a Swarm)."""
     return list(dict.fromkeys(one for host in hosts for one in _resolved(host)))
 
 
@@ -333,6 +330,6 @@ def _resolved(host: str) -> list[str]:
             return [host]
         found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return [host]  # what is wrong with it, asking it will tell
+        return [host]  # asking it will show what is wrong with it
     addresses = [str(address[4][0]) for address in found]
     return [f"tcp://{f'[{one}]' if ':' in one else one}:{parts.port}" for one in addresses]

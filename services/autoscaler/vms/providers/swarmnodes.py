@@ -1,8 +1,8 @@
-"""Nodes and tasks of a Swarm as the Docker API tells them, and the labels by which a node carries a worker. Pure.
+"""Nodes and tasks of a Swarm, as the Docker API shows them, and the labels that make a node run a worker. Pure.
 
-Set by the operator: `infaas.pool=KIND`, of the node or of its engine: it may carry a worker of this kind. Set by the VM-autoscaler:
-`infaas.worker=KIND`, by which the Swarm starts that worker; `infaas.order`, whose order that was; `infaas.epoch`, the last leader that
-has spoken; `infaas.bought=true`, the node was made for this worker and is removed with it.
+The operator sets `infaas.pool=KIND`, on the node or its engine: it may run a worker of this kind. The VM-autoscaler sets
+`infaas.worker=KIND`, by which the Swarm starts that worker; `infaas.order`, the order; `infaas.epoch`, the epoch of the leader that
+changed the node last; `infaas.bought=true`, if the node was made for this worker and is removed with it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,19 +17,16 @@ from bus.subjects import valid_name
 from services.autoscaler.vms.commands import Node
 
 POOL, WORKER, ORDER, EPOCH, BOUGHT = (f"infaas.{name}" for name in ("pool", "worker", "order", "epoch", "bought"))
-STALE_S = (
-    600.0  # s after which a label's epoch holds nobody up any more: no order is so late, but a lost bucket begins anew
-)
-GRACE_S = 10.0  # s that a container has to end, where its service does not say
-_OVER = frozenset(
-    {"complete", "shutdown", "failed", "rejected", "remove", "orphaned"}
-)  # of tasks; the others may still run
+STALE_S = 600.0  # s after which a label's epoch is ignored: no order is so late, but after the loss of its bucket epochs restart
+GRACE_S = 10.0  # s that a container has to end, unless its service says otherwise
+# States of tasks that have ended; tasks in others may still run.
+_OVER = frozenset({"complete", "shutdown", "failed", "rejected", "remove", "orphaned"})
 
 
 class SwarmNode(Struct, frozen=True, kw_only=True):
-    """A node. version: of what is known here, for updates. spec: whole, since an update replaces it. updated: Unix s.
+    """A node. version: of this description, for updates. spec: complete, since an update replaces it. updated: Unix seconds.
 
-    up: also while nothing is known: a manager that has only just come to lead has yet to hear from the nodes.
+    up: also if its state is unknown, since a manager that has just become the leader has not heard from the nodes yet.
     """
 
     id: str
@@ -76,21 +73,21 @@ def machine(found: Mapping[str, Any]) -> SwarmNode:
 
 
 def named(machines: Iterable[SwarmNode], name: str) -> list[SwarmNode]:
-    """Those of this host name, the one that counts first: a machine that has joined anew leaves its old node behind."""
+    """The nodes of this host name, the valid one first: a machine that joins again leaves its old node behind."""
     found = [one for one in machines if one.name == name]
     return sorted(found, key=lambda one: (one.up, one.created), reverse=True)
 
 
 def ambiguous(same: Sequence[SwarmNode]) -> bool:
-    """Whether several machines that are up have this name."""
+    """Whether several nodes that are up have this name."""
     return sum(one.up for one in same) > 1
 
 
 def busy(tasks: Iterable[Mapping[str, Any]], now: float = inf) -> set[str]:
-    """Ids of nodes on which a task of a worker service may still run: one that the label decides about.
+    """Ids of nodes on which a task of a worker service may still run, that is, of a service placed by the label.
 
-    now: counts those, too, whose label went so lately that their container may still be ending. The Swarm calls such a task rejected
-    from that moment, and never tells when its container has ended.
+    now: tasks count, too, if their label was removed so lately that their container may still be ending. The Swarm calls such a task
+    rejected from that moment, and does not say when its container has ended.
     """
     return {
         task.get("NodeID", "")
@@ -102,7 +99,7 @@ def busy(tasks: Iterable[Mapping[str, Any]], now: float = inf) -> set[str]:
 def inventory(
     machines: Sequence[SwarmNode], tasks: Iterable[Mapping[str, Any]], now: float
 ) -> tuple[list[Node], list[str]]:
-    """What the controller is told, and names that cannot be used: no worker can be called so, or two machines are."""
+    """The provider's inventory, and names that cannot be used: they are invalid for workers, or several nodes have them."""
     taken, found, unusable = busy(tasks, now), [], []
     for name in sorted({one.name for one in machines if one.pool or one.worker}):
         same = named(machines, name)
@@ -110,7 +107,9 @@ def inventory(
         if not valid_name(name) or ambiguous(same):
             unusable.append(name)
             continue
-        old = next((other for other in same if other.worker), one)  # a label on a node that is gone has to go, too
+        old = next(
+            (other for other in same if other.worker), one
+        )  # the label of a node that is gone must be removed, too
         found.append(
             Node(
                 name=name,
@@ -127,7 +126,7 @@ def inventory(
 
 
 def obstacle(one: SwarmNode, order: StartMachine, now: float) -> str:
-    """Why this machine may not carry the worker that is ordered; empty when it may, or does already."""
+    """Why this node may not run the ordered worker; empty if it may, or runs it already."""
     late = outdated(one, order.epoch, now)
     if late:
         return late
@@ -145,7 +144,7 @@ def obstacle(one: SwarmNode, order: StartMachine, now: float) -> str:
 
 
 def started(one: SwarmNode, order: StartMachine) -> dict[str, str]:
-    """Its labels when it carries the worker."""
+    """Its labels when it runs the worker."""
     labels = one.labels | {WORKER: order.kind, EPOCH: str(order.epoch)}
     if order.order:
         labels[ORDER] = order.order
@@ -155,13 +154,13 @@ def started(one: SwarmNode, order: StartMachine) -> dict[str, str]:
 
 
 def stopped(one: SwarmNode, order: StopMachine) -> dict[str, str]:
-    """Its labels when it does not any more. The epoch stays, so that no earlier leader's order is obeyed."""
+    """Its labels when it runs it no more. The epoch is kept, so that orders of earlier leaders are refused."""
     labels = {key: value for key, value in one.labels.items() if key not in (WORKER, ORDER)}
     return labels | {EPOCH: str(order.epoch)} if one.worker else labels
 
 
 def outdated(one: SwarmNode, epoch: int, now: float) -> str:
-    """Why an order of this epoch comes too late; empty when it does not."""
+    """Why an order of this epoch is outdated; empty if it is not."""
     label = one.labels.get(EPOCH, "")
     if not label.isdigit() or epoch >= int(label) or now - one.updated > STALE_S:
         return ""
@@ -169,7 +168,7 @@ def outdated(one: SwarmNode, epoch: int, now: float) -> str:
 
 
 def later(one: str, other: str) -> bool:
-    """Whether the first of two orders, "EPOCH-NUMBER" each, was given after the second; one that nobody gave was before all."""
+    """Whether the first of two orders, "EPOCH-NUMBER" each, was given after the second. No order ("") is before all."""
     return _place(one) > _place(other)
 
 
@@ -183,7 +182,7 @@ def _runs(task: Mapping[str, Any]) -> bool:
 
 
 def _rejected(task: Mapping[str, Any]) -> float:
-    """When the task was told to end since the node's label had gone; Unix s, -inf where it was not."""
+    """When the task was ordered to end because the node's label was removed; Unix seconds; -inf: it was not."""
     status = task.get("Status") or {}
     return _seconds(status.get("Timestamp", "")) if status.get("State") == "rejected" else -inf
 
@@ -204,7 +203,7 @@ def _by_label(constraint: str) -> bool:
 
 
 def _seconds(text: str) -> float:
-    """Unix seconds of the API's times, which have nanoseconds; 0 where there are none."""
+    """Unix seconds of the API's times, which have nanoseconds; 0: no time."""
     try:
         return datetime.fromisoformat(text[:19] + "+00:00").timestamp()
     except ValueError:

@@ -3,7 +3,7 @@
 import pytest
 
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
-from services.autoscaler.vms.fleet import GLANCES, Fleet
+from services.autoscaler.vms.fleet import READINGS, Fleet
 
 CPU = ("cpu", False)
 
@@ -27,7 +27,7 @@ def beat(at: float, load: float) -> WorkerHeartbeat:
 def test_neighbours_on_a_shared_machine_are_no_use_of_the_workers(shared: bool, load: float, used: float) -> None:
     """Two threads, 10 ms an item: 40 items/s keep them busy for 0.4 of the time."""
     fleet = Fleet({}, (lambda variant: 2) if shared else None)
-    for i in range(GLANCES + 10):
+    for i in range(READINGS + 10):
         fleet.heartbeat(beat(100.0 + i, load), 100.0 + i)
-    (seen,) = fleet.seen(112.0, 5.0)
+    (seen,) = fleet.summaries(112.0, 5.0)
     assert seen.utilisation[CPU] == pytest.approx(used)

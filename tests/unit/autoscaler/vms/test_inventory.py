@@ -236,7 +236,7 @@ def test_a_machine_that_goes_down_while_it_boots_is_given_up_at_once() -> None:
 def test_late_heartbeats_of_an_earlier_worker_do_not_count_for_the_next() -> None:
     fleet = PoolFleet(pool=("n0",), kinds=(kind(minimum=1, maximum=1),))
     fleet.stage.run(10.0)
-    old = fleet.stage.members["c0"].actor.fleet.workers["n0"].beat
+    old = fleet.stage.members["c0"].actor.fleet.workers["n0"].heartbeat
     assert old is not None
     fleet.change("n0", up=False)
     fleet.stage.run(75.0)
@@ -258,7 +258,7 @@ def test_late_heartbeats_of_one_that_was_stopped_do_not_keep_its_place() -> None
     beats = {}
     while not fleet.stopped:
         fleet.stage.run(0.1)
-        beats |= {name: worker.beat for name, worker in controller.fleet.workers.items()}
+        beats |= {name: worker.heartbeat for name, worker in controller.fleet.workers.items()}
     [order] = fleet.stopped
     fleet.stage.run(0.5)
     assert order.worker not in controller.fleet.workers
@@ -325,7 +325,7 @@ def test_a_bought_machine_that_never_joins_is_given_back() -> None:
 
 
 def test_a_dry_run_does_nothing_and_tells_once() -> None:
-    fleet = PoolFleet(pool=THREE, labelled=("n0",), kinds=(kind(maximum=3),), manner={"dry_run": True})
+    fleet = PoolFleet(pool=THREE, labelled=("n0",), kinds=(kind(maximum=3),), dry_run=True)
     fleet.stage.run(10.0)
     fleet.used = 0.95
     fleet.stage.run(60.0)
@@ -343,7 +343,7 @@ def test_a_dry_run_removes_nothing_and_starts_no_minimum() -> None:
         labelled=("n0", "n1"),
         kinds=(kind(minimum=0, maximum=3), kind("big", minimum=1, maximum=1)),
         limits={"idle_s": 10.0},
-        manner={"dry_run": True},
+        dry_run=True,
     )
     fleet.nodes["b0"] = fleet.nodes["n0"].__class__(name="b0", kind="big")
     fleet.stage.run(90.0)

@@ -14,13 +14,14 @@ from services.autoscaler.vms.policy import (
     HardwareNeed,
     PricedKind,
     WorkerSummary,
-    answer,
     below_minimum,
-    bill,
+    choose_machine,
+    hardware_needs,
     removal,
-    wants,
+    total_price,
 )
 from services.core.placement import Device
+from services.core.settings import MachineSettings
 from tests.support.simulated.fleet import variant
 
 CPU, GPU, SIMGPU = ("cpu", False), ("gpu", False), ("gpu", True)
@@ -34,7 +35,9 @@ def kind(name: str = "cpu", price: float = 0.1, **more: Any) -> PricedKind:
 
 
 def limits(*kinds: PricedKind, **more: Any) -> FleetLimits:
-    return FleetLimits(kinds={each.name: each for each in kinds or (kind(),)}, **more)
+    budget = more.pop("budget_per_hour", inf)
+    every = {each.name: each for each in kinds or (kind(),)}
+    return FleetLimits(kinds=every, settings=MachineSettings(**more), budget_per_hour=budget)
 
 
 def worker(name: str, busy: float = 0.1, **more: Any) -> WorkerSummary:
@@ -49,7 +52,7 @@ def worker(name: str, busy: float = 0.1, **more: Any) -> WorkerSummary:
 
 
 def wanted(*workers: WorkerSummary, **more: Any) -> list[tuple[str, bool]]:
-    return [want.hardware for want in wants(workers, limits(**more))]
+    return [want.hardware for want in hardware_needs(workers, limits(**more))]
 
 
 # -- the three rules (seed rows 33 to 35)
@@ -89,7 +92,7 @@ def test_only_workers_that_serve_count() -> None:
 
 
 def test_reasons_say_what_was_seen() -> None:
-    [want] = wants([worker("a", 0.85), worker("b", 0.9)], limits())
+    [want] = hardware_needs([worker("a", 0.85), worker("b", 0.9)], limits())
     assert want.reason == "cpu is used above 80% on all 2 workers that have it; least on a, 85%"
 
 
@@ -98,36 +101,36 @@ def test_reasons_say_what_was_seen() -> None:
 
 def test_the_cheapest_kind_that_has_the_hardware() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2), kind("gpu", 3.0, gpu=True))
-    assert isinstance(add := answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8), Add)
+    assert isinstance(add := choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8), Add)
     assert add.kind == "small"
-    assert isinstance(add := answer(HardwareNeed(hardware=SIMGPU, reason="r"), [worker("a")], some, 0.8), Add)
+    assert isinstance(add := choose_machine(HardwareNeed(hardware=SIMGPU, reason="r"), [worker("a")], some, 0.8), Add)
     assert add.kind == "gpu"
-    assert answer(HardwareNeed(hardware=GPU, reason="r"), [worker("a")], some, 0.8) == Blocked()
+    assert choose_machine(HardwareNeed(hardware=GPU, reason="r"), [worker("a")], some, 0.8) == Blocked()
 
 
 def test_a_booting_machine_is_the_answer() -> None:
     boots = worker("b", state="Booting", utilisation={})
-    assert answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), boots], limits(), 0.8) == Blocked()
+    assert choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), boots], limits(), 0.8) == Blocked()
 
 
 def test_it_must_carry_what_it_is_wanted_for() -> None:
     large = variant(threads=4)
-    assert answer(HardwareNeed(hardware=CPU, reason="r", record=large), [], limits(), 0.8) == Blocked()
+    assert choose_machine(HardwareNeed(hardware=CPU, reason="r", record=large), [], limits(), 0.8) == Blocked()
 
 
 def test_a_kind_that_failed_rests_and_another_takes_its_place() -> None:
     some = limits(kind("big", 1.0), kind("small", 0.2))
-    add = answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8, lambda name: name == "small")
+    add = choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], some, 0.8, lambda name: name == "small")
     assert isinstance(add, Add)
     assert add.kind == "big"
 
 
 def test_the_budget_is_said() -> None:
     tight = limits(budget_per_hour=0.25)
-    assert answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], tight, 0.8) == Add(
+    assert choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a")], tight, 0.8) == Add(
         kind="cpu", reason="r; all workers then cost 0.2 of 0.25 US$/h"
     )
-    blocked = answer(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
+    blocked = choose_machine(HardwareNeed(hardware=CPU, reason="r"), [worker("a"), worker("b")], tight, 0.8)
     assert blocked == Blocked(reason="r; a cpu would bring all workers to 0.3 US$/h, the budget is 0.25", kind="cpu")
 
 
@@ -200,12 +203,12 @@ some_limits = st.builds(
 
 @given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
 def test_never_above_maximum_or_budget(workers: list[WorkerSummary], some: FleetLimits) -> None:
-    answers = [answer(want, workers, some, 0.8) for want in wants(workers, some)]
+    answers = [choose_machine(want, workers, some, 0.8) for want in hardware_needs(workers, some)]
     for add in [*answers, below_minimum(workers, some, lambda _: False)]:
         if isinstance(add, Add):
             chosen = some.kinds[add.kind]
             assert sum(each.kind == add.kind for each in workers) < chosen.maximum
-            assert bill(workers) + chosen.price_per_hour <= some.budget_per_hour * (1 + 1e-6)
+            assert total_price(workers) + chosen.price_per_hour <= some.budget_per_hour * (1 + 1e-6)
 
 
 @given(st.lists(seen, max_size=8, unique_by=lambda each: each.name), some_limits)
@@ -215,13 +218,15 @@ def test_never_below_minimum_and_never_what_is_busy(workers: list[WorkerSummary]
         return
     gone = next(each for each in workers if each.name == chosen.worker)
     assert gone.state == "Ready"
-    assert gone.idle_s >= some.idle_s
+    assert gone.idle_s >= some.settings.idle_s
     stay = [each for each in workers if each is not gone and each.kind == gone.kind and each.state == "Ready"]
     assert len(stay) >= some.kinds[gone.kind].minimum
-    assert not any(want.hardware in gone.hardware for want in wants([w for w in workers if w is not gone], some))
+    assert not any(
+        want.hardware in gone.hardware for want in hardware_needs([w for w in workers if w is not gone], some)
+    )
 
 
 @pytest.mark.parametrize("state", ["Booting", "Draining", "Silent"])
 def test_what_is_paid_for_counts(state: str) -> None:
     workers = [worker("a"), worker("b", state=state)]
-    assert bill(workers) == pytest.approx(0.2)
+    assert total_price(workers) == pytest.approx(0.2)

@@ -131,7 +131,7 @@ def test_providers_ask_the_host_and_pass_on_what_it_says() -> None:
         assert "cpu-1-2" in hosting._booting
         await local.stop(StopMachine(worker="cpu-1-2", epoch=1))
         assert hosting._booting == {}
-        assert (local.simulated, simulated.simulated) == (False, True)
+        assert (local.traits.simulated, simulated.traits.simulated) == (False, True)
         try:
             await local.start(start("x", kind="tpu"))
         except ProviderError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.messages.scaling import StartMachine, StopMachine
+from services.autoscaler.vms.commands import ProviderTraits
 from services.autoscaler.vms.providers.base import ProviderError
 from services.autoscaler.vms.providers.command import Command, Hook
 from services.core.settings import CommandSettings
@@ -175,7 +176,7 @@ def test_the_provider_of_commands_only(tmp_path: Path) -> None:
     async def main() -> None:
         settings = CommandSettings(add=f"{script(tmp_path, '')} on", remove=(script(tmp_path, ""), "off"))
         provider = Command(settings)
-        assert (provider.inventory, provider.insists, provider.dry_run) == (False, True, False)
+        assert provider.traits == ProviderTraits(confirm_stops=True)
         await provider.start(StartMachine(worker="cpu-1-1", kind="cpu", epoch=1))
         await provider.stop(StopMachine(worker="cpu-1-1", kind="cpu", epoch=1))
         assert calls(tmp_path) == [["on", "cpu", "cpu-1-1"], ["off", "cpu", "cpu-1-1"]]

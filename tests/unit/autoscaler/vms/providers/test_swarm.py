@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from services.autoscaler.vms.providers.base import ProviderError
-from services.autoscaler.vms.providers.swarm import Away, Managers, OutOfSequence
+from services.autoscaler.vms.providers.swarm import Managers, NoManager, OutOfSequence
 from tests.support.servers.nats import free_port, run
 
 pytest.importorskip("docker", reason="docker-py is missing: the extra swarm")
@@ -149,7 +149,7 @@ def test_a_connection_that_was_kept_and_has_ended_meanwhile_is_made_anew() -> No
         asked = Managers([one.host], "", 5.0)
         assert await nodes(asked) == []
         one.status, one.text = 503, "it is being started again"
-        with pytest.raises(Away):
+        with pytest.raises(NoManager):
             await nodes(asked)
         assert [path for _, path, _ in one.seen].count(NODES) == 3  # by the old connection and by a new one
         one.status, one.text = 200, "[]"
@@ -194,7 +194,7 @@ def test_when_none_answers_all_reasons_are_told_and_nobody_says_no() -> None:
 
     async def main() -> None:
         asked = Managers([one.host, f"tcp://127.0.0.1:{free_port()}"], "", 5.0)
-        with pytest.raises(Away, match=r"no manager answers: .*not a swarm manager.*Connection refused"):
+        with pytest.raises(NoManager, match=r"no manager answers: .*not a swarm manager.*Connection refused"):
             await nodes(asked)
         one.status, one.text = 200, "[]"
         assert await nodes(asked) == []
