@@ -56,7 +56,9 @@ class Stopping(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """An actor's own regular timer: time for heartbeats, for what is overdue, for what was put off."""
+    """A timer of the actor's own. of: which one, if it has several."""
+
+    of: Any = None
 
 
 class Changed(Struct, frozen=True):

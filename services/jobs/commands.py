@@ -5,15 +5,15 @@ from msgspec import Struct
 from bus.messages.catalog import Signature
 from bus.messages.jobs import Checkpoint, JobRecord, Position
 from bus.messages.public import Error
-from services.jobs.urls import Location
+from services.jobs.urls import ParsedUrl
 
 
 class JobRoute(Struct, frozen=True):
     """Where a job's items come from and go to. signature: the model's, which says what they look like."""
 
     job: str
-    source: Location
-    target: Location
+    source: ParsedUrl
+    target: ParsedUrl
     signature: Signature
 
 

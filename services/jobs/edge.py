@@ -39,7 +39,7 @@ from services.jobs.commands import (
 )
 from services.jobs.files import BadFile, JobFiles, named
 from services.jobs.formats import BadJobInput
-from services.jobs.urls import Location
+from services.jobs.urls import ParsedUrl
 
 PARTS_KEPT_S = 24 * 3600.0  # of parts whose job nobody carries on
 INLINE = 2**20  # bytes of a chunk above which it goes through the object store
@@ -134,7 +134,7 @@ class JobsEdge:
                 f"output: the object {route.target.key} is in {route.target.bucket} already: choose another key"
             )
 
-    async def _exists(self, place: Location) -> bool:
+    async def _exists(self, place: ParsedUrl) -> bool:
         if place.scheme == "s3":
             return await asyncio.to_thread(s3_exists, place.bucket, place.key)
         try:

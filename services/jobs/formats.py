@@ -1,7 +1,7 @@
-"""Inputs of a job, item by item from a file, never the whole of it: .npy, JSON lines, a MessagePack stream (docs/jobs.md).
+"""The formats of a job's input and output: .npy, JSON lines, a MessagePack stream (docs/jobs.md).
 
-The same file cut from the same position with the same limits gives the same chunks, which is what makes a chunk's number mean
-the same items after a restart.
+An input is read item by item, never as a whole. The same file cut from the same position with the same limits gives the same chunks:
+therefore a chunk's number means the same items after a restart. Outputs are appended in the order of the inputs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ ItemTensor = tuple[Shape, bytes | memoryview]
 
 
 class Item(NamedTuple):
-    """One item: equal `shapes` may share a chunk. data: its bytes by input. next: where the next item begins."""
+    """One item. Items with equal `shapes` may share a chunk. data: bytes by input. next: where the next item begins."""
 
     shapes: Shapes
     data: tuple[bytes | memoryview, ...]
@@ -49,7 +49,7 @@ class Item(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One chunk of an input. body: the MessagePack of the field `inputs` of a query."""
+    """One chunk of an input. body: the MessagePack of a query's field `inputs`."""
 
     items: int
     body: bytes
@@ -60,21 +60,21 @@ class Reader(Protocol):
     """One input file, open for reading."""
 
     def count(self) -> int:
-        """The number of items, each of them looked at; raises BadJobInput."""
+        """Read every item, and count them; raises BadJobInput."""
 
     def cut(self, position: Position, first: int, most: int, most_bytes: int) -> Cut:
-        """Up to so many items from there on, at least one. first: its number, for errors. Raises BadJobInput."""
+        """At least one and up to `most` items from there on. first: number of the first one, for errors. Raises BadJobInput."""
 
 
 def open_reader(form: str, file: BinaryIO, size: int, signature: Signature) -> Reader:
-    """The reader of a format. Raises BadJobInput when the file's beginning shows already that it will not do."""
+    """The reader of a format. Raises BadJobInput when the file's beginning shows that it cannot be used."""
     if form == "npy":
         return NpyReader(file, size, signature)
     return ItemReader(json_lines if form == "jsonl" else message_pack, file, signature)
 
 
 class NpyReader:
-    """One array for a model with one input; items are read where they lie."""
+    """One array, for a model with one input; items are read at their place in the file."""
 
     def __init__(self, file: BinaryIO, size: int, signature: Signature) -> None:
         self._file = file
@@ -107,7 +107,7 @@ class NpyReader:
 
 
 class ItemReader:
-    """A file of items that each have to be understood."""
+    """A file of items that are parsed one by one."""
 
     def __init__(self, parse: Any, file: BinaryIO, signature: Signature) -> None:
         self._parse = parse
@@ -243,7 +243,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _by_input(value: Any, signature: Signature, number: int) -> list[tuple[Any, Any]]:
-    """What the item gives for each input of the model."""
+    """The item's value for each input of the model."""
     if not isinstance(value, dict) or _is_tensor(value):
         if len(signature.inputs) > 1:
             names = ", ".join(spec.name for spec in signature.inputs)
@@ -270,7 +270,7 @@ _json = msgspec.json.Encoder().encode
 def rendered(
     form: str, outputs: Mapping[str, Tensor], items: int, before: Checkpoint, total: int
 ) -> tuple[bytes, Checkpoint]:
-    """The bytes to append for one chunk's outputs, and what is known of the file then (bytes and position not counted).
+    """The bytes to append for one chunk's outputs, and the checkpoint after that, except for its bytes and position.
 
     total: items of the whole job. Raises BadItem when this format cannot hold them.
     """

@@ -1,4 +1,4 @@
-"""One item's values to bytes and back, checked against the model's signature. Pure; needs no numpy.
+"""One item's values to bytes and back, checked against the model's signature; and headers of .npy files. Needs no numpy.
 
 An item is one position of the batch axis: for a model that takes x [n, 784] it is 784 numbers.
 """
@@ -25,7 +25,7 @@ class BadItem(ValueError):
 
 
 def packed_as(datatype: str) -> str:
-    """The datatype that numbers for an input of this datatype are sent in: executors narrow BF16 themselves."""
+    """The datatype in which numbers for an input of this datatype are sent. Executors convert FP32 to BF16."""
     return "FP32" if datatype == "BF16" else datatype
 
 
@@ -72,7 +72,7 @@ def fits(shape: Sequence[int], spec: TensorSpec) -> bool:
 
 
 def converts(datatype: str, spec: TensorSpec) -> bool:
-    """Whether the executor takes this datatype for that input: nothing but floating-point precision may be lost."""
+    """Whether the executor takes this datatype for that input: only floating-point precision may be lost."""
     if datatype == "BYTES" or spec.datatype == "BYTES":
         return datatype == spec.datatype
     have, want = _kind(datatype), _kind(spec.datatype)
@@ -160,16 +160,16 @@ def _kind(datatype: str) -> str:
     return "f" if datatype == "BF16" else "S" if datatype == "BYTES" else NUMPY_NAMES[datatype][1]
 
 
-# -- the header of a .npy file, read and written without numpy (format: numpy.lib.format, versions 1 to 3)
+# -- the header of a .npy file (format: numpy.lib.format, versions 1 to 3)
 
 MAGIC = b"\x93NUMPY"
-HEADER = 256  # bytes that our own headers take, so that one can be written again with another number of items
+HEADER = 256  # bytes of each header that is written, so that it can be rewritten for another number of items
 LONGEST = 65536
 _DATATYPES = {code: name for name, code in NUMPY_NAMES.items()} | {"|u1": "UINT8", "<u1": "UINT8", "<i1": "INT8"}
 
 
 class NpyHeader(Struct, frozen=True):
-    """What a .npy file holds: so many items of this datatype and shape, from byte `start` on."""
+    """The contents of a .npy file: so many items of this datatype and shape, from byte `start` on."""
 
     datatype: str
     items: int
@@ -183,7 +183,7 @@ class NpyHeader(Struct, frozen=True):
 
 
 def read_header(file: BinaryIO, size: int) -> NpyHeader:
-    """Understand a file's beginning. size: of the whole file. Raises BadItem."""
+    """Parse a file's beginning. size: bytes of the whole file. Raises BadItem."""
     if file.read(6) != MAGIC:
         raise BadItem("is no .npy file: save it with numpy.save")
     version = file.read(2)

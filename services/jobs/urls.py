@@ -17,7 +17,7 @@ class BadUrl(ValueError):
     """A URL that names no location; the text says which field, and what would do."""
 
 
-class Location(Struct, frozen=True):
+class ParsedUrl(Struct, frozen=True):
     """What a URL names. path: of file://, absolute, without `.` and `..`. bucket, key: of the other schemes."""
 
     scheme: str
@@ -27,7 +27,7 @@ class Location(Struct, frozen=True):
     key: str = ""
 
 
-def parse(url: str, field: str, prefix: str = "infaas") -> Location:
+def parse(url: str, field: str, prefix: str = "infaas") -> ParsedUrl:
     """The location that a URL names; raises BadUrl. field: the sender's name for it. prefix: of the cluster's own buckets."""
     if len(url) > LONGEST or any(ord(letter) < 32 for letter in url):
         raise BadUrl(f"{field}: a URL has at most {LONGEST} characters and no control characters")
@@ -46,7 +46,7 @@ def parse(url: str, field: str, prefix: str = "infaas") -> Location:
     if form is None:
         raise BadUrl(f"{field}: the name must end in one of {', '.join(FORMATS)}: the ending says the format")
     if parts.scheme == "file":
-        return Location("file", form, path=_absolute(parts.netloc, path, field))
+        return ParsedUrl("file", form, path=_absolute(parts.netloc, path, field))
     bucket, key = unquote(parts.netloc), path.lstrip("/")
     if not bucket or not key:
         raise BadUrl(f"{field}: write {parts.scheme}://bucket/key")
@@ -54,7 +54,7 @@ def parse(url: str, field: str, prefix: str = "infaas") -> Location:
         raise BadUrl(f"{field}: the bucket {bucket} is the system's own: use one of yours")
     if not all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in bucket):
         raise BadUrl(f"{field}: {bucket[:80]!r} is no name of a bucket: letters, digits, - and _")
-    return Location(parts.scheme, form, bucket=bucket, key=key)
+    return ParsedUrl(parts.scheme, form, bucket=bucket, key=key)
 
 
 def below(path: str, root: str) -> bool:

@@ -8,8 +8,6 @@ The instances of an executor that ends are gone; those that served are loaded ag
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from bus.messages.fleet import (
     EnsureLoaded,
     ExecutorExited,
@@ -40,6 +38,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    Tick,
     TimedOut,
     Watch,
 )
@@ -54,12 +53,6 @@ from services.monitor.mitigation import Migrations
 KEEP_AGAIN = 2.0  # s until a quarantine that could not be written down is written again
 SAMPLE_TIMEOUT_S = 5.0  # s that a sample of the machine may take
 STARTUP_S = 1.0  # s after its start in which a monitor waits for its executors, which report every 0.5 s
-
-
-class Tick(Struct, frozen=True):
-    """A timer of the monitor's: "heartbeat", "sample", "cost", or ("quarantine", variant)."""
-
-    of: Any
 
 
 class MonitorActor:

@@ -23,6 +23,7 @@ from services.core.actor import (
     Started,
     Stopping,
     Synced,
+    Tick,
     TimedOut,
     Watch,
 )
@@ -59,12 +60,6 @@ class Maintain(Struct, frozen=True):
     """Bring the rollups up to date and delete old rows, a bounded piece of both. Result: whether there is more."""
 
 
-class Due(Struct, frozen=True):
-    """A timer's message: this command is due."""
-
-    what: str
-
-
 STREAMS = ("outcomes", "events")
 CATALOG = "mirror"  # the name that metrics show
 TIDY = "tidy"
@@ -92,7 +87,7 @@ class Recorder:
             Done: self._done,
             Failed: self._failed,
             TimedOut: self._failed,
-            Due: self._due,
+            Tick: self._due,
             Started: self._started,
             Stopping: self._stop,
         }
@@ -110,7 +105,7 @@ class Recorder:
         return self._on[type(envelope.message)](envelope)
 
     def _started(self, _: Envelope) -> Iterable[Effect]:
-        timers = (After(TIDY, TIDY_FIRST, Due(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Due(MAINTAIN)))
+        timers = (After(TIDY, TIDY_FIRST, Tick(TIDY)), After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN)))
         return (*map(_command, STREAMS), *timers)
 
     def _stop(self, _: Envelope) -> Iterable[Effect]:
@@ -152,15 +147,15 @@ class Recorder:
             self._under_way = None
             return self._write_catalog()
         if what == TIDY:
-            return (After(TIDY, TIDY_EVERY, Due(TIDY)),)
+            return (After(TIDY, TIDY_EVERY, Tick(TIDY)),)
         if what == MAINTAIN:
-            return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Due(MAINTAIN)),)
+            return (After(MAINTAIN, CATCH_UP if result else MAINTAIN_EVERY, Tick(MAINTAIN)),)
         if self._stopping:
             return NOTHING
         count = result if isinstance(result, int) else 0
         self.written[what] += count
         pause = pause_after_fetch(count)
-        return (After(what, pause, Due(what)),) if pause else (_command(what),)
+        return (After(what, pause, Tick(what)),) if pause else (_command(what),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         what = envelope.message.id
@@ -171,10 +166,10 @@ class Recorder:
             self._under_way = None
             self._catalog_paused = True
         pause = MAINTAIN_EVERY if what == MAINTAIN else pause_after_failure(failures)  # nobody waits for maintenance
-        return (After(what, pause, Due(what)),)
+        return (After(what, pause, Tick(what)),)
 
     def _due(self, envelope: Envelope) -> Iterable[Effect]:
-        what = envelope.message.what
+        what = envelope.message.of
         if self._stopping:
             return NOTHING
         if what == CATALOG:

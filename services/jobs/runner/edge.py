@@ -1,4 +1,4 @@
-"""The runner's hands: chunks from the queue, parts into their bucket."""
+"""The runner's edge: takes chunks from the queue, puts parts into their bucket."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,12 +12,12 @@ from bus.subjects import Subjects
 from services.jobs.runner.chunks import ChunkKey, DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk
 
 CONSUMER = "runners"
-ACK_WAIT_S = 5.0  # after which what a dead runner had taken comes back
-WAIT_S = 0.4  # for a chunk to come
+ACK_WAIT_S = 5.0  # after which the queue hands out again what a dead runner had taken
+WAIT_S = 0.4  # that a fetch waits for a chunk
 
 
 class RunnerEdge:
-    """Carries out the commands of work.py. Nothing is opened before there is a job."""
+    """Carries out the commands of chunks.py. It opens nothing before there is a job."""
 
     def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self._bus = bus
@@ -25,7 +25,7 @@ class RunnerEdge:
         self._consumer: Consumer | None = None
         self._parts: ObjectStore | None = None
         self._taken: dict[ChunkKey, Stored] = {}
-        self._does: dict[type, Callable[[Any], Awaitable[Any]]] = {
+        self._commands: dict[type, Callable[[Any], Awaitable[Any]]] = {
             TakeChunk: self._take,
             ExtendChunks: self._extend,
             ReturnChunk: self._give_back,
@@ -35,7 +35,7 @@ class RunnerEdge:
 
     async def perform(self, command: Any) -> Any:
         """See services.core.actor.Edge."""
-        return await self._does[type(command)](command)
+        return await self._commands[type(command)](command)
 
     async def _take(self, _: TakeChunk) -> Chunk | None:
         try:
@@ -49,9 +49,9 @@ class RunnerEdge:
             try:
                 chunk = decode(Chunk, stored.data)
             except BadMessage:
-                await stored.ack()  # another release's, or nobody's
+                await stored.ack()  # no chunk that this release knows
                 continue
-            self._taken[chunk.job, chunk.number] = stored  # of several deliveries the latest can be acknowledged
+            self._taken[chunk.job, chunk.number] = stored  # only the latest of several deliveries can be acknowledged
             return chunk
         return None
 

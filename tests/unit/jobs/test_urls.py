@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.jobs.urls import BadUrl, Location, below, parse
+from services.jobs.urls import BadUrl, ParsedUrl, below, parse
 
 
 @pytest.mark.parametrize(
     ("url", "place"),
     [
-        ("file:///data/in.npy", Location("file", "npy", path="/data/in.npy")),
-        ("file://localhost/data/in.NDJSON", Location("file", "jsonl", path="/data/in.NDJSON")),
-        ("file:///a%20b/%C3%A4.mpk", Location("file", "msgpack", path="/a b/ä.mpk")),
-        ("file:///a//./b.npy", Location("file", "npy", path="/a/b.npy")),
-        ("nats://things/a/b.jsonl", Location("nats", "jsonl", bucket="things", key="a/b.jsonl")),
-        ("s3://my.bucket/x.msgpack", Location("s3", "msgpack", bucket="my.bucket", key="x.msgpack")),
+        ("file:///data/in.npy", ParsedUrl("file", "npy", path="/data/in.npy")),
+        ("file://localhost/data/in.NDJSON", ParsedUrl("file", "jsonl", path="/data/in.NDJSON")),
+        ("file:///a%20b/%C3%A4.mpk", ParsedUrl("file", "msgpack", path="/a b/ä.mpk")),
+        ("file:///a//./b.npy", ParsedUrl("file", "npy", path="/a/b.npy")),
+        ("nats://things/a/b.jsonl", ParsedUrl("nats", "jsonl", bucket="things", key="a/b.jsonl")),
+        ("s3://my.bucket/x.msgpack", ParsedUrl("s3", "msgpack", bucket="my.bucket", key="x.msgpack")),
     ],
 )
-def test_a_url_names_a_place(url: str, place: Location) -> None:
+def test_a_url_names_a_place(url: str, place: ParsedUrl) -> None:
     assert parse(url, "input") == place
 
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bus.messages.events import Event
 from bus.subjects import Subjects
-from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, TimedOut
+from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, Tick, TimedOut
 from services.recorder.actor import (
     CATALOG,
     CATCH_UP,
@@ -20,7 +20,6 @@ from services.recorder.actor import (
     MOST,
     STREAMS,
     TIDY,
-    Due,
     Ingest,
     Maintain,
     Recorder,
@@ -55,8 +54,8 @@ def test_a_full_fetch_is_followed_at_once_a_small_one_after_a_pause() -> None:
     actor = _started()
     assert _tell(actor, Done("events", MOST)) == [Do("events", Ingest("events"))]
     assert _tell(actor, Done("events", 0)) == [Do("events", Ingest("events"))]
-    assert _tell(actor, Done("events", 3)) == [After("events", GATHER, Due("events"))]
-    assert _tell(actor, Due("events")) == [Do("events", Ingest("events"))]
+    assert _tell(actor, Done("events", 3)) == [After("events", GATHER, Tick("events"))]
+    assert _tell(actor, Tick("events")) == [Do("events", Ingest("events"))]
 
 
 def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> None:
@@ -64,9 +63,9 @@ def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> Non
     pauses = []
     for failure in (Failed("outcomes", "away"), TimedOut("outcomes"), Failed("outcomes", "away")):
         (after,) = _tell(actor, failure)
-        assert after.message == Due("outcomes")
+        assert after.message == Tick("outcomes")
         pauses.append(after.delay)
-        _tell(actor, Due("outcomes"))
+        _tell(actor, Tick("outcomes"))
     assert pauses == sorted(set(pauses))
     _tell(actor, Done("outcomes", MOST))
     assert _tell(actor, Failed("outcomes", "away"))[0].delay == pauses[0]
@@ -90,18 +89,18 @@ def test_an_empty_catalogue_empties_the_mirror() -> None:
 
 def test_tidying_comes_back() -> None:
     actor = _started()
-    assert _tell(actor, Due(TIDY)) == [Do(TIDY, Tidy())]
+    assert _tell(actor, Tick(TIDY)) == [Do(TIDY, Tidy())]
     (after,) = _tell(actor, Done(TIDY, None))
-    assert (after.key, after.message) == (TIDY, Due(TIDY))
+    assert (after.key, after.message) == (TIDY, Tick(TIDY))
 
 
 def test_maintenance_comes_back_soon_while_there_is_more() -> None:
     actor = _started()
-    assert _tell(actor, Due(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
-    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Due(MAINTAIN))]
-    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Due(MAINTAIN))]
+    assert _tell(actor, Tick(MAINTAIN)) == [Do(MAINTAIN, Maintain())]
+    assert _tell(actor, Done(MAINTAIN, True)) == [After(MAINTAIN, CATCH_UP, Tick(MAINTAIN))]
+    assert _tell(actor, Done(MAINTAIN, False)) == [After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN))]
     (after,) = _tell(actor, Failed(MAINTAIN, "the database is away"))
-    assert after == After(MAINTAIN, MAINTAIN_EVERY, Due(MAINTAIN))
+    assert after == After(MAINTAIN, MAINTAIN_EVERY, Tick(MAINTAIN))
 
 
 def test_nothing_new_begins_while_stopping() -> None:
@@ -110,9 +109,9 @@ def test_nothing_new_begins_while_stopping() -> None:
     _tell(actor, Stopping(5.0))
     for message in (
         Done("outcomes", MOST),
-        Due("events"),
-        Due(MAINTAIN),
-        Due(CATALOG),
+        Tick("events"),
+        Tick(MAINTAIN),
+        Tick(CATALOG),
         Changed(BUCKET, "app.a", b"1"),
         Done(CATALOG, None),
     ):
@@ -173,7 +172,7 @@ class Mirroring(RuleBasedStateMachine):
     @rule()
     def ring(self) -> None:
         self.timer = False
-        self._take(_tell(self.actor, Due(CATALOG)))
+        self._take(_tell(self.actor, Tick(CATALOG)))
 
     @invariant()
     def settled(self) -> None:
