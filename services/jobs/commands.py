@@ -43,7 +43,7 @@ class Broken(Struct, frozen=True):
     reason: str
 
 
-class Spot(Struct, frozen=True):
+class ChunkRange(Struct, frozen=True):
     """One chunk: its number, its first item, how many items, and where it begins and ends in the input."""
 
     number: int
@@ -54,7 +54,7 @@ class Spot(Struct, frozen=True):
 
 
 class Feed(Struct, frozen=True):
-    """Cut up to `count` chunks from `position` on and queue them, except those in `skip`. Result: list of Spot, or Broken."""
+    """Cut up to `count` chunks from `position` on and queue them, except those in `skip`. Result: list of ChunkRange, or Broken."""
 
     route: JobRoute
     stamp: str
@@ -88,7 +88,7 @@ class Assemble(Struct, frozen=True):
     route: JobRoute
     total: int
     checkpoint: Checkpoint
-    spots: list[Spot]
+    chunks: list[ChunkRange]
 
 
 class Assembled(Struct, frozen=True):

@@ -24,6 +24,7 @@ from services.jobs.commands import (
     Assembled,
     Broken,
     CancelResult,
+    ChunkRange,
     Conclude,
     Feed,
     ForgetJob,
@@ -33,7 +34,6 @@ from services.jobs.commands import (
     Read,
     Resume,
     Resumed,
-    Spot,
     TakeOverJob,
     WasRead,
 )
@@ -164,7 +164,7 @@ class JobsEdge:
 
     # -- chunks and parts
 
-    async def _feed(self, command: Feed) -> list[Spot] | Broken:
+    async def _feed(self, command: Feed) -> list[ChunkRange] | Broken:
         store = await self._store()
         if command.route.source.scheme != "file":
             await self._fetch(command.route)
@@ -172,18 +172,20 @@ class JobsEdge:
         if isinstance(found, Broken):
             return found
         job = command.route.job
-        for spot, inputs in found:
-            if spot.number in command.skip:
+        for chunk_range, inputs in found:
+            if chunk_range.number in command.skip:
                 continue
             body = encode({"inputs": msgspec.Raw(inputs)})
             if len(body) > min(INLINE, self._bus.max_payload // 2):
-                key = f"{part_key(job, spot.number)}.in"
+                key = f"{part_key(job, chunk_range.number)}.in"
                 await store.put(key, inputs)
                 body = encode({"inputs_ref": ObjectRef(self._subjects.parts_bucket, key)})
-            chunk = Chunk(job, spot.number, spot.first, spot.items, msgspec.Raw(body), command.generation)
-            name = f"{job}.{spot.number}.{command.generation}"
+            chunk = Chunk(
+                job, chunk_range.number, chunk_range.first, chunk_range.items, msgspec.Raw(body), command.generation
+            )
+            name = f"{job}.{chunk_range.number}.{command.generation}"
             await self._bus.publish_durable(self._subjects.job_chunks(job), encode(chunk), name)
-        return [spot for spot, _ in found]
+        return [chunk_range for chunk_range, _ in found]
 
     async def _resume(self, command: Resume) -> Resumed:
         written = await asyncio.to_thread(self._files.written, command.route, command.checkpoint)
@@ -198,15 +200,15 @@ class JobsEdge:
         store = await self._store()
         job = command.route.job
 
-        async def get(spot: Spot) -> Part:
-            return decode(Part, await store.get(part_key(job, spot.number)))
+        async def get(chunk_range: ChunkRange) -> Part:
+            return decode(Part, await store.get(part_key(job, chunk_range.number)))
 
         try:
-            parts = await _concurrently(get, command.spots)
+            parts = await _concurrently(get, command.chunks)
         except NotFound as error:
             return Broken(f"output: a part of it is gone: {error}")
         return await asyncio.to_thread(
-            self._files.append, command.route, command.total, command.checkpoint, command.spots, parts
+            self._files.append, command.route, command.total, command.checkpoint, command.chunks, parts
         )
 
     async def _drop(self, job: str, numbers: Iterable[int]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from bus.messages.jobs import Checkpoint, Part, Position
 from bus.messages.public import Tensor
-from services.jobs.commands import Assembled, Broken, Feed, JobRoute, Spot, WasRead
+from services.jobs.commands import Assembled, Broken, ChunkRange, Feed, JobRoute, WasRead
 from services.jobs.formats import BadJobInput, Reader, open_reader, rendered
 from services.jobs.items import HEADER, BadItem, write_header
 from services.jobs.urls import below
@@ -233,9 +233,9 @@ class JobFiles:
             return Broken(named(error, "input"))
         return WasRead(items, source.stamp) if items else Broken("input: it holds no items")
 
-    def cut(self, feed: Feed, most_bytes: int) -> list[tuple[Spot, bytes]] | Broken:
+    def cut(self, feed: Feed, most_bytes: int) -> list[tuple[ChunkRange, bytes]] | Broken:
         """The next chunks, each with the MessagePack of its query's field `inputs`."""
-        found: list[tuple[Spot, bytes]] = []
+        found: list[tuple[ChunkRange, bytes]] = []
         number, first, position = feed.number, feed.first, feed.position
         try:
             with self._reader(feed.route) as (reader, source):
@@ -243,34 +243,34 @@ class JobFiles:
                     return Broken(CHANGED)
                 while len(found) < feed.count and first < feed.total:
                     cut = reader.cut(position, first, min(feed.chunk_items, feed.total - first), most_bytes)
-                    found.append((Spot(number, first, cut.items, position, cut.next), cut.body))
+                    found.append((ChunkRange(number, first, cut.items, position, cut.next), cut.body))
                     number, first, position = number + 1, first + cut.items, cut.next
         except (BadFile, BadJobInput, OSError) as error:
             return Broken(named(error, "input"))
         return found
 
     def append(
-        self, route: JobRoute, total: int, before: Checkpoint, spots: list[Spot], parts: list[Part]
+        self, route: JobRoute, total: int, before: Checkpoint, chunks: list[ChunkRange], parts: list[Part]
     ) -> Assembled | Broken:
         """Write these parts behind the checkpoint, up to the first that failed."""
         pieces: list[bytes] = []
         checkpoint, cost, variants, failure, failed = before, 0.0, list[str](), "", 0
-        for spot, part in zip(spots, parts, strict=True):
+        for chunk, part in zip(chunks, parts, strict=True):
             if part.error:
-                last = spot.first + spot.items - 1
-                failure, failed = f"items {spot.first} to {last}: {part.error}", spot.items
+                last = chunk.first + chunk.items - 1
+                failure, failed = f"items {chunk.first} to {last}: {part.error}", chunk.items
                 break
             try:
-                data, checkpoint = rendered(route.target.format, _outputs(part.outputs), spot.items, checkpoint, total)
+                data, checkpoint = rendered(route.target.format, _outputs(part.outputs), chunk.items, checkpoint, total)
             except (BadItem, msgspec.DecodeError) as error:
                 return Broken(f"output: {error}")
             pieces.append(data)
             checkpoint = msgspec.structs.replace(
                 checkpoint,
-                chunks=spot.number + 1,
-                items=spot.first + spot.items,
+                chunks=chunk.number + 1,
+                items=chunk.first + chunk.items,
                 bytes=checkpoint.bytes + len(data),
-                position=spot.end,
+                position=chunk.end,
             )
             cost += part.cost
             if part.variant not in variants:

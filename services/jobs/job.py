@@ -13,6 +13,7 @@ from services.jobs.commands import (
     Assemble,
     Assembled,
     Broken,
+    ChunkRange,
     Conclude,
     Feed,
     JobRoute,
@@ -20,7 +21,6 @@ from services.jobs.commands import (
     Read,
     Resume,
     Resumed,
-    Spot,
     WasRead,
 )
 
@@ -40,7 +40,7 @@ class ActiveJob:
         self.job = record.status.job
         self.advanced_at = 0.0
         self._window = window
-        self._spots: dict[int, Spot] = {}  # of chunks that are queued and not yet appended
+        self._queued: dict[int, ChunkRange] = {}  # of chunks that are queued and not yet appended
         self._parts: set[int] = set()  # in the bucket and not yet appended
         self._next = (0, 0, Position())  # where the next chunk begins: number, item, position
         self._resumed = False
@@ -76,7 +76,7 @@ class ActiveJob:
         commands = []
         total = self.status.total or 0
         number, first, position = self._next
-        room = self._window - len(self._spots)
+        room = self._window - len(self._queued)
         if not self._reading and first < total and room >= max(1, self._window // 4):
             self._reading = True
             skip = frozenset(self._parts)
@@ -89,10 +89,10 @@ class ActiveJob:
             return commands
         if self.record.checkpoint.items == total:
             return [*commands, self._keep("writing", step="giving the output its name")]
-        following: list[Spot] = []
+        following: list[ChunkRange] = []
         at = self.record.checkpoint.chunks
-        while at in self._parts and at in self._spots and len(following) < AT_ONCE:
-            following.append(self._spots[at])
+        while at in self._parts and at in self._queued and len(following) < AT_ONCE:
+            following.append(self._queued[at])
             at += 1
         if following:
             self._writing = True
@@ -131,7 +131,7 @@ class ActiveJob:
         if not result.written:  # the output grows on another machine: begin anew
             generation = self.record.checkpoint.generation + 1
             self.record = replace(self.record, checkpoint=Checkpoint(generation=generation))
-            self._parts, self._spots, self._next = set(result.parts), {}, (0, 0, Position())
+            self._parts, self._queued, self._next = set(result.parts), {}, (0, 0, Position())
             self._resumed = True
             return [self._keep("running", done=0, cost=0.0, variants=[], step="what was written is gone: once more")]
         checkpoint = self.record.checkpoint
@@ -141,13 +141,13 @@ class ActiveJob:
             self._next = (checkpoint.chunks, checkpoint.items, checkpoint.position)
         return self.go_on()
 
-    def fed(self, result: list[Spot] | Broken) -> list[Do]:
+    def fed(self, result: list[ChunkRange] | Broken) -> list[Do]:
         self._reading = False
         if isinstance(result, Broken):
             return self.fail(result.reason)
-        for spot in result:
-            self._spots[spot.number] = spot
-            self._next = (spot.number + 1, spot.first + spot.items, spot.end)
+        for chunk in result:
+            self._queued[chunk.number] = chunk
+            self._next = (chunk.number + 1, chunk.first + chunk.items, chunk.end)
         return self.go_on()
 
     def assembled(self, result: Assembled | Broken, now: float) -> list[Do]:
@@ -159,7 +159,7 @@ class ActiveJob:
         before, after = self.record.checkpoint, result.checkpoint
         self._drop = list(range(before.chunks, after.chunks))
         for number in self._drop:
-            self._spots.pop(number, None)
+            self._queued.pop(number, None)
             self._parts.discard(number)
         self.advanced_at = now
         self.record = replace(self.record, checkpoint=after)

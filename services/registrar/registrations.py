@@ -23,17 +23,17 @@ CPU = "cpu"
 
 
 class Workers:
-    """The workers that registrations may be assigned to, as their heartbeats tell."""
+    """The workers that registrations may be assigned to, as their heartbeats describe them."""
 
     def __init__(self) -> None:
-        self._beats: dict[str, WorkerHeartbeat] = {}
+        self._heartbeats: dict[str, WorkerHeartbeat] = {}
         self._heard: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
 
-    def heard(self, beat: WorkerHeartbeat, now: float) -> None:
+    def heard(self, heartbeat: WorkerHeartbeat, now: float) -> None:
         """Take a heartbeat."""
-        self._beats[beat.worker] = beat
-        self._heard[beat.worker] = now
+        self._heartbeats[heartbeat.worker] = heartbeat
+        self._heard[heartbeat.worker] = now
 
     def hold(self, worker: str, until: float) -> None:
         """Give this worker no order before `until`."""
@@ -41,18 +41,18 @@ class Workers:
 
     def silent_for(self, worker: str, now: float) -> float:
         """Seconds since its last heartbeat; infinite when that one said that it leaves."""
-        beat = self._beats.get(worker)
-        return inf if beat is None or beat.leaving else now - self._heard[worker]
+        heartbeat = self._heartbeats.get(worker)
+        return inf if heartbeat is None or heartbeat.leaving else now - self._heard[worker]
 
     def any_alive(self, now: float, hardware: str = CPU) -> bool:
         """Whether a worker takes orders for such a device, now or when it is free."""
-        return any(self._takes_orders(worker, now) and self._has(worker, hardware) for worker in self._beats)
+        return any(self._takes_orders(worker, now) and self._has(worker, hardware) for worker in self._heartbeats)
 
     def choose(self, now: float, busy: Container[str], avoid: str | None = None, hardware: str = CPU) -> str | None:
         """The least used worker with such a device that takes orders and is not in `busy`; `avoid` only if it is the only one."""
         free = [
             worker
-            for worker in self._beats
+            for worker in self._heartbeats
             if worker not in busy
             and self._takes_orders(worker, now)
             and now >= self._not_before.get(worker, 0.0)
@@ -62,13 +62,17 @@ class Workers:
 
     def cores(self, worker: str, hardware: str) -> int:
         """Cores of the worker's devices of this kind; 1 when unknown."""
-        beat = self._beats.get(worker)
-        return max((device.cores for device in beat.devices if device.kind == hardware), default=1) if beat else 1
+        heartbeat = self._heartbeats.get(worker)
+        return (
+            max((device.cores for device in heartbeat.devices if device.kind == hardware), default=1)
+            if heartbeat
+            else 1
+        )
 
     def simulated_kinds(self, now: float, within: float) -> set[str]:
         """Device kinds that are simulated by workers heard in the last `within` seconds."""
-        heard = [beat for worker, beat in self._beats.items() if now - self._heard[worker] <= within]
-        return {device.kind for beat in heard for device in beat.devices if device.simulated}
+        heard = [heartbeat for worker, heartbeat in self._heartbeats.items() if now - self._heard[worker] <= within]
+        return {device.kind for heartbeat in heard for device in heartbeat.devices if device.simulated}
 
     def accelerators(self, now: float, within: float) -> dict[str, str]:
         """Kinds of real device besides the CPU, of workers heard in the last `within` seconds that take orders.
@@ -76,29 +80,31 @@ class Workers:
         With each kind comes a text that changes when the first worker with that kind restarts.
         """
         found: dict[str, str] = {}
-        for worker in sorted(self._beats):
-            beat = self._beats[worker]
+        for worker in sorted(self._heartbeats):
+            heartbeat = self._heartbeats[worker]
             if now - self._heard[worker] <= within and self._takes_orders(worker, now):
-                for device in beat.devices:
+                for device in heartbeat.devices:
                     if device.kind != CPU and not device.simulated and device.alive:
-                        found.setdefault(device.kind, f"{worker} {beat.incarnation}")
+                        found.setdefault(device.kind, f"{worker} {heartbeat.incarnation}")
         return found
 
     def is_accelerator(self, worker: str, device: str) -> bool:
         """Whether this is another device than the worker's CPU; an unknown one counts as the CPU."""
-        beat = self._beats.get(worker)
-        return any(one.kind != CPU for one in beat.devices if one.device == device) if beat else False
+        heartbeat = self._heartbeats.get(worker)
+        return any(one.kind != CPU for one in heartbeat.devices if one.device == device) if heartbeat else False
 
     def _has(self, worker: str, hardware: str) -> bool:
         """Every worker has a CPU."""
-        devices = self._beats[worker].devices
+        devices = self._heartbeats[worker].devices
         return hardware == CPU or any(one.kind == hardware and not one.simulated and one.alive for one in devices)
 
     def _takes_orders(self, worker: str, now: float) -> bool:
-        return self.silent_for(worker, now) <= WORKER_TIMEOUT_S and not self._beats[worker].draining
+        return self.silent_for(worker, now) <= WORKER_TIMEOUT_S and not self._heartbeats[worker].draining
 
     def _utilisation(self, worker: str) -> float:
-        return max((device.utilisation for device in self._beats[worker].devices if not device.simulated), default=0.0)
+        return max(
+            (device.utilisation for device in self._heartbeats[worker].devices if not device.simulated), default=0.0
+        )
 
 
 class Registrations:

@@ -23,6 +23,7 @@ from services.jobs.commands import (
     Assemble,
     Assembled,
     Broken,
+    ChunkRange,
     Conclude,
     Feed,
     ForgetJob,
@@ -30,7 +31,6 @@ from services.jobs.commands import (
     Read,
     Resume,
     Resumed,
-    Spot,
     WasRead,
 )
 from services.jobs.runner.chunks import ChunkKey, DropChunk, ExtendChunks, ReturnChunk, StorePart, TakeChunk
@@ -158,31 +158,31 @@ class OfflineWork:
     def _keep(self, job: str, record: bytes | None) -> None:
         self._environment.put(self._subjects.jobs_bucket, job, record)
 
-    def _feed(self, feed: Feed) -> list[Spot]:
-        spots: list[Spot] = []
+    def _feed(self, feed: Feed) -> list[ChunkRange]:
+        chunks: list[ChunkRange] = []
         number, first = feed.number, feed.first
-        while len(spots) < feed.count and first < feed.total:
+        while len(chunks) < feed.count and first < feed.total:
             items = min(feed.chunk_items, feed.total - first)
-            spots.append(Spot(number, first, items, feed.position, feed.position))
+            chunks.append(ChunkRange(number, first, items, feed.position, feed.position))
             if number not in feed.skip:
                 self.queue.put(Chunk(feed.route.job, number, first, items, BODY, feed.generation))
             number, first = number + 1, first + items
-        return spots
+        return chunks
 
     def _assemble(self, command: Assemble) -> Assembled | Broken:
         """Append to the output, cut back to its checkpoint first; ends early at a part that failed."""
         job, checkpoint = command.route.job, command.checkpoint
         cost, variants = 0.0, list[str]()
         failure, failed = "", 0
-        for spot in command.spots:
-            part = self.parts.get((job, spot.number))
+        for chunk in command.chunks:
+            part = self.parts.get((job, chunk.number))
             if part is None:
-                return Broken(f"output: a part of it is gone: {spot.number}")
+                return Broken(f"output: a part of it is gone: {chunk.number}")
             if part.error:
-                failure, failed = f"items {spot.first} to {spot.first + spot.items - 1}: {part.error}", spot.items
+                failure, failed = f"items {chunk.first} to {chunk.first + chunk.items - 1}: {part.error}", chunk.items
                 break
             after = checkpoint.items + part.items
-            checkpoint = replace(checkpoint, chunks=spot.number + 1, items=after, bytes=after)
+            checkpoint = replace(checkpoint, chunks=chunk.number + 1, items=after, bytes=after)
             cost += part.cost
             if part.variant not in variants:
                 variants.append(part.variant)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bus.messages.events import Event, JobEvent, OutcomeEvent
 from bus.messages.jobs import OFFLINE, Chunk
-from services.jobs.commands import Assemble, Spot
+from services.jobs.commands import Assemble, ChunkRange
 from services.jobs.runner.edge import ACK_WAIT_S
 from services.simulation.offline import BODY, WorkQueue
 from services.simulation.report import MEASURED, JobCounts, RunReport
@@ -69,7 +69,7 @@ class Watched(Run):
     """A run that notes what was delivered, appended and recorded."""
 
     def __init__(self, given: Scenario) -> None:
-        self.spots: list[Spot] = []
+        self.chunks: list[ChunkRange] = []
         self.delivered: list[int] = []
         self.outcomes: list[OutcomeEvent] = []
         super().__init__(given, given.policies[0], RunReport.of(given, given.policies[0]))
@@ -78,7 +78,7 @@ class Watched(Run):
 
         def coordinating(command: Any) -> tuple[float, Any]:
             if isinstance(command, Assemble):
-                self.spots += command.spots
+                self.chunks += command.chunks
             return coordinate(command)
 
         def taking(now: float) -> tuple[int, Chunk] | None:
@@ -110,10 +110,12 @@ def test_each_input_is_computed_and_written_once(tmp_path: Path) -> None:
     assert (job["app"], job["inputs"], job["done"]) == ("a", 200, 200)
     assert 1.0 < job["finished_s"] < 20.0
     assert sum(result["series"]["offline_done"]) == pytest.approx(200)
-    assert [item for spot in watched.spots for item in range(spot.first, spot.first + spot.items)] == list(range(200))
-    assert len(watched.delivered) == len(set(watched.delivered)) == len(watched.spots)
-    assert sorted(event.items for event in watched.outcomes) == sorted(spot.items for spot in watched.spots)
-    assert len({event.uid for event in watched.outcomes}) == len(watched.spots)
+    assert [item for chunk in watched.chunks for item in range(chunk.first, chunk.first + chunk.items)] == list(
+        range(200)
+    )
+    assert len(watched.delivered) == len(set(watched.delivered)) == len(watched.chunks)
+    assert sorted(event.items for event in watched.outcomes) == sorted(chunk.items for chunk in watched.chunks)
+    assert len({event.uid for event in watched.outcomes}) == len(watched.chunks)
     assert len(watched.system.offline.queue) == 0
     assert not watched.system.offline.parts
 
@@ -125,8 +127,10 @@ def test_chunks_aboard_a_worker_that_dies_are_computed_by_another(tmp_path: Path
     again = len(watched.delivered) - len(set(watched.delivered))
     assert again > 0, "nothing was aboard: the test shows nothing"
     assert (job["done"], job["finished_s"] is not None) == (600, True)
-    assert [item for spot in watched.spots for item in range(spot.first, spot.first + spot.items)] == list(range(600))
-    assert len({event.uid for event in watched.outcomes}) == len(watched.spots)  # each is charged once
+    assert [item for chunk in watched.chunks for item in range(chunk.first, chunk.first + chunk.items)] == list(
+        range(600)
+    )
+    assert len({event.uid for event in watched.outcomes}) == len(watched.chunks)  # each is charged once
     assert len({event.worker for event in watched.outcomes}) == 2
 
 
