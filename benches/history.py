@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psycopg
 
 from services.recorder.events import Maintenance
-from services.shell.host.postgres import EmbeddedPostgres
-from services.shell.store import READER, Store, prepare, role_dsn
+from services.shell.host.postgres import EmbeddedPostgres, role_dsn
+from services.shell.store import READER, Store, prepare
 
 PIECE = 500_000  # rows of one INSERT
 INDEXES = ("query_outcomes_time", "query_outcomes_uid", "query_outcomes_buckets")

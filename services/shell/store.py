@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 from msgspec.structs import asdict
@@ -115,17 +114,6 @@ def migrate(connection: psycopg.Connection[Any], directory: Path) -> list[str]:
             )
         new.append(file.name)
     return new
-
-
-def role_dsn(dsn: str, role: str, password: str) -> str:
-    """The same server and database as `dsn`, as a postgresql:// URL for another role."""
-    parts = conninfo_to_dict(dsn)
-    host, database = str(parts.get("host") or "127.0.0.1"), str(parts.get("dbname") or parts.get("user") or "postgres")
-    where = host if ":" not in host or host.startswith("/") else f"[{host}]"
-    where = quote(where, safe="[]:,.") + (f":{parts['port']}" if parts.get("port") else "")
-    rest = [f"{name}={quote(str(parts[name]), safe='')}" for name in ("sslmode", "sslrootcert") if parts.get(name)]
-    query = f"?{'&'.join(rest)}" if rest else ""
-    return f"postgresql://{quote(role, safe='')}:{quote(password, safe='')}@{where}/{quote(database, safe='')}{query}"
 
 
 def _administer(dsn: str) -> psycopg.Connection[Any]:

@@ -32,9 +32,9 @@ from dashboard.window import between
 from infaas.connecting import SystemAddress
 from services.recorder.catalog import CatalogWriter
 from services.recorder.events import EventWriter
-from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import free_port
-from services.shell.store import READER, WRITER, Store, role_dsn
+from services.shell.store import READER, WRITER, Store
 from tests.support.data.events import VARIANT, app_record, event, message, model_record, variant_record
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clone, drop
 

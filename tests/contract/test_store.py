@@ -11,8 +11,8 @@ import pytest
 from psycopg import errors
 
 from services.recorder.tables import TABLES
-from services.shell.host.postgres import EmbeddedPostgres
-from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare, role_dsn
+from services.shell.host.postgres import EmbeddedPostgres, role_dsn
+from services.shell.store import READER, SCHEMA, WRITER, Store, StoreError, prepare
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD
 
 RELATIONS = {

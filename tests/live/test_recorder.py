@@ -19,9 +19,9 @@ from bus.messages.events import EVENTS, CostEvent, Event, OutcomeEvent
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.recorder.tables import TABLES
-from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.runtime.outbox import Outbox
-from services.shell.store import READER, WRITER, prepare, role_dsn
+from services.shell.store import READER, WRITER, prepare
 from tests.support.data.events import FOLDED, VARIANT, app_record, event, model_record, outcome, variant_record
 from tests.support.data.rollups import shown, truth
 from tests.support.servers.nats import NatsServer, run

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from services.shell.host import process, rootless
 from services.shell.host.process import ServerError
@@ -312,3 +313,12 @@ def _is_postgres_on(pid: int, cluster: Path) -> bool:
         return Path(f"/proc/{pid}/cwd").resolve(strict=True) == cluster.resolve()
     except OSError:
         return False
+
+
+def role_dsn(dsn: str, role: str, password: str) -> str:
+    """The postgresql:// URL `dsn` for another role; raises ServerError for a DSN in another form."""
+    parts = urlsplit(dsn)
+    if parts.scheme not in {"postgresql", "postgres"}:
+        raise ServerError("store.dsn must be a URL: postgresql://user:password@host:port/database")
+    where = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(role, safe='')}:{quote(password, safe='')}@{where}"))

@@ -76,7 +76,7 @@ def choose_identity(program: list[str], *, allow_userns: bool = True) -> Process
 
 def runs(program: list[str], enter: Callable[[], None]) -> bool:
     """Whether `program` runs and succeeds after `enter`. A program that could not be started is tried again: machines are busy."""
-    for pause in (0.1, 0.5, 0.0):
+    for pause in (0.05, 0.2, 0.0):
         try:
             done = subprocess.run(program, preexec_fn=enter, capture_output=True, cwd="/", timeout=30, check=False)
         except subprocess.SubprocessError:

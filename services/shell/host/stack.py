@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from msgspec.structs import replace
 
@@ -30,7 +29,7 @@ from services.shell.host.local_workers import LocalWorkers
 from services.shell.host.machine import PLAIN, environ_of, initial, worker_of
 from services.shell.host.nats import EmbeddedNats
 from services.shell.host.postgres import STEPS as POSTGRES_STEPS
-from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
 from services.shell.host.readiness import Readiness
 from services.shell.host.supervise import Child, Supervisor, ended
@@ -349,12 +348,3 @@ def at(address: str, port: int) -> str:
 def gateway_url(settings: GatewaySettings, port: int) -> str:
     """Where the HTTP gateway is asked on this machine."""
     return f"http{'s' if settings.tls_certificate else ''}://{at(settings.address, port)}"
-
-
-def role_dsn(dsn: str, role: str, password: str) -> str:
-    """The postgresql:// URL `dsn` for another role; raises ServerError for a DSN in another form."""
-    parts = urlsplit(dsn)
-    if parts.scheme not in {"postgresql", "postgres"}:
-        raise ServerError("store.dsn must be a URL: postgresql://user:password@host:port/database")
-    where = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{quote(role, safe='')}:{quote(password, safe='')}@{where}"))

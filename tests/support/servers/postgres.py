@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from services.shell.host.postgres import EmbeddedPostgres
+from services.shell.host.postgres import EmbeddedPostgres, role_dsn
 from services.shell.host.process import ServerError
-from services.shell.store import READER, WRITER, prepare, role_dsn
+from services.shell.store import READER, WRITER, prepare
 
 WRITER_PASSWORD = "writes & 'quotes'"
 READER_PASSWORD = "reads / @ only"

@@ -1,7 +1,7 @@
 import pytest
 
+from services.shell.host.postgres import role_dsn
 from services.shell.host.process import ServerError
-from services.shell.host.stack import role_dsn
 
 
 def test_a_dsn_for_another_role_keeps_the_rest() -> None:
