@@ -127,8 +127,7 @@ class DeviceModels:
 
     async def _fetch(self, record: VariantRecord) -> Path:
         """The artifact on this machine's disk, fetched once and checked against its digest."""
-        suffix = {"onnx": ".onnx", "pt2": ".pt2", "torchscript": ".pt"}.get(record.format, "")
-        path = self._cache / f"{record.artifact}{suffix}"
+        path = self._cache / f"{record.artifact}.{record.format}"
         if not path.exists():
             if self._artifacts is None:
                 self._artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)

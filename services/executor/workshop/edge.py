@@ -1,4 +1,4 @@
-"""Starts the trusted helper process for one order and waits for it. Order, bus and limits travel by standard input."""
+"""Starts the trusted helper process for one order and waits for it. Order, bus and limits go to its standard input."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from services.core.settings import Settings
 from services.executor.workshop.orders import HelperInput, WorkshopOrder
 from services.shell.settings import login_of
 
-TELLING = 400  # characters of the helper's last words that go into an error
+LAST_WORDS = 400  # characters of the helper's last output that go into an error
 
 
 class WorkshopFailed(Exception):
@@ -22,14 +22,14 @@ class WorkshopFailed(Exception):
 
 
 class WorkshopEdge:
-    """See the module."""
+    """The workshop's edge."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._workers = Path(settings.data_dir).absolute() / "workers"
 
     async def perform(self, command: WorkshopOrder) -> None:
-        """Carry out one order; cancelling it ends the helper and all that it started. Raises WorkshopFailed."""
+        """Carry out one order. Cancelling it ends the helper and every process that it started. Raises WorkshopFailed."""
         directory = self._workers / command.worker / "workshop"
         await asyncio.to_thread(_emptied, directory)  # a killed executor may have left files there
         try:
@@ -63,7 +63,7 @@ class WorkshopEdge:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         if process.returncode != 0:
-            last = " ".join(words.decode(errors="replace").split())[-TELLING:]
+            last = " ".join(words.decode(errors="replace").split())[-LAST_WORDS:]
             raise WorkshopFailed(f"its process ended with code {process.returncode}: {last or 'it said nothing'}")
 
 
@@ -73,7 +73,7 @@ def _emptied(directory: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without settings and credentials, and with these packages on the path."""
+    """This process's environment without settings and credentials, and with these packages on the path."""
     root = str(Path(next(iter(services.__path__))).parent)
     ours = {name: value for name, value in os.environ.items() if not name.startswith("INFAAS_")}
     there = ours.get("PYTHONPATH")

@@ -1,4 +1,4 @@
-"""The trusted side of one order: fetches files, runs sandboxes, keeps what they made, tells the registrar. Opens no upload itself."""
+"""The trusted side of one order: fetches files, runs sandboxes, stores the artifacts, reports to the registrar. It opens no upload."""
 
 import asyncio
 import hashlib
@@ -57,7 +57,7 @@ MODEL, VALIDATION, REFERENCE = "model", "validation.npz", "reference.npy"
 
 
 class Helper:
-    """One order of one worker. directory: empty, ours, removed by who started us."""
+    """One order of one worker. directory: empty; the process that started this one removes it."""
 
     def __init__(
         self, bus: Bus, subjects: Subjects, limits: RegistrarSettings, order: WorkshopOrder, directory: Path
@@ -72,7 +72,7 @@ class Helper:
         self._share, self._base = 1.0, 0.0
 
     async def run(self) -> None:
-        """Carry the order out; its end is published whatever happens."""
+        """Carry out the order. Its end is published whatever happens."""
         reminding = asyncio.ensure_future(self._remind())
         reason = None
         try:
@@ -107,7 +107,7 @@ class Helper:
         await self._fetch(uploads, order.object, MODEL, "the model file", "object")
         await self._fetch(uploads, order.validation, VALIDATION, "the validation set", "validation")
         source, validation = self._digest(MODEL), self._digest(VALIDATION)
-        job = InspectTask(
+        task = InspectTask(
             model=str(self._directory / MODEL),
             format=order.format,
             data=self._data(order),
@@ -115,10 +115,10 @@ class Helper:
             most_bytes=self._most_bytes,
             allow_torchscript=order.allow_torchscript and self._settings.allow_torchscript,
         )
-        result = _last(Inspected, await self._sandbox(job))
+        result = _last(Inspected, await self._sandbox(task))
         if not 0.0 <= result.accuracy <= 1.0:
             raise UploadRejected("the model's accuracy is not a number")
-        frameworks = result.frameworks | await self._survey(order.hardware)
+        frameworks = result.frameworks | await self._probe(order.hardware)
         artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
         await self._keep(artifacts, source, self._directory / MODEL)
         await self._keep(artifacts, validation, self._directory / VALIDATION)
@@ -139,15 +139,15 @@ class Helper:
             ),
         )
 
-    async def _survey(self, hardware: str) -> dict[str, str]:
-        """What runs on our device of this kind: found out in a sandbox that has the device and no upload."""
+    async def _probe(self, hardware: str) -> dict[str, str]:
+        """Which frameworks work on this worker's device of this kind. A sandbox without uploads tries them."""
         if hardware == CPU:
             return {}
-        job = ProbeTask(hardware=hardware, device=self._device(hardware), scratch=self._scratch("survey"))
-        return _last(Probed, await self._sandbox(job, hardware=hardware)).frameworks
+        task = ProbeTask(hardware=hardware, device=self._device(hardware), scratch=self._scratch("survey"))
+        return _last(Probed, await self._sandbox(task, hardware=hardware)).frameworks
 
     def _device(self, hardware: str) -> str:
-        """The address of our device of this kind; raises UploadRejected."""
+        """The address of this worker's device of this kind. Raises UploadRejected."""
         if hardware == CPU:
             return CPU
         try:
@@ -172,11 +172,11 @@ class Helper:
             await self._profile(order, artifact, [p for p in plans[artifact] if p.threads == threads], scores)
 
     async def _make(self, order: BuildVariants, plans: dict[Artifact, list[VariantPlan]]) -> None:
-        """Make every artifact; what cannot be made is reported and taken out of `plans`. A crash costs one artifact."""
+        """Make every artifact. One that cannot be made is reported and removed from `plans`. A crash fails one artifact."""
         self._share = 0.2
         left = list(plans)
         while left:
-            job = BuildTask(
+            task = BuildTask(
                 model=str(self._directory / MODEL),
                 format=order.format,
                 data=self._data(order),
@@ -190,7 +190,7 @@ class Helper:
             )
             reason, frames = "", list[Frame]()
             try:
-                await self._sandbox(job, frames)
+                await self._sandbox(task, frames)
             except supervisor.SandboxCrashed as crash:
                 reason = str(crash)
                 if not any(isinstance(f, Step) and f.step.startswith("building") for f in frames):
@@ -199,7 +199,7 @@ class Helper:
                 f.path: f.reason if isinstance(f, NotMade) else "" for f in frames if isinstance(f, Made | NotMade)
             }
             unsettled = [artifact for artifact in left if artifact.path not in settled]
-            if unsettled:  # the first of them was under way when the sandbox ended
+            if unsettled:  # the first of them was being made when the sandbox ended
                 settled[unsettled[0].path] = reason or "it ended without a result"
             for artifact in [artifact for artifact in left if settled.get(artifact.path)]:
                 self._fail(plans.pop(artifact), settled[artifact.path])
@@ -212,7 +212,7 @@ class Helper:
         plans: list[VariantPlan],
         scores: dict[Artifact, tuple[float, float]],
     ) -> None:
-        job = MeasureTask(
+        task = MeasureTask(
             artifact=artifact,
             data=self._data(order),
             scratch=self._scratch("build"),
@@ -226,7 +226,7 @@ class Helper:
         )
         try:
             self._device(plans[0].hardware)
-            result = _last(Measured, await self._sandbox(job, hardware=plans[0].hardware))
+            result = _last(Measured, await self._sandbox(task, hardware=plans[0].hardware))
             if result.accuracy is not None and result.agreement is not None:
                 scores[artifact] = (result.accuracy, result.agreement)
             accuracy, agreement = scores[artifact]
@@ -266,8 +266,8 @@ class Helper:
 
     # -- the sandbox
 
-    async def _sandbox(self, job: SandboxTask, frames: list[Frame] | None = None, hardware: str = CPU) -> list[Frame]:
-        """Run one job and return its frames; raises UploadRejected for what the sandbox refused, Crashed for how it ended.
+    async def _sandbox(self, task: SandboxTask, frames: list[Frame] | None = None, hardware: str = CPU) -> list[Frame]:
+        """Run one task and return its frames. Raises UploadRejected if the sandbox refused it, SandboxCrashed if it crashed.
 
         hardware: whose devices it may open.
         """
@@ -286,9 +286,9 @@ class Helper:
             frames.append(frame)
             if isinstance(frame, Step):
                 share = min(1.0, max(0.0, frame.progress)) if isfinite(frame.progress) else 0.0
-                self._tell(frame.step, share)
+                self._report(frame.step, share)
 
-        await supervisor.run(job, limits, on_frame)
+        await supervisor.run(task, limits, on_frame)
         refused = [frame for frame in frames if isinstance(frame, TaskRefused)]
         if refused:
             raise UploadRejected(refused[-1].reason[:600])
@@ -329,7 +329,7 @@ class Helper:
         return self._digest_of(self._directory / name)
 
     def _digest_of(self, path: Path) -> str:
-        """sha256 of a plain file; a sandbox may have left anything at this path."""
+        """SHA-256 of a plain file. A sandbox may have left anything at this path."""
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
@@ -341,24 +341,24 @@ class Helper:
         if not await store.exists(key):
             await store.put(key, path)
 
-    # -- telling
+    # -- publishing
 
     def _publish(self, fact: str, message: Struct) -> None:
         self._bus.publish(self._subjects.registrar(fact), encode(message))
 
-    def _tell(self, step: str, share: float) -> None:
+    def _report(self, step: str, share: float) -> None:
         self._progress = structs.replace(self._progress, step=step[:200], progress=self._base + self._share * share)
         self._publish("progress", self._progress)
 
     async def _remind(self) -> None:
-        """A registrar gives up a worker that says nothing: say the last thing again."""
+        """Repeat the last progress: the registrar gives up a silent worker."""
         while True:
             self._publish("progress", self._progress)
             await asyncio.sleep(REMIND_S)
 
 
 def _last(kind: type[F], frames: list[Frame]) -> F:
-    """The newest frame of this kind; raises Crashed when there is none."""
+    """The newest frame of this kind. Raises SandboxCrashed if there is none."""
     for frame in reversed(frames):
         if isinstance(frame, kind):
             return frame
@@ -366,7 +366,7 @@ def _last(kind: type[F], frames: list[Frame]) -> F:
 
 
 def _profile_of(measured: Measured, plan: VariantPlan) -> Profile:
-    """One plan's part of what was measured; raises UploadRejected when its batches take too long."""
+    """One plan's part of the measurements. Raises UploadRejected if its batches take too long."""
     if measured.short_of and plan.max_batch > measured.short_of:
         raise UploadRejected(f"a batch of {plan.max_batch} takes more than 10 s: use a smaller largest batch")
     rows = [row for row in measured.rows if row.batch <= plan.max_batch and isfinite(row.p50_ms) and row.p50_ms > 0]

@@ -1,4 +1,4 @@
-"""An order on its way: from the executor's process to the helper that it starts, on standard input, with everything that the helper needs."""
+"""What the executor's process gives the helper that it starts, on standard input: no credentials are in the environment."""
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from services.core.settings import RegistrarSettings
 class WorkshopOrder(Struct, frozen=True, kw_only=True):
     """One order for one worker. Exactly one of inspect and build is set.
 
-    devices: where variants of a kind other than the CPU are measured, by kind ("gpu": "cuda:0").
+    devices: addresses of the accelerators that variants are measured on, by kind ("gpu": "cuda:0").
     """
 
     worker: str
@@ -28,11 +28,8 @@ class WorkshopOrder(Struct, frozen=True, kw_only=True):
         return "inspect" if self.inspect is not None else "build"
 
 
-# -- Everything the helper process is told, on its standard input: credentials pass through no environment.
-
-
 class HelperInput(Struct, frozen=True, kw_only=True):
-    """One order, the bus to publish on, the limits for sandboxes, and an empty directory that its owner removes."""
+    """One order, the bus to publish on, the limits of sandboxes, and an empty directory that the executor's process removes."""
 
     order: WorkshopOrder
     url: str

@@ -1,1 +1,5 @@
-"""The sandbox: one untrusted child process for each task. `protocol`: what goes in and comes out; `supervisor`: starts and limits it; `child`: what it does; `lockdown`: what it gives up first."""
+"""The sandbox: one untrusted child process for each task.
+
+`protocol`: its tasks and its frames. `supervisor`: starts and limits it. `child`: what runs in it. `lockdown`: the rights that it
+gives up first.
+"""

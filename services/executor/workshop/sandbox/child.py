@@ -1,4 +1,4 @@
-"""The untrusted child: one job from standard input, frames to standard output, nothing else. Started by `cage.py`."""
+"""The untrusted child: one task from standard input, frames to standard output, nothing else. The supervisor starts it."""
 
 import os
 import sys
@@ -26,14 +26,14 @@ from services.executor.workshop.sandbox.protocol import (
 
 
 def main() -> int:
-    """Do the job; the exit code is 0 once the last frame is written, also when it says why not."""
+    """Do the task. The exit code is 0 once the last frame is written, also if that is a refusal."""
     order = decode(SandboxInput, sys.stdin.buffer.read())
     channel = _take_stdout()
-    scratch = Path(order.job.scratch)
+    scratch = Path(order.task.scratch)
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
-    job = order.job
-    missing = lock_down(order.limits, scratch, _uploads(job))
+    task = order.task
+    missing = lock_down(order.limits, scratch, _uploads(task))
     if missing:
         print(f"sandbox without {', '.join(missing)}", file=sys.stderr)
     tell = _teller(channel)
@@ -51,36 +51,36 @@ def main() -> int:
 
 
 def _work(order: SandboxInput, tell: Callable[[Frame], None]) -> None:
-    job = order.job
-    # Each job imports only what it needs: a profile must not carry the quantiser's memory.
-    if isinstance(job, InspectTask):
+    task = order.task
+    # Each task imports only what it needs: a profile must not include the quantiser's memory.
+    if isinstance(task, InspectTask):
         from services.executor.workshop.tasks.inspection import inspect  # noqa: PLC0415
 
-        tell(inspect(job, tell))
-    elif isinstance(job, BuildTask):
+        tell(inspect(task, tell))
+    elif isinstance(task, BuildTask):
         from services.executor.workshop.tasks.build import build  # noqa: PLC0415
 
-        build(job, tell)
-    elif isinstance(job, MeasureTask):
+        build(task, tell)
+    elif isinstance(task, MeasureTask):
         from services.executor.workshop.tasks.profiling import profile  # noqa: PLC0415
 
-        tell(profile(job, tell))
-    elif isinstance(job, ProbeTask):
+        tell(profile(task, tell))
+    elif isinstance(task, ProbeTask):
         from services.executor.backends import names_for, survey  # noqa: PLC0415
 
-        tell(Step(step=f"looking at {job.device}"))
-        tell(Probed(frameworks=survey(job.device, names_for(job.hardware))))
+        tell(Step(step=f"looking at {task.device}"))
+        tell(Probed(frameworks=survey(task.device, names_for(task.hardware))))
 
 
-def _uploads(job: SandboxTask) -> tuple[str, ...]:
-    """The files of this job that somebody else made."""
-    if isinstance(job, ProbeTask):
+def _uploads(task: SandboxTask) -> tuple[str, ...]:
+    """The files of this task that come from outside."""
+    if isinstance(task, ProbeTask):
         return ()
-    return (job.data.path,) if isinstance(job, MeasureTask) else (job.data.path, job.model)
+    return (task.data.path,) if isinstance(task, MeasureTask) else (task.data.path, task.model)
 
 
 def _take_stdout() -> BinaryIO:
-    """Keep the real standard output for frames; whatever libraries print goes to standard error."""
+    """Keep the real standard output for frames. Whatever libraries print goes to standard error."""
     channel = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return channel

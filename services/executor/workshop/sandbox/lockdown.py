@@ -1,8 +1,11 @@
-"""What a sandbox gives up before it touches an uploaded file. Limits always; the rest as far as this kernel allows.
+"""The rights that a sandbox gives up before it touches an uploaded file. Limits always; the others as far as this kernel allows.
 
-Own user and network namespaces (no network, no look into other processes of the same user), Landlock (reads Python and system
-libraries, writes its scratch directory, starts no program; newer kernels: no TCP, no signals to others), no new privileges, death with
-its parent. In a container there are no namespaces to be had, as a rule: Landlock is the wall.
+- User and network namespaces of its own: no network, no access to other processes of the same user.
+- Landlock: it reads Python and system libraries, writes its scratch directory, starts no program. Newer kernels: no TCP, no signals to
+  other processes.
+- No new privileges. It dies with its parent.
+
+A container usually allows no namespaces. There Landlock alone protects.
 """
 
 import ctypes
@@ -40,13 +43,13 @@ _SYSTEM = (
     "/etc/passwd",
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self")
-# What a job on an accelerator opens besides: its device files, and for Neuron the compiler, which is a program of its own.
+# What a task on an accelerator opens as well: its device files, and for Neuron the compiler, which is a program of its own.
 _NODES = {"gpu": ("nvidia*", "nvidia-caps/*"), "inferentia": ("neuron*",)}
 _PROGRAMS = {"inferentia": ("/usr", "/lib", "/lib64", "/opt/aws", sys.prefix, sys.base_prefix)}
 
 
 def lock_down(limits: SandboxLimits, scratch: Path, readable: Iterable[str]) -> list[str]:
-    """Give up all but the scratch directory and these files; returns what this kernel did not let us give up."""
+    """Give up everything except the scratch directory and these files. Returns what this kernel did not support."""
     libc = ctypes.CDLL(None, use_errno=True)
     missing = []
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -67,14 +70,14 @@ def hide(libc: ctypes.CDLL | None = None) -> None:
 
 
 def _limit(limits: SandboxLimits) -> None:
-    # Address space is no measure here: thread stacks and arenas reserve gigabytes that nobody touches. Data is, except where a
-    # driver maps a device's memory; there only who started us watches what is resident.
+    # No limit on address space: thread stacks and arenas reserve gigabytes that nobody touches. The limit is on data, except where a
+    # driver maps a device's memory; there only the supervisor checks what is resident.
     if limits.hardware == "cpu":
         _set(resource.RLIMIT_DATA, limits.memory_bytes)
     _set(resource.RLIMIT_FSIZE, limits.file_bytes)
     _set(resource.RLIMIT_NOFILE, 256 if limits.hardware == "cpu" else 1024)
     _set(resource.RLIMIT_CORE, 0)
-    # No RLIMIT_CPU: it makes the processor clock as coarse as the tick, and who started us watches the time anyway.
+    # No RLIMIT_CPU: it makes the processor clock as coarse as the tick, and the supervisor limits the time anyway.
 
 
 def _set(what: int, value: int) -> None:
@@ -120,7 +123,7 @@ def _landlock(libc: ctypes.CDLL, scratch: Path, readable: Iterable[str], hardwar
 
 
 def _python() -> Iterable[str]:
-    """Where this Python and its packages are; of our own root only the packages, since state may lie beside them."""
+    """Where this Python and its packages are. Of this project's root only the packages, since state may lie beside them."""
     root = str(Path(bus.__path__[0]).parent)
     yield from (sys.prefix, sys.base_prefix, *bus.__path__, *services.__path__)
     yield from (path for path in sys.path if path and path != root)

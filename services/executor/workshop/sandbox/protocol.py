@@ -1,4 +1,4 @@
-"""What the helper asks of a sandbox, and the frames that come back. Everything in a frame is a claim, checked by its type."""
+"""The tasks of a sandbox, and the frames that it sends back. Everything in a frame is a claim, which is checked by its type."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ class ValidationFile(Struct, frozen=True, kw_only=True):
 
 
 class InspectTask(Struct, frozen=True, kw_only=True, tag=True):
-    """Is this file what it says, does it run, what does it take? scratch: a directory to write in."""
+    """Check that a file has its format and runs, and find its signature. scratch: a directory to write in."""
 
     model: str
     format: str
@@ -66,7 +66,7 @@ class MeasureTask(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ProbeTask(Struct, frozen=True, kw_only=True, tag=True):
-    """Which frameworks work on this device? No uploaded file is near."""
+    """Find which frameworks work on this device. No uploaded file is involved."""
 
     hardware: str
     device: str
@@ -88,12 +88,12 @@ class SandboxLimits(Struct, frozen=True, kw_only=True):
 class SandboxInput(Struct, frozen=True, kw_only=True):
     """What a sandbox reads on its standard input."""
 
-    job: SandboxTask
+    task: SandboxTask
     limits: SandboxLimits
 
 
 class Step(Struct, frozen=True, kw_only=True, tag=True):
-    """What comes now; silence for longer than `within` seconds means that the model hangs."""
+    """The next step. Silence for longer than `within` seconds means that the model hangs."""
 
     step: str
     progress: float = 0.0
@@ -101,7 +101,7 @@ class Step(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TaskRefused(Struct, frozen=True, kw_only=True, tag=True):
-    """The job cannot be done, and why; the last frame."""
+    """The task cannot be done, and why. The last frame."""
 
     reason: str
 
@@ -156,4 +156,4 @@ Frame = Step | TaskRefused | Inspected | Made | NotMade | Measured | Probed
 
 
 class UploadRejected(Exception):
-    """This file or variant is not acceptable; the text is for the one who uploaded it."""
+    """This file or variant is not acceptable. The text is for the model's owner."""

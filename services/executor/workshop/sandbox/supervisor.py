@@ -1,4 +1,4 @@
-"""Starts a sandbox and keeps it within its limits: wall time, silence, resident memory, size of what it says."""
+"""Starts a sandbox and enforces its limits: wall time, silence, resident memory, size of its output."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from services.executor.workshop.sandbox.protocol import (
 )
 
 LARGEST_FRAME = 2**20
-MOST_SAID = 16 * 2**20
+MOST_OUTPUT = 16 * 2**20
 START_S = 60.0  # to import what it needs
 WATCH_S = 0.1
 _ROOT = str(Path(next(iter(services.__path__))).parent)
@@ -33,11 +33,11 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICE
 
 
 class SandboxCrashed(Exception):
-    """The sandbox ended without a result; the text says how, for the one who uploaded the model."""
+    """The sandbox ended without a result. The text says how, for the model's owner."""
 
 
-async def run(job: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None]) -> None:
-    """Run one job; every frame goes to `on_frame` as it comes. Raises SandboxCrashed; nothing of it runs on afterwards."""
+async def run(task: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame], None]) -> None:
+    """Run one task. Every frame goes to `on_frame` as it comes. Raises SandboxCrashed. No process of it is left afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",
@@ -47,14 +47,14 @@ async def run(job: SandboxTask, limits: SandboxLimits, on_frame: Callable[[Frame
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=_environment(job.scratch),
+        env=_environment(task.scratch),
         start_new_session=True,
         limit=LARGEST_FRAME + 4,
     )
     said: list[bytes] = []
     listening = asyncio.ensure_future(_last_words(process.stderr, said))
     try:
-        await _converse(process, SandboxInput(job=job, limits=limits), on_frame)
+        await _converse(process, SandboxInput(task=task, limits=limits), on_frame)
     finally:
         _kill(process)
         await process.wait()
@@ -70,7 +70,7 @@ async def _converse(
         raise SandboxCrashed("the sandbox could not be started")
     process.stdin.write(encode(order))
     process.stdin.close()
-    state = _Watch(order.limits)
+    state = _Budget(order.limits)
     watching = asyncio.ensure_future(state.memory(process.pid))
     reading = asyncio.ensure_future(_read(process.stdout, state, on_frame))
     try:
@@ -86,8 +86,8 @@ async def _converse(
         raise SandboxCrashed(_how(code, order.limits))
 
 
-class _Watch:
-    """What a running sandbox may still do."""
+class _Budget:
+    """The time and memory that a running sandbox has left."""
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
@@ -102,12 +102,12 @@ class _Watch:
             self.until = min(time.monotonic() + frame.within, self.end)
 
     async def memory(self, pid: int) -> None:
-        """Returns when the process is gone; raises SandboxCrashed when it is too large or silent for too long."""
+        """Returns when the process has ended. Raises SandboxCrashed if it is too large, or silent for too long."""
         while True:
             try:
                 resident = _resident_bytes(pid)
             except (OSError, IndexError, ValueError):
-                return  # it is gone; what it said last is still being read
+                return  # it has ended; its last output is still being read
             if resident > self.limits.memory_bytes:
                 raise SandboxCrashed(f"it needs more than the {self.limits.memory_bytes >> 20} MB of memory allowed")
             now = time.monotonic()
@@ -125,13 +125,13 @@ def _resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def _read(stream: asyncio.StreamReader, state: _Watch, on_frame: Callable[[Frame], None]) -> None:
+async def _read(stream: asyncio.StreamReader, state: _Budget, on_frame: Callable[[Frame], None]) -> None:
     total = 0
     while True:
         try:
             length = int.from_bytes(await stream.readexactly(4), "big")
             total += length
-            if length > LARGEST_FRAME or total > MOST_SAID:
+            if length > LARGEST_FRAME or total > MOST_OUTPUT:
                 raise SandboxCrashed("the sandbox says more than it should")
             body = await stream.readexactly(length)
         except asyncio.IncompleteReadError:
@@ -147,7 +147,7 @@ async def _read(stream: asyncio.StreamReader, state: _Watch, on_frame: Callable[
 
 
 async def _last_words(stream: asyncio.StreamReader | None, said: list[bytes]) -> None:
-    """Empty standard error so that nobody blocks on it; only the newest piece is kept."""
+    """Read standard error, so that the sandbox never blocks on it. Only the newest piece is kept."""
     while stream is not None and (piece := await stream.read(4096)):
         said[:] = [piece]
 
@@ -161,7 +161,7 @@ def _how(code: int, limits: SandboxLimits) -> str:
 
 
 def _environment(scratch: str) -> dict[str, str]:
-    """No credentials, no settings: only what Python and the frameworks need to start."""
+    """No credentials and no settings: only what Python and the frameworks need to start."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return kept | {
         "HOME": scratch,
@@ -172,6 +172,6 @@ def _environment(scratch: str) -> dict[str, str]:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """The whole process group, whatever it has started."""
+    """Kill the whole process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""What a sandbox does with an upload: inspect it, build its artifacts, profile them."""
+"""The tasks of a sandbox: inspect an upload, build its artifacts, profile them. All code here runs inside the sandbox."""

@@ -1,39 +1,36 @@
-"""Make a model's artifacts, in the sandbox, and note the model's own answers as the reference for all of them."""
+"""Make a model's artifacts, and keep the predictions of the model as uploaded as the reference for all of them. Runs in the sandbox."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from services.executor.backends import pt2
+from services.executor.backends import backend, pt2
+from services.executor.backends.base import BackendUnavailable
 from services.executor.workshop.sandbox.protocol import Artifact, BuildTask, Frame, Made, NotMade, Step, UploadRejected
 from services.executor.workshop.tasks import inspection, validation
 from services.executor.workshop.tasks.inspection import RunnableUpload
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
-# Which artifact a framework runs: one ONNX file, or the torch program.
-ON_ONNX = ("ort", "ort-cuda", "trt")
-ON_TORCH = ("torch", "torch-cuda", "neuron")
 
-
-def build(job: BuildTask, tell: Callable[[Frame], None]) -> None:
-    """One Made or NotMade for each artifact; raises UploadRejected when the model itself cannot be read or run any more."""
+def build(task: BuildTask, tell: Callable[[Frame], None]) -> None:
+    """Send one Made or NotMade for each artifact. Raises UploadRejected if the model itself cannot be read or run any more."""
     tell(Step(step="reading the model"))
     upload = inspection.open_upload(
-        Path(job.model), job.format, Path(job.scratch), job.most_bytes, allow_torchscript=job.allow_torchscript
+        Path(task.model), task.format, Path(task.scratch), task.most_bytes, allow_torchscript=task.allow_torchscript
     )
-    candidate = upload.candidates[-1 if job.fixed_batch else 0]
-    data = validation.read(job.data, job.signature)
-    if not Path(job.reference).exists():
-        _note_reference(job, candidate, data, tell)
+    candidate = upload.candidates[-1 if task.fixed_batch else 0]
+    data = validation.read(task.data, task.signature)
+    if not Path(task.reference).exists():
+        _note_reference(task, candidate, data, tell)
     base: Path | None = None  # the fp32 ONNX file that quantised ones are made of
-    for artifact in job.artifacts:
-        # Named first: if this one takes the process down, the helper knows which one it was.
+    for artifact in task.artifacts:
+        # Named before it is made: if this one ends the process, the helper knows which one it was.
         tell(Step(step=f"building {artifact.framework} {artifact.precision}"))
         try:
-            if artifact.framework in ON_ONNX and base is None:
-                base = _onnx_of(job, candidate, data)
-            _make(artifact, candidate, base, data, job.fixed_batch, tell)
+            if artifact.format == "onnx" and base is None:
+                base = _onnx_of(task, candidate, data)
+            _make(artifact, candidate, base, data, task.fixed_batch, tell)
         except UploadRejected as refusal:
             tell(NotMade(path=artifact.path, reason=str(refusal)))
         else:
@@ -41,35 +38,35 @@ def build(job: BuildTask, tell: Callable[[Frame], None]) -> None:
 
 
 def _note_reference(
-    job: BuildTask, candidate: RunnableUpload, data: ValidationSet, tell: Callable[[Frame], None]
+    task: BuildTask, candidate: RunnableUpload, data: ValidationSet, tell: Callable[[Frame], None]
 ) -> None:
-    """Predictions of the model as uploaded, for agreement; how many there are says how many samples are scored."""
+    """Write the predictions of the model as uploaded, for agreement. As many samples are scored as there are predictions."""
     handle = candidate.load()
-    scorer = Scorer(job.data.metric, job.signature)
+    scorer = Scorer(task.data.metric, task.signature)
     indices = validation.split(len(data))[1]
     predictions = inspection.predictions(
         handle,
         data,
         indices,
         scorer,
-        1 if job.fixed_batch else inspection.BATCH,
+        1 if task.fixed_batch else inspection.BATCH,
         lambda share: tell(Step(step="noting the model's answers", progress=share)),
         budget_s=inspection.BUDGET_S,
     )
     handle.close()
-    with Path(job.reference).open("wb") as file:
+    with Path(task.reference).open("wb") as file:
         np.save(file, predictions, allow_pickle=False)
 
 
-def _onnx_of(job: BuildTask, candidate: RunnableUpload, data: ValidationSet) -> Path:
+def _onnx_of(task: BuildTask, candidate: RunnableUpload, data: ValidationSet) -> Path:
     if candidate.format == "onnx":
         return candidate.path
     from services.executor.workshop.tasks import torch_files  # noqa: PLC0415  # needs torch
 
-    target = Path(job.scratch) / "converted.onnx"
+    target = Path(task.scratch) / "converted.onnx"
     if not target.exists():
         part = target.with_suffix(".part")
-        torch_files.to_onnx(candidate.path, candidate.format, part, job.signature, data)
+        torch_files.to_onnx(candidate.path, candidate.format, part, task.signature, data)
         part.rename(target)
     return target
 
@@ -83,11 +80,16 @@ def _make(
     tell: Callable[[Frame], None],
 ) -> None:
     target = Path(artifact.path)
-    if artifact.framework in ON_TORCH:
+    try:
+        formats = backend(artifact.framework).formats
+    except BackendUnavailable as error:
+        raise UploadRejected(str(error)) from error
+    if artifact.format not in formats:
+        raise UploadRejected(f"{artifact.framework} runs {', '.join(formats)} files, not {artifact.format}")
+    if artifact.format != "onnx":
         _make_program(artifact, candidate, data)
         return
-    if artifact.framework not in ON_ONNX or base is None:
-        raise UploadRejected(f"there is no recipe for {artifact.framework} {artifact.precision}")
+    assert base is not None, "made before the first ONNX artifact"
     if artifact.precision == "fp32":
         target.write_bytes(base.read_bytes())
         return
@@ -125,9 +127,9 @@ def _make_program(artifact: Artifact, candidate: RunnableUpload, data: Validatio
             f"{artifact.framework} runs this model as {candidate.format}, and not in {artifact.precision} from {artifact.format}"
         )
     if halved:
-        from services.executor.workshop.tasks import torch_files as halved_programs  # noqa: PLC0415  # needs torch
+        from services.executor.workshop.tasks import torch_files  # noqa: PLC0415  # needs torch
 
-        halved_programs.to_half(candidate.path, target, artifact.precision, data)
+        torch_files.to_half(candidate.path, target, artifact.precision, data)
     else:
         target.write_bytes(candidate.path.read_bytes())
     if artifact.format == "pt2":

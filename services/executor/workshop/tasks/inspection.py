@@ -1,4 +1,4 @@
-"""An upload as something to run: which files to try, what each takes and gives, which operators it is made of."""
+"""Inspect an upload: open it, find out how it runs, its signature and operators, and its accuracy. Runs in the sandbox."""
 
 import time
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from services.executor.workshop.tasks import validation
 from services.executor.workshop.tasks.validation import Scorer, ValidationSet
 
 FORMATS = ("onnx", "pt2", "torchscript")
-CPU_FRAMEWORKS = ("ort", "torch")  # what an upload is read and run with; accelerators are looked at without it
+CPU_FRAMEWORKS = ("ort", "torch")  # that read and run an upload; accelerators are probed without it
 
 
 class RunnableUpload(Struct, frozen=True, kw_only=True):
     """One way to run an upload. framework: backend name. fixed: it takes one item at a time.
 
-    opened: our own change of a fixed batch, which counts for nothing until it is proved.
+    opened: its fixed batch was opened here; a run must prove that this works.
     """
 
     framework: str
@@ -43,7 +43,7 @@ class RunnableUpload(Struct, frozen=True, kw_only=True):
     opened: bool = False
 
     def load(self, threads: int = 1, device: str = "cpu", max_batch: int = 1, precision: str = "fp32") -> Handle:
-        """Load it; raises UploadRejected."""
+        """Raises UploadRejected."""
         spec = LoadSpec(
             device=device,
             threads=threads,
@@ -68,7 +68,7 @@ class Upload(Struct, frozen=True, kw_only=True):
 
 
 def open_upload(path: Path, format: str, scratch: Path, most_bytes: int, *, allow_torchscript: bool) -> Upload:
-    """Check an uploaded file's content against its format; raises UploadRejected."""
+    """Check an uploaded file's content against its format. Raises UploadRejected."""
     if path.stat().st_size > most_bytes:
         raise UploadRejected(f"the model file is larger than the {most_bytes >> 20} MB allowed")
     if format == "onnx":
@@ -133,26 +133,25 @@ def _torchscript(path: Path, *, allow_torchscript: bool) -> Upload:
 
 
 def _with_converter(frameworks: dict[str, str]) -> dict[str, str]:
-    """A torch model runs on onnxruntime only where it can be converted."""
+    """A torch model runs on onnxruntime only if it can be converted."""
     if not frameworks["ort"] and find_spec("onnxscript") is None:
         return frameworks | {"ort": "converting torch models needs the onnxscript package: install infaas[torch]"}
     return frameworks
 
 
-# -- First runs: does a model answer, does it take batches, what shapes come out, and what does it answer on the
-# validation set?
+# -- first runs: does a model answer, does it take batches, which shapes come out, what are its predictions?
 
 Array = ndarray[Any, Any]
 Tell = Callable[[float], None]
 
-TRIAL = 3  # items run at once and one by one: the least that shows a batch axis that is none
+TRIAL = 3  # items run at once and one by one: the least number that shows whether the batch axis is one
 BATCH = 32
 BUDGET_S = 20.0
 LEAST_SCORED = 200
 
 
 def run_batch(handle: Handle, inputs: dict[str, Array]) -> dict[str, Array]:
-    """One batch; raises UploadRejected when the model fails, or does not give one answer an item."""
+    """Run one batch. Raises UploadRejected if the model fails, or does not give one answer for each item."""
     n = len(next(iter(inputs.values())))
     try:
         outputs = handle.run(inputs)
@@ -169,7 +168,7 @@ def run_batch(handle: Handle, inputs: dict[str, Array]) -> dict[str, Array]:
 
 
 def proves_batching(handle: Handle, data: ValidationSet) -> bool:
-    """Whether three items at once get the answers that they get one by one."""
+    """Whether three items in one batch get the same answers as one by one."""
     picked = np.arange(TRIAL)
     try:
         together = run_batch(handle, data.take(picked))
@@ -189,7 +188,7 @@ def _same(together: Array, singly: Array) -> bool:
 
 
 def outputs_seen(outputs: dict[str, Array], claimed: list[TensorSpec], varying: bool) -> list[TensorSpec]:
-    """The outputs with the shapes that came out; an axis stays open only where the inputs' lengths vary too."""
+    """The outputs with the shapes that came out. An axis stays open only if the inputs' lengths vary, too."""
     specs = {spec.name: spec for spec in claimed}
     seen = []
     for name, output in outputs.items():
@@ -214,7 +213,7 @@ def predictions(
 ) -> Array:
     """The scored output's predictions on these samples, in their order.
 
-    budget_s: stop after so many seconds (not before 200 samples); fewer predictions than samples then. tell: 0..1.
+    budget_s: stop after so many seconds, but not before 200 samples; then there are fewer predictions than samples. tell: 0..1.
     """
     parts: list[Array] = []
     start = time.monotonic()
@@ -227,22 +226,22 @@ def predictions(
     return np.concatenate(parts)
 
 
-# -- Inspect one upload, in the sandbox: prove its format, find its signature, run it, score it.
+# -- the task
 
-TRIAL_S = 30.0  # an answer that takes longer counts as a model that hangs
+TRIAL_S = 30.0  # a model that takes longer for an answer counts as hanging
 
 
-def inspect(job: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
-    """What the upload proved to be; raises UploadRejected."""
+def inspect(task: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
+    """The facts about an upload. Raises UploadRejected."""
     tell(Step(step="reading the model", progress=0.05))
     upload = open_upload(
-        Path(job.model), job.format, Path(job.scratch), job.most_bytes, allow_torchscript=job.allow_torchscript
+        Path(task.model), task.format, Path(task.scratch), task.most_bytes, allow_torchscript=task.allow_torchscript
     )
     tell(Step(step="first runs", progress=0.3, within=TRIAL_S))
-    candidate, handle, data = _first_that_works(upload.candidates, job.data)
+    candidate, handle, data = _first_that_works(upload.candidates, task.data)
     if candidate.signature is None:
         raise UploadRejected("the model has no signature")
-    scorer = Scorer(job.data.metric, candidate.signature)
+    scorer = Scorer(task.data.metric, candidate.signature)
     scorer.check(data.labels)
     tell(Step(step="measuring accuracy", progress=0.5))
     indices = validation.split(len(data))[1]
@@ -268,7 +267,7 @@ def inspect(job: InspectTask, tell: Callable[[Frame], None]) -> Inspected:
 def _first_that_works(
     candidates: list[RunnableUpload], data: ValidationFile
 ) -> tuple[RunnableUpload, Handle, ValidationSet]:
-    """The best candidate that answers: with its outputs as they came out, and fixed unless it proved that it takes batches."""
+    """The best candidate that answers, with its outputs as they came out. It is fixed unless it proved that it takes batches."""
     for last, candidate in zip([*[False] * (len(candidates) - 1), True], candidates, strict=True):
         try:
             tried, handle, samples = _try(candidate, data)

@@ -1,7 +1,8 @@
-"""Timing that says when it cannot be trusted: wall time beside CPU time and the time spent waiting for a core.
+"""Profile one artifact with one number of threads, in a fresh sandbox: load, latency table, memory, accuracy, agreement.
 
-On shared cores the same model measures twice as slow from one minute to the next. A cell counts as clean when wall time
-is within 12 % of what the CPU did (one thread), or when the threads hardly waited for a core (several).
+A measurement says when it cannot be trusted. On shared cores the same model measures twice as slow from one minute to the next, so
+wall time is kept beside CPU time and the time spent waiting for a core. A cell counts as clean if wall time is within 12 % of CPU
+time (one thread), or if the threads hardly waited for a core (several).
 """
 
 import gc
@@ -36,7 +37,7 @@ _SETS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "i8mm", "asim
 
 @dataclass(frozen=True)
 class LatencyCell:
-    """One measurement of one batch: milliseconds a call. waited: share of the time in which a thread wanted a core in vain."""
+    """One measurement of one batch, in ms a call. waited: share of the time in which a thread waited for a core."""
 
     p50_ms: float
     p99_ms: float
@@ -46,18 +47,18 @@ class LatencyCell:
     waited: float
 
     def clean(self, threads: int) -> bool:
-        """threads: 0 where an accelerator computes, and the CPU only waits."""
+        """threads: 0 if an accelerator computes and the CPU only waits."""
         return self.wall_over_cpu <= CLEAN if threads == 1 else self.waited <= CLEAN - 1.0
 
     def estimate_ms(self, threads: int) -> float:
-        """The median of a clean cell; else the least that it can have been without the neighbours."""
+        """The median of a clean cell; otherwise the least that it can be without neighbours."""
         if self.clean(threads):
             return self.p50_ms
         return min(self.least_ms, self.cpu_ms) if threads == 1 and self.cpu_ms > 0 else self.least_ms
 
 
 def measure_calls(call: Callable[[], object], seconds: float, threads: int) -> LatencyCell:
-    """Call for about so many seconds: at least five times, fewer when one call takes long."""
+    """Call for about so many seconds, at least five times, or fewer times if one call takes long."""
     # The clock of one thread is exact; the process's may advance in ticks.
     cpu_ns = time.thread_time_ns if threads == 1 else time.process_time_ns
     walls: list[int] = []
@@ -95,7 +96,7 @@ def measure_calls(call: Callable[[], object], seconds: float, threads: int) -> L
 
 
 def _waited_ns() -> int:
-    """Nanoseconds that the slowest of our threads has spent runnable but without a core; 0 where Linux does not say."""
+    """Nanoseconds that the slowest thread of this process has waited for a core. 0 if Linux does not report it."""
     most = 0
     try:
         for task in os.listdir("/proc/self/task"):
@@ -107,14 +108,14 @@ def _waited_ns() -> int:
 
 
 class Memory:
-    """Resident memory of this process above what it had when this was made, in MB."""
+    """Growth of this process's resident memory since this was made, in MB."""
 
     def __init__(self) -> None:
         self._forget_peak()
         self._base = _status_mb("VmRSS")
 
     def peak_mb(self) -> float:
-        """The highest since then."""
+        """The highest growth so far."""
         return max(0.0, max(_status_mb("VmRSS"), _status_mb("VmHWM")) - self._base)
 
     def _forget_peak(self) -> None:
@@ -125,7 +126,7 @@ class Memory:
 
 
 class DeviceMemory:
-    """The same of an accelerator's own memory: what all processes take of it, above what they had when this was made."""
+    """The same for an accelerator's memory: growth of what all processes take of it."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -133,13 +134,13 @@ class DeviceMemory:
         self._peak = 0.0
 
     def peak_mb(self) -> float:
-        """The highest that was seen; frameworks keep what large batches needed."""
+        """The highest growth that was seen. Frameworks keep the memory that large batches needed."""
         self._peak = max(self._peak, cuda_memory_used_mb(self._device) - self._base)
         return self._peak
 
 
 def memory_of(device: str) -> Memory | DeviceMemory:
-    """What a model loaded from now on takes of the device's memory; of the host's where the device cannot be asked."""
+    """Measures what a model that is loaded from now on takes of the device's memory, or of the host's if the device cannot be asked."""
     return DeviceMemory(device) if device.startswith("cuda") else Memory()
 
 
@@ -167,8 +168,7 @@ def host(framework: str) -> dict[str, str]:
     return {"isa": isa, "cpu": model, "framework": framework, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
-# -- Profile one artifact with one number of threads, in a fresh sandbox: load, latency table, memory, accuracy,
-# agreement.
+# -- the task
 
 Array = ndarray[Any, Any]
 
@@ -183,7 +183,7 @@ LENGTHS = 4
 
 
 class CellTable:
-    """Latency cells by (length, batch), measured again while the machine disturbed them."""
+    """Latency cells by (length, batch). Disturbed cells are measured again."""
 
     def __init__(self, handle: Handle, data: ValidationSet, signature: Signature, threads: int) -> None:
         self._handle, self._data, self._threads = handle, data, threads
@@ -194,7 +194,7 @@ class CellTable:
         self._single = len(data.inputs) == 1
 
     def lengths(self) -> list[int]:
-        """Buckets of the first open axis: the validation set's length and, down from it, its halves. [0] when none is open."""
+        """Buckets of the first open axis: the validation set's length and its successive halves. [0] if no axis is open."""
         for name, axes in self._open_axes.items():
             if axes:
                 longest = self._data.inputs[name].shape[axes[0]]
@@ -202,7 +202,7 @@ class CellTable:
         return [0]
 
     def batch(self, batch: int, length: int, longest: int) -> dict[str, Array]:
-        """Real samples, repeated where there are too few, cut to the length's share along every open axis."""
+        """Real samples, repeated if there are too few, cut to the length's share along every open axis."""
         inputs = self._data.take(np.arange(batch) % len(self._data))
         if length == longest:
             return inputs
@@ -259,36 +259,36 @@ class CellTable:
         return np.ascontiguousarray(array)
 
 
-def profile(job: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
-    """Everything measured of one artifact with so many threads; raises UploadRejected."""
-    what = f"{job.artifact.framework} {job.artifact.precision}, {job.threads} thread{'s' * (job.threads > 1)}"
-    alone = job.device == "cpu"
+def profile(task: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
+    """Profile one artifact with one number of threads. Raises UploadRejected."""
+    what = f"{task.artifact.framework} {task.artifact.precision}, {task.threads} thread{'s' * (task.threads > 1)}"
+    alone = task.device == "cpu"
     first_load_s = TRIAL_S if alone else COMPILE_S
     tell(Step(step=f"profiling {what}"))
-    data = validation.read(job.data, job.signature)
+    data = validation.read(task.data, task.signature)
     candidate = RunnableUpload(
-        framework=job.artifact.framework,
-        path=Path(job.artifact.path),
-        format=job.artifact.format,
-        signature=job.signature,
+        framework=task.artifact.framework,
+        path=Path(task.artifact.path),
+        format=task.artifact.format,
+        signature=task.signature,
     )
     one = data.take(np.arange(1))
-    _import(candidate, job.device)
-    memory = memory_of(job.device)
+    _import(candidate, task.device)
+    memory = memory_of(task.device)
     tell(Step(step=f"profiling {what}", progress=0.1, within=first_load_s))
-    handle, load_ms = _load(candidate, job, one)
-    table = CellTable(handle, data, job.signature, job.threads if alone else 0)
+    handle, load_ms = _load(candidate, task, one)
+    table = CellTable(handle, data, task.signature, task.threads if alone else 0)
     peaks, short_of = _fill(
-        table, job, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
+        table, task, memory, lambda share: tell(Step(step=f"profiling {what}", progress=0.1 + share / 2))
     )
     accuracy = agreement = None
-    if job.score:
+    if task.score:
         tell(Step(step=f"measuring the accuracy of {what}", progress=0.6))
-        accuracy, agreement = _score(job, handle, data, max(peaks), tell)
+        accuracy, agreement = _score(task, handle, data, max(peaks), tell)
     handle.close()
     for _ in range(2 if alone else 1):
         if load_ms < 1000.0 or not alone:  # an accelerator's first load compiles; executors keep what comes out of it
-            again, ms = _load(candidate, job, one)
+            again, ms = _load(candidate, task, one)
             again.close()
             load_ms = min(load_ms, ms)
     return Measured(
@@ -304,11 +304,11 @@ def profile(job: MeasureTask, tell: Callable[[Frame], None]) -> Measured:
 
 
 def _fill(
-    table: CellTable, job: MeasureTask, memory: Memory | DeviceMemory, tell: Callable[[float], None]
+    table: CellTable, task: MeasureTask, memory: Memory | DeviceMemory, tell: Callable[[float], None]
 ) -> tuple[dict[int, float], int]:
-    """Measure all cells; memory by batch at the greatest length, and the last batch before they took too long, or 0."""
-    most = max(job.max_batches)
-    batches = sorted({b for b in (*BATCHES, *job.max_batches) if b <= most})
+    """Measure all cells. Returns memory by batch at the greatest length, and the last batch before batches took too long, or 0."""
+    most = max(task.max_batches)
+    batches = sorted({b for b in (*BATCHES, *task.max_batches) if b <= most})
     lengths = table.lengths()
     longest = lengths[-1]
     peaks: dict[int, float] = {}
@@ -331,16 +331,16 @@ def _fill(
 
 
 def _score(
-    job: MeasureTask, handle: Handle, data: ValidationSet, most: int, tell: Callable[[Frame], None]
+    task: MeasureTask, handle: Handle, data: ValidationSet, most: int, tell: Callable[[Frame], None]
 ) -> tuple[float, float]:
     """Accuracy, and agreement with the model as uploaded, on the samples that the reference has."""
     try:
-        reference = np.load(job.reference, allow_pickle=False)
+        reference = np.load(task.reference, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UploadRejected("the model's own answers are missing") from error
-    scorer = Scorer(job.data.metric, job.signature)
+    scorer = Scorer(task.data.metric, task.signature)
     indices = validation.split(len(data))[1][: len(reference)]
-    step = f"measuring the accuracy of {job.artifact.framework} {job.artifact.precision}"
+    step = f"measuring the accuracy of {task.artifact.framework} {task.artifact.precision}"
     found = inspection.predictions(
         handle,
         data,
@@ -352,16 +352,16 @@ def _score(
     return scorer.accuracy(found, data.labels[indices]), scorer.agreement(found, reference)
 
 
-def _load(candidate: RunnableUpload, job: MeasureTask, one: dict[str, Array]) -> tuple[Handle, float]:
-    """A handle and the milliseconds until it had answered once."""
+def _load(candidate: RunnableUpload, task: MeasureTask, one: dict[str, Array]) -> tuple[Handle, float]:
+    """A handle, and the ms until its first answer."""
     start = time.perf_counter()
-    handle = candidate.load(job.threads, job.device, max(job.max_batches), job.artifact.precision)
+    handle = candidate.load(task.threads, task.device, max(task.max_batches), task.artifact.precision)
     inspection.run_batch(handle, one)
     return handle, (time.perf_counter() - start) * 1000.0
 
 
 def _import(candidate: RunnableUpload, device: str) -> None:
-    """Import the framework first: an executor has it in memory long before it loads its next model."""
+    """Import the framework first: an executor has it in memory before it loads a model."""
     from services.executor.backends import backend  # noqa: PLC0415
     from services.executor.backends.base import BackendUnavailable  # noqa: PLC0415
 

@@ -39,7 +39,7 @@ INTEGER = frozenset(
 
 
 def dynamic(source: Path, target: Path) -> None:
-    """Weights of matrix products in int8, activations quantised at run time; raises UploadRejected."""
+    """Weights of matrix products in int8, activations quantised at run time. Raises UploadRejected."""
     logging.disable(logging.WARNING)
     cleared = _without_value_info(source, target)
     _quietly(
@@ -89,7 +89,7 @@ def static(
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]
-    """Feeds the calibration samples, a few at a time."""
+    """Reads the calibration samples, a few at a time."""
 
     def __init__(self, data: ValidationSet, batch: int, tell: Callable[[float], None]) -> None:
         self._indices = split(len(data))[0]

@@ -1,4 +1,4 @@
-"""torch uploads: signature and operators of a reduced .pt2 or a TorchScript file, and conversion to ONNX."""
+"""torch files: signature and operators of a reduced .pt2 or a TorchScript file, conversion to ONNX, and half precision. Runs in the sandbox."""
 
 import re
 import warnings
@@ -19,7 +19,7 @@ from services.executor.workshop.tasks.validation import ValidationSet
 
 
 def load_program(path: Path) -> Any:
-    """The exported program of a reduced archive; raises UploadRejected."""
+    """The exported program of a reduced archive. Raises UploadRejected."""
     try:
         with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")
@@ -51,7 +51,7 @@ def signature(path: Path) -> tuple[Signature, bool]:
 
 
 def script_signature(names: tuple[str, ...], data: dict[str, Any], inputs_key: str) -> Signature:
-    """TorchScript says nothing of shapes: the validation set does. Raises UploadRejected."""
+    """The signature by the validation set, since TorchScript has no shapes. Raises UploadRejected."""
     specs = []
     for name in names:
         key = next((k for k in (inputs_key, name, f"{inputs_key}.{name}") if k in data), None)
@@ -63,14 +63,14 @@ def script_signature(names: tuple[str, ...], data: dict[str, Any], inputs_key: s
 
 
 def script_operators(path: Path) -> list[str]:
-    """ATen operators of a TorchScript file; raises UploadRejected when torch cannot read it."""
+    """ATen operators of a TorchScript file. Raises UploadRejected if torch cannot read it."""
     graph = script(path).inlined_graph
     found = {node.kind() for node in graph.nodes()}
     return sorted(kind.removeprefix("aten::") for kind in found if kind.startswith("aten::"))
 
 
 def script(path: Path) -> Any:
-    """The TorchScript module; raises UploadRejected."""
+    """The TorchScript module. Raises UploadRejected."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -80,7 +80,7 @@ def script(path: Path) -> Any:
 
 
 def to_onnx(path: Path, format: str, target: Path, names: Signature, data: ValidationSet) -> None:
-    """Convert to one ONNX file with the signature's names; raises UploadRejected."""
+    """Convert to one ONNX file with the signature's names. Raises UploadRejected."""
     taken = [spec.name for spec in names.inputs]
     given = [spec.name for spec in names.outputs]
     try:
@@ -139,8 +139,7 @@ _DATATYPES = {
 }
 
 
-# -- fp16 and bf16 artifacts of a torch program: weights and operators converted, then exported anew so that the
-# file says it all.
+# -- half precision
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 EXAMPLE = 2  # items: one alone would fix the batch
@@ -148,7 +147,11 @@ MOST_BYTES = 2**34
 
 
 def to_half(source: Path, target: Path, precision: str, data: ValidationSet) -> None:
-    """Convert one reduced .pt2 file into another; raises UploadRejected."""
+    """Convert a reduced .pt2 file to fp16 or bf16. Raises UploadRejected.
+
+    Weights and operators are converted and the program is exported anew. Its inputs and outputs become half precision as well: the
+    backend converts them on the device.
+    """
     dtype = PRECISIONS[precision]
     whole = target.with_suffix(".exported.pt2")
     try:
@@ -170,13 +173,13 @@ def to_half(source: Path, target: Path, precision: str, data: ValidationSet) -> 
 
 
 def _values(program: Any) -> list[Any]:
-    """What the program's inputs look like, in order."""
+    """The program's inputs as its graph describes them, in order."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     return [values[str(name)] for name in program.graph_signature.user_inputs]
 
 
 def _example(values: list[Any], data: ValidationSet, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Real samples: one where the batch is fixed, else two."""
+    """Real samples: one if the batch is fixed, else two."""
     tensors = []
     for value, array in zip(values, data.inputs.values(), strict=True):
         items = value.shape[0] if isinstance(value.shape[0], int) else EXAMPLE
@@ -186,7 +189,7 @@ def _example(values: list[Any], data: ValidationSet, dtype: torch.dtype) -> tupl
 
 
 def _shapes(program: Any, values: list[Any]) -> tuple[Any, ...]:
-    """The same open axes between the same bounds as before; None for an input whose shape is fixed."""
+    """The same open axes with the same bounds as before. None for an input with a fixed shape."""
     dims: dict[str, Any] = {}
 
     def dim(size: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The labelled validation set (.npz), read as what it is: an untrusted zip file of numpy arrays."""
+"""The labelled validation set (.npz), an untrusted zip file of numpy arrays, and scores on it. Runs in the sandbox."""
 
 import zipfile
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class ValidationSet:
 
 
 def arrays(data: ValidationFile) -> dict[str, Array]:
-    """All arrays in the file by key; raises UploadRejected for anything that is not a plain .npz."""
+    """All arrays in the file by key. Raises UploadRejected if it is no plain .npz."""
     try:
         with zipfile.ZipFile(data.path) as archive:
             size = sum(info.file_size for info in archive.infolist())
@@ -74,7 +74,7 @@ def _member(file: Any, key: str) -> Any:
 
 
 def read(data: ValidationFile, signature: Signature) -> ValidationSet:
-    """The set as this model takes it; raises UploadRejected naming the array that does not fit."""
+    """The set as this model takes it. Raises UploadRejected that names the array that does not fit."""
     found = arrays(data)
     labels = found.get(data.labels_key)
     if labels is None:
@@ -94,7 +94,7 @@ def read(data: ValidationFile, signature: Signature) -> ValidationSet:
 
 
 def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -> None:
-    """As many labels as samples, and enough of them."""
+    """Check that there are as many labels as samples, and enough. Raises UploadRejected."""
     n = len(labels)
     for name, array in inputs.items():
         if len(array) != n:
@@ -104,7 +104,7 @@ def check_sizes(inputs: dict[str, Array], labels: Array, data: ValidationFile) -
 
 
 def check_labels(labels: Array, data: ValidationFile) -> Array:
-    """Whole numbers for top1 and top5, finite numbers for mae and rmse."""
+    """The labels: whole numbers for top1 and top5, finite numbers for mae and rmse. Raises UploadRejected."""
     name = data.labels_key
     if labels.dtype.kind not in "biuf":
         raise UploadRejected(f"validation: labels `{name}` must be numbers, not {labels.dtype}")
@@ -147,7 +147,7 @@ def _listed(found: dict[str, Array]) -> str:
     return ", ".join(f"`{key[:40]}`" for key in list(found)[:8]) or "nothing"
 
 
-# -- Accuracy and agreement of a model's outputs, 0..1, by metric: top1, top5, and 1/(1+error) of mae and rmse.
+# -- scores, 0..1, by metric: top1, top5, and 1/(1+error) of mae and rmse
 
 METRICS = ("top1", "top5", "mae", "rmse")
 FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
@@ -162,7 +162,7 @@ class Scorer:
     """
 
     def __init__(self, metric: str, signature: Signature) -> None:
-        """Raises UploadRejected when no output can be scored so."""
+        """Raises UploadRejected if no output can be scored by this metric."""
         if metric not in METRICS:
             raise UploadRejected(f"metric {metric!r} is unknown: use one of {', '.join(METRICS)}")
         self.metric = metric
@@ -185,7 +185,7 @@ class Scorer:
         return self._scores
 
     def check(self, labels: Array) -> None:
-        """Raises UploadRejected when the labels are not of the model's classes."""
+        """Raises UploadRejected if the labels are not of the model's classes."""
         if self.metric not in {"top1", "top5"} or self._scores is None:
             return
         classes = self._scores.shape[-1] if self._scores.shape else 1
@@ -206,7 +206,7 @@ class Scorer:
             )
 
     def predictions(self, output: Array) -> Array:
-        """What is kept of a batch's output: class numbers, the five best, or the numbers themselves."""
+        """The predictions in a batch's output: class numbers, the five best, or the numbers themselves."""
         if self.metric in {"mae", "rmse"}:
             return output.astype(np.float64)
         if self._labels:
@@ -220,7 +220,7 @@ class Scorer:
         return ranked[..., :5]
 
     def accuracy(self, predictions: Array, labels: Array) -> float:
-        """0..1, higher is better. Raises UploadRejected when shapes do not go together."""
+        """0..1, higher is better. Raises UploadRejected if the shapes do not match."""
         if self.metric == "top5":
             self._same(predictions.shape[:-1], labels.shape)
             return float((predictions == labels[..., None]).any(axis=-1).mean())
