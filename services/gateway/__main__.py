@@ -40,7 +40,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         bus,
         Subjects(settings.prefix),
         GatewayEdge(service, servers),
-        insight=GatewayInsight(service.counts, service.client, service.not_ready),
+        insight=GatewayInsight(service.counts, lambda: service.client.resent, service.not_ready),
     )
     runtime.grace += settings.gateway.drain_s
     service.span = lambda span: runtime.spans(span) if runtime.spans is not None else None

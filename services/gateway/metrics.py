@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from infaas.client import Client
 from services.core.metric import SECONDS, Histogram, MetricFamily
 from services.gateway.actor import Gateway
 
@@ -31,11 +30,11 @@ class RequestCounts:
 
 
 class GatewayInsight:
-    """What Prometheus reads. missing: why the gateway is not ready at this time (Unix seconds), in words; empty when it is."""
+    """What Prometheus reads. resent: how often the client library sent a query again. missing: why the gateway is not ready at this time (Unix seconds), in words; empty when it is."""
 
-    def __init__(self, counts: RequestCounts, client: Client, missing: Callable[[float], str]) -> None:
+    def __init__(self, counts: RequestCounts, resent: Callable[[], int], missing: Callable[[float], str]) -> None:
         self._counts = counts
-        self._client = client
+        self._resent = resent
         self._missing = missing
 
     def families(self, actor: Gateway) -> Iterable[MetricFamily]:
@@ -70,7 +69,7 @@ class GatewayInsight:
         resent = MetricFamily(
             "infaas_gateway_resent_total", "counter", "Times that a query was sent again for want of a reply."
         )
-        resent.add(self._client.resent)
+        resent.add(self._resent())
         return requests, seconds, received, sent, running, queries, resent
 
     def missing(self, actor: Gateway, now: float) -> str:
