@@ -21,7 +21,6 @@ from services.gateway.http.bodies import UNKNOWN, find_duplicate, quotes
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import MAX_TEXT, BadParameter, parameters_of, requirements_of
 from services.gateway.oip.tensors import TensorFields, count_of, from_bytes, from_numbers, packed_texts, to_numbers
-from services.shell.clock import now
 
 MAX_TENSORS = 1024
 SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
@@ -287,7 +286,7 @@ async def query_model(
     app = service.catalog.app(target.app)
     if asked.outputs is not None and app is not None and app.signature is not None:
         _check_outputs(asked.outputs, [spec.name for spec in app.signature.outputs])
-    requirements = _requirements(target, asked)
+    requirements = _requirements(target, asked, service.now())
     if deadline is not None:
         requirements["deadline"] = min(deadline, requirements.get("deadline", deadline))
     answer = await service.query(target.app, asked.inputs, requirements, traceparent=traceparent, protocol=protocol)
@@ -301,8 +300,8 @@ async def query_model(
     return answer
 
 
-def _requirements(target: ModelTarget, asked: InferRequest) -> dict[str, Any]:
-    requirements = requirements_of(asked.parameters, now()) if asked.parameters else {}
+def _requirements(target: ModelTarget, asked: InferRequest, now: float) -> dict[str, Any]:
+    requirements = requirements_of(asked.parameters, now) if asked.parameters else {}
     for name, value in target.requirements().items():
         if requirements.get(name, value) != value:
             raise BadParameter(f"parameters.{name} is {requirements[name][:80]!r}, but the model's name says {value!r}")

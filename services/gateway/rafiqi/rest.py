@@ -18,7 +18,6 @@ from services.gateway.http.bodies import JsonReply, json_body, whole_body
 from services.gateway.oip.infer import BadInference, read_object
 from services.gateway.rafiqi.images import WrongImage, tensor_of
 from services.gateway.registration import VALIDATION_MISSING, ModelRegistration, RegistrationRequest, file_source
-from services.shell.clock import now
 
 TOP = 5
 
@@ -121,7 +120,7 @@ class RafiqiApi:
         except WrongImage as error:
             raise RequestFailed(None, str(error)) from error
         requirements: dict[str, Any] = {
-            "deadline": now() + CLASSIFY_TIMEOUT_S,
+            "deadline": self._service.now() + CLASSIFY_TIMEOUT_S,
             **({} if app is not None else {"model": name}),
         }
         traceparent = request.headers.get("traceparent")

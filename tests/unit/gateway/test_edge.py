@@ -3,28 +3,28 @@
 import pytest
 
 from bus.port import PayloadTooLarge
-from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout
-from services.gateway.clipper.bodies import clipper_refusal as refused_in_clippers_words
+from infaas.errors import BadInput, InfaasError, NotConnected, Refused, Timeout, denied
+from services.gateway.clipper.bodies import clipper_refusal
 from services.gateway.errors import failure_of, without_subjects
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected"),
     [
         ("no app 'a': see infaas.list.apps, or register a model for it", "no app 'a': register a model for it"),
         ("no model 'm': see infaas.list.models", "no model 'm'"),
         (
-            "our credentials have no right to mine.admin.add-app: ask an operator (infaas auth)",
+            denied("mine.admin.add-app").message,
             "the gateway's credentials on the bus do not allow this: ask an operator (infaas auth)",
         ),
         ("accuracy must be between 0 and 1, not 2", "accuracy must be between 0 and 1, not 2"),
     ],
 )
-def test_subjects_stay_inside(message: str, told: str) -> None:
+def test_subjects_stay_inside(message: str, expected: str) -> None:
     refused = Refused("unknown_app", message, closest={"variant": "v"}, retry_after_ms=3.0, id="i")
     found = without_subjects(refused)
-    assert found.message == told
-    assert refused_in_clippers_words(refused).message == told
+    assert found.message == expected
+    assert clipper_refusal(refused).message == expected
     assert (found.code, found.closest, found.retry_after_ms, found.id) == ("unknown_app", {"variant": "v"}, 3.0, "i")
 
 
