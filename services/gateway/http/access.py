@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.core.settings import GatewaySettings, listed
+from services.gateway.errors import RequestFailed
 
 log = logging.getLogger(__name__)
 
 RELOAD_S = 0.5  # shortest time between two checks of the files of tokens
 _SECRET = os.urandom(32)
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="infaas"'}
 
 
 class Right(Enum):
@@ -168,15 +170,21 @@ class AccessControl:
         self._admin = settings.admin
         self._loopback = is_loopback(settings.address)
 
-    @property
-    def open(self) -> bool:
-        """Whether everybody may query."""
-        return self._users.current() is None
+    def free(self, right: Right) -> bool:
+        """Whether a request that needs this right needs no token."""
+        return right is Right.NONE or (right is Right.QUERY and self._users.current() is None)
 
     @property
     def operators(self) -> bool:
         """Whether there are tokens of operators."""
         return self._operators.current() is not None
+
+    def check(self, right: Right, credential: str | None) -> None:
+        """Check that a request may go on. credential: its header Authorization, if any. Raises RequestFailed."""
+        status, message = self.verdict(right, credential)
+        if status:
+            code, headers = ("unauthenticated", _CHALLENGE) if status == 401 else ("forbidden", None)
+            raise RequestFailed(status, message, code=code, headers=headers)
 
     def verdict(self, right: Right, credential: str | None) -> AccessVerdict:
         """Whether a request may go on. credential: its header Authorization, if any."""

@@ -173,15 +173,9 @@ def right_of(path: str, method: str) -> Right:
 
 def check(scope: Scope, right: Right, access: AccessControl) -> None:
     """Check the right of whoever sends this request. Raises RequestFailed."""
-    if right is Right.NONE or (right is Right.QUERY and access.open):
+    if access.free(right):
         return
     credential = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
-    verdict = access.verdict(right, credential)
-    if verdict.status == 401:
-        raise RequestFailed(
-            401, verdict.message, code="unauthenticated", headers={"WWW-Authenticate": 'Bearer realm="infaas"'}
-        )
-    if verdict.status:
-        raise RequestFailed(verdict.status, verdict.message, code="forbidden")
+    access.check(right, credential)
     if right is Right.OPERATE and scope.get(_FOREIGN) and not access.operators:
         raise RequestFailed(403, "a page of another origin needs an operator's token for this", code="forbidden")

@@ -106,7 +106,7 @@ class Calls:
             body = b""
             try:
                 call = Call(context)
-                self._may(call, right)
+                self._access.check(right, call.credential)
                 body = await self._message(context)
                 size = len(body)
                 taken = self._take(size, right)
@@ -140,7 +140,7 @@ class Calls:
             self.streams += 1
             try:
                 call = Call(context)
-                self._may(call, right)
+                self._access.check(right, call.credential)
                 self._room()
                 await work(lambda: self.rest(_read(context)), context.write, call)
             except BaseException as error:
@@ -186,16 +186,6 @@ class Calls:
             self._counts.ended(PROTOCOL, status, time.perf_counter() - began, len(body), sent)
 
     # -- parts
-
-    def _may(self, call: Call, right: Right) -> None:
-        """Check the right to call. Raises RequestFailed."""
-        if right is Right.NONE or (right is Right.QUERY and self._access.open):
-            return
-        verdict = self._access.verdict(right, call.credential)
-        if verdict.status:
-            raise RequestFailed(
-                verdict.status, verdict.message, code="unauthenticated" if verdict.status == 401 else "forbidden"
-            )
 
     def _room(self) -> None:
         """Check that there is room for one more stream. Raises RequestFailed."""

@@ -125,7 +125,7 @@ def test_missing_files_are_reported(tmp_path: Path) -> None:
 
 def test_access_control_has_the_settings() -> None:
     access = AccessControl(GatewaySettings(operator_tokens="o1, o2"))
-    assert access.open
+    assert access.free(Right.QUERY)
     assert access.operators
     assert access.verdict(Right.OPERATE, "Bearer o2").status == 0
     assert AccessControl(GatewaySettings(address="0.0.0.0")).verdict(Right.OPERATE, None).status == 403
