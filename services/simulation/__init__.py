@@ -1,1 +1,1 @@
-"""The services' own actors on virtual time: an event heap, simulated edges, workloads, reports. No decision is made in here."""
+"""The services' own actors on virtual time: an event heap, simulated edges, workloads and reports. Nothing here decides anything."""

@@ -1,4 +1,4 @@
-"""The clients of a simulated system: they send what the scenario's loads say, and tell the report what came back."""
+"""The clients of a simulated system. They send the scenario's loads, and pass the replies on to the report."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from services.simulation.report import RunReport
 from services.simulation.scenario.model import QueryNeeds, WorkloadSpec
 from services.simulation.workload import arrivals
 
-PRIMING = 1.0  # s between the queries that wake each app before the scenario begins
+PRIMING = 1.0  # s between two queries to each app before the scenario begins
 INBOX = "_INBOX.c."
 PRIMED = "_INBOX.primed"
 
@@ -25,7 +25,7 @@ class QueryTemplate:
     __slots__ = ("app", "body", "head", "limit", "subject")
 
     def __init__(self, app: str, needs: QueryNeeds, items: int, subjects: Subjects, patience: float) -> None:
-        """patience: seconds beyond its objective that an answer may take to reach the client, being under way."""
+        """patience: seconds beyond the objective that an answer may take, because it travels to the client."""
         fields: dict[str, Any] = {}
         if needs.latency_ms is not None:
             fields["latency_ms"] = needs.latency_ms
@@ -41,7 +41,7 @@ class QueryTemplate:
 
 
 class ArrivalStream:
-    """One load's arrivals, a chunk at a time. kinds: what is asked, by index of app."""
+    """The arrivals of one load, a chunk at a time. kinds: the query to send, by index of app."""
 
     __slots__ = ("apps", "at", "chunks", "kinds", "times")
 
@@ -53,7 +53,7 @@ class ArrivalStream:
         self.at = 0
 
     def next(self) -> float | None:
-        """When the next query sets out, seconds from the beginning; None after the last."""
+        """Time of the next query, seconds from the scenario's beginning; None after the last."""
         while self.at >= len(self.times):
             chunk = next(self.chunks, None)
             if chunk is None:
@@ -63,7 +63,7 @@ class ArrivalStream:
 
 
 class Clients:
-    """begins: the environment's time at which the scenario does. delay: seconds that a message is under way when nothing is wrong."""
+    """begins: the environment's time at which the scenario begins. delay: seconds that a message travels without faults."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Clients:
         delay: float,
     ) -> None:
         self.open: dict[str, tuple[float, QueryTemplate]] = {}
-        self.others: dict[str, Callable[[Any], None]] = {}  # who else has an inbox
+        self.others: dict[str, Callable[[Any], None]] = {}  # other inboxes, and what takes their messages
         self._environment = environment
         self._report = report
         self._begins = begins
@@ -95,14 +95,14 @@ class Clients:
             self._primed.update({(kind.app, kind.body): kind for kind in kinds})
 
     def prime(self, until: float) -> None:
-        """Ask once a second for everything that will be asked for, so that each policy loads what it would; not counted."""
+        """Send each kind of query once a second, uncounted, so that every policy loads what it would for a small load."""
         for kind in self._primed.values():
             self._environment.publish(kind.subject, kind.head, PRIMED, kind.body)
         if self._environment.now + PRIMING < until:
             self._environment.at(PRIMING, self.prime, until)
 
     def start(self) -> None:
-        """From now on the loads."""
+        """Start the loads."""
         for stream in self._streams:
             self._schedule(stream)
 
@@ -125,9 +125,7 @@ class Clients:
             self._environment.at(self._begins + due - now, self._send, stream)
 
     def received(self, reply: Publish) -> None:
-        """An answer or a refusal has come; of several the first counts, as with infaas.client: one may come after a refusal of
-        what was given up for lost.
-        """
+        """Take a reply. The first reply to a query counts, as in infaas.client: an answer may follow the refusal of a query that seemed lost."""
         inbox, message = reply.subject, reply.message
         found = self.open.pop(inbox, None)
         if found is None:

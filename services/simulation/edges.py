@@ -1,4 +1,4 @@
-"""The simulated edges of the services' actors: what each command takes, and what comes of it. They decide nothing."""
+"""The simulated edges of the services' actors. They say how long each command takes, and its result. They decide nothing."""
 
 from collections.abc import Callable
 from math import log2
@@ -39,17 +39,17 @@ from services.simulation.kernel import Environment
 
 STORE = 0.001  # s for one write to a bucket
 UNLOAD = 0.01  # s
-FAILS = 0.05  # s until a load that is to fail has failed
+FAILS = 0.05  # s that a failing load takes
 NO_OUTPUTS: dict[str, Tensor] = {}
 NOTES = "simulated"
 
 
 class LoadFault(RuntimeError):
-    """A load that the scenario lets fail."""
+    """A load that fails, as the scenario says."""
 
 
 class SimulatedExecutorEdge:
-    """An executor's edge. load_seconds: of a variant now, or LoadFault. holds: told of each instance that comes (+1) or goes (-1)."""
+    """An executor's edge. load_seconds: time to load a variant now; raises LoadFault. holds: called with each loaded (+1) or unloaded (-1) instance."""
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class SimulatedMonitorEdge:
 
 
 class SimulatedSolverEdge:
-    """The model-autoscaler's edge: the real solver; the time that it is said to take grows with the problem, about as it does
-    where docs/results.md measures it, since the clock on the wall must not count.
+    """The model-autoscaler's edge: the real solver. The seconds that a solution takes are computed from the size of the problem,
+    because the wall clock must not count. docs/results.md has measured times.
     """
 
     def __init__(self, solver: Solver, *, exact: bool) -> None:
@@ -137,7 +137,7 @@ class SimulatedSolverEdge:
 
 
 class SimulatedControllerEdge:
-    """The VM-autoscaler's edge: the control bucket, and whoever starts and stops machines."""
+    """The VM-autoscaler's edge: the control bucket, and functions that start and stop machines."""
 
     def __init__(
         self, environment: Environment, bucket: str, start: Callable[[StartMachine], None], stop: Callable[[str], None]

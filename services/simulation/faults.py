@@ -1,4 +1,4 @@
-"""What a scenario lets go wrong, brought about at its time."""
+"""A scenario's faults, each at its time."""
 
 from collections.abc import Iterable
 from math import inf, prod
@@ -11,7 +11,7 @@ from services.simulation.system import SimulatedSystem
 
 
 class Faults:
-    """begins: the kernel's time at which the scenario does."""
+    """begins: the kernel's time at which the scenario begins."""
 
     def __init__(self, kernel: Kernel, system: SimulatedSystem, faults: Iterable[FaultSpec], begins: float) -> None:
         self._kernel = kernel
@@ -40,7 +40,7 @@ class Faults:
             self._apply(fault)
 
     def _apply(self, fault: FaultSpec) -> None:
-        """From now on all that is present counts, and nothing else."""
+        """Apply exactly the present faults of this kind."""
         if fault.kind == "messages-delayed":
             self._kernel.delay = self._delay + sum(one.delay_s for one in self._all("messages-delayed"))
         elif fault.kind == "device-slow":

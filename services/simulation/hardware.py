@@ -1,12 +1,12 @@
-"""Simulated machines: what is loaded on each device, how long a batch takes there, how busy it is, what it all costs.
+"""Simulated machines: what is loaded on each device, how long a batch takes, how busy the device is, and what all costs.
 
-Interference (nothing in the paper beyond its Fig. 1): instances that compute on one device at the same time slow each other
-down, kernels that are short against the others' most. With u_j the part of the last second that instance j computed, and t its
-profiled time of one batch:
+Interference: instances that compute on one device at the same time slow each other down, most of all those with short kernels beside
+long ones. The paper says no more than its Fig. 1. With u_j the part of the last second that instance j computed, and t its profiled
+time of one batch:
 
     factor_i = 1 + strength · t_others / (t_others + t_i) · max(0, Σ_{j≠i} u_j − FREE)
 
-strength: of the kind of device, from the scenario (0: none, as between Inferentia's cores).
+The strength belongs to the kind of device and comes from the scenario (0: none, as between Inferentia's cores).
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from services.core.cost import LatencyTable
 from services.core.placement import Device
 from services.simulation.scenario.model import CostSpec, MachineSpec
 
-FREE = 0.5  # of the device: as much as others may compute before anybody notices
+FREE = 0.5  # part of the time that others may compute without effect
 MEMORY = 1.0  # s over which an instance's share of the time is averaged
 
 
 class Resident:
-    """An instance on a device. share: seconds of the last MEMORY that it computed, as of `at`, decaying."""
+    """An instance on a device. share: seconds that it computed in about the last MEMORY seconds before `at`, decaying."""
 
     __slots__ = ("at", "cores", "one", "record", "share", "table")
 
@@ -35,7 +35,7 @@ class Resident:
         self.at = 0.0
 
     def busy(self, now: float) -> float:
-        """The part of the last second that it computed, 0..1."""
+        """Part of the last second that it computed, 0..1."""
         return min(1.0, self.share * exp((self.at - now) / MEMORY) / MEMORY)
 
     def computes(self, now: float, seconds: float) -> None:
@@ -44,7 +44,7 @@ class Resident:
 
 
 class SimulatedDevice:
-    """One device of a simulated machine. strength: of interference. slow: factor on every batch (a fault)."""
+    """One device of a simulated machine. strength: of its interference. slow: factor on the time of every batch (a fault)."""
 
     def __init__(self, spec: Device, strength: float) -> None:
         self.spec = spec
@@ -63,7 +63,7 @@ class SimulatedDevice:
         self.residents.pop(instance, None)
 
     def run(self, instance: str, items: int, length: int | None, now: float) -> float:
-        """A batch begins; how many seconds it takes. Raises KeyError for an instance that is not here."""
+        """Begin a batch; returns its seconds. Raises KeyError for an instance that is not loaded."""
         resident = self.residents[instance]
         table = resident.table if length is None else resident.table.at(length)
         seconds = table.seconds(items) * self.slow
@@ -100,7 +100,7 @@ class SimulatedDevice:
 
 
 class SimulatedMachine:
-    """A worker's hardware. strengths: of interference, by kind of device. now: seconds, when it appears."""
+    """A worker's hardware. strengths: of interference, by kind of device. now: when it appears, seconds."""
 
     def __init__(self, worker: str, spec: MachineSpec, strengths: Mapping[str, float], now: float) -> None:
         self.worker = worker
@@ -117,7 +117,7 @@ class SimulatedMachine:
             self.used[name] += device.used(now)
 
     def utilisation_of(self, kind: str, now: float) -> float:
-        """Of the cores of all devices of a kind since the last call, 0..1 (what a monitor samples)."""
+        """Utilisation of the cores of all devices of a kind since the last call, 0..1, as a monitor samples it."""
         self.advance(now)
         elapsed, self._sampled = now - self._sampled, now
         cores, used = 0, 0.0
@@ -130,7 +130,7 @@ class SimulatedMachine:
 
 
 class RunningCost:
-    """What it costs: an integral of the rate that holds from one change to the next. begins: seconds from when it counts."""
+    """The cost of a run: the integral of a rate that is constant between changes. begins: time from which it counts, seconds."""
 
     def __init__(self, spec: CostSpec, begins: float) -> None:
         self.total = 0.0
@@ -141,16 +141,16 @@ class RunningCost:
 
     @property
     def rate(self) -> float:
-        """US$/s now."""
+        """The rate now, US$/s."""
         return self._machines if self._spec.meter == "worker" else self._memory
 
     def machine(self, spec: MachineSpec, number: int, now: float) -> None:
-        """So many machines more (or fewer)."""
+        """Add machines (a negative number: remove)."""
         self.advance(now)
         self._machines += number * spec.price_per_hour / 3600.0
 
     def instance(self, record: VariantRecord, number: int, now: float) -> None:
-        """So many instances more (or fewer) hold their memory."""
+        """Add instances (a negative number: remove)."""
         self.advance(now)
         self._memory += number * record.profile.memory_mb / 1024.0 * self._spec.per_gb_s.get(record.hardware, 0.0)
 

@@ -1,8 +1,8 @@
-"""The event heap: drives the services' actors on virtual time, in one thread, as fast as they decide.
+"""The event heap. It drives the services' actors on virtual time, in one thread, as fast as they decide.
 
 It does what services/shell/runtime/runtime.py does with asyncio and NATS: inlets, queue groups, timers, edges, events, watches. Messages
-are handed over as they are, since they are frozen; only where an inlet reads another type than was sent do they pass through
-the codec. The same calls in the same order give the same course: there is no clock and no chance in here.
+are frozen, so it hands them over as they are. Only if an inlet reads another type than was sent do they pass through the codec.
+It has no clock and no randomness: the same calls in the same order have the same effects.
 """
 
 from collections import deque
@@ -35,50 +35,53 @@ from services.core.actor import (
 )
 from services.shell.runtime.outbox import LATEST, ROWS
 
-SimulatedEdge = Callable[
-    [Any], tuple[float, Any]
-]  # an actor's simulated edge: command -> (seconds it takes, result or an exception)
+# An actor's simulated edge: command -> (seconds that it takes, result or an exception).
+SimulatedEdge = Callable[[Any], tuple[float, Any]]
 
 
 class Environment(Protocol):
-    """now: seconds; never goes back."""
+    """What a simulated system runs on: a clock, actors that enter and leave, key-value buckets. now: seconds, never decreasing.
+
+    The kernel is one environment. The asyncio runtime on a clock that jumps is another (tests/support/simulated); both give the
+    same results.
+    """
 
     @property
     def now(self) -> float: ...
     def enter(self, name: str, actor: Actor, edge: SimulatedEdge | None = None) -> None:
-        """An actor begins: it gets Started, then what its watched buckets hold."""
+        """Start an actor. It gets Started, then the contents of the buckets that it watches."""
 
     def leave(self, name: str, *, goodbye: bool) -> None:
-        """It ends. goodbye: it gets Stopping and may say something; else as kill -9. Nobody of that name: nothing happens."""
+        """End an actor. goodbye: it gets Stopping and may still publish; otherwise it ends as by kill -9. Unknown names are ignored."""
 
     def at(self, delay: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        """Call action(argument) after so many seconds."""
+        """Call action(argument) after `delay` seconds."""
 
     def put(self, bucket: str, key: str, value: bytes | None) -> None:
-        """Change a key (None: delete it); who watches the bucket hears of it."""
+        """Set a key (None: delete it) and inform the actors that watch the bucket."""
 
     def get(self, bucket: str, key: str) -> bytes | None: ...
     def publish(self, subject: str, message: Any, reply: str = "", body: bytes = b"") -> None:
-        """Say something from outside. body: the message's encoding, where somebody reads that (queries)."""
+        """Publish a message from outside. body: its encoding, for actors that read it (queries)."""
 
 
-NETWORK = 0.00025  # s that a message is under way
+NETWORK = 0.00025  # s from publishing to delivery
 INBOX = "_INBOX."
-ROUTES = 20_000  # remembered; many replies have subjects that are used once
-GRACE = 5.0  # s that work under way has when its actor is asked to stop, as services/shell/runtime/serve.py gives
+ROUTES = 20_000  # most subjects whose subscribers are cached; many subjects of replies are used only once
+GRACE = 5.0  # s for work under way when its actor is asked to stop, as services/shell/runtime/serve.py gives
 
 Receive = Callable[[Publish], None]
 Listen = Callable[[str, Event], None]
 
 
 class ActorHalted(RuntimeError):
-    """An actor gave up (effect Halt), or failed on a message; in production its process would end."""
+    """An actor halted (effect Halt) or failed on a message. In production its process would end."""
 
 
 class Member:
-    """One actor on the heap. order: how many came before it. timers: key to the number of the event that will ring.
+    """One running actor. order: how many entered before it. timers: by key, the number of the event that is due.
 
-    recorded: events so far; sealing: the number of the one with which those on their way to disk began; full: with which they end.
+    recorded: number of events so far. sealing: number of the first event of the batch on its way to disk; 0: none. full: number of its last.
     """
 
     __slots__ = (
@@ -112,9 +115,9 @@ class Member:
 
 
 class Subscribers:
-    """Who hears a subject: everybody in `all`, and one of each queue group in turn. one: the only one who ever does.
+    """The subscribers of a subject: all members in `all`, and one member of each queue group in turn. one: the only subscriber.
 
-    turns: messages that each group has had so far, on all subjects that its pattern stands for.
+    turns: number of messages of each group so far, on all subjects that match its pattern.
     """
 
     __slots__ = ("all", "groups", "one", "turns")
@@ -130,7 +133,7 @@ Subscriptions = dict[tuple[str, int], tuple[Member, Inlet]]  # by the member's n
 
 
 class Kernel:
-    """start: the clock's first reading, seconds. received: gets what is sent to clients' inboxes, recorded: gets every event recorded."""
+    """An Environment. start: the clock's first reading, seconds. received is called with messages to clients' inboxes, recorded with every event."""
 
     received: Receive
 
@@ -203,7 +206,7 @@ class Kernel:
 
     def put(self, bucket: str, key: str, value: bytes | None) -> None:
         stored = self._buckets.setdefault(bucket, {})
-        stored.pop(key, None)  # who comes later hears of the keys in the order of their last change
+        stored.pop(key, None)  # later watchers get the keys in the order of their last change
         stored[key] = value
         watchers = self._watchers.get(bucket)
         if watchers:
@@ -216,7 +219,7 @@ class Kernel:
         self._post(self._route, (subject, message, reply, None, body))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due up to this moment. Raises ActorHalted."""
+        """Process everything that is due up to this time. Raises ActorHalted."""
         try:
             self._run(until)
         except ActorHalted:
@@ -247,7 +250,7 @@ class Kernel:
     # -- messages
 
     def _post(self, action: Callable[[Any], None], argument: Any) -> None:
-        """Hand over after the network's delay; who sends later never arrives earlier."""
+        """Deliver after the network's delay. Messages arrive in the order in which they were sent."""
         self._number += 1
         due = self.now + self.delay
         if due < self._last_mail:
@@ -271,7 +274,7 @@ class Kernel:
         subject, message, reply, sender, body = mail
         route = self._routes.get(subject)
         if route is not None and (one := route.one) is not None and type(message) is one[1]:
-            member = one[0]  # nearly all messages: without any further call
+            member = one[0]  # nearly all messages take this path, without further calls
             self.events += 1
             effects = member.handle(Envelope(self.now, message, subject, reply, body))
             if effects:
@@ -292,7 +295,7 @@ class Kernel:
         elif not route.groups:
             if reply and sender is not None:
                 for inlet in sender.inlets:
-                    if matches(inlet.subject, reply):  # the bus tells only those who would get the reply
+                    if matches(inlet.subject, reply):  # the bus informs only subscribers of the reply's subject
                         self._deliver(sender, Envelope(self.now, Undelivered(reply), reply))
             return
         for group, turns in zip(route.groups, route.turns, strict=True):
@@ -308,7 +311,7 @@ class Kernel:
         self._deliver(member, Envelope(self.now, message, subject, reply, body))
 
     def _hearers(self, pattern: str) -> Subscriptions:
-        """Who hears it, to be changed by the caller; routes that it concerns are forgotten."""
+        """The subscriptions to a pattern, for the caller to change. Cached subscribers of matching subjects are dropped."""
         head = pattern.partition("*")[0].partition(">")[0].rstrip(".")  # the tokens before the first wildcard
         if head == pattern:
             self._routes.pop(pattern, None)
@@ -318,7 +321,7 @@ class Kernel:
         return self._wild.setdefault(head, {}).setdefault(pattern, {})
 
     def _resolve(self, subject: str) -> Subscribers:
-        """Members in the order of their coming, so that nothing depends on how dictionaries were filled."""
+        """The subscribers in the order in which they entered, so that the order of dictionaries has no effect."""
         found = list(self._exact.get(subject, {}).items())
         tokens = subject.split(".")
         for length in range(len(tokens)):
@@ -405,7 +408,7 @@ class Kernel:
             self._soon.append((self._did, (member, Recorded(number))))
 
     def _stored(self, batch: tuple[Member, int]) -> None:
-        """Events are on disk as soon as the outbox sends them: after LATEST, unless ROWS of them were sent before."""
+        """The outbox writes events after LATEST seconds, or as soon as there are ROWS of them."""
         member, first = batch
         if member.sealing == first:
             member.sealing = 0
@@ -416,7 +419,7 @@ class Kernel:
 
 
 def _whose(error: Exception) -> str:
-    """The member that was being served when this was raised. Read off the traceback, so that nobody has to note it all the time."""
+    """The member whose message raised this. The traceback says so, which costs nothing while all is well."""
     name, trace = "the simulator", error.__traceback__
     while trace is not None:
         member = trace.tb_frame.f_locals.get("member")

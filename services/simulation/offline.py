@@ -1,7 +1,7 @@
-"""The simulated edges of offline jobs: a work queue of chunks, a bucket of parts, inputs of nothing, outputs that are counted.
+"""The simulated edges of offline jobs: a work queue of chunks, a bucket of parts, empty inputs, and outputs that are counted.
 
-The coordinator's and the runners' own actors decide when and where anything is computed; what they have done here is
-what services/jobs/edge.py and services/jobs/runner/edge.py do with JetStream, objects and files.
+The actors of the coordinator and the runners decide when and where anything is computed. This module does what
+services/jobs/edge.py and services/jobs/runner/edge.py do with JetStream, objects and files.
 """
 
 from collections import deque
@@ -44,20 +44,20 @@ BODY = Raw(encode({"inputs": {}}))
 
 
 class WorkQueue:
-    """As the stream of chunks is: each goes to one runner, and comes back unless that one is done with it in time.
+    """Chunks of jobs, as JetStream delivers them: each to one runner, and again if that runner does not finish it in time.
 
-    What comes back goes first.
+    Chunks that return are delivered first.
     """
 
     def __init__(self) -> None:
         self._chunks: dict[int, Chunk] = {}
         self._waiting: deque[int] = deque()
-        self._back: dict[int, float] = {}  # delivered: when it comes back
-        self._due: list[tuple[float, int]] = []  # the same, soonest first, with some that do not hold any more
+        self._back: dict[int, float] = {}  # of delivered chunks: when they return
+        self._due: list[tuple[float, int]] = []  # the same, soonest first; some entries are outdated
         self._number = 0
 
     def __len__(self) -> int:
-        """Chunks that nobody is done with."""
+        """Number of unfinished chunks."""
         return len(self._chunks)
 
     def put(self, chunk: Chunk) -> None:
@@ -66,7 +66,7 @@ class WorkQueue:
         self._waiting.append(self._number)
 
     def take(self, now: float) -> tuple[int, Chunk] | None:
-        """Deliver one: its number in the queue, and the chunk."""
+        """Deliver a chunk, with its number in the queue; None if none waits."""
         number = self._next(now)
         if number is None:
             return None
@@ -81,7 +81,7 @@ class WorkQueue:
         return self._waiting.popleft() if self._waiting else None
 
     def hold(self, number: int, until: float) -> None:
-        """Nobody else gets it before then."""
+        """Deliver it to no other runner before `until`."""
         if number in self._chunks:
             self._back[number] = until
             heappush(self._due, (until, number))
@@ -92,9 +92,9 @@ class WorkQueue:
 
 
 class OfflineWork:
-    """What the jobs of one run share. jobs: the scenario's, which are called job-0, job-1, ... in their order.
+    """What the jobs of one run share. jobs: the scenario's; they are named job-0, job-1, ... in their order.
 
-    written: told of each job's new outputs, as (job, items).
+    written: called with each job's new outputs, as (job, items).
     """
 
     def __init__(self, environment: Environment, subjects: Subjects, jobs: Sequence[JobSpec]) -> None:
@@ -107,14 +107,14 @@ class OfflineWork:
         self._outputs = dict.fromkeys(self.jobs, 0)
 
     def submit(self, job: str) -> None:
-        """Ask for it, as a client does."""
+        """Submit a job, as a client does."""
         spec = self.jobs[job]
         places = {"input": f"file:///{job}.npy", "output": f"file:///{job}-outputs.npy"}
         ask = SubmitJob(**places, accuracy=spec.accuracy or None, model=spec.model, variant=spec.variant, job=job)
         self._environment.publish(self._subjects.job(spec.app), ask, f"{INBOX}{job}")
 
     def mailboxes(self, refused: Callable[[str, str], None]) -> dict[str, Callable[[Any], None]]:
-        """Where replies to `submit` go. refused: told the job and why."""
+        """The inboxes for replies to `submit`. refused: called with a refused job and the reason."""
 
         def take(job: str, reply: Any) -> None:
             if type(reply) is Refusal:
@@ -170,7 +170,7 @@ class OfflineWork:
         return chunks
 
     def _assemble(self, command: Assemble) -> Assembled | Broken:
-        """Append to the output, cut back to its checkpoint first; ends early at a part that failed."""
+        """Append parts to the output from its checkpoint on. Stops at a part that failed."""
         job, checkpoint = command.route.job, command.checkpoint
         cost, variants = 0.0, list[str]()
         failure, failed = "", 0
@@ -194,7 +194,7 @@ class OfflineWork:
     # -- the runners' edges
 
     def runner(self) -> "SimulatedRunnerEdge":
-        """The edge of one more."""
+        """The edge of another runner."""
         return SimulatedRunnerEdge(self._environment, self, self._subjects)
 
 

@@ -1,4 +1,4 @@
-"""Point processes in chunks: in operational time (one arrival a unit on average), and their way to seconds."""
+"""Point processes: arrivals in operational time (on average one a unit), and rates that map them to seconds. Arrivals come in chunks."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,10 +9,10 @@ Times = NDArray[np.float64]
 
 
 class Rates:
-    """A rate over [starts[0], ends[-1]): in each piece straight from `first` to `last` (queries/s, at least 0).
+    """A piecewise linear rate over [starts[0], ends[-1]): in each piece from `first` to `last` (queries/s, at least 0).
 
-    Pieces follow each other without gaps and have a length above 0. before: operational time (queries expected) that has
-    passed at the first piece's start; until: at the last one's end.
+    Pieces follow each other without gaps and have a positive length. before: operational time (expected queries) at the first piece's
+    start. until: at the last piece's end.
     """
 
     def __init__(self, starts: Times, ends: Times, first: Times, last: Times, before: float = 0.0) -> None:
@@ -25,9 +25,9 @@ class Rates:
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]], duration: float) -> "Rates":
-        """Over [0, duration) through (second, queries/s) points, straight between them and constant beyond.
+        """A rate over [0, duration) through (second, queries/s) points: linear between them, constant beyond.
 
-        Points with the same second make a step.
+        Two points with the same second are a step.
         """
         at, rates = np.array(points, np.float64).T
         at = np.concatenate([[min(0.0, at[0])], at, [max(duration, at[-1])]])
@@ -41,7 +41,7 @@ class Rates:
 
     @classmethod
     def stairs(cls, rates: Times, width: float, duration: float) -> "Rates":
-        """One constant rate after the other, each for `width` seconds; ends with the last of them, at latest at `duration`."""
+        """Constant rates, each for `width` seconds. It ends with the last of them, at the latest at `duration`."""
         rates = np.asarray(rates[: int(np.ceil(duration / width))], np.float64)
         starts = np.arange(len(rates), dtype=np.float64) * width
         kept = starts < duration
@@ -49,9 +49,9 @@ class Rates:
         return cls(starts[kept], ends[kept], rates[kept], rates[kept])
 
     def when(self, passed: Times) -> Times:
-        """Seconds at which operational times (rising, below `until`) are reached: the inverse of the rate's integral.
+        """The seconds of operational times (rising, below `until`): the exact inverse of the rate's integral.
 
-        Each lies in its piece, before the piece's end. Rounding may turn neighbours round.
+        Each lies in its piece, before the piece's end. Rounding may swap neighbours.
         """
         piece: NDArray[np.intp] | int = 0
         if len(self._starts) > 1:
@@ -65,13 +65,13 @@ class Rates:
         return seconds
 
 
-STAYS = 1024  # of a modulated process, drawn at once
+STAYS = 1024  # stays of a modulated process that are drawn at once
 FIRST = 256  # arrivals in the first chunk
 MOST_AT_ONCE = 2**20  # arrivals of a line that are drawn at once
 
 
 def timed(blocks: Iterator[Rates], passed: Iterator[Times]) -> Iterator[Times]:
-    """Seconds of arrivals given in operational time (rising, without end), under rates that follow each other in blocks."""
+    """Seconds of arrivals. blocks: the rate, in consecutive blocks. passed: the arrivals in operational time, rising and without end."""
     block = next(blocks)
     last = 0.0
     for part in passed:
@@ -112,10 +112,10 @@ def exponential(rng: np.random.Generator, chunk: int) -> Iterator[Times]:
 
 
 def gamma(cv: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
-    """Gamma gaps of mean 1 and this coefficient of variation, seen from a random moment of a process that has always run.
+    """Gamma gaps of mean 1 and coefficient of variation `cv`, from a random moment on of a process that has always run.
 
-    The gap that is met at such a moment is a long one (its density is x times that of a gap: gamma of shape + 1), and the
-    moment lies anywhere in it. So as many arrivals as asked are expected in any time from 0 on, however large the CV.
+    Such a moment falls into a gap in proportion to its length (gamma of shape + 1), and lies anywhere in it. The expected number of
+    arrivals is therefore right from time 0 on, however large the CV.
     """
     shape = cv**-2
     end = float(rng.random() * rng.standard_gamma(shape + 1) / shape)
@@ -131,7 +131,7 @@ def gamma(cv: float, rng: np.random.Generator, chunk: int) -> Iterator[Times]:
 def modulated(
     rates: Sequence[float], dwell: Sequence[float], duration: float, rng: np.random.Generator
 ) -> Iterator[Rates]:
-    """The rate of an MMPP over [0, duration), in blocks of stays."""
+    """The rate of a Markov-modulated Poisson process over [0, duration), in blocks of stays."""
     levels, means = np.array(rates, np.float64), np.array(dwell, np.float64)
     states = len(levels)
     state = int(rng.choice(states, p=means / means.sum()))
@@ -155,7 +155,7 @@ def modulated(
 def counted(
     counts: Times, seconds_per_line: float, duration: float, rng: np.random.Generator, chunk: int
 ) -> Iterator[Times]:
-    """So many arrivals in each line (a fraction at random), uniform in it: a Poisson process whose counts are known."""
+    """Arrivals for given counts: uniform within each line (a fraction is rounded at random). This is a Poisson process with known counts."""
     starts, ends, numbers = _parts(counts[: int(np.ceil(duration / seconds_per_line))], seconds_per_line, rng)
     until = np.cumsum(numbers)
     latest = np.nextafter(ends, 0)
@@ -173,7 +173,7 @@ def counted(
 
 
 def _sizes(chunk: int) -> Iterator[int]:
-    """Of chunks: small at first, so that few arrivals cost little."""
+    """Sizes of chunks: small at first, so that few arrivals cost little."""
     size = min(chunk, FIRST)
     while True:
         yield size
@@ -181,7 +181,7 @@ def _sizes(chunk: int) -> Iterator[int]:
 
 
 def _parts(counts: Times, width: float, rng: np.random.Generator) -> tuple[Times, Times, NDArray[np.int64]]:
-    """Starts, ends and numbers of arrivals of lines; a line with very many is split into equal parts."""
+    """Starts, ends and numbers of arrivals of lines. A line with very many arrivals is split into equal parts."""
     whole = np.floor(counts)
     numbers = (whole + (rng.random(len(counts)) < counts - whole)).astype(np.int64)
     pieces = np.maximum(-(-numbers // MOST_AT_ONCE), 1)

@@ -1,7 +1,7 @@
-"""What a run was like: counts, quantiles and time lines, gathered while it runs in memory that queries do not add to.
+"""The report of a run: counts, quantiles and time series. Its memory does not grow with the queries.
 
-Time is the scenario's, in seconds, and never goes back. Latency, accuracy and violations are the client's view. The definitions stand
-in docs/simulation.md.
+Time is the scenario's, in seconds, and never decreases. Latency, accuracy and violations are the client's view. docs/simulation.md
+defines all figures.
 """
 
 from collections import defaultdict
@@ -28,19 +28,19 @@ from services.simulation.statistics import (
 __all__ = ["MEASURED", "RunReport", "Sample"]
 
 MEASURED = ("decisions", "events_per_s", "solve_ms")  # keys of wall-clock figures, which may differ from run to run
-KEPT = 1000  # scaling decisions that are listed; of the rest only the number
-_ENOUGH = 4096  # values at a time that are quickly counted, and take little room until then
-_SAME = 1e-9  # s by which an answer may exceed its limit: times are sums of floats
+KEPT = 1000  # scaling decisions that are listed; the rest are counted
+_ENOUGH = 4096  # values that are counted at once: fast to count, and small until then
+_SAME = 1e-9  # s that an answer may exceed its limit, because times are sums of floats
 _MS, _US = 1e3, 1e6
 
 
 class RunReport:
-    """One policy's run. Feed it while the run goes on, then call `finished` once."""
+    """The report of one policy's run. Feed it during the run, then call `finished` once."""
 
     def __init__(
         self, policy: str, duration_s: float, every_s: float, *, base: str = "", hardware: dict[str, str] | None = None
     ) -> None:
-        """hardware: kind of device of each variant, for the result's readers."""
+        """hardware: the kind of device of each variant."""
         self._policy, self._base = policy, base or policy
         self._duration, self._every = duration_s, every_s
         self._hardware = hardware or {}
@@ -62,7 +62,7 @@ class RunReport:
 
     @classmethod
     def of(cls, scenario: Scenario, policy: PolicySpec) -> "RunReport":
-        """An empty one for this run."""
+        """An empty report for this run."""
         hardware = {record.variant: record.hardware for record in scenario.variants}
         return cls(policy.name, scenario.duration_s, scenario.metrics_every_s, base=policy.base, hardware=hardware)
 
@@ -75,7 +75,7 @@ class RunReport:
     def answered(
         self, app: str, now: float, seconds: float, limit_s: float, accuracy: float | None, variant: str
     ) -> None:
-        """A query's answer has arrived, so many seconds after it was to be sent. limit_s: inf without an objective."""
+        """A query was answered. seconds: since the intended time of sending. limit_s: inf without an objective."""
         if now >= self._end:
             self._close(now)
         tally = self._apps[app]
@@ -98,14 +98,14 @@ class RunReport:
         refusals[code] = refusals.get(code, 0) + 1
 
     def event(self, kind: str, event: Event, now: float) -> None:
-        """An actor has recorded something: scaling decisions are counted and listed."""
+        """An actor recorded an event. Scaling decisions are counted and listed."""
         if kind == JobEvent.kind:
             assert isinstance(event, JobEvent)
             self._offline.event(event, now)
         if kind != ScalingEvent.kind:
             return
         assert isinstance(event, ScalingEvent)
-        if event.count:  # 0: what was wanted and not done
+        if event.count:  # 0: wanted, but not possible
             self._actions[event.action] += 1
         if event.solve_ms is not None:
             self._solving.fresh.append(event.solve_ms)
@@ -117,17 +117,17 @@ class RunReport:
         self._scalings.append({**row, "time": round(now, 6)})
 
     def sample(self, sample: Sample) -> None:
-        """How the world is; every metrics_every_s."""
+        """Add a sample of the system's state; every metrics_every_s."""
         if sample.time >= self._end:
             self._close(sample.time)
         self._series.sample(sample)
 
     def decided(self, seconds: float) -> None:
-        """A variant was selected for a query, which took so long by the wall clock."""
+        """A selection took so many seconds by the wall clock."""
         self._deciding.fresh.append(seconds)
 
     def finished(self, cost: float, events: int, wall_s: float, open_queries: int) -> dict[str, Any]:
-        """The result. cost: US$ of the run. events, wall_s: of the kernel. open_queries: sent, and still unanswered at the end."""
+        """The result. cost: US$ of the run. events, wall_s: the kernel's. open_queries: number still unanswered at the end."""
         self._close_all()
         latency, refusals = Quantiles(), defaultdict[str, int](int)
         for tally in self._apps.values():
@@ -193,7 +193,7 @@ class RunReport:
         return Totals(offered, answered, bad, rated, accuracy)
 
     def _close(self, now: float) -> None:
-        """Close all intervals and windows that have ended by now."""
+        """Close all intervals and windows that end by now."""
         for histogram in (self._deciding, self._solving, *(tally.latency for tally in self._apps.values())):
             histogram.settle(least=_ENOUGH)
         while now >= self._end:
@@ -211,7 +211,7 @@ class RunReport:
         self._drop.close(sums.rated, sums.accuracy)
 
     def _close_all(self) -> None:
-        """Close what the duration holds, and what has begun since if anything happened in it."""
+        """Close all intervals of the duration, and a later one if anything happened in it."""
         length = ceil(self._duration / self._every - _SAME)
         self._close((length + 0.5) * self._every if self._series.length < length else 0.0)
         if self._series.unlike(self._sums()):
@@ -250,7 +250,7 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 class SimulatedJob(Struct):
-    """One: inputs and outputs written so far are counted in items, finished_s is the scenario's time. reason: why it failed."""
+    """One offline job. inputs, done: items. finished_s: the scenario's time. reason: why it failed."""
 
     app: str
     inputs: int
@@ -260,7 +260,7 @@ class SimulatedJob(Struct):
 
 
 class JobCounts:
-    """All jobs of one run; what is written after its duration does not count."""
+    """All offline jobs of one run. Outputs after its duration do not count."""
 
     def __init__(self, every_s: float, duration_s: float) -> None:
         self._every, self._duration = every_s, duration_s
@@ -268,22 +268,22 @@ class JobCounts:
         self._items: dict[int, int] = {}  # by interval
 
     def job(self, job: str, app: str, inputs: int) -> None:
-        """There will be one."""
+        """Add a job."""
         self._jobs[job] = SimulatedJob(app, inputs)
 
     def refused(self, job: str, reason: str) -> None:
-        """It was not taken in."""
+        """A job was refused."""
         self._jobs[job].reason = reason
 
     def written(self, job: str, items: int, now: float) -> None:
-        """So many more of its outputs are there."""
+        """Some outputs of a job were written."""
         if now < self._duration:
             self._jobs[job].done += items
             interval = int(now / self._every)
             self._items[interval] = self._items.get(interval, 0) + items
 
     def event(self, event: JobEvent, now: float) -> None:
-        """What the coordinator recorded of it."""
+        """The coordinator recorded an event of a job."""
         job = self._jobs[event.job]
         if event.state == "done" and now < self._duration:
             job.finished_s = now
@@ -299,7 +299,7 @@ class JobCounts:
         return rows
 
     def series(self, count: int) -> dict[str, list[float]]:
-        """offline_done: outputs/s in each of so many intervals; only where there are jobs."""
+        """offline_done: outputs/s in each of `count` intervals; empty without jobs."""
         if not self._jobs:
             return {}
         spans = (min(self._every, self._duration - i * self._every) for i in range(count))

@@ -1,4 +1,4 @@
-"""One scenario under one policy, from the first machine to the last answer; and all of a scenario's policies, one after another."""
+"""Running a scenario: under one policy, from the first machine to the last answer, or under all of its policies in turn."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -15,16 +15,16 @@ from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.system import SimulatedSystem
 
 BEGINS = 1_000_000.0  # the clock at the scenario's time 0
-WARM_UP = 15.0  # s before that: machines meet, each app is asked for once a second, loads are instant
-PRIMED_AFTER = 3.0  # s of it until the first query
-DRAIN = 60.0  # s after the end for what is still under way
+WARM_UP = 15.0  # s before that in which machines start, each app gets a query a second, and loads are instant
+PRIMED_AFTER = 3.0  # s of the warm-up until the first query
+DRAIN = 60.0  # s after the end for queries under way
 STEP = 1.0  # s between reports of progress
 
 Progress = Callable[[float], None]
 
 
 class SimulationError(RuntimeError):
-    """A run could not go on: an actor, or a policy of the user's own, failed. The text names both."""
+    """A run failed, because an actor or a user's own policy failed. The text names both."""
 
 
 class Run:
@@ -54,7 +54,7 @@ class Run:
         self._take_jobs()
 
     def __call__(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Everything, to the end. progress: told the scenario's time as it goes."""
+        """Run to the end; returns the result. progress: called with the scenario's time."""
         kernel, scenario = self.kernel, self.scenario
         began = perf_counter()
         self.system.build()
@@ -77,7 +77,7 @@ class Run:
         return self.report.finished(cost, kernel.events, perf_counter() - began, len(self.clients.open))
 
     def _take_jobs(self) -> None:
-        """Offline jobs, each at its time."""
+        """Submit each offline job at its time."""
         offline, report = self.system.offline, self.report
         offline.written = lambda job, items: report.offline(job, items, self.kernel.now - BEGINS)
         self.clients.others.update(offline.mailboxes(report.job_refused))
@@ -91,7 +91,7 @@ class Run:
             self.report.event(event.kind, event, self.kernel.now - BEGINS)
 
     def _sample(self, argument: Any = None, *, last: bool = False) -> None:
-        """The state of things now, and the use of the devices since the last time."""
+        """Report the present state, and the use of the devices since the last sample."""
         del argument
         now = self.kernel.now
         if not last and now - BEGINS < self.scenario.duration_s:
@@ -130,13 +130,13 @@ class Run:
 def simulate(
     scenario: Scenario, policy: PolicySpec, report: RunReport, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """One policy's result (docs/simulation.md). The same scenario and seed give the same, but for measured times."""
+    """One policy's result (docs/simulation.md). The same scenario and seed give the same result, except for measured times."""
     with _seldom_collected():
         return Run(scenario, policy, report)(progress)
 
 
 def simulate_all(scenario: Scenario, progress: Callable[[str, float], None] | None = None) -> dict[str, Any]:
-    """All policies of a scenario. progress: told the policy and the scenario's time as it goes. Raises SimulationError."""
+    """The results of all policies. progress: called with the policy and the scenario's time. Raises SimulationError."""
     results = []
     for policy in scenario.policies:
         report = RunReport.of(scenario, policy)
@@ -150,7 +150,7 @@ def simulate_all(scenario: Scenario, progress: Callable[[str, float], None] | No
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Hardly anything here is in cycles: looking for them all the time would cost a tenth."""
+    """Collect garbage rarely. Almost nothing here is in cycles, and searching for them would take a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 20, 50)
     try:

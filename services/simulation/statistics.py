@@ -1,4 +1,4 @@
-"""Quantiles of any number of durations in bounded memory, the same on every machine."""
+"""What a report counts: quantiles of durations, counts of queries, and time series. Results are the same on every machine."""
 
 from array import array
 from collections import defaultdict
@@ -10,16 +10,16 @@ import numpy as np
 from msgspec import Struct
 
 STEPS = 64  # buckets of each power of two
-RELATIVE_ERROR = 0.5 / STEPS  # of a quantile, at most: half a bucket's width over its lower end
+RELATIVE_ERROR = 0.5 / STEPS  # of a quantile, at most: half a bucket's width over the bucket's lower end
 
 # A bucket's key is exponent x 2 STEPS + the mantissa's first bits: frexp and the products are exact, where a logarithm's last digit
 # differs between machines. Mantissas lie in [0.5, 1), so their part of the key is at least STEPS, and 0 is a key of its own.
 
 
 class Quantiles:
-    """Counts of values >= 0 by size, in buckets that are 1/64 of a power of two wide.
+    """Quantiles of any number of values >= 0, in bounded memory: counts in buckets that are 1/64 of a power of two wide.
 
-    Values are put into `fresh` (the fastest that Python offers) and `settle` counts them; whoever fills it settles often enough.
+    Callers append values to `fresh`, which is the fastest way in Python, and call `settle` often enough.
     """
 
     __slots__ = ("bins", "fresh")
@@ -29,7 +29,7 @@ class Quantiles:
         self.fresh = array("d")
 
     def settle(self, least: int = 1) -> None:
-        """Count what is fresh and forget it, if there are at least so many."""
+        """Count the values in `fresh` and empty it, if there are at least `least`."""
         if len(self.fresh) < least:
             return
         mantissas, exponents = np.frexp(np.array(self.fresh))
@@ -46,12 +46,12 @@ class Quantiles:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         self.settle()
         return sum(self.bins.values())
 
     def quantiles(self, *wanted: float) -> list[float | None]:
-        """For each of `wanted` (0..1, rising) the value that so many do not exceed, within 0.8 %; None without any value."""
+        """The quantiles at `wanted` (0..1, rising), within 0.8 %; None without any value."""
         total = self.count  # settles
         found: list[float | None] = []
         seen, keys = 0, iter(sorted(self.bins))
@@ -75,12 +75,12 @@ def _middle(key: int) -> float:
 
 # -- counts of queries
 
-WINDOW_S = 10.0  # of the accuracy drop
-UNITS = 10**12  # of accuracy: whole numbers add up without rounding, in any order
+WINDOW_S = 10.0  # length of a window of the accuracy drop
+UNITS = 10**12  # that an accuracy of 1 has: whole numbers add up without rounding, in any order
 
 
 class AccuracyUnits(dict[float, int]):
-    """An accuracy in units, kept once it was asked for."""
+    """Accuracies in units, cached."""
 
     def __missing__(self, accuracy: float) -> int:
         self[accuracy] = found = round(accuracy * UNITS)
@@ -88,7 +88,7 @@ class AccuracyUnits(dict[float, int]):
 
 
 class AppCounts:
-    """Counts of one app's queries. rated, accuracy: how many answers in time have an accuracy, and the sum of these, in units."""
+    """Counts of one app's queries. rated: number of answers in time with an accuracy. accuracy: the sum of these, in units."""
 
     __slots__ = ("accuracy", "answered", "drop", "late", "latency", "offered", "rated", "refusals")
 
@@ -104,12 +104,12 @@ class AppCounts:
 
     @property
     def refused(self) -> int:
-        """With any code."""
+        """Number of refusals with any code."""
         return sum(self.refusals.values())
 
 
 class AccuracyDrop:
-    """The greatest fall of accuracy: of a window's mean (10 s, answers in time) below the best mean of a window before it.
+    """The largest fall of accuracy: the mean of a window (10 s, answers in time) below the best mean of an earlier window.
 
     Windows without such answers do not count.
     """
@@ -123,7 +123,7 @@ class AccuracyDrop:
         self._accuracy = 0
 
     def close(self, rated: int, accuracy: int) -> None:
-        """A window has ended, with these sums since the start; accuracy in units."""
+        """End a window. rated, accuracy (in units): sums since the start."""
         if rated == self._rated:
             return
         mean = (accuracy - self._accuracy) / (UNITS * (rated - self._rated))
@@ -139,9 +139,9 @@ class AccuracyDrop:
 
 
 class Sample(Struct, frozen=True, kw_only=True, gc=False):
-    """The world at a moment, scenario's seconds. instances: loaded ones by variant. workers: that run, by kind of machine.
+    """The system's state at a time (scenario's seconds). instances: loaded, by variant. workers: running, by kind of machine.
 
-    cost_rate: US$/s now. utilisation: 0..1, busy share of all devices since the sample before.
+    cost_rate: US$/s. utilisation: 0..1, busy share of all devices since the previous sample.
     """
 
     time: float
@@ -152,7 +152,7 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Totals(Struct, frozen=True, gc=False):
-    """Sums at a moment, since the start. violations: late and refused. rated: answers in time whose variant has an accuracy.
+    """Sums since the start. violations: late and refused. rated: answers in time whose variant has an accuracy.
 
     accuracy: sum of these, in tally.UNITS.
     """
@@ -165,9 +165,9 @@ class Totals(Struct, frozen=True, gc=False):
 
 
 class Series:
-    """Rows of equal length. A point's rates are means over the interval that begins at its time; a query counts where it ended
-    (offered: where it was sent). Instances, workers, cost rate and utilisation are the last known at the interval's begin; after the
-    duration nothing costs anything.
+    """Rows of equal length, with a point for each interval of metrics_every_s. Rates are means over the interval that begins at the
+    point's time. A query counts in the interval in which it ended (offered: in which it was sent). Instances, workers, cost rate and
+    utilisation are the last known ones at the interval's beginning. After the duration, the cost rate is 0.
     """
 
     def __init__(self, every_s: float, duration_s: float) -> None:
@@ -178,11 +178,11 @@ class Series:
 
     @property
     def length(self) -> int:
-        """How many intervals are complete."""
+        """Number of complete intervals."""
         return len(self._flows)
 
     def close(self, sums: Totals) -> None:
-        """An interval has ended, with these sums since the start."""
+        """End an interval. sums: since the start."""
         before, self._before = self._before, sums
         self._flows.append(
             Totals(
@@ -195,27 +195,27 @@ class Series:
         )
 
     def sample(self, sample: Sample) -> None:
-        """Note the world; of several in one interval the last one counts, of several at one time the first."""
+        """Add a sample. Of several in one interval the last counts, of several at one time the first."""
         place = ceil(sample.time / self._every - 1e-6)
         known = self._samples.get(place)
         if known is None or known.time != sample.time:
             self._samples[place] = sample
 
     def unlike(self, sums: Totals) -> bool:
-        """Whether anything happened since the last interval was closed."""
+        """Whether anything happened since the last complete interval."""
         return sums != self._before
 
     def variants(self) -> set[str]:
-        """Those that had instances."""
+        """The variants that had instances."""
         return {name for sample in self._samples.values() for name in sample.instances}
 
     def mean_utilisation(self) -> float | None:
-        """Over all samples but the one at time 0, before which there was nothing."""
+        """Mean over all samples except that at time 0, which covers no time."""
         used = [sample.utilisation for sample in self._samples.values() if sample.time > 0]
         return sum(used) / len(used) if used else None
 
     def document(self) -> dict[str, Any]:
-        """All rows, as docs/simulation.md has them."""
+        """All rows, as docs/simulation.md describes them."""
         flows, count = self._flows, len(self._flows)
         seen, spans = self._known(count), [self._span(i) for i in range(count)]
         return {
@@ -234,12 +234,12 @@ class Series:
         }
 
     def _span(self, i: int) -> float:
-        """Seconds of an interval: the duration may end within one."""
+        """Seconds of an interval. The duration may end within the last one."""
         left = self._duration - i * self._every
         return left if 0 < left < self._every else self._every
 
     def _known(self, count: int) -> list[Sample | None]:
-        """For each interval the last sample until its begin; before the first sample that one."""
+        """For each interval the last sample before its beginning, or the first sample."""
         last = self._samples[min(self._samples)] if self._samples else None
         found = []
         for i in range(count):
@@ -249,6 +249,6 @@ class Series:
 
 
 def _columns(rows: list[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Rows of name to count as name to counts, zero where a row does not have the name."""
+    """Rows of name to count as name to counts; 0 if a row does not have the name."""
     names = sorted({name for row in rows for name, count in row.items() if count})
     return {name: [row.get(name, 0) for row in rows] for name in names}

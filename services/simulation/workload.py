@@ -1,7 +1,7 @@
-"""When the queries of a scenario's load set out, and for which app. Used by the simulator and, against live systems, by `infaas bench`.
+"""Arrivals of a load's queries: when, and for which app. The simulator uses this, and `infaas bench` against live systems.
 
-Times come in chunks, so that memory does not grow with their number, and depend on nothing but the load, the duration and
-the generator of random numbers: not on the chunks' size.
+Times come in chunks, so memory does not grow with their number. They depend only on the load, the duration and the random generator, and
+not on the size of the chunks. The second part of the module reads files of recorded loads.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from services.simulation import processes
 from services.simulation.processes import Rates, Times
 from services.simulation.scenario.model import WorkloadSpec
 
-CHUNK = 65_536  # arrivals at once, about
+CHUNK = 65_536  # arrivals in a chunk, about
 PEAK_OVER = 1.0  # s over which the peak of given arrival times is measured
 
 Apps = NDArray[np.int64]
@@ -26,27 +26,26 @@ Apps = NDArray[np.int64]
 def arrivals(
     load: WorkloadSpec, duration_s: float, rng: np.random.Generator, *, chunk: int = CHUNK
 ) -> Iterator[tuple[Times, Apps]]:
-    """Rising times in [0, duration_s), seconds, each with the index into load.apps of the app that is asked.
+    """Rising times in [0, duration_s), seconds, each with the index into load.apps of its app. Apps are drawn by `shares`.
 
-    poisson, gamma: a renewal process under way since long before (the first gap is the rest of one), in operational time: where
-    the rate changes, gaps stretch and shrink with it and keep their CV. uniform: the first at 0, equal gaps in operational time.
-    mmpp: Poisson at the rate of the present state; a stay lasts exponentially with mean dwell_s of the state, then each
-    other state is as likely; the first state as in the long run.
-    trace: as many in a line as it says (a fraction is rounded at random), each anywhere in the line; with range_qps each
-    line is a rate instead, the trace's lowest mapped to the range's lowest, its highest (also of a flat trace) to its highest,
-    linearly between, and arrivals are Poisson. times: as given.
-    A trace or times shorter than the duration: the load ends with them. Apps: by `shares`, each arrival for itself.
+    poisson, gamma: a renewal process that has always run, in operational time. Gaps stretch and shrink with the rate and keep their CV.
+    uniform: equal gaps in operational time, the first arrival at 0.
+    mmpp: Poisson at the rate of the present state. A stay lasts exponentially with the state's mean dwell_s; then each other state is
+    equally likely. The first state follows the long-run distribution.
+    trace: as many as each line says (a fraction is rounded at random), uniform in the line. With range_qps, a line is a rate and
+    arrivals are Poisson: the trace's lowest line has the range's lowest rate, its highest (also of a flat trace) the highest, linear between.
+    times: as given. A load ends with its trace or times if they are shorter than the duration.
 
-    Raises WorkloadError for a load that makes no sense.
+    Raises WorkloadError for an invalid load.
     """
     _check(load, duration_s)
-    # One stream of numbers for the times and one for the apps: then neither depends on where chunks end.
+    # Times and apps have a random generator each, so that neither depends on where chunks end.
     when, which = (np.random.default_rng(rng.integers(2**63, size=4)) for _ in range(2))
     return _with_apps(_times(load, duration_s, when, chunk), load.shares, which)
 
 
 def at_once(load: WorkloadSpec, duration_s: float, rng: np.random.Generator) -> tuple[Times, Apps]:
-    """All arrivals in two arrays, for those who can hold them. Raises WorkloadError."""
+    """All arrivals in two arrays (times, apps). Raises WorkloadError."""
     parts = list(arrivals(load, duration_s, rng))
     if not parts:
         return np.empty(0), np.empty(0, np.int64)
@@ -54,7 +53,7 @@ def at_once(load: WorkloadSpec, duration_s: float, rng: np.random.Generator) -> 
 
 
 def mean_rate(load: WorkloadSpec, duration_s: float) -> float:
-    """Queries/s that the load offers over the duration, all apps together: expected ones. mmpp: in the long run."""
+    """Expected queries/s over the duration, all apps together. mmpp: in the long run."""
     _check(load, duration_s)
     if load.arrivals == "mmpp":
         return math.fsum(rate * dwell for rate, dwell in zip(load.rates, load.dwell_s, strict=True)) / sum(load.dwell_s)
@@ -64,7 +63,7 @@ def mean_rate(load: WorkloadSpec, duration_s: float) -> float:
 
 
 def peak_rate(load: WorkloadSpec, duration_s: float) -> float:
-    """The highest rate within the duration, queries/s, all apps together. times: of their seconds, counted from 0."""
+    """The highest rate within the duration, queries/s, all apps together. times: the most in one second, counted from 0."""
     _check(load, duration_s)
     if load.arrivals == "mmpp":
         return max(load.rates)
@@ -77,7 +76,7 @@ def peak_rate(load: WorkloadSpec, duration_s: float) -> float:
 
 
 def zipf(n: int, s: float = 1.0) -> tuple[float, ...]:
-    """Shares of n apps, most popular first, in proportion to 1 / rank^s; they add up to 1."""
+    """Shares of n apps in proportion to 1 / rank^s, most popular first. They add up to 1."""
     weights = [float(rank) ** -s for rank in range(1, n + 1)]
     total = sum(weights)
     return tuple(weight / total for weight in weights)
@@ -106,7 +105,7 @@ def _times(load: WorkloadSpec, duration: float, rng: np.random.Generator, chunk:
 
 
 def _rates(load: WorkloadSpec, duration: float) -> Rates:
-    """The rate over the duration, of loads that have one."""
+    """The rate over the duration, for loads that have one."""
     if load.arrivals != "trace":
         return Rates.through(load.rate, duration)
     assert load.counts is not None
@@ -130,7 +129,7 @@ def _with_apps(
 
 
 def _check(load: WorkloadSpec, duration: float) -> None:
-    """Refuse what would never end, or mean nothing. Readers of scenarios and commands check with better words before."""
+    """Refuse invalid loads. The readers of scenarios and commands check before, with better messages."""
 
     def need(holds: bool, what: str) -> None:
         if not holds:
@@ -170,17 +169,17 @@ def _sane(values: tuple[float, ...]) -> bool:
 
 # -- files of recorded loads
 
-MOST_IN_LINE = 1_000_000_000  # queries; more is no count
+MOST_IN_LINE = 1_000_000_000  # queries
 
 
 class WorkloadError(ValueError):
-    """A load that cannot be generated, or a file of one that cannot be read; the text names file and line, and what helps."""
+    """A load that cannot be generated, or a file that cannot be read. The text names file and line, and the remedy."""
 
 
 def read_counts(path: str | Path) -> Times:
-    """Queries in each line of a file: one whole number of at least 0 a line, blank lines skipped.
+    """The queries in each line of a file: one whole number of at least 0 a line. Blank lines and lines that begin with # are skipped.
 
-    Raises WorkloadError, naming file and line; also for a file in which all counts are 0.
+    Raises WorkloadError, which names file and line, also if all counts are 0. Files ending in .gz are decompressed.
     """
     counts: list[int] = []
     for number, text in _lines(path):
@@ -193,9 +192,9 @@ def read_counts(path: str | Path) -> Times:
 
 
 def read_times(path: str | Path) -> Times:
-    """Arrival times, seconds from the load's start, one a line, rising (equal ones allowed); blank lines skipped.
+    """Arrival times, one a line: seconds from the load's start, not decreasing. Blank lines and lines that begin with # are skipped.
 
-    Raises WorkloadError, naming file and line; also for a file without any.
+    Raises WorkloadError, which names file and line, also for a file without any. Files ending in .gz are decompressed.
     """
     times: list[float] = []
     last = 0.0
@@ -223,7 +222,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines that hold something."""
+    """The lines with content, with their numbers."""
     path = Path(path)
     if path.is_char_device():
         raise WorkloadError(f"cannot read the trace {path}: it is a device, which may never end")
