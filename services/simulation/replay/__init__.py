@@ -1,4 +1,4 @@
-"""What was recorded, once more: traffic from the database or from an exported file, as a scenario for any policy."""
+"""Replays: recorded traffic from the database or from an exported file, as a scenario for any policy (docs/replay.md)."""
 
 from services.simulation.replay.build import Replay, build
 from services.simulation.replay.database import TimeRange, database

@@ -1,4 +1,4 @@
-"""A recording as a scenario: its traffic, catalogue and machines; what is to be different, from options or a file."""
+"""A recording as a scenario: its traffic, catalogue and machines, with the differences that options or a file state."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,8 +25,8 @@ from services.simulation.scenario.policies import Policies, objective_of
 from services.simulation.scenario.toml import Location, TomlTable, read_toml
 
 POLICIES = ("infaas", "static", "replicate")
-BOOT_S = 30.0  # until a machine works that was ordered; nobody recorded it
-# Recorded memory is a machine's; a scenario's is what instances may have.
+BOOT_S = 30.0  # from a machine's order until it works; this is not recorded
+# Recorded memory is the machine's. A scenario states what instances may use.
 PRODUCTION = {"monitor": {"memory_share": 0.8}}
 _FOLDED = {
     "sizes": "queries come in so many sizes that similar ones have their mean size",
@@ -38,7 +38,10 @@ _ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), _RECORDED)
 
 
 class ReplayOptions(Struct, frozen=True, kw_only=True):
-    """What is to be different. policies: names; none: the file's, else POLICIES. counts: of recorded machines. apps: only these."""
+    """Differences from the recording. policies: names; empty: the file's, else POLICIES. machines: a TOML file. counts: of recorded machines.
+
+    apps: only these; empty: all.
+    """
 
     policies: tuple[str, ...] = ()
     machines: Path | None = None
@@ -48,7 +51,7 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
 
 
 class Replay(Struct, frozen=True):
-    """scenario: to be simulated. recorded: what really happened, as a run. notes: what is not as it was, for people."""
+    """scenario: to be simulated. recorded: what happened, as a run. cost: how the costs compare. notes: differences from what happened, as text."""
 
     scenario: Scenario
     recorded: dict[str, Any]
@@ -57,7 +60,7 @@ class Replay(Struct, frozen=True):
 
 
 def build(source: Recording, options: ReplayOptions, progress: Callable[[int], None] | None = None) -> Replay:
-    """Reads all queries (told: how many so far). Raises ReplayError, ScenarioError."""
+    """The replay of a recording. It reads all queries (progress: called with their number). Raises ReplayError, ScenarioError."""
     head = source.head
     location = Location(str(options.machines or "replay"))
     missing = [app for app in options.apps if app not in {one.app for one in head.apps}]
@@ -124,7 +127,7 @@ def _read(
     notes: list[str],
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, QueryClasses], dict[str, Any]]:
-    """One pass over the queries: kinds with their times by app, and what became of them."""
+    """One pass over the queries: their classes by app, and the recorded run."""
     head = source.head
     reality = RecordedRun(head, only, head.every_s)
     kinds: dict[str, QueryClasses] = {}
@@ -178,13 +181,13 @@ def _machines(
 
 
 def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One that is no table is refused where settings are read."""
+    """A section of the settings. Anything but a table is refused later, where settings are read."""
     found = settings.get(name, {})
     return found if isinstance(found, dict) else {name: found}
 
 
 def _catalogue(head: RecordingHead, apps: set[str], machines: list[MachineBlock], notes: list[str]) -> Catalogue:
-    """As recorded, but simulated all of it. Simulated variants beside real devices of their kind are left out."""
+    """The recorded catalogue with all variants simulated. Simulated variants of hardware that was real are left out."""
     real = real_kinds(head)
     twins = [one.variant for one in head.variants if one.simulated and one.hardware in real]
     if twins:
@@ -233,7 +236,7 @@ def _jobs(head: RecordingHead, apps: set[str]) -> tuple[JobSpec, ...]:
 def _compared(
     head: RecordingHead, only: frozenset[str] | None, cost: CostSpec, recorded: Mapping[str, Any], *, own_machines: bool
 ) -> dict[str, Any]:
-    """What the recorded cost is of, and whether it may be compared with the simulated ones."""
+    """What the recorded cost covers, and whether it can be compared with the simulated costs."""
     if not head.billed:
         text = "no cost was recorded in this time"
     elif cost.meter != "worker":

@@ -1,7 +1,7 @@
-"""QueryClasses of query of one app, few enough for one load each: equal needs, or nearly equal ones where there are too many.
+"""Classes of one app's queries, few enough for one load each: equal needs, or nearly equal needs if there are too many classes.
 
-QueryNeeds that differ by less than a step count as one kind, which asks for the strictest of them: no query is asked less than it was.
-Steps grow until there are at most MOST kinds. items is the mean of a kind, rounded.
+Needs that differ by less than a step are one class, with the strictest of them: no query asks for less than it did. Steps grow until
+there are at most MOST classes. A class's items are its mean, rounded.
 """
 
 from array import array
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from services.simulation.scenario.model import QueryNeeds
 
-MOST = 64  # of one app
-HELD = 2048  # while they are gathered
-# Ratio of items, ratio of latency and cost, difference of accuracy, within which queries count as equal. Sizes first: a kind
-# of mean size is nearly as much work, while stricter needs may be another variant's.
+MOST = 64  # classes of one app
+HELD = 2048  # classes of one app while queries are read
+# Ratio of items, ratio of latency and cost, and difference of accuracy within which queries count as equal. Sizes come first: a class
+# of mean size is nearly the same work, while stricter needs may need another variant.
 STEPS = (
     (1.0, 1.0, 0.0),
     (1.25, 1.0, 0.0),
@@ -36,7 +36,7 @@ Key = tuple[float, float, float, float]  # latency_ms (inf: none), accuracy, cos
 
 
 class QueryClass(NamedTuple):
-    """times: of arrival, rising."""
+    """Queries with equal needs. times: of arrival, rising."""
 
     needs: QueryNeeds
     items: int
@@ -44,7 +44,7 @@ class QueryClass(NamedTuple):
 
 
 class _Cell:
-    """Queries that count as one kind so far."""
+    """Queries that are one class so far."""
 
     __slots__ = ("accuracy", "cost", "count", "items", "latency")
 
@@ -65,7 +65,7 @@ class _Cell:
 
 
 class QueryClasses:
-    """Those of one app."""
+    """The classes of one app."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -76,7 +76,7 @@ class QueryClasses:
 
     @property
     def folded(self) -> str:
-        """What differs and was taken for equal: nothing, "sizes" or "needs"."""
+        """What was merged although it differs: "" (nothing), "sizes" or "needs"."""
         if self._step == 0:
             return ""
         return "needs" if STEPS[self._step][1] > 1.0 else "sizes"
@@ -84,7 +84,7 @@ class QueryClasses:
     def add(
         self, time: float, latency_ms: float | None, accuracy: float | None, cost: float | None, items: int
     ) -> None:
-        """A query, not before the last one."""
+        """Add a query. Times do not decrease."""
         key = (latency_ms or inf, accuracy or 0.0, inf if cost is None else cost, float(items))
         place = _place(key, self._step)
         which = self._of.get(place)
@@ -111,14 +111,14 @@ class QueryClasses:
         return len(self._times)
 
     def found(self) -> list[QueryClass]:
-        """At most MOST, the most demanding first."""
+        """At most MOST classes, the most demanding first."""
         self._fold(MOST)
         times, which = np.array(self._times, np.float64), np.array(self._which, np.int64)
         order = sorted(range(len(self._cells)), key=lambda i: self._cells[i].key)
         return [_kind(self._cells[i], times[which == i]) for i in order]
 
     def _fold(self, most: int) -> None:
-        """Larger steps until there are at most so many."""
+        """Increase the step until there are at most `most`."""
         while len(self._cells) > most and self._step + 1 < len(STEPS):
             self._step += 1
             cells: list[_Cell] = []
@@ -137,7 +137,7 @@ class QueryClasses:
 
 
 def _place(key: Key, step: int) -> Key:
-    """Equal for keys that count as equal."""
+    """A key that is equal for needs that count as equal."""
     size, ratio, difference = STEPS[step]
     latency, accuracy, cost, items = key
     return (

@@ -1,5 +1,5 @@
 """Recorded cost as a time line. Rows come as meters write them (services/monitor/devices.py): at the end of each period, for each
-device one row of what nobody used, as long as the period, and the rows of its instances, which may be shorter.
+device one row of its unused part, as long as the period, and the rows of its instances, which may be shorter.
 """
 
 from collections import defaultdict
@@ -12,7 +12,10 @@ NOBODY = ""
 
 
 class RecordedCost:
-    """Feed it rows in the order of their end, those of one end by unit, nobody's first. A unit: all devices of a kind on a worker."""
+    """Sums of cost rows. Add rows in the order of their end; those of one end by unit, the unused part first.
+
+    A unit is all devices of a kind on a worker.
+    """
 
     def __init__(self, begins: float, ends: float, every: float) -> None:
         self.rows = 0
@@ -39,7 +42,7 @@ class RecordedCost:
         *,
         simulated: bool,
     ) -> None:
-        """A row: `seconds` until `time`."""
+        """Add a row, of the `seconds` until `time`."""
         if (unit, time) != self._unit:
             self._unit, self._period = (unit, time), seconds
         if variant is None:
@@ -53,7 +56,7 @@ class RecordedCost:
     def _spread(
         self, time: float, seconds: float, unit: str, app: str, variant: str | None, cost: float, simulated: bool
     ) -> None:
-        """Evenly over the period."""
+        """Spread a row's cost evenly over the period."""
         period = max(self._period, seconds, 1e-9)
         start = time - period
         if time <= self._begins or start >= self._ends:
@@ -76,7 +79,7 @@ class RecordedCost:
             self._workers[i].add(worker)
 
     def bins(self, used: Mapping[int, float]) -> list[Bin]:
-        """used: utilisation, by number of the bin."""
+        """The time series. used: utilisation, by number of the bin."""
         found = []
         for i, (cost, held, workers) in enumerate(zip(self._cost, self._held, self._workers, strict=True)):
             span = min(self._every, self._ends - self._begins - i * self._every)
@@ -91,15 +94,15 @@ class RecordedCost:
         return found
 
     def simulated(self) -> dict[str, float]:
-        """US$ of simulated devices, by app."""
+        """Cost of simulated devices, US$ by app."""
         return dict(sorted(self._simulated.items()))
 
     def is_simulated(self, unit: str) -> bool:
-        """Whether a unit's cost is that of simulated devices."""
+        """Whether a unit's devices are simulated."""
         return unit in self._imaginary
 
     def cores(self, unit: str, price: float) -> int | None:
-        """Of each of its devices, from what they cost; price: US$ per hour of a core, or of a device where no cores are sold."""
+        """Cores of each device of a unit, from their cost; None if unknown. price: US$ per hour of a core, or of a device without priced cores."""
         seconds = self._seconds.get(unit, 0.0)
         if seconds <= 0 or price <= 0:
             return None

@@ -1,4 +1,4 @@
-"""A recording in the database, read as `infaas_reader` may: relations of docs/sql.md, queries a page at a time."""
+"""A recording in the database, read with the rights of `infaas_reader`: relations of docs/sql.md, queries a page at a time."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +26,8 @@ from services.simulation.replay.recording import (
 from services.simulation.scenario.catalogue import SIGNATURE
 
 _PAGE = 5000  # queries at once
-_PERIOD = "1 hour"  # more than any cost row is long
-_TAIL = 30.0  # s after the last cost row in which the next one has not been written yet
+_PERIOD = "1 hour"  # longer than the period of any cost row
+_TAIL = 30.0  # s after the last cost row in which the next one may not be written yet
 _BINS = 300
 _LEAST_BIN = 2.0  # s
 
@@ -35,7 +35,7 @@ Connection = psycopg.Connection[Any]
 
 
 class TimeRange(NamedTuple):
-    """Unix seconds from begin (included) to end (not). apps: those that are replayed; empty: all."""
+    """A range of time, Unix seconds: begins is included, ends is not. apps: those to replay; empty: all."""
 
     begins: float
     ends: float
@@ -44,9 +44,9 @@ class TimeRange(NamedTuple):
 
 @contextmanager
 def database(dsn: str, span: TimeRange) -> Iterator[Recording]:
-    """What was recorded in this time, as it stands at this moment: read it within the block.
+    """The recording of this range, in one snapshot of the database. Read it within the block.
 
-    Raises ReplayError where nothing was, psycopg.Error.
+    Raises ReplayError if the range has no queries, and psycopg.Error.
     """
     with psycopg.connect(dsn, connect_timeout=10, application_name="infaas replay") as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -127,7 +127,7 @@ def _queries(connection: Connection, head: RecordingHead) -> Iterator[RecordedQu
 
 
 def _clipped(connection: Connection, span: TimeRange) -> tuple[float, float]:
-    """From the first to the last sign of life in this time: before and after, nothing ran that could have cost anything."""
+    """The range from its first to its last query or cost row. Nothing that costs money ran outside."""
     bounds = _bounds(span.begins, span.ends, sorted(set(span.apps)) or None)
     first, last, count = _one(
         connection,
@@ -145,7 +145,7 @@ def _clipped(connection: Connection, span: TimeRange) -> tuple[float, float]:
         " AND time - make_interval(secs => seconds) < %(ends)s",
         {**bounds, "period": _PERIOD},
     )
-    ended = last + 1e-3  # the last query is within
+    ended = last + 1e-3  # includes the last query
     if paid_last is None:
         begins, ends = first, ended
     elif first < paid_last < last <= paid_last + _TAIL:
@@ -197,7 +197,7 @@ def _used(connection: Connection, begins: float, ends: float, every: float) -> d
 def _workers(
     connection: Connection, begins: float, ends: float, bill: RecordedCost, prices: dict[str, float], notes: list[str]
 ) -> list[RecordedWorker]:
-    """Those that told of themselves. How many cores they sold is in what they cost."""
+    """The workers with samples. Their cores follow from their cost."""
     found: dict[str, tuple[list[Device], float, float]] = {}
     rows = connection.execute(
         "SELECT worker, device, hardware, max(memory_mb), extract(epoch FROM min(time))::float8,"
@@ -263,12 +263,12 @@ def _one(connection: Connection, query: str, values: dict[str, Any]) -> tuple[An
 
 
 def _bounds(begins: float, ends: float, only: list[str] | None) -> dict[str, Any]:
-    # PostgreSQL has microseconds: what is asked for must not lie between two of them.
+    # PostgreSQL has microseconds, so bounds must not lie between two of them.
     first, last = (datetime.fromtimestamp(ceil(at * 1e6 - 0.25) / 1e6, UTC) for at in (begins, ends))
     return {"begins": first, "ends": last, "only": only}
 
 
-# -- the catalogue
+# -- the catalogue, without artifacts and default answers, which a replay does not need
 
 RECORDED = "recorded"  # in place of what is not needed
 
@@ -283,7 +283,7 @@ def apps_of(connection: Connection) -> list[AppRecord]:
 
 
 def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> list[VariantRecord]:
-    """Those that serve these apps, with their profiles. Inputs are not recorded, so all count as one byte an item."""
+    """The variants that serve these apps, with their profiles. Inputs are not recorded, so an item counts as one byte."""
     profiles: dict[str, list[ProfileRow]] = {}
     disturbed: set[str] = set()
     for variant, batch, length, p50, p99, cpu, ratio, flag in connection.execute(

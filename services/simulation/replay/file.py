@@ -1,6 +1,6 @@
-"""A recording as a file: MessagePack values one after the other, a map (the head), an array for each query, and their number.
+"""A recording as a file, a sequence of MessagePack values: a map (the head), an array for each query, and their number.
 
-Written and read a row at a time, so memory does not grow with it. A name that ends in .gz is compressed.
+It is written and read a row at a time, so memory does not grow with it. A file whose name ends in .gz is compressed.
 """
 
 import gzip
@@ -30,7 +30,7 @@ _CHUNK = 2**20
 
 
 def export(source: Recording, path: Path) -> int:
-    """Write it; returns the number of queries. The file appears when it is complete. Raises OSError."""
+    """Write a recording; returns the number of queries. The file appears when it is complete. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     count = 0
     try:
@@ -47,7 +47,7 @@ def export(source: Recording, path: Path) -> int:
 
 
 def exported(path: Path) -> Recording:
-    """What `export` wrote. Raises ReplayError that names file and row, also while queries are taken from it."""
+    """The recording in a file of `export`. Raises ReplayError, which names file and row, also while queries are read."""
     values = _values(path)
     first = next(values, None)
     if not isinstance(first, dict) or first.get("format") != "infaas-recording":
@@ -89,7 +89,7 @@ def _queries(path: Path, head: RecordingHead, values: Iterator[Any]) -> Iterator
 
 
 def _named(error: msgspec.ValidationError) -> str:
-    """With the field's name in place of its number."""
+    """The error's text with the field's name in place of its number."""
     text = str(error)
     for number, name in enumerate(RecordedQuery.__struct_fields__):
         text = text.replace(f" - at `$[{number}]`", f" for {name}")
@@ -97,7 +97,7 @@ def _named(error: msgspec.ValidationError) -> str:
 
 
 def _values(path: Path) -> Iterator[Any]:
-    """One after the other; a value that is cut off ends them."""
+    """The values in order. A truncated value ends them."""
     number = 0
     try:
         with _opened(path, path, "rb") as file:
@@ -117,9 +117,9 @@ def _values(path: Path) -> Iterator[Any]:
 
 
 def _opened(name: Path, path: Path, mode: str) -> IO[bytes]:
-    """name: whose suffix counts."""
+    """Open a file, compressed or not. name: its suffix decides."""
     if mode == "wb":
-        # What was asked and how it ended is nobody else's business.
+        # Only the owner may read recorded queries.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         plain = os.fdopen(descriptor, "wb")
         return cast(IO[bytes], _Gzip(plain)) if name.suffix == ".gz" else plain
@@ -127,7 +127,7 @@ def _opened(name: Path, path: Path, mode: str) -> IO[bytes]:
 
 
 class _Gzip(gzip.GzipFile):
-    """Closes the file beneath it too. No time and no name in it: the same recording, the same bytes."""
+    """Closes the underlying file too. It stores no time and no name: equal recordings are equal bytes."""
 
     def __init__(self, beneath: IO[bytes]) -> None:
         super().__init__(filename="", mode="wb", fileobj=beneath, compresslevel=6, mtime=0)

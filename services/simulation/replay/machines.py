@@ -1,4 +1,4 @@
-"""Recorded workers as kinds of machine: those with the same devices are of one kind."""
+"""Recorded workers as kinds of machine. Workers with the same devices are of one kind."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from services.simulation.scenario.machines import LONGEST_KIND, MOST
 from services.simulation.scenario.model import MachineSpec
 
 _MEMORY = 64.0  # MB by which machines of one kind may differ
-_AT_START = 15.0  # s after the recording's begin in which machines that ran already have told of themselves
+_AT_START = 15.0  # s after the beginning within which machines that already ran have sent a sample
 
 Counts = Mapping[str, tuple[int, int]]  # kind: how many at time 0, and at most
 
 
 def kinds_of(head: RecordingHead) -> dict[str, list[RecordedWorker]]:
-    """Workers by kind of machine. Simulated devices beside real ones of their kind are left out, as their variants are."""
+    """Workers by kind of machine. Simulated devices beside real ones of their kind are left out, like their variants."""
     real = real_kinds(head)
     groups: defaultdict[tuple[tuple[str, int, int], ...], list[RecordedWorker]] = defaultdict(list)
     for worker in head.workers:
@@ -38,12 +38,12 @@ def kinds_of(head: RecordingHead) -> dict[str, list[RecordedWorker]]:
 
 
 def real_kinds(head: RecordingHead) -> set[str]:
-    """Kinds of device of which there is a real one."""
+    """The kinds of device that are real on some worker."""
     return {device.kind for worker in head.workers for device in worker.devices if not device.simulated}
 
 
 def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[MachineSpec]:
-    """As many as ran at the begin, and at most as many as ever ran at one time, unless `counts` says otherwise."""
+    """Kinds of machine: as many as ran at the beginning, at most as many as ever ran at one time, unless `counts` says otherwise."""
     found = []
     groups = kinds_of(head)
     for kind in counts:
@@ -53,7 +53,7 @@ def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[Mach
                 " (--machines FILE.toml describes others)"
             )
     early = {kind: sum(one.first <= head.begins + _AT_START for one in workers) for kind, workers in groups.items()}
-    if groups and not any(early.values()):  # nothing can be asked of no machine
+    if groups and not any(early.values()):  # without any machine, nothing would be served
         first = min(groups, key=lambda kind: min(one.first for one in groups[kind]))
         early[first] = 1
     for kind, workers in groups.items():
@@ -84,7 +84,7 @@ def machines_of(head: RecordingHead, boot_s: float, counts: Counts) -> list[Mach
 
 
 def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """As the simulator names them, all simulated."""
+    """The devices with the simulator's names, all simulated."""
     seen: defaultdict[str, int] = defaultdict(int)
     found = []
     for device in devices:

@@ -1,6 +1,6 @@
-"""What really happened, counted by the same report as a simulation: one more run, whose policy is "recorded".
+"""What really happened, counted by the same report as a simulation: a run whose policy is "recorded".
 
-Latency here is the system's own (from arrival to answer); a simulation's has the way there and back in it, half a millisecond.
+Its latency is the system's own, from arrival to answer. A simulated latency includes the way there and back, half a millisecond.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ DEFAULT = "(default answer)"
 
 
 class RecordedRun:
-    """Feed it the queries in the order of their arrival, then call `finished` once. only: apps; None: all."""
+    """Add the queries in the order of their arrival, then call `finished` once. only: these apps; None: all."""
 
     def __init__(self, head: RecordingHead, only: frozenset[str] | None, every_s: float) -> None:
         self._head, self._only = head, only
@@ -29,7 +29,7 @@ class RecordedRun:
         self._count = 0
 
     def add(self, query: RecordedQuery) -> None:
-        """One more."""
+        """Add a query."""
         at = query.time - self._head.begins
         self._end_until(at)
         self._report.offered(query.app, at)
@@ -37,7 +37,7 @@ class RecordedRun:
         heappush(self._open, (at + (query.latency_ms or 0.0) / 1000.0, self._count, query))
 
     def finished(self) -> dict[str, Any]:
-        """As a simulation's result; what was not measured is null."""
+        """The result, as of a simulation. Unmeasured values are None."""
         self._end_until(inf)
         head, every = self._head, self._head.every_s
         cost = 0.0

@@ -1,6 +1,6 @@
-"""A recording: what was there, what was asked and what came of it, without any payload. Pure data, and its checks.
+"""A recording: machines, catalogue, queries and their outcomes, without payloads. Pure data, and its checks.
 
-Times are Unix seconds (those of bins: seconds from the recording's begin), money US$, latencies milliseconds.
+Times are Unix seconds (of bins: seconds from the recording's beginning), money is in US$, latencies are in milliseconds.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ LARGEST = 1e12  # of any number
 
 
 class ReplayError(ValueError):
-    """Something recorded that cannot be replayed. The text: where, what is wrong there, and the remedy."""
+    """A recording that cannot be replayed. The text says where, what is wrong there, and the remedy."""
 
 
 class RecordedQuery(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One query: when it arrived, what it asked for, how it ended (as `query_outcomes` says)."""
+    """One query: when it arrived, what it asked for, and its outcome (as in `query_outcomes`)."""
 
     time: float
     app: str
@@ -40,7 +40,7 @@ class RecordedQuery(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class RecordedWorker(Struct, frozen=True, kw_only=True):
-    """A machine that ran. first, last: when it was seen."""
+    """A machine that ran. first, last: times of its first and last sample."""
 
     worker: str
     devices: list[Device]
@@ -49,9 +49,9 @@ class RecordedWorker(Struct, frozen=True, kw_only=True):
 
 
 class Bin(Struct, frozen=True, kw_only=True):
-    """An interval of `every_s`. instances: by variant, on average. workers: that ran. cost: by app, "" for what nobody used.
+    """An interval of `every_s`. instances: by variant, on average. workers: those that ran. cost: by app, "" for the unused part.
 
-    utilisation: 0..1, mean over all devices; None where none was sampled.
+    utilisation: 0..1, mean over all devices; None without samples.
     """
 
     instances: dict[str, float]
@@ -61,7 +61,7 @@ class Bin(Struct, frozen=True, kw_only=True):
 
 
 class RecordedJob(Struct, frozen=True, kw_only=True):
-    """Offline work that was handed in."""
+    """A submitted offline job."""
 
     app: str
     created: float
@@ -71,9 +71,9 @@ class RecordedJob(Struct, frozen=True, kw_only=True):
 
 
 class RecordingHead(Struct, frozen=True, kw_only=True):
-    """All but the queries. only: the apps that it is of, None: all. billed: whether cost was recorded. queries: how many.
+    """Everything but the queries. only: its apps; None: all. queries: their number. billed: whether cost was recorded.
 
-    simulated_cost: the part of the bill that is of simulated devices, by app as in bins. actions: what was scaled, by kind.
+    simulated_cost: the cost of simulated devices, by app as in bins. actions: number of scaling actions, by kind.
     """
 
     format: Literal["infaas-recording"] = "infaas-recording"
@@ -101,19 +101,19 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
 
 
 class Recording(Struct, frozen=True):
-    """A recording to be read. queries: in the order of their arrival, once."""
+    """A recording. queries: in the order of their arrival; they can be read once."""
 
     head: RecordingHead
     queries: Iterator[RecordedQuery]
 
 
 def written(at: float) -> str:
-    """A moment, Unix seconds, for people: the time where they are."""
+    """A time (Unix seconds) as text, in the local time zone."""
     return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")
 
 
 def head_fault(head: RecordingHead) -> str:
-    """What makes no sense in it, with the key; empty when nothing."""
+    """What is invalid, with the key; empty if nothing is."""
     if not (isfinite(head.begins) and 0 < head.duration_s <= LONGEST):
         return f"ends: must lie after begins, by at most {LONGEST / 86400:g} days"
     if not 0 < head.every_s <= head.duration_s:
@@ -160,7 +160,7 @@ def _variant_fault(one: VariantRecord) -> str:
 
 
 def query_fault(one: RecordedQuery, head: RecordingHead, last: float) -> str:
-    """What makes no sense in it; last: when the one before it arrived."""
+    """What is invalid in a query; empty if nothing is. last: arrival of the query before it."""
     if not head.begins <= one.time < head.ends:
         return f"time {one.time!r} lies outside the recording ({head.begins!r} to {head.ends!r})"
     if one.time < last:

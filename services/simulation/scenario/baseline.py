@@ -1,8 +1,8 @@
-"""What a developer of a static system would have chosen: said in [baseline], else as the static system's own rule has it.
+"""What the developer of a static system would have chosen: stated in [baseline], else by the static system's own rule.
 
-The rule is `Choices.learn` of services/autoscaler/models/baselines.py, asked once with each app's peak. Not its concern, and
-done here: only kinds of device that the policy may use, those that are there at time 0 first, no more instances than its machines
-hold, and an app whose needs no variant meets gets its fastest one.
+The rule is `Choices.learn` of services/autoscaler/models/baselines.py, applied once to each app's peak. This module adds what the
+rule does not know: the policy's kinds of device (those at time 0 first), the capacity of its machines, and the fastest variant for an
+app whose needs no variant meets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from services.simulation.workload import peak_rate
 
 
 class DeviceCapacity:
-    """All devices of a policy's machines. fixed: of those that run at time 0; else of as many as may run."""
+    """What a policy's machines can hold, taken one instance after the other. fixed: the machines at time 0; else as many as may run."""
 
     def __init__(self, machines: Sequence[MachineSpec], monitor: MonitorSettings, *, fixed: bool) -> None:
         self._share = monitor.memory_share
@@ -36,18 +36,18 @@ class DeviceCapacity:
                 self._free.setdefault(device.kind, []).append(total(device, self._share, monitor.cores_overcommit))
 
     def device(self, record: VariantRecord) -> Device | None:
-        """The first device that could have it, were it empty."""
+        """The first device that could hold the variant if it were empty."""
         return next(
             (one for one in self._devices.get(record.hardware, ()) if not misfit(record, one, self._share)), None
         )
 
     def parallel(self, record: VariantRecord) -> int:
-        """How many of its instances can compute at a time on all devices, at least 1: more would serve no more."""
+        """How many instances can compute at a time on all devices, at least 1. More would not serve more."""
         able = (one for one in self._devices.get(record.hardware, ()) if not misfit(record, one, self._share))
         return max(1, sum(one.cores // max(1, record.threads) if one.kind in PER_CORE else 1 for one in able))
 
     def take(self, record: VariantRecord, count: int) -> bool:
-        """Room for so many, device after device in turn; False, with as many taken as fitted, when they do not fit."""
+        """Take capacity for `count` instances, device after device in turn. False if not all fit; those that fit stay taken."""
         devices, free = self._devices.get(record.hardware, []), self._free.get(record.hardware, [])
         need = Amount(record.profile.memory_mb, cores_needed(record))
         for _ in range(count):
@@ -69,7 +69,7 @@ class DeviceCapacity:
 
 
 class Peaks:
-    """What each app is asked at most: items/s by needs."""
+    """The peak load of each app: items/s by needs."""
 
     def __init__(self, loads: Sequence[WorkloadSpec], needs: Mapping[str, QueryNeeds], duration_s: float) -> None:
         self._of: dict[str, dict[QueryNeeds, float]] = {}
@@ -81,7 +81,7 @@ class Peaks:
                 of[asked] = of.get(asked, 0.0) + peak * share * load.items
 
     def demands(self, app: str, needs: QueryNeeds) -> list[RequirementClass]:
-        """needs: where nothing is asked, so that something is chosen for every app."""
+        """An app's peak demands. needs: for an app without load, so that it gets a choice, too."""
         return [
             RequirementClass(
                 app=app,
@@ -102,7 +102,7 @@ def choose(
     prices: Mapping[str, float],
     peaks: Peaks,
 ) -> dict[str, StaticChoice]:
-    """By app; apps that no variant of the policy's hardware serves are left out. given: what is said, which stays."""
+    """The choice for each app that a variant on the policy's hardware serves. given: stated choices, which stay."""
     capacity = DeviceCapacity(policy.machines, policy.settings.monitor, fixed=policy.base == "static")
     there = {device.kind for spec in policy.machines if spec.start for device in spec.devices}
     found: dict[str, StaticChoice] = {}
@@ -119,7 +119,7 @@ def choose(
         if fitting or able:
             rest[app] = _first(app, fitting or able, peaks.demands(app, needs[app]), policy, prices, capacity)
             found[app] = StaticChoice(rest[app][0].variant, 1)
-    # One more for each app in turn, as far as they need and the machines hold, so that no app takes all.
+    # Each app in turn gets one more, up to its need and the capacity, so that no app takes everything.
     growing = {app: (record, min(count, capacity.parallel(record))) for app, (record, count) in rest.items()}
     while growing:
         for app, (record, count) in list(growing.items()):
@@ -138,7 +138,7 @@ def _first(
     prices: Mapping[str, float],
     capacity: DeviceCapacity,
 ) -> tuple[VariantRecord, int]:
-    """The variant, with room for one instance taken, and how many the peak needs. The best that has room, else the best."""
+    """The variant and the number of instances for the peak: the best that fits, else the best. One instance's capacity is taken."""
     left = list(records)
     best: tuple[VariantRecord, int] | None = None
     while left:
@@ -186,7 +186,7 @@ def _unlimited(demand: RequirementClass) -> RequirementClass:
 def _candidate(
     app: str, record: VariantRecord, limit_s: float, prices: Mapping[str, float], device: Device | None
 ) -> CandidateVariant:
-    """As services/autoscaler/models/supply.py sees a variant."""
+    """A variant as services/autoscaler/models/supply.py describes it."""
     table = LatencyTable(record)
     alone_ms = table.seconds(1) * 1000.0
     price = instance_price_per_s(

@@ -18,16 +18,16 @@ VARIANT_KEYS = (
     *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb"),
     *profiles.KEYS,
 )
-_ELSEWHERE = {"qps": "has no place here: how many queries come is said in [[load]]"}
-SIGNATURE = Signature(  # one byte an item, since nobody looks at it
+_ELSEWHERE = {"qps": "has no place here: state the number of queries in [[load]]"}
+SIGNATURE = Signature(  # one byte an item, because no contents are simulated
     inputs=[TensorSpec(name="x", datatype="BOOL", shape=[])],
     outputs=[TensorSpec(name="y", datatype="BOOL", shape=[])],
 )
-_FILLED = "synthetic"  # what a scenario's variants have in place of a framework and a file
+_FILLED = "synthetic"  # in place of a framework and a file
 
 
 class Catalogue(Struct, frozen=True, kw_only=True):
-    """What there is. serving: for each app its variants, in the file's order."""
+    """Apps, models and variants. serving: each app's variants, in the file's order."""
 
     apps: tuple[AppRecord, ...]
     models: tuple[ModelRecord, ...]
@@ -37,7 +37,7 @@ class Catalogue(Struct, frozen=True, kw_only=True):
 
 
 def needs_of(block: TomlTable) -> QueryNeeds:
-    """What queries ask for, from a block that may say latency_ms, accuracy, cost."""
+    """What queries ask for, from a block with optional latency_ms, accuracy, cost."""
     return QueryNeeds(
         latency_ms=block.maybe("latency_ms", most=1e9, above=True),
         accuracy=block.number("accuracy", 0.0, most=1.0),
@@ -48,12 +48,12 @@ def needs_of(block: TomlTable) -> QueryNeeds:
 def catalogue(
     scenario: TomlTable, machines: list[MachineBlock], prices: Mapping[str, float], cost: CostSpec
 ) -> Catalogue:
-    """Apps with their needs, models and variants; raises ScenarioError."""
+    """Apps with their needs, models and variants. Raises ScenarioError."""
     asked: dict[str, QueryNeeds] = {}
     for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
-            block.at("name").refuse(f"{name} is there twice: other needs of some of its queries are said in [[load]]")
+            block.at("name").refuse(f"{name} occurs twice: state other needs of some of its queries in [[load]]")
         asked[name] = needs_of(block)
     blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
@@ -64,7 +64,7 @@ def catalogue(
     for block in blocks:
         record = _variant(block, machines, prices, cost)
         if record.variant in named:
-            block.at("name").refuse(f"{record.variant} is there twice: a variant's name is unique")
+            block.at("name").refuse(f"{record.variant} occurs twice: a variant's name is unique")
         named.add(record.variant)
         entries.append(ServingVariant(record, _apps_of(block, asked if strict else None)))
     for app in sorted({app for entry in entries for app in entry.apps}):
@@ -94,7 +94,7 @@ def catalogue(
 
 
 def _apps_of(block: TomlTable, known: Mapping[str, QueryNeeds] | None) -> frozenset[str]:
-    """known: apps that have blocks; None where none has."""
+    """The apps that a variant serves. known: apps with blocks; None if no app has one."""
     given: Any = block.get("app")
     listed = isinstance(given, list)
     apps: list[str] = []
@@ -104,7 +104,7 @@ def _apps_of(block: TomlTable, known: Mapping[str, QueryNeeds] | None) -> frozen
         if known is not None and name not in known:
             location.refuse(f"there is no [[app]] {shown(name)}{meant(name, known)}")
         if name in apps:
-            location.refuse(f"{name} is there twice")
+            location.refuse(f"{name} occurs twice")
         apps.append(name)
     if not apps:
         block.at("app").refuse("must name at least one app")
@@ -133,14 +133,14 @@ def _variant(
     cores = max(d.cores for one in machines for d in one.spec.devices if d.kind == hardware)
     if hardware in PER_CORE and threads > cores:
         block.at("uses").at("cpu_cores").refuse(f"{threads} cores are more than any {hardware} has ({cores})")
-    block.whole("running", 0, 0, 10**6)  # the planning file's; here each policy starts with what it would choose
+    block.whole("running", 0, 0, 10**6)  # a key of planning files, without effect here
     profile, max_batch = profiles.speed_of(block, memory_mb)
     price = block.maybe("cost_per_s", most=1e9)
     if price is None and hardware in cost.per_gb_s and memory_mb > 0:
         price = memory_mb / MB * cost.per_gb_s[hardware]
     shared = memory_mb > 0 and device.memory_mb < UNLIMITED_MB
     if price is None and hardware not in PER_CORE and not shared:
-        price = price_per_hour(hardware, prices) / 3600.0  # nothing says how many would fit beside it
+        price = price_per_hour(hardware, prices) / 3600.0  # unknown how many fit: the whole device
     return VariantRecord(
         variant=name,
         model=name_at(block.content.get("model", name), block.at("model")),
@@ -162,7 +162,7 @@ def _variant(
 
 
 def _uses(block: TomlTable, hardware: str) -> tuple[int, float | None]:
-    """Threads on the device, and GB of its memory where they are said. Threads of other hardware than the CPU are 1."""
+    """Threads on the device (1 on other hardware than a CPU), and GB of its memory if stated."""
     location = block.at("uses")
     memory = "memory_gb", f"{hardware}_memory_gb"
     keys = {"cpu_cores", "cpu_memory_gb", *memory, hardware, f"{hardware}s", f"{hardware}_cores"}
@@ -184,6 +184,10 @@ def _uses(block: TomlTable, hardware: str) -> tuple[int, float | None]:
 
 
 # -- which version of which model serves an app
+#
+# An app links a model in one version, and all variants of that version serve it. So variants that serve the same apps are one version,
+# and variants that serve entirely other apps another one. If the apps overlap (A serves one, B serves one and two), the model is
+# split: its second part is called <model>-2, and is a model of its own for queries that name models.
 
 
 class ServingVariant(NamedTuple):
@@ -194,7 +198,7 @@ class ServingVariant(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """models: (name, version). variants: with the names and versions of theirs, in the order given. links: app to model to version."""
+    """models: (name, version). variants: with their models' names and versions, in the given order. links: app to model to version."""
 
     models: tuple[tuple[str, str], ...]
     variants: tuple[VariantRecord, ...]
@@ -202,7 +206,7 @@ class Linked(NamedTuple):
 
 
 def link(entries: list[ServingVariant]) -> Linked:
-    """Every app is linked to all its variants, and to no others."""
+    """Link every app to exactly its variants."""
     names = {entry.record.model for entry in entries}
     parts: dict[str, list[list[frozenset[str]]]] = {}  # of a model: its parts, each a list of versions' apps
     called: dict[tuple[str, int], str] = {}
@@ -225,7 +229,7 @@ def link(entries: list[ServingVariant]) -> Linked:
 
 
 def _part(parts: list[list[frozenset[str]]], apps: frozenset[str]) -> int:
-    """The part that has a version for these apps; else the first where they are in no other version, and get one."""
+    """The part with a version for these apps. Else they get a version in the first part without any of them."""
     for i, versions in enumerate(parts):
         if apps in versions:
             return i

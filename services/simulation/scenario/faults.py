@@ -1,4 +1,4 @@
-"""The smaller tables, [[job]], [[fault]], [interference], [cost], and what [scenario] says of the objective."""
+"""[[fault]] blocks and [interference]: what goes wrong, and how neighbours on a device slow each other down."""
 
 from collections.abc import Collection, Mapping
 from re import fullmatch
@@ -25,7 +25,7 @@ def faults_of(
     variants: Collection[str],
     duration_s: float,
 ) -> tuple[FaultSpec, ...]:
-    """What goes wrong; raises ScenarioError. started: by kind of machine, how many any policy has at time 0."""
+    """All faults. Raises ScenarioError. started: by kind of machine, the most that any policy has at time 0."""
     kinds = [one.spec.kind for one in machines]
     found = []
     for block in scenario.blocks("fault", FAULT_KEYS):
@@ -60,7 +60,7 @@ def faults_of(
 
 
 def _worker(block: TomlTable, started: Mapping[str, int]) -> str:
-    """Its name: of those at time 0 the kind and a number from 0, of those that are added later kind, epoch and number."""
+    """A worker's name: kind and number (from 0) for those of time 0; kind, epoch and number for those that are added later."""
     name = block.name("worker")
     kind, _, number = name.rpartition("-")
     first = fullmatch("0|[1-9][0-9]*", number) is not None and int(number) < started.get(kind, 0)
@@ -73,7 +73,7 @@ def _worker(block: TomlTable, started: Mapping[str, int]) -> str:
 
 
 def interference_of(scenario: TomlTable, machines: list[MachineBlock]) -> dict[str, float]:
-    """Strength by kind of device; raises ScenarioError."""
+    """Strength by kind of device. Raises ScenarioError."""
     location = scenario.at("interference")
     return {
         one_of(kind, location.at(kind), devices_of(machines), "kind of device"): number_at(

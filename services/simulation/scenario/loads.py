@@ -1,4 +1,4 @@
-"""[[load]] blocks: streams of queries."""
+"""[[load]] and [[job]] blocks: streams of queries, and offline jobs."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ KEYS = sorted({*_EVERYWHERE, *(key for _, keys in _OF.values() for key in keys)}
 
 
 def loads_of(scenario: TomlTable, needs: Mapping[str, QueryNeeds], folder: Path) -> tuple[WorkloadSpec, ...]:
-    """All streams; raises ScenarioError. needs: of each app. folder: where the file stands, which paths are relative to."""
+    """All streams. Raises ScenarioError. needs: of each app. folder: the file's, to which paths are relative."""
     return tuple(_load(block, needs, folder) for block in scenario.blocks("load", KEYS))
 
 
@@ -53,7 +53,7 @@ def _load(block: TomlTable, needs: Mapping[str, QueryNeeds], folder: Path) -> Wo
 
 
 def _own_needs(block: TomlTable, of_apps: list[QueryNeeds]) -> QueryNeeds | None:
-    """What the block says over what its apps ask for; None where it says nothing."""
+    """The block's needs over those of its apps; None if it states none."""
     keys = QueryNeeds.__struct_fields__
     if not block.content.keys() & set(keys):
         return None
@@ -67,7 +67,7 @@ def _own_needs(block: TomlTable, of_apps: list[QueryNeeds]) -> QueryNeeds | None
 
 
 def _timed(load: WorkloadSpec, block: TomlTable, folder: Path) -> WorkloadSpec:
-    """With what the block says of times."""
+    """The load with the block's arrivals."""
     match load.arrivals:
         case "mmpp":
             rates = _numbers(block.get("rates"), block.at("rates"), most=_MOST_QPS)
@@ -105,7 +105,7 @@ def _apps(block: TomlTable, needs: Mapping[str, QueryNeeds]) -> tuple[tuple[str,
 
 
 def _shares(given: Any, location: Location, count: int) -> tuple[float, ...]:
-    """Of each app; equal ones where nothing is said, by Zipf's law in the order of the apps where that is."""
+    """The share of each app: equal by default, or by Zipf's law in the order of the apps."""
     if given is None:
         return (1.0 / count,) * count
     if isinstance(given, str):
@@ -133,7 +133,7 @@ def _numbers(given: Any, location: Location, most: float, *, above: bool = False
 
 
 def _rate(given: Any, location: Location) -> tuple[tuple[float, float], ...]:
-    """One number, or points."""
+    """A rate: one number, or points."""
     if isinstance(given, dict | str):
         location.refuse(f"must be one number, or points as [[0, 4], [60, 80]], not {shown(given)}")
     if not isinstance(given, list):
@@ -174,7 +174,7 @@ JOB_KEYS = ("app", "at_s", "inputs", "accuracy", "model", "variant")
 
 
 def jobs_of(scenario: TomlTable, things: Catalogue, duration_s: float) -> tuple[JobSpec, ...]:
-    """Offline work; raises ScenarioError."""
+    """All offline jobs. Raises ScenarioError."""
     found = []
     for block in scenario.blocks("job", JOB_KEYS):
         app = one_of(block.get("app"), block.at("app"), things.needs, "app")

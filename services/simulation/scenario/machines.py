@@ -1,9 +1,9 @@
-"""[[worker]] blocks: kinds of machine, what one has and how many there are.
+"""[[worker]] blocks and [cost]: kinds of machine, what they have, how many there are, and what they cost.
 
 devices counts devices by kind. `cpu = 8` is one device of 8 cores; `inferentia = 1` is one chip of 4 cores, each of which holds
-one instance; of every other kind each device runs one batch at a time. resources says what they have:
+one instance; each device of another kind runs one batch at a time. resources says what they have:
 
-    <kind>_memory_gb   memory of each device of that kind; left out = unlimited. `memory_gb` is the CPU's, or that of the only kind
+    <kind>_memory_gb   memory of each device of that kind; default: unlimited. `memory_gb` is that of the CPU, or of the only kind
     cpu_cores          cores beside accelerators: a device `cpu`, unless devices names one
 """
 
@@ -19,7 +19,7 @@ from services.simulation.scenario.model import CostSpec, MachineSpec
 from services.simulation.scenario.toml import TomlTable, name_at, number_at, one_of, whole_at
 
 KEYS = ("kind", "devices", "resources", "price_per_hour", "boot_s", "start", "min", "max")
-UNLIMITED_MB = 1e7  # 10 TB: more than any device has, few enough for sums over many devices
+UNLIMITED_MB = 1e7  # 10 TB: more than any device has, and small enough for sums over many devices
 MB = 1024.0  # of a GB
 LONGEST_KIND = 40  # letters; the names of workers are made from it
 MOST = 10_000  # machines of one kind
@@ -29,7 +29,7 @@ _CHIP_CORES = {kind: spec.cores for kind, spec in KINDS.items() if spec.cores > 
 
 
 class MachineBlock(NamedTuple):
-    """A kind as its block has it. price: US$ per hour, None where the price list is to say it."""
+    """A [[worker]] block. price: US$ per hour; None: the price list's."""
 
     spec: MachineSpec
     price: float | None
@@ -37,7 +37,7 @@ class MachineBlock(NamedTuple):
 
 
 def machines_of(scenario: TomlTable) -> list[MachineBlock]:
-    """All kinds of machine; raises ScenarioError."""
+    """The kinds of machine. Raises ScenarioError."""
     blocks = scenario.blocks("worker", KEYS)
     if not blocks:
         scenario.at("worker").refuse("there must be at least one [[worker]]: queries need a machine")
@@ -45,7 +45,7 @@ def machines_of(scenario: TomlTable) -> list[MachineBlock]:
     for block in blocks:
         one = _machine(block)
         if any(one.spec.kind == other.spec.kind for other in found):
-            block.at("kind").refuse(f"{one.spec.kind} is there twice: write one block, with start and max")
+            block.at("kind").refuse(f"{one.spec.kind} occurs twice: write one block, with start and max")
         found.append(one)
     return found
 
@@ -127,20 +127,25 @@ def _of_kind(kind: str, count: int, memory_mb: float | None) -> list[Device]:
 
 
 def largest_of(machines: list[MachineBlock], hardware: str) -> Device | None:
-    """The device of this kind with most memory; None where no machine has one."""
+    """The device of this kind with the most memory; None if no machine has one."""
     devices = [device for one in machines for device in one.spec.devices if device.kind == hardware]
     return max(devices, key=lambda device: (device.memory_mb, device.cores), default=None)
 
 
 # -- prices of machines and of their devices
+#
+# The services price devices: one number for each kind (services/core/cost.py). A kind of device that is alone on a machine costs what
+# the machine costs (cpu and inferentia: per core; if such machines differ, their mean). On a machine with several kinds, the CPU has
+# the price that is known for it, else the price list's (services/core/prices.toml), and the accelerators have the rest. The prices of
+# a machine's devices thus add up to its own. If the CPU would take everything, the accelerators get half.
 
-_LEAST = 0.5  # of a machine's price: what its accelerators are worth where nothing else is left
+_LEAST = 0.5  # part of a machine's price that its accelerators get if nothing else is left
 
 
 def priced(machines: list[MachineBlock], listed: Mapping[str, float], *, needed: bool) -> list[MachineBlock]:
-    """The same, each with a price: its own, else what its devices cost by the price list.
+    """The same machines, each with a price: its own, else that of its devices on the price list.
 
-    needed: a kind that no list knows and that no price is stated for is refused; else it costs nothing.
+    needed: a device without any price is refused; otherwise it costs nothing.
     """
     found = []
     for one in machines:
@@ -160,7 +165,7 @@ def priced(machines: list[MachineBlock], listed: Mapping[str, float], *, needed:
 def device_prices(
     machines: list[MachineBlock], listed: Mapping[str, float], stated: Mapping[str, float]
 ) -> dict[str, float]:
-    """US$ per hour by kind of device. stated: what settings say, which stays."""
+    """US$ per hour by kind of device. stated: prices in the settings, which stay."""
     prices = dict(stated)
     units = [(one.spec.price_per_hour, _units(one)) for one in machines]
     _fix(prices, [one for one in units if len(one[1]) == 1], listed)
@@ -173,12 +178,12 @@ def device_prices(
 
 
 def _fix(prices: dict[str, float], machines: list[tuple[float, dict[str, int]]], listed: Mapping[str, float]) -> None:
-    """Prices of the kinds that these machines (US$ per hour, units by kind) have and that have none: the mean of what each leaves."""
+    """Price the unpriced kinds on these machines (US$ per hour, units by kind): the mean of what each machine leaves."""
     shares: dict[str, list[float]] = {}
     for total, of in machines:
         known = sum(prices[kind] * count for kind, count in of.items() if kind in prices)
         rest = total - known if total > known else _LEAST * total
-        # Several kinds share it as their prices on the list are to each other.
+        # Several kinds share the rest in proportion to their prices on the list.
         weights = {kind: listed.get(kind, 1.0) * count for kind, count in of.items() if kind not in prices}
         for kind, weight in weights.items():
             shares.setdefault(kind, []).append(rest * weight / sum(weights.values()) / of[kind])
@@ -186,7 +191,7 @@ def _fix(prices: dict[str, float], machines: list[tuple[float, dict[str, int]]],
 
 
 def _units(one: MachineBlock) -> dict[str, int]:
-    """How much of each kind a machine has, in what it is sold by: cores, or devices."""
+    """A machine's units of each kind: cores where these are priced, else devices."""
     found: dict[str, int] = {}
     for device in one.spec.devices:
         found[device.kind] = found.get(device.kind, 0) + (device.cores if device.kind in PER_CORE else 1)
@@ -194,7 +199,7 @@ def _units(one: MachineBlock) -> dict[str, int]:
 
 
 def cost_of(scenario: TomlTable, machines: list[MachineBlock]) -> CostSpec:
-    """What is counted as cost; raises ScenarioError."""
+    """[cost]: what counts as cost. Raises ScenarioError."""
     table = TomlTable(scenario.content.get("cost", {}), scenario.at("cost"), ("meter", "per_gb_s"))
     meter = one_of(table.content.get("meter", "worker"), table.at("meter"), ("worker", "memory"), "meter")
     location = table.at("per_gb_s")
@@ -215,5 +220,5 @@ def cost_of(scenario: TomlTable, machines: list[MachineBlock]) -> CostSpec:
 
 
 def devices_of(machines: list[MachineBlock]) -> set[str]:
-    """Kinds of device on any machine."""
+    """The kinds of device on any machine."""
     return {device.kind for one in machines for device in one.spec.devices}

@@ -1,6 +1,6 @@
-"""A scenario as the simulator runs it: everything checked, nothing left open (docs/scenarios.md). Pure data.
+"""A scenario as the simulator runs it: complete and checked (docs/scenarios.md). Pure data.
 
-Times are seconds from the scenario's start, rates queries/s, money US$.
+Times are seconds from the scenario's start, rates are in queries/s, money in US$.
 """
 
 from typing import Literal
@@ -20,14 +20,14 @@ Times = NDArray[np.float64]
 
 
 class StaticChoice(Struct, frozen=True):
-    """What a developer chose for an app: a variant, and how many instances of it in the whole cluster."""
+    """What the developer of a static system chose for an app: a variant, and the number of its instances in the cluster."""
 
     variant: str
     instances: int = 1
 
 
 class QueryNeeds(Struct, frozen=True, kw_only=True):
-    """What queries ask for. latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any."""
+    """What queries ask for. latency_ms, cost (US$ per 1,000): at most, None: no limit. accuracy: at least, 0: any."""
 
     latency_ms: float | None = None
     accuracy: float = 0.0
@@ -37,10 +37,10 @@ class QueryNeeds(Struct, frozen=True, kw_only=True):
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
     """One stream of queries, spread over `apps` by `shares` (which add up to 1).
 
-    rate: (second, queries/s) points, linear between them, constant beyond; its mean where arrivals come from counts or times is
-    theirs. cv: standard deviation / mean of the gaps (gamma). rates, dwell_s: of an MMPP's states, queries/s and mean stay.
-    counts: queries in each line of a trace of seconds_per_line; range_qps: (lowest, highest) rate that they are mapped to.
-    times: arrivals themselves, rising. needs: of these queries, where they differ from their app's. items: in each query.
+    rate: (second, queries/s) points, linear between them, constant beyond. cv: standard deviation / mean of the gaps (gamma).
+    rates, dwell_s: queries/s and mean stay of an MMPP's states. counts: queries in each line of a trace; a line is seconds_per_line long.
+    range_qps: (lowest, highest) rate to which the counts are mapped. times: the arrivals, rising. needs: of these queries; None: as
+    their app. items: in each query.
     """
 
     apps: tuple[str, ...]
@@ -59,9 +59,9 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True):
 
 
 class MachineSpec(Struct, frozen=True, kw_only=True):
-    """A kind of machine. start: how many run at time 0; the VM-autoscaler keeps them between minimum and maximum.
+    """A kind of machine. start: number at time 0. The VM-autoscaler keeps the number between minimum and maximum.
 
-    devices are simulated, named after their kind ("cpu", "gpu", "gpu1", ...). boot_s: from the order to the first heartbeat.
+    devices: simulated, named after their kind ("cpu", "gpu", "gpu1", ...). boot_s: from the order to the first heartbeat.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class MachineSpec(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """Offline work: so many inputs for an app, submitted at a time. accuracy, model, variant: what it asks for."""
+    """An offline job: `inputs` items for an app, submitted at `at_s`. accuracy, model, variant: what it asks for."""
 
     app: str
     at_s: float
@@ -85,10 +85,10 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
 
 class FaultSpec(Struct, frozen=True, kw_only=True):
-    """Something that goes wrong from at_s on, until until_s.
+    """A fault from at_s until until_s.
 
-    worker-dies: one (worker: its name, else the first of machine kind `hardware`, else the first), as kill -9 of all its
-    processes. device-slow: batches take `factor` times as long on devices of kind `hardware` (of `worker`, if named).
+    worker-dies: all processes of a worker end as by kill -9 (worker: its name, else the first of machine kind `hardware`, else the
+    first). device-slow: batches take `factor` times as long on devices of kind `hardware` (of `worker`, if named).
     load-fails: loads (of `variant`, if named) fail. messages-delayed: each message takes delay_s longer.
     """
 
@@ -103,12 +103,11 @@ class FaultSpec(Struct, frozen=True, kw_only=True):
 
 
 class PolicySpec(Struct, frozen=True, kw_only=True):
-    """One run. name: in the results. base: "infaas", "infaas-ilp", "static", "replicate", "round-robin", "brute-force", or
+    """A policy to run. name: in the results. base: "infaas", "infaas-ilp", "static", "replicate", "round-robin", "brute-force", or
     "module:Class" of a user's own.
 
-    hardware: the only kinds of device whose variants count; None: all. machines: with what this run starts, and may start.
-    choice: for each app what a static system's developer would have chosen (static: all instances run at time 0; replicate: one).
-    settings: of the services.
+    hardware: the only kinds of device whose variants take part; None: all. machines: those that run and may run. choice: a static
+    system's choice for each app (static: all instances run at time 0; replicate: one). settings: the services'.
     """
 
     name: str
@@ -120,16 +119,16 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
 
 
 class CostSpec(Struct, frozen=True, kw_only=True):
-    """What is counted as cost. worker: machines that run x their price; memory: GB of loaded instances x US$/GB-s by hardware."""
+    """What counts as cost. worker: running machines x their price. memory: GB of loaded instances x US$/GB-s by hardware."""
 
     meter: Literal["worker", "memory"] = "worker"
     per_gb_s: dict[str, float] = {}
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
-    """All of it. apps, models, variants: the catalogue as a registrar would have written it (variants simulated, with
-    profiles of provenance "synthetic"). prices: US$ per hour by device kind, as services/core/cost.py wants them.
-    needs: of each app's queries. interference: strength by kind of device.
+    """A whole scenario. apps, models, variants: the catalogue as a registrar would have written it (variants are simulated, with
+    profiles of provenance "synthetic"). prices: US$ per hour by kind of device (services/core/cost.py). needs: of each app's queries.
+    interference: strength by kind of device.
     """
 
     name: str

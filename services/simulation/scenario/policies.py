@@ -1,8 +1,8 @@
-"""Which policies run, each with its machines, hardware, choices and settings: `policies` of [scenario], and [[policy]] blocks.
+"""Which policies run, with their machines, hardware, choices and settings: `policies` of [scenario], [[policy]] blocks, [settings].
 
-start of a [[policy]] names all machines that run at time 0: kinds that it leaves out have none. max and min change the kinds
-that they name. A policy limited to some hardware has no machines without any of it, unless its start says so. Static systems
-add no machines: their machines are those at time 0.
+`start` of a [[policy]] names all machines that run at time 0; kinds that it leaves out have none. `max` and `min` change the kinds
+that they name. A policy limited to some hardware has no machines without it, unless its `start` names them. Static systems add no
+machines: they keep those of time 0.
 """
 
 import sys
@@ -53,7 +53,7 @@ KEYS = ("name", "base", "hardware", "start", "min", "max", "choice", "settings")
 
 
 class Policies:
-    """folder: where the file stands, in which user's own modules are found too. The others: of the scenario."""
+    """A scenario's policies. folder: the file's, in which users' own modules are found too."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Policies:
         for block in scenario.blocks("policy", KEYS):
             name = block.text("name")
             if name in self._blocks:
-                block.at("name").refuse(f"{name} is there twice: results are named by it")
+                block.at("name").refuse(f"{name} occurs twice: results are named by it")
             self._blocks[name] = block
         self._own = {name: self._of_block(name, block) for name, block in self._blocks.items()}
 
     def listed(self, names: Any, location: Location) -> tuple[PolicySpec, ...]:
-        """Those that the file names, then its [[policy]] blocks. names: None where it names none."""
+        """The policies that the file names, then its [[policy]] blocks. names: None if it names none."""
         wanted = [
             text_at(one, location.at(i)) for i, one in enumerate(list_at([] if names is None else names, location))
         ]
@@ -90,21 +90,21 @@ class Policies:
         return self.named(wanted, location)
 
     def named(self, names: Sequence[str], location: Location) -> tuple[PolicySpec, ...]:
-        """Exactly these; raises ScenarioError that names the place."""
+        """Exactly these policies. Raises ScenarioError, which names the location."""
         for i, name in enumerate(names):
             if name in names[:i]:
-                location.at(i).refuse(f"{name} is there twice: results are named by it")
+                location.at(i).refuse(f"{name} occurs twice: results are named by it")
         return tuple(self._own.get(name) or self._of_base(name, name, location.at(i)) for i, name in enumerate(names))
 
     def started(self) -> dict[str, int]:
-        """By kind of machine, how many run at time 0 under any policy that comes with the file or may be asked for."""
+        """By kind of machine, the most that run at time 0 under any policy of the file."""
         starts = {one.spec.kind: one.spec.start for one in self._machines}
         for machine in (machine for policy in self._own.values() for machine in policy.machines):
             starts[machine.kind] = max(starts[machine.kind], machine.start)
         return starts
 
     def _of_base(self, name: str, base: str, location: Location) -> PolicySpec:
-        """A policy as it comes."""
+        """A built-in policy or a user's own class, without a block."""
         return self._spec(name, self._base(base, location), None, None, {}, location)
 
     def _of_block(self, name: str, block: TomlTable) -> PolicySpec:
@@ -235,38 +235,38 @@ def _base_tree(base: str) -> dict[str, Any]:
     return {"dispatcher": {"policy": selection}, "autoscaler": scaling}
 
 
-# -- settings
+# -- settings: those of the services, for all policies or for one, over a scenario's own defaults
 
-# What a scenario says of a device's memory is for instances: nothing else runs there.
+# A scenario states the memory that instances may use. Nothing else runs on the device.
 DEFAULTS: Mapping[str, Any] = {"monitor": {"memory_share": 1.0, "cores_overcommit": OVERCOMMIT}}
 SECTIONS = ("goal", "dispatcher", "executor", "monitor", "autoscaler", "machines", "jobs", "prices")
 _NOT_HERE = "has no meaning in a scenario: leave it out"
 _ELSEWHERE = {
     **dict.fromkeys(("prefix", "data_dir", "log_level", "bus", "store", "registrar"), _NOT_HERE),
-    "worker": "is said in [[worker]] blocks: leave it out",
+    "worker": "belongs in [[worker]] blocks: leave it out",
 }
 _SAID = {
-    ("machines", "kinds"): "is said in [[worker]] blocks: leave it out",
+    ("machines", "kinds"): "belongs in [[worker]] blocks: leave it out",
     ("machines", "provider"): "has no meaning in a scenario, whose machines are simulated: leave it out",
-    ("autoscaler", "choice"): "is said in [baseline], or in a [[policy]]'s choice: leave it out",
+    ("autoscaler", "choice"): "belongs in [baseline], or in a [[policy]]'s choice: leave it out",
 }
 
 
 def tree_at(value: Any, location: Location, *, of_one: bool = False) -> dict[str, Any]:
-    """Settings as they stand in the file, checked by themselves; raises ScenarioError. of_one: of one policy, not of all."""
+    """A [settings] table, checked. Raises ScenarioError. of_one: of one policy, not of all."""
     tree = TomlTable(value, location, SECTIONS, _ELSEWHERE).content
     for section in (key for key in tree if key != "goal"):
         for key in table_at(tree[section], location.at(section)):
             if (section, key) in _SAID:
                 location.at(section).at(key).refuse(_SAID[section, key])
     if "goal" in tree and not of_one:
-        location.at("goal").refuse("is said in [scenario], as objective; or in the settings of a single [[policy]]")
+        location.at("goal").refuse("belongs in [scenario], as objective, or in the settings of a single [[policy]]")
     settings_of(location, DEFAULTS, tree)
     return tree
 
 
 def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
-    """Trees over each other, later ones win. place: that refusals name."""
+    """Settings from trees; later ones win. location: named in refusals."""
     tree: dict[str, Any] = {}
     for one in trees:
         tree = _over(tree, one)
@@ -282,7 +282,7 @@ def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
 
 
 def _refusal(location: Location, text: str) -> ScenarioError:
-    """Without what the services take where nothing is said: in a scenario that may be something else."""
+    """A refusal without the services' default, which may be another one in a scenario."""
     return ScenarioError(f"{location.file}: {location.key}.{text.partition('; left out, it is ')[0]}")
 
 

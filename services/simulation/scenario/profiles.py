@@ -1,14 +1,14 @@
-"""A variant's profile from what a scenario says of its speed.
+"""A variant's profile from the speed that a scenario states.
 
-Three ways to say it, all in ms of one batch:
+There are three ways to state it, all in ms of one batch:
 
-    batch_latency_ms     by batch size; linear between, the smallest's below, proportional to the size beyond (as measured profiles)
+    batch_latency_ms       by batch size: linear between, constant below the smallest, proportional beyond the largest (as measured profiles)
     base_ms, per_item_ms   a batch of n takes base_ms + per_item_ms x n
-    latency_ms alone     every batch takes as long. How many items a batch may have then follows from saturation_qps, unless
-                         max_batch says it: as many as an instance needs to serve so much one batch at a time, else 1
+    latency_ms alone       every batch takes so long. Without max_batch, the largest batch follows from saturation_qps: as many items as
+                           an instance needs to serve so much, one batch at a time; else 1
 
-latency_ms beside one of the first two is the planning file's figure: of which batch, nobody says, so it means nothing here.
-saturation_qps left out: of the best batch, one at a time, as an instance runs them on its threads.
+latency_ms beside one of the first two is a planning file's figure, of no particular batch. It has no effect here.
+The default of saturation_qps is that of the best batch, one batch at a time.
 """
 
 from math import ceil
@@ -23,18 +23,18 @@ KEYS = ("latency_ms", "batch_latency_ms", "base_ms", "per_item_ms", "max_batch",
 LARGEST_BATCH = 65536
 _LONGEST_MS = 1e9
 _MOST_QPS = 1e9
-_TOLERANCE = 1.25  # a stated figure may differ from the table's by so much
+_TOLERANCE = 1.25  # factor by which a stated saturation_qps may exceed the table's
 
 
 class Speed(NamedTuple):
-    """A profile, and the largest batch that the variant takes."""
+    """A profile, and the variant's largest batch."""
 
     profile: Profile
     max_batch: int
 
 
 def speed_of(block: TomlTable, memory_mb: float) -> Speed:
-    """What a [[variant]] block says; raises ScenarioError for what no machine can do."""
+    """The speed in a [[variant]] block. Raises ScenarioError for what is impossible."""
     stated = block.maybe("saturation_qps", most=_MOST_QPS, above=True)
     points = _points(block, stated)
     largest = block.whole("max_batch", max(points), 1, LARGEST_BATCH)
@@ -59,7 +59,7 @@ def speed_of(block: TomlTable, memory_mb: float) -> Speed:
 
 
 def _points(block: TomlTable, stated: float | None) -> dict[int, float]:
-    """Batch size to ms. stated: saturation_qps, where it is."""
+    """Batch size to ms. stated: saturation_qps, if the block has it."""
     ways = [way for way in ("batch_latency_ms", "base_ms") if way in block]
     if "per_item_ms" in block and "base_ms" not in block:
         block.at("base_ms").refuse("is missing: per_item_ms comes on top of it")
@@ -97,7 +97,7 @@ def _table(block: TomlTable) -> dict[int, float]:
     for key, value in block.table("batch_latency_ms").items():
         size = _size(key, location)
         if size in points:
-            location.at(key).refuse(f"batch size {size} is there twice")
+            location.at(key).refuse(f"batch size {size} occurs twice")
         points[size] = number_at(value, location.at(key), most=_LONGEST_MS, above=True)
     if not points:
         location.refuse("must name at least one batch size, as { 1 = 15.0, 8 = 22.0 }")

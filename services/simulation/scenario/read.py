@@ -1,4 +1,4 @@
-"""A scenario file into a Scenario: everything is checked before anything runs."""
+"""Reading a scenario file into a Scenario. Everything is checked before anything runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s"
 _ELSEWHERE = {
     "slack": "has no place here: write it as [settings.autoscaler] slack",
     "lambda": "has no place here: write it as [settings.autoscaler] loading_weight",
-    "resources": "has no place here: what there is, is said in [[worker]] blocks",
+    "resources": "has no place here: state what machines have in [[worker]] blocks",
     **{key: f"has no place here: write it in [scenario], as {key}" for key in KEYS},
 }
 _LONGEST = 1e7  # seconds
@@ -40,7 +40,7 @@ def read_scenario(path: Path, *, policies: Sequence[str] = (), seed: int | None 
 
 
 def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | None = None) -> Scenario:
-    """The same of a file's content. path: the file's, for refusals and for what is relative to it."""
+    """The scenario in a file's content. path: the file's, for refusals and relative paths."""
     location = Location(str(path))
     file = TomlTable(content, location, _TABLES, _ELSEWHERE)
     if "scenario" not in file:
@@ -89,7 +89,7 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
 
 
 def _possible(load: WorkloadSpec, duration_s: float, location: Location) -> None:
-    """Refuse what the generator of arrivals refuses."""
+    """Refuse a load that the generator of arrivals refuses."""
     try:
         mean_rate(load, duration_s)
     except WorkloadError as error:

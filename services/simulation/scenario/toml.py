@@ -1,4 +1,4 @@
-"""Where in a scenario file something stands, and the refusal that names it."""
+"""A scenario's TOML file: reading it, checked values, and refusals that name file and key."""
 
 import re
 import tomllib
@@ -15,17 +15,17 @@ _LONGEST = 60  # characters of a value that a refusal shows
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be run. The text: file, key, what is wrong there, and the remedy."""
+    """An invalid scenario. The text names the file, the key, what is wrong there, and the remedy."""
 
 
 class Location(NamedTuple):
-    """A key in a file, as load[0].rate[2][1]; entries of lists are numbered from 0."""
+    """A key in a file, such as load[0].rate[2][1]. Entries of lists count from 0."""
 
     file: str
     key: str = ""
 
     def at(self, key: str | int) -> "Location":
-        """Of something inside."""
+        """The location of a key or entry inside."""
         if isinstance(key, int):
             return Location(self.file, f"{self.key}[{key}]")
         written = key if _BARE.match(key) else shown(key)
@@ -37,7 +37,7 @@ class Location(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """A value as a refusal shows it: on one line, and not at length."""
+    """A value as a refusal shows it: short, on one line."""
     try:
         written = repr(value)
     except (ValueError, RecursionError):  # a whole number of thousands of digits
@@ -46,7 +46,7 @@ def shown(value: Any) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A guess at what a name should have been; else all there are, where they are few."""
+    """The similar name that was probably meant, else all known names if they are few."""
     names = sorted(known)
     near = get_close_matches(name[:100], names, n=1)
     if near:
@@ -56,11 +56,11 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 # -- reading the file
 
-_LARGEST = 8 * 2**20  # bytes; reading as much as TOML takes seconds
+_LARGEST = 8 * 2**20  # bytes; larger files take seconds to read
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's content; raises ScenarioError that names the file, and the line where its syntax is wrong."""
+    """The file's content. Raises ScenarioError, which names the file, and the line of a syntax error."""
     location = Location(str(path))
     try:
         with path.open("rb") as opened:
@@ -103,10 +103,10 @@ def list_at(value: Any, location: Location) -> list[Any]:
 def number_at(
     value: Any, location: Location, least: float = 0.0, most: float = LARGEST, *, above: bool = False
 ) -> float:
-    """A number from least to most; above: `least` itself is too little."""
+    """A number from least to most. above: `least` itself is refused."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         location.refuse(f"must be a number, not {shown(value)}")
-    if not least <= value <= most or (above and value == least):  # what is no number is not between any two
+    if not least <= value <= most or (above and value == least):  # NaN is not between any two numbers
         low = f"above {least:g}" if above else f"at least {least:g}"
         high = f" and at most {most:g}" if value > most else ""
         location.refuse(f"must be {low}{high}, not {shown(value)}")
@@ -139,7 +139,7 @@ def name_at(value: Any, location: Location) -> str:
 
 
 def one_of(value: Any, location: Location, known: Collection[str], what: str) -> str:
-    """One of these names. what: `app`, `variant`, as the refusal says it."""
+    """One of these names. what: its kind in the refusal, such as `app` or `variant`."""
     if not isinstance(value, str):
         location.refuse(f"must be the name of {'an' if what[0] in 'aeiou' else 'a'} {what}, not {shown(value)}")
     if value not in known:
@@ -148,7 +148,7 @@ def one_of(value: Any, location: Location, known: Collection[str], what: str) ->
 
 
 class TomlTable:
-    """keys: all that it may have. moved: keys that stand elsewhere, and what to write instead."""
+    """A table with checked values. keys: all that it may have. moved: keys that belong elsewhere, with the remedy."""
 
     def __init__(
         self, value: Any, location: Location, keys: Collection[str], moved: Mapping[str, str] | None = None
@@ -167,7 +167,7 @@ class TomlTable:
         return self.location.at(key)
 
     def get(self, key: str) -> Any:
-        """The value as it stands; refused when there is none."""
+        """The unchecked value. A missing key is refused."""
         if key not in self.content:
             self.at(key).refuse("is missing")
         return self.content[key]
@@ -181,13 +181,13 @@ class TomlTable:
         *,
         above: bool = False,
     ) -> float:
-        """A number; without a default it must be there."""
+        """A number. Without a default the key is required."""
         if default is not None and key not in self.content:
             return default
         return number_at(self.get(key), self.at(key), least, most, above=above)
 
     def maybe(self, key: str, least: float = 0.0, most: float = LARGEST, *, above: bool = False) -> float | None:
-        """A number, None where nothing is said."""
+        """A number; None if the key is missing."""
         return number_at(self.content[key], self.at(key), least, most, above=above) if key in self.content else None
 
     def whole(self, key: str, default: int | None = None, least: int = 0, most: int = 10**9) -> int:

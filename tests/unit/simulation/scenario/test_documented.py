@@ -27,7 +27,7 @@ def test_the_example_is_sound():
 
 
 def test_the_blocks_of_the_planning_example_may_stand_in_a_scenario(tmp_path):
-    """But for `qps`, which is said in [[load]], and what is scarce, which is said in [[worker]]."""
+    """But for `qps`, which belongs in [[load]], and what is scarce, which belongs in [[worker]]."""
     plan = (ROOT / "docs/examples/plan.toml").read_text()
     blocks = "\n".join(
         line for line in plan.splitlines() if not line.startswith(("slack", "lambda", "qps", "#")) and line
