@@ -1,4 +1,4 @@
-"""The client's side of offline jobs: hand one in, follow it to its end, look, cancel."""
+"""The client's side of offline jobs: submit one, follow it to its end, cancel it."""
 
 import asyncio
 import secrets
@@ -14,21 +14,21 @@ from bus.subjects import Subjects
 from infaas.answers import refusal
 from infaas.errors import InfaasError, NotConnected, Timeout
 
-ASK_S = 10.0  # for one reply
-START_S = 10.0  # for a coordinator that is only just starting
-QUIET_S = 2.0  # without news, after which the last status is asked for
-GONE_S = 120.0  # without a coordinator, after which nobody is waited for any longer
+REPLY_S = 10.0  # for one reply
+START_S = 10.0  # for a coordinator that is still starting
+QUIET_S = 2.0  # without a status; then the last one is requested
+GONE_S = 120.0  # without a coordinator; then the client gives up
 
 T = TypeVar("T")
 OnProgress = Callable[[JobStatus], None]
-NOBODY = "nobody answers for offline jobs: is the system up? `infaas doctor` says more"
+NOT_RUNNING = "no coordinator of offline jobs answers: is the system up? `infaas doctor` says more"
 
 
-def url_of(place: str) -> str:
-    """A URL as it is; a path of this machine as a file:// URL."""
-    if "://" in place:
-        return place
-    return Path(place).absolute().as_uri()
+def url_of(location: str) -> str:
+    """The URL itself, or the file:// URL of a path of this machine."""
+    if "://" in location:
+        return location
+    return Path(location).absolute().as_uri()
 
 
 async def submit(
@@ -43,7 +43,7 @@ async def submit(
     variant: str | None = None,
     job: str | None = None,
 ) -> str:
-    """Hand in a job; returns its id once it is kept. Sending the same job again under its id is harmless.
+    """Submit a job. Returns its id when the system has stored it. The same job may be sent again under its id.
 
     Raises Refused, NotConnected, Timeout.
     """
@@ -59,11 +59,11 @@ async def submit(
     until = loop.time() + START_S
     while True:
         try:
-            reply = await bus.request(subjects.job(app), encode(request), ASK_S)
+            reply = await bus.request(subjects.job(app), encode(request), REPLY_S)
             return _read(JobAccepted, reply).job
         except NoResponders:
             if loop.time() > until:
-                raise NotConnected(NOBODY) from None
+                raise NotConnected(NOT_RUNNING) from None
         except RequestTimeout:
             if loop.time() > until:
                 raise Timeout(f"no reply to the job within {START_S:g} s") from None
@@ -73,41 +73,43 @@ async def submit(
 
 
 async def status(bus: Bus, subjects: Subjects, job: str) -> JobStatus:
-    """The job's last status. Raises Refused when there is none with this id, NotConnected."""
-    return _read(JobStatus, await _ask(bus, subjects.job_status(job)))
+    """The job's last status. Raises Refused if no job has this id, and NotConnected."""
+    return _read(JobStatus, await _request(bus, subjects.job_status(job)))
 
 
 async def cancel(bus: Bus, subjects: Subjects, job: str) -> None:
-    """Nothing more of the job is computed. Raises Refused when it has ended or is not known, NotConnected."""
-    _read(JobCancelled, await _ask(bus, subjects.job_cancel(job)))
+    """Stop the job. Raises Refused if it has ended or is unknown, and NotConnected."""
+    _read(JobCancelled, await _request(bus, subjects.job_cancel(job)))
 
 
 async def wait(
     bus: Bus, subjects: Subjects, job: str, on_progress: OnProgress | None = None, timeout: float | None = None
 ) -> JobStatus:
-    """Follow a job until it is done, failed or cancelled; returns its last status, also where it failed.
+    """Follow a job until it is done, failed or cancelled. Returns its last status, even if it failed.
 
-    on_progress gets every status on the way. timeout: seconds to wait here; the job goes on. Raises Refused when there is no
-    such job, Timeout, NotConnected when nobody has answered for a long time.
+    on_progress gets every status. timeout: seconds to wait; the job itself continues. Raises Refused if there is no such job, Timeout,
+    and NotConnected if no coordinator answers for GONE_S seconds.
     """
-    news: asyncio.Queue[JobStatus] = asyncio.Queue()
+    statuses: asyncio.Queue[JobStatus] = asyncio.Queue()
 
-    def heard(delivery: Delivery) -> None:
-        if not delivery.status and not delivery.reply:  # requests for the status come by here as well
+    def received(delivery: Delivery) -> None:
+        if not delivery.status and not delivery.reply:  # requests for the status arrive here too
             with suppress(BadMessage):
-                news.put_nowait(decode(JobStatus, delivery.data))
+                statuses.put_nowait(decode(JobStatus, delivery.data))
 
     subscription = None
     try:
-        with suppress(Forbidden):  # an app's client hears no job's news, since they might be another's: it asks
-            subscription = await bus.subscribe(subjects.job_status(job), heard)
+        with suppress(
+            Forbidden
+        ):  # the client of an app may not subscribe, since the job may be another app's; it requests the status
+            subscription = await bus.subscribe(subjects.job_status(job), received)
         await bus.flush()
         async with asyncio.timeout(timeout):
-            return await _end(bus, subjects, job, news, on_progress or (lambda _status: None))
+            return await _end(bus, subjects, job, statuses, on_progress or (lambda _status: None))
     except InfaasError:  # some of them are TimeoutErrors, too
         raise
     except TimeoutError:
-        raise Timeout(f"job {job} has not ended after {timeout} s; it goes on") from None
+        raise Timeout(f"job {job} has not ended after {timeout} s; it continues") from None
     except BusError as error:
         raise NotConnected(str(error)) from error
     finally:
@@ -116,33 +118,35 @@ async def wait(
                 await subscription.drain()
 
 
-async def _end(bus: Bus, subjects: Subjects, job: str, news: asyncio.Queue[JobStatus], tell: OnProgress) -> JobStatus:
+async def _end(
+    bus: Bus, subjects: Subjects, job: str, statuses: asyncio.Queue[JobStatus], on_progress: OnProgress
+) -> JobStatus:
     loop = asyncio.get_running_loop()
-    heard = loop.time()
-    quiet = 0.0  # the first status is asked for
+    last_reply = loop.time()
+    quiet = 0.0  # the first status is requested at once
     while True:
         try:
             async with asyncio.timeout(quiet):
-                last = await news.get()
+                last = await statuses.get()
         except TimeoutError:
             try:
                 last = await status(bus, subjects, job)
             except NotConnected:
-                if loop.time() - heard > GONE_S:
+                if loop.time() - last_reply > GONE_S:
                     raise
                 await asyncio.sleep(0.2)
                 continue
-        quiet, heard = QUIET_S, loop.time()
-        tell(last)
+        quiet, last_reply = QUIET_S, loop.time()
+        on_progress(last)
         if last.state in OVER:
             return last
 
 
-async def _ask(bus: Bus, subject: str) -> Delivery:
+async def _request(bus: Bus, subject: str) -> Delivery:
     try:
-        return await bus.request(subject, b"", ASK_S)
+        return await bus.request(subject, b"", REPLY_S)
     except (NoResponders, RequestTimeout):
-        raise NotConnected(NOBODY) from None
+        raise NotConnected(NOT_RUNNING) from None
     except BusError as error:
         raise NotConnected(str(error)) from error
 

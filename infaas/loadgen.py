@@ -1,7 +1,7 @@
-"""Load on a running system, for `infaas bench` and benches/: closed loop, or open loop counted from the intended send time.
+"""Load on a running system, for `infaas bench` and benches/: a closed or an open loop.
 
-An open loop never waits for answers, and a query that could not be sent on time has been waiting since it should have
-been: slow answers are not hidden by sending less (no coordinated omission). The generator's own lateness is reported.
+An open loop never waits for answers. The latency of each query counts from the time at which it was due, even if it was sent later. So
+slow answers do not lower the load (no coordinated omission). The report also tells how late the generator itself sent.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from infaas.queries import Prepared
 Times = NDArray[np.float64]
 Apps = NDArray[np.int64]
 
-MOST = 20_000_000  # queries of one run
-BURST = 256  # sendings before replies get a turn
-MOST_WAITING = 20_000  # open queries; what comes on top is not sent and counts as failed
+MAX_QUERIES = 20_000_000  # of one run
+BURST = 256  # queries that are sent before replies are read
+MAX_WAITING = 20_000  # queries in flight; further ones are not sent and count as failed
 
 
 class _Error(Struct, gc=False):
@@ -36,7 +36,7 @@ class _Error(Struct, gc=False):
 
 
 class _Head(Struct, gc=False):
-    """What a load generator reads of a reply; the outputs are skipped undecoded."""
+    """The fields of a reply that a load generator reads. The outputs are not decoded."""
 
     variant: str = ""
     accuracy: float | None = None
@@ -58,13 +58,11 @@ class AppReport(Struct, kw_only=True):
 
 
 class LoadReport(Struct, kw_only=True):
-    """What a run showed. Latencies in ms: from the intended (open loop) or actual (closed) sending to the reply, at the client.
+    """The results of a run. Latencies in ms at the client, to the reply: from the due time (open loop) or the sending (closed loop).
 
-    app: several have commas between them; apps: each one's part.
-
-    slo_attainment: answers within latency_ms (all answers when none was asked) over all offered. effective_accuracy: mean
-    measured accuracy of the answers in time. cost_per_1000: US$ per 1,000 items answered. late_send_*: how much later than
-    intended the generator itself sent.
+    app: names, separated by commas. apps: the results of each app. slo_attainment: share of all queries that were answered within
+    latency_ms (that were answered, without latency_ms). effective_accuracy: mean accuracy of the answers in time. cost_per_1000: US$
+    per 1,000 answered items. late_send_*: delay of the generator itself, from the due time to the sending.
     """
 
     app: str
@@ -94,8 +92,8 @@ class LoadReport(Struct, kw_only=True):
     apps: dict[str, AppReport] = field(default_factory=dict)
 
 
-class _Part:
-    """What is counted of one app."""
+class _AppCounts:
+    """The counts of one app."""
 
     def __init__(self, prepared: Sequence[Prepared]) -> None:
         self.turn = itertools.cycle(prepared)
@@ -112,15 +110,15 @@ class _Part:
 
 
 def in_shares(shares: Sequence[float], rng: np.random.Generator) -> Iterator[int]:
-    """Which app is asked next, without end: at random by its share."""
+    """Endless random numbers of apps, by the apps' shares."""
     while True:
         yield from rng.choice(len(shares), 1024, p=shares).tolist()
 
 
 class Generator:
-    """One run. prepared: each app's queries, sent in turn, all with the same requirements.
+    """One run. prepared: the queries of each app, sent in turn, all with the same requirements.
 
-    warmup: seconds at the start that are sent but not counted. items: in each query.
+    warmup: seconds at the start in which queries are sent but not counted. items: items in each query.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class Generator:
     ) -> None:
         self._client = client
         self._names = tuple(prepared)
-        self._parts = [_Part(queries) for queries in prepared.values()]
+        self._parts = [_AppCounts(queries) for queries in prepared.values()]
         self._items = items
         self._warmup = warmup
         self._lateness = array("d")
@@ -145,9 +143,9 @@ class Generator:
         self._limit = float("inf") if self._latency_ms is None else self._latency_ms / 1000
 
     async def closed(self, clients: int, seconds: float, which: Iterator[int] | None = None) -> LoadReport:
-        """`clients` queries under way all the time, each followed by the next as soon as its reply is there.
+        """Keep `clients` queries in flight: each reply is followed by the next query.
 
-        which: number of the app that is asked, for each query (without end); None: the first.
+        which: endless numbers of apps, one for each query; None: always the first app.
         """
         resent = self._client.resent
         self._which = itertools.repeat(0) if which is None else which
@@ -158,9 +156,9 @@ class Generator:
         return self._report(f"closed loop of {clients}", seconds, resent)
 
     async def open(self, arrivals: Iterable[tuple[Times, Apps]], seconds: float, kind: str) -> LoadReport:
-        """One query at each of the times (seconds from now, rising), whatever the answers do.
+        """Send one query at each of the times, however slow the answers are.
 
-        arrivals: in chunks, each with the numbers of the apps that are asked.
+        arrivals: chunks of times (seconds from now, ascending), each with the numbers of the apps to query.
         """
         resent = self._client.resent
         self._chunks = iter(arrivals)
@@ -183,7 +181,7 @@ class Generator:
         self._ended = False
 
     def _pump(self) -> None:
-        """Send what is due, then sleep until the next."""
+        """Send the queries that are due, and come back for the next one."""
         start = self._start
         due = time.monotonic() - start
         last = self._due + BURST
@@ -203,7 +201,7 @@ class Generator:
             self._loop.call_later(start + self._times[self._next] - time.monotonic(), self._pump)
 
     def _more(self) -> bool:
-        """Whether there is a next arrival; its chunk is at hand then."""
+        """Whether there is a next arrival. Fetches its chunk if needed."""
         while self._next == len(self._times):
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -216,7 +214,7 @@ class Generator:
         part = self._parts[app]
         self._offered += counted
         part.offered += counted
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             self._failures["not_sent"] += counted
             return
         self._waiting += 1
@@ -227,15 +225,15 @@ class Generator:
             self._failures[_name(error)] += counted
             self._ended = self._ended or isinstance(error, NotConnected)
 
-    def _settled_closed(self, intended: float, part: _Part, reply: bytes | InfaasError) -> None:
+    def _settled_closed(self, intended: float, part: _AppCounts, reply: bytes | InfaasError) -> None:
         self._settled(intended, part, reply)
         now = self._last
-        if now < self._end and self._offered < MOST and not self._ended:
+        if now < self._end and self._offered < MAX_QUERIES and not self._ended:
             self._send(now, next(self._which), self._settled_closed)
         else:
             self._stop_sending()
 
-    def _settled(self, intended: float, part: _Part, reply: bytes | InfaasError) -> None:
+    def _settled(self, intended: float, part: _AppCounts, reply: bytes | InfaasError) -> None:
         self._last = now = time.monotonic()
         self._waiting -= 1
         if intended >= self._counted:
@@ -243,7 +241,7 @@ class Generator:
         if self._ended:
             self._check_finished()
 
-    def _count(self, took: float, part: _Part, reply: bytes | InfaasError) -> None:
+    def _count(self, took: float, part: _AppCounts, reply: bytes | InfaasError) -> None:
         if isinstance(reply, InfaasError):
             self._failures[_name(reply)] += 1
             return
@@ -274,7 +272,7 @@ class Generator:
         if self._ended and self._waiting == 0 and not self._finished.done():
             self._finished.set_result(None)
 
-    # -- what it showed
+    # -- the report
 
     def _report(self, mode: str, seconds: float, resent: int) -> LoadReport:
         answered = sum(len(part.latencies) for part in self._parts)

@@ -1,4 +1,4 @@
-"""The client's side of a registration: upload model and validation set, ask, follow it to its end."""
+"""The client's side of a registration: upload model and validation set, request the registration, follow it to its end."""
 
 import asyncio
 import secrets
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     Arrays = tuple[ndarray[Any, Any], ndarray[Any, Any]]
 
 FORMATS = {".onnx": "onnx", ".pt2": "pt2", ".pt": "torchscript", ".torchscript": "torchscript"}
-ASK_S = 10.0  # for one reply
-START_S = 10.0  # for a registrar that is only just starting
-QUIET_S = 5.0  # without news, after which the last status is asked for
-GONE_S = 120.0  # without a registrar, after which nobody is waited for any longer
+REPLY_S = 10.0  # for one reply
+START_S = 10.0  # for a registrar that is still starting
+QUIET_S = 5.0  # without a status; then the last one is requested
+GONE_S = 120.0  # without a registrar; then the client gives up
 OVER = ("done", "failed")
 
 OnProgress = Callable[[RegistrationStatus], None]
@@ -52,13 +52,14 @@ async def register(
     labels: Sequence[str] = (),
     timeout: float | None = None,
 ) -> RegistrationStatus:
-    """Register a trained model and wait until its variants are built and measured, or the registration failed.
+    """Register a trained model and wait until its variants are built and measured, or the registration fails.
 
-    model_file: .onnx, .pt2 or TorchScript; format: only where the name does not say which. validation: an .npz with inputs
-    (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: the next number when left
-    out. metric: top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective. timeout: seconds for the whole.
-    on_progress gets every status on the way. Returns the last one: `state` is "done" (`variants`, and `failures` of those
-    that could not be built) or "failed" with a `reason`. Raises BadInput, Refused, NotConnected, Timeout.
+    model_file: .onnx, .pt2 or TorchScript. format: needed only if the file's name does not tell it. validation: an .npz with inputs
+    (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: default: the next number. metric:
+    top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective.
+    timeout: seconds for the whole registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with
+    `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected,
+    Timeout.
     """
     path = Path(model_file)
     request = Register(
@@ -89,7 +90,7 @@ async def register(
     except InfaasError:  # some of them are TimeoutErrors, too
         raise
     except TimeoutError:
-        raise Timeout(f"registration {request.registration} is not through after {timeout} s; it goes on") from None
+        raise Timeout(f"registration {request.registration} has not ended after {timeout} s; it continues") from None
     except Forbidden as error:
         raise denied(subjects.register()) from error
     except BusError as error:
@@ -101,7 +102,7 @@ async def _run(
 ) -> RegistrationStatus:
     _check_validation(validation, request)
     registration = request.registration or ""
-    tell = on_progress or (lambda _status: None)
+    progress = on_progress or (lambda _status: None)
     uploads = await bus.object_store(subjects.uploads_bucket)
     keys = {f"{registration}.model": model, f"{registration}.validation": validation}
     request = msgspec.structs.replace(request, object=f"{registration}.model", validation=f"{registration}.validation")
@@ -109,12 +110,12 @@ async def _run(
     try:
         for key, path in keys.items():
             size = path.stat().st_size / 1e6
-            tell(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
+            progress(msgspec.structs.replace(started, step=f"uploading {path.name} ({size:.1f} MB)"))
             await uploads.put(key, path)
-        follower = Follower(bus, subjects.registration(registration), tell)
+        follower = Follower(bus, subjects.registration(registration), progress)
         await follower.open()
         try:
-            await _ask(bus, subjects, request)
+            await _request(bus, subjects, request)
         except BaseException:
             await follower.close()
             raise
@@ -127,14 +128,14 @@ async def _run(
         await follower.close()
 
 
-async def _ask(bus: Bus, subjects: Subjects, request: Register) -> None:
-    """Have the registration taken; returns once it is."""
+async def _request(bus: Bus, subjects: Subjects, request: Register) -> None:
+    """Request the registration. Returns when the registrar has accepted it."""
     body = encode(request)
     loop = asyncio.get_running_loop()
     until = loop.time() + START_S
     while True:
         try:
-            reply = await bus.request(subjects.register(), body, ASK_S)
+            reply = await bus.request(subjects.register(), body, REPLY_S)
             break
         except NoResponders:
             if loop.time() > until:
@@ -142,8 +143,8 @@ async def _ask(bus: Bus, subjects: Subjects, request: Register) -> None:
             await asyncio.sleep(0.2)
         except RequestTimeout:
             if await last_status(bus, subjects, request.registration or "") is not None:
-                return  # it was taken, only the reply got lost
-            raise Timeout(f"no registrar answered within {ASK_S:g} s") from None
+                return  # it was accepted, but the reply was lost
+            raise Timeout(f"no registrar answered within {REPLY_S:g} s") from None
     _accepted(reply)
 
 
@@ -163,9 +164,9 @@ def _refused(reply: Delivery) -> InfaasError:
 
 
 async def last_status(bus: Bus, subjects: Subjects, registration: str) -> RegistrationStatus | None:
-    """The last status of a registration, None when there is none with this id; raises NotConnected."""
+    """The last status of a registration; None if no registration has this id. Raises NotConnected."""
     try:
-        reply = await bus.request(subjects.registration(registration), b"", ASK_S)
+        reply = await bus.request(subjects.registration(registration), b"", REPLY_S)
     except (NoResponders, RequestTimeout):
         raise NotConnected("no registrar answers: is the system up? `infaas doctor` says more") from None
     try:
@@ -175,51 +176,51 @@ async def last_status(bus: Bus, subjects: Subjects, registration: str) -> Regist
 
 
 class Follower:
-    """Hears all statuses of one registration, and asks for the last one when it has been quiet."""
+    """Receives all statuses of one registration. Requests the last one if none came for some time."""
 
-    def __init__(self, bus: Bus, subject: str, tell: OnProgress, quiet_s: float = QUIET_S) -> None:
+    def __init__(self, bus: Bus, subject: str, on_progress: OnProgress, quiet_s: float = QUIET_S) -> None:
         self._bus = bus
         self._quiet = quiet_s
         self._subject = subject
-        self._tell = tell
-        self._news: asyncio.Queue[RegistrationStatus] = asyncio.Queue()
+        self._on_progress = on_progress
+        self._statuses: asyncio.Queue[RegistrationStatus] = asyncio.Queue()
 
     async def open(self) -> None:
-        self._subscription = await self._bus.subscribe(self._subject, self._heard)
+        self._subscription = await self._bus.subscribe(self._subject, self._received)
         await self._bus.flush()
 
     async def close(self) -> None:
         with suppress(BusError):
             await self._subscription.drain()
 
-    def _heard(self, delivery: Delivery) -> None:
-        if not delivery.status and not delivery.reply:  # requests for the status come by here as well
+    def _received(self, delivery: Delivery) -> None:
+        if not delivery.status and not delivery.reply:  # requests for the status arrive here too
             with suppress(BadMessage):
-                self._news.put_nowait(decode(RegistrationStatus, delivery.data))
+                self._statuses.put_nowait(decode(RegistrationStatus, delivery.data))
 
     async def end(self) -> RegistrationStatus:
-        """The last status; raises NotConnected when no registrar has been there for a long time."""
+        """The last status. Raises NotConnected if no registrar answers for GONE_S seconds."""
         loop = asyncio.get_running_loop()
-        heard = loop.time()
+        last_reply = loop.time()
         while True:
             try:
                 async with asyncio.timeout(self._quiet):
-                    status = await self._news.get()
+                    status = await self._statuses.get()
             except TimeoutError:
-                asked = await self._ask()
-                if asked is None:
-                    if loop.time() - heard > GONE_S:
+                requested = await self._request()
+                if requested is None:
+                    if loop.time() - last_reply > GONE_S:
                         raise NotConnected(f"no registrar has answered for {GONE_S:g} s") from None
                     continue
-                status = asked
-            heard = loop.time()
-            self._tell(status)
+                status = requested
+            last_reply = loop.time()
+            self._on_progress(status)
             if status.state in OVER:
                 return status
 
-    async def _ask(self) -> RegistrationStatus | None:
+    async def _request(self) -> RegistrationStatus | None:
         with suppress(BusError, BadMessage):
-            return decode(RegistrationStatus, (await self._bus.request(self._subject, b"", ASK_S)).data)
+            return decode(RegistrationStatus, (await self._bus.request(self._subject, b"", REPLY_S)).data)
         return None
 
 
@@ -234,18 +235,18 @@ def _format(path: Path) -> str:
         return FORMATS[path.suffix.lower()]
     except KeyError:
         known = ", ".join(FORMATS)
-        raise BadInput(f"format: the name {path.name} does not end in {known}; name the format") from None
+        raise BadInput(f"format: the name {path.name} does not end in {known}; give the format") from None
 
 
 def _check_file(path: Path, what: str) -> None:
     if not path.is_file():
-        raise BadInput(f"{what} {path} is not there, or not a file")
+        raise BadInput(f"{what} {path} does not exist, or is no file")
     if path.stat().st_size == 0:
         raise BadInput(f"{what} {path} is empty")
 
 
 def _check_validation(path: Path, request: Register) -> None:
-    """Only what spares an upload: the worker looks into the arrays."""
+    """Find mistakes before the upload. The worker checks the arrays themselves."""
     _check_file(path, "the validation set")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -258,7 +259,7 @@ def _check_validation(path: Path, request: Register) -> None:
 
 
 def _save(path: Path, arrays: "Arrays", request: Register) -> None:
-    import numpy as np  # noqa: PLC0415  (files need none)
+    import numpy as np  # noqa: PLC0415  (a validation file needs no numpy)
 
     try:
         inputs, labels = (np.asarray(array) for array in arrays)

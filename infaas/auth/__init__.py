@@ -1,1 +1,1 @@
-"""Who may do what on the bus: credentials, and the configuration of the NATS servers that know them (docs/security.md)."""
+"""Credentials for the bus, and the configuration of the NATS servers that accept them (docs/security.md)."""

@@ -1,4 +1,4 @@
-"""A certificate authority of our own, for servers that no public one can vouch for. OpenSSL's program does the work."""
+"""A certificate authority of the cluster's own, for servers without a public certificate. The program openssl makes the files."""
 
 import ipaddress
 import shutil
@@ -16,18 +16,18 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
 
 
 class CertificateError(InfaasError):
-    """No certificate could be made."""
+    """A certificate could not be made. The text says what to do."""
 
 
 def certify(directory: Path, hosts: Sequence[str]) -> list[Path]:
-    """Make server.pem and server.key for these names and addresses, signed by ca.pem, which is made first where it is not there.
+    """Make server.pem and server.key for these names and addresses, signed by ca.pem. Makes ca.pem and ca.key if they are missing.
 
-    Returns what was written. Everything but ca.pem and server.pem is secret (mode 0600). Raises CertificateError.
+    Returns the files. The keys are secret (mode 0600). Raises CertificateError.
     """
     program = shutil.which("openssl")
     if program is None:
         raise CertificateError(
-            "certificates need the program openssl: install it, or give the servers certificates of yours"
+            "certificates need the program openssl: install it, or give the servers other certificates"
         )
     ca, ca_key = directory / "ca.pem", directory / "ca.key"
     with TemporaryDirectory(dir=directory) as name:
@@ -67,7 +67,7 @@ def _alternative(host: str) -> str:
         return f"IP:{ipaddress.ip_address(host)}"
     except ValueError:
         if not host or set(host) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._*"):
-            raise CertificateError(f"{host!r} is no name or address of a host") from None
+            raise CertificateError(f"{host!r} is no name or address of a host: correct --tls-host") from None
         return f"DNS:{host}"
 
 

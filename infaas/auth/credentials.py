@@ -1,9 +1,9 @@
-"""The book of users: a directory with `users.json` (public keys, no secrets), one file of credentials a user, and what servers include.
+"""The users of a cluster's bus: a directory with their credentials and with the configuration for NATS servers.
 
-users.json          who there is
-users/NAME.nk       credentials, mode 0600: hand them to that service or client, and to nobody else
-nats-auth.conf      `include` it in the configuration of every nats-server, and reload them after each change
-nats-tls.conf       likewise, where the book made certificates
+users.json          all users with their roles and public keys; no secrets
+users/NAME.nk       credentials of one user, mode 0600, for that service or client only
+nats-auth.conf      `include` it in the configuration of every nats-server, and reload the servers after each change
+nats-tls.conf       likewise, if `infaas auth` made certificates
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from services.shell.host.process import write_private
 
 USERS = "users.json"
 CONFIG = "nats-auth.conf"
-# Users that `init` makes: one a service. Those of one worker share a process (docs/architecture.md).
+# The users that `init` makes: one for each service. The services of one worker share a process (docs/architecture.md).
 FIRST: dict[str, tuple[Role, ...]] = {
     "operator": ("operator",),
     "dispatcher": ("dispatcher",),
@@ -43,18 +43,18 @@ FIRST: dict[str, tuple[Role, ...]] = {
 
 
 class CredentialError(InfaasError):
-    """The book cannot be read or changed so; the text says what to do."""
+    """The credentials cannot be read or changed like this. The text says what to do."""
 
 
 class Key(Struct, frozen=True):
-    """public: as the servers know it; created: Unix seconds."""
+    """public: the public half, which the servers know. created: Unix seconds."""
 
     public: str
     created: float
 
 
 class User(Struct, frozen=True, kw_only=True):
-    """One identity and its keys, the oldest first: while it has two, both are good."""
+    """One identity and its keys, oldest first. If there are two, both are valid."""
 
     name: str
     roles: tuple[Role, ...]
@@ -75,7 +75,7 @@ class _Content(Struct, kw_only=True):
 
 
 class CredentialStore:
-    """One directory. Every change is on disk, with the servers' configuration, when the method returns."""
+    """The users in one directory. A method that changes them writes users.json and nats-auth.conf before it returns."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -87,29 +87,29 @@ class CredentialStore:
         return self._read().prefix
 
     def users(self) -> list[User]:
-        """Sorted by name."""
+        """All users, sorted by name."""
         return sorted(self._read().users, key=lambda user: user.name)
 
     def file_of(self, name: str) -> Path:
-        """A user's credentials."""
+        """The file with a user's credentials."""
         return self.directory / "users" / f"{name}.nk"
 
     # ---- changing
 
     def begin(self, prefix: str) -> list[User]:
-        """Make the directory and a user for each service; raises CredentialError when there is a book."""
+        """Make the directory with a user for each service. Raises CredentialError if it has users already."""
         if not valid_name(prefix):
             raise CredentialError(f"prefix {prefix!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._changing(_Content(prefix=prefix, users=[])) as content:
             if content.users:
-                raise CredentialError(f"{self.directory} holds a book of users already: `infaas auth list` shows it")
+                raise CredentialError(f"{self.directory} has users already: `infaas auth list` shows them")
             for name, roles in FIRST.items():
                 content.users.append(self._with_new_key(User(name=name, roles=roles)))
         return self.users()
 
     def add(self, user: User) -> User:
-        """Write a new user in and make its credentials; raises CredentialError."""
+        """Add a user and make its credentials. Raises CredentialError."""
         _check(user)
         with self._changing() as content:
             for bucket in user.buckets:
@@ -124,21 +124,21 @@ class CredentialStore:
         return user
 
     def rotate(self, name: str) -> User:
-        """Give a user a new key; the one before stays good until `revoke`. Raises CredentialError."""
+        """Give a user a new key. The old key stays valid until `revoke`. Raises CredentialError."""
         with self._changing() as content:
-            at = _place(content, name)
+            at = _index_of(content, name)
             user = content.users[at]
             if len(user.keys) > 1:
                 raise CredentialError(
-                    f"{name} has an older key that is still good: revoke it first (infaas auth revoke {name})"
+                    f"{name} has an older key that is still valid: revoke it first (infaas auth revoke {name})"
                 )
             user = content.users[at] = self._with_new_key(user)
         return user
 
     def revoke(self, name: str, *, wholly: bool = False) -> User:
-        """Of two keys the older one is good no more; of the last one, or `wholly`, the user is gone. Raises CredentialError."""
+        """Remove the older of two keys. With the only key, or with `wholly`, the user itself is removed. Raises CredentialError."""
         with self._changing() as content:
-            at = _place(content, name)
+            at = _index_of(content, name)
             user = content.users[at]
             user = replace(user, keys=() if wholly else user.keys[1:])
             if user.keys:
@@ -148,7 +148,7 @@ class CredentialStore:
                 self.file_of(name).unlink(missing_ok=True)
         return user
 
-    # ---- inside
+    # ---- internals
 
     def _with_new_key(self, user: User) -> User:
         pair = new_pair()
@@ -163,7 +163,7 @@ class CredentialStore:
             return msgspec.json.decode(path.read_bytes(), type=_Content)
         except FileNotFoundError:
             raise CredentialError(
-                f"there is no book of users in {self.directory}: begin one with `infaas auth init`"
+                f"there are no users in {self.directory}: make them with `infaas auth init`"
             ) from None
         except OSError as error:
             raise CredentialError(f"cannot read {path}: {error.strerror}") from error
@@ -172,12 +172,12 @@ class CredentialStore:
 
     @contextmanager
     def _changing(self, first: _Content | None = None) -> Iterator[_Content]:
-        """The content to change, one process at a time; written when the block ends without an error."""
+        """The content to change, locked against other processes. It is written if the block ends without an error."""
         try:
             fd = os.open(self.directory, os.O_RDONLY)
         except OSError as error:
             raise CredentialError(
-                f"cannot open {self.directory}: {error.strerror}; begin with `infaas auth init`"
+                f"cannot open {self.directory}: {error.strerror}; make it with `infaas auth init`"
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -190,12 +190,12 @@ class CredentialStore:
             os.close(fd)
 
 
-def _place(content: _Content, name: str) -> int:
+def _index_of(content: _Content, name: str) -> int:
     for at, user in enumerate(content.users):
         if user.name == name:
             return at
     raise CredentialError(
-        f"there is no user {name!r}: {', '.join(sorted(user.name for user in content.users)) or 'nobody yet'}"
+        f"there is no user {name!r}: {', '.join(sorted(user.name for user in content.users)) or 'no users yet'}"
     )
 
 
@@ -215,34 +215,29 @@ def _check(user: User) -> None:
             raise CredentialError(f"bucket {bucket!r} must be 1 to 64 letters, digits, - or _, a letter or digit first")
 
 
-# -- Nkeys: ed25519 keys as NATS writes them. The servers know the public half only.
-
-
 class KeyPair(NamedTuple):
-    """seed: SU…, a secret; public: U…"""
+    """An ed25519 key in the format of NATS (nkey). seed: SU…, a secret. public: U…, which the servers know."""
 
     seed: str
     public: str
 
 
 def new_pair() -> KeyPair:
-    """A fresh user key."""
-    import nkeys  # noqa: PLC0415  (brings libsodium along)
+    """A new key of a user."""
+    import nkeys  # noqa: PLC0415  (it loads libsodium)
 
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
     return KeyPair(seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode())
 
 
-# -- What nats-server is told: users with their keys and rights.
-
 _HEAD = """\
-# Written by `infaas auth`: change nothing here. Include it in the configuration of every nats-server, and after each change
-# have them read it again: nats-server --signal reload=PID.
+# Written by `infaas auth`: do not edit. Include it in the configuration of every nats-server, and reload the servers after each
+# change: nats-server --signal reload=PID.
 """
 
 
 def authorization(users: Iterable[tuple[Identity, Sequence[str]]], subjects: Subjects) -> str:
-    """The servers' block `authorization`: each user with its public keys, all good at a time."""
+    """The block `authorization` of the servers' configuration: every valid public key with the rights of its user."""
     lines = [_HEAD, "authorization {", "  timeout: 5", "  users: ["]
     given = list(users)
     for identity, (_, keys) in zip(sharing(identity for identity, _ in given), given, strict=True):
@@ -260,5 +255,5 @@ def authorization(users: Iterable[tuple[Identity, Sequence[str]]], subjects: Sub
 
 
 def tls(certificate: str, key: str) -> str:
-    """The servers' block `tls`. The paths are as the servers see them."""
+    """The block `tls` of the servers' configuration. The paths are those on the servers' machines."""
     return f"{_HEAD}tls {{\n  cert_file: {json.dumps(certificate)}\n  key_file: {json.dumps(key)}\n  timeout: 5\n}}\n"

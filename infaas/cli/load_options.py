@@ -76,7 +76,7 @@ class LoadOptions:
 
         Ends the command (bad usage) if options contradict each other; the text names the option.
         """
-        from infaas.loadgen import MOST  # noqa: PLC0415
+        from infaas.loadgen import MAX_QUERIES  # noqa: PLC0415
         from services.simulation.workload import mean_rate, peak_rate  # noqa: PLC0415
 
         self._one_kind()
@@ -86,8 +86,10 @@ class LoadOptions:
             mean = mean_rate(load, seconds)
             if mean <= 0:
                 usage(f"{self._source()}: no query would be sent in {seconds:g} s")
-            if mean * seconds > MOST:
-                usage(f"{self._source()}: more than {MOST:,} queries in {seconds:g} s: shorten it or lower the rate")
+            if mean * seconds > MAX_QUERIES:
+                usage(
+                    f"{self._source()}: more than {MAX_QUERIES:,} queries in {seconds:g} s: shorten it or lower the rate"
+                )
             if peak_rate(load, seconds) > MOST_QPS:
                 usage(f"{self._source()}: the peak is above {MOST_QPS:,.0f} queries/s: lower the rate")
         return name, load, shares

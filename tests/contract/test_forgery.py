@@ -99,7 +99,7 @@ def test_a_stream_that_is_made_to_send_orders_is_not_obeyed(server: Secured) -> 
 
 
 def test_a_client_with_a_bucket_makes_no_stream_that_hears_others(server: Secured) -> None:
-    server.book.add(User(name="keeper", roles=("client",), app="numbers", buckets=("mine",)))
+    server.credentials.add(User(name="keeper", roles=("client",), app="numbers", buckets=("mine",)))
     server.reload()
 
     async def main() -> None:

@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def identities(server: Secured) -> dict[str, Identity]:
-    return {user.name: user.identity for user in server.book.users()}
+    return {user.name: user.identity for user in server.credentials.users()}
 
 
 def concrete(pattern: str) -> str:
@@ -286,11 +286,11 @@ def test_a_server_without_tls_or_of_another_authority_is_not_talked_to(
 def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
     async def main(server: Secured) -> None:
         old = server.login("phone").options()
-        server.book.rotate("phone")
+        server.credentials.rotate("phone")
         server.reload()
         for options in (old, server.login("phone").options()):
             await (await server.bus("phone", **options)).close()
-        server.book.revoke("phone")
+        server.credentials.revoke("phone")
         await (await server.bus("phone", **old)).close()  # not before the server has read it
         server.reload()
         with pytest.raises(BusError, match="revoked"):
@@ -298,7 +298,7 @@ def test_a_rotated_key_is_good_until_it_is_revoked(tmp_path: Path) -> None:
         connected = await server.bus("phone", ignored)
         said: list[str] = []
         connected.on_status(said.append)
-        server.book.revoke("phone", wholly=True)
+        server.credentials.revoke("phone", wholly=True)
         server.reload()
         await until(lambda: "disconnected" in said)
         await connected.close()

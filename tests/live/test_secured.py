@@ -128,7 +128,7 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
     # The thief's alone, apart from services that came before those who make their buckets, asked once, and waited.
     expected = [line for line in server.violations if "$JS.API.STREAM.CREATE." not in line]
     names = {user.name for user in CLIENTS}
-    theirs = {key.public for user in server.book.users() if user.name in names for key in user.keys}
+    theirs = {key.public for user in server.credentials.users() if user.name in names for key in user.keys}
     assert expected, "the thief was caught"
     for line in expected:
         assert any(key in line for key in theirs), line

@@ -30,10 +30,10 @@ class Host:
         self.directory = directory
         self._environ = environ(
             INFAAS_BUS__URL=server.url,
-            INFAAS_BUS__NKEY_SEED=str(server.book.file_of("supervisor")),
-            INFAAS_BUS__TLS_CA=str(server.book.directory / "ca.pem"),
-            INFAAS_WORKER__EXECUTOR_NKEY=str(server.book.file_of("executor")),
-            INFAAS_WORKER__MONITOR_NKEY=str(server.book.file_of("monitor")),
+            INFAAS_BUS__NKEY_SEED=str(server.credentials.file_of("supervisor")),
+            INFAAS_BUS__TLS_CA=str(server.credentials.directory / "ca.pem"),
+            INFAAS_WORKER__EXECUTOR_NKEY=str(server.credentials.file_of("executor")),
+            INFAAS_WORKER__MONITOR_NKEY=str(server.credentials.file_of("monitor")),
             INFAAS_WORKER__NAME="n7",
             INFAAS_WORKER__GPUS="0",
             INFAAS_DATA_DIR=str(directory / "data"),

@@ -30,11 +30,11 @@ class Secured(NatsServer):
     """It runs once constructed; `stop` it. book: of its users, those of CLIENTS among them."""
 
     def __init__(self, directory: Path, prefix: str = "infaas") -> None:
-        self.book = CredentialStore(directory / "auth")
-        self.book.begin(prefix)
+        self.credentials = CredentialStore(directory / "auth")
+        self.credentials.begin(prefix)
         for user in CLIENTS:
-            self.book.add(user)
-        certify(self.book.directory, ["localhost", "127.0.0.1"])
+            self.credentials.add(user)
+        certify(self.credentials.directory, ["localhost", "127.0.0.1"])
         super().__init__(directory / "nats")
         self._config.write_text(
             f'listen: "127.0.0.1:{self.port}"\nmax_payload: 8MB\n'
@@ -45,7 +45,7 @@ class Secured(NatsServer):
         self.start()
 
     def login(self, name: str) -> Login:
-        return Login(nkey_seed=str(self.book.file_of(name)), tls_ca=str(self.book.directory / "ca.pem"))
+        return Login(nkey_seed=str(self.credentials.file_of(name)), tls_ca=str(self.credentials.directory / "ca.pem"))
 
     def environ(self, name: str) -> dict[str, str]:
         """What a service or command of this user is started with."""

@@ -161,11 +161,11 @@ def test_an_end_that_was_missed_is_asked_for(model: Path, validation: Path) -> N
     on_a_bus(test)
 
 
-def test_a_time_out_says_that_the_registration_goes_on(model: Path, validation: Path) -> None:
+def test_a_time_out_says_that_the_registration_continues(model: Path, validation: Path) -> None:
     async def test(broker: Broker, bus: Bus) -> None:
         registrar = await Registrar(broker.connect(), states=("building",)).open()
         registrar.answers_status = False
-        with pytest.raises(Timeout, match="goes on"):
+        with pytest.raises(Timeout, match="it continues"):
             await register(bus, SUBJECTS, model, app="a", model="m", validation=validation, timeout=0.3)
 
     on_a_bus(test)

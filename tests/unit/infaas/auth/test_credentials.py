@@ -22,60 +22,60 @@ from tests.support.servers.processes import infaas
 PHONE = User(name="phone", roles=("client",), app="faces")
 
 
-def public_keys(book: CredentialStore) -> list[str]:
-    return re.findall(r"nkey: (U\w{55})", (book.directory / "nats-auth.conf").read_text())
+def public_keys(store: CredentialStore) -> list[str]:
+    return re.findall(r"nkey: (U\w{55})", (store.directory / "nats-auth.conf").read_text())
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> CredentialStore:
-    book = CredentialStore(tmp_path / "auth")
-    book.begin("infaas")
-    return book
+def store(tmp_path: Path) -> CredentialStore:
+    store = CredentialStore(tmp_path / "auth")
+    store.begin("infaas")
+    return store
 
 
-def test_a_new_book_has_a_user_for_every_role_but_clients(book: CredentialStore) -> None:
-    roles = [role for user in book.users() for role in user.roles]
+def test_a_new_book_has_a_user_for_every_role_but_clients(store: CredentialStore) -> None:
+    roles = [role for user in store.users() for role in user.roles]
     assert sorted(roles) == sorted(set(ROLES) - {"client"})
-    assert {user.name for user in book.users()} == set(FIRST)
-    assert len(set(public_keys(book))) == len(FIRST)
+    assert {user.name for user in store.users()} == set(FIRST)
+    assert len(set(public_keys(store))) == len(FIRST)
 
 
-def test_credentials_are_ours_alone_and_no_seed_is_anywhere_else(book: CredentialStore) -> None:
-    book.add(PHONE)
+def test_credentials_are_ours_alone_and_no_seed_is_anywhere_else(store: CredentialStore) -> None:
+    store.add(PHONE)
     seeds = []
-    for file in book.directory.rglob("*"):
+    for file in store.directory.rglob("*"):
         if file.suffix == ".nk":
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             seeds += re.findall(r"SU\w{56}", file.read_text())
     assert len(seeds) == len(FIRST) + 1
-    others = "".join(f.read_text() for f in book.directory.rglob("*") if f.is_file() and f.suffix != ".nk")
+    others = "".join(f.read_text() for f in store.directory.rglob("*") if f.is_file() and f.suffix != ".nk")
     assert not re.search(r"\bS[UAO][A-Z2-7]{40,}", others)
 
 
-def test_rotation_keeps_the_old_key_until_it_is_revoked(book: CredentialStore) -> None:
-    book.add(PHONE)
-    first = book.file_of("phone").read_text()
-    old = book.users()
-    user = book.rotate("phone")
-    assert book.file_of("phone").read_text() != first
-    assert [key.public for key in user.keys] == [k for k in public_keys(book) if k in {key.public for key in user.keys}]
+def test_rotation_keeps_the_old_key_until_it_is_revoked(store: CredentialStore) -> None:
+    store.add(PHONE)
+    first = store.file_of("phone").read_text()
+    old = store.users()
+    user = store.rotate("phone")
+    assert store.file_of("phone").read_text() != first
+    assert [key.public for key in user.keys] == [k for k in public_keys(store) if k in {key.public for key in user.keys}]
     assert user.keys[0] == next(u for u in old if u.name == "phone").keys[0]
     with pytest.raises(CredentialError, match="revoke it first"):
-        book.rotate("phone")
-    left = book.revoke("phone")
+        store.rotate("phone")
+    left = store.revoke("phone")
     assert left.keys == user.keys[1:]
-    assert user.keys[0].public not in public_keys(book)
-    book.revoke("phone")
-    assert "phone" not in {user.name for user in book.users()}
-    assert not book.file_of("phone").exists()
-    assert public_keys(book) and user.keys[1].public not in public_keys(book)
+    assert user.keys[0].public not in public_keys(store)
+    store.revoke("phone")
+    assert "phone" not in {user.name for user in store.users()}
+    assert not store.file_of("phone").exists()
+    assert public_keys(store) and user.keys[1].public not in public_keys(store)
 
 
-def test_revoking_wholly_takes_both_keys(book: CredentialStore) -> None:
-    book.add(PHONE)
-    book.rotate("phone")
-    assert not book.revoke("phone", wholly=True).keys
-    assert len(public_keys(book)) == len(FIRST)
+def test_revoking_wholly_takes_both_keys(store: CredentialStore) -> None:
+    store.add(PHONE)
+    store.rotate("phone")
+    assert not store.revoke("phone", wholly=True).keys
+    assert len(public_keys(store)) == len(FIRST)
 
 
 @pytest.mark.parametrize(
@@ -94,36 +94,36 @@ def test_revoking_wholly_takes_both_keys(book: CredentialStore) -> None:
         (User(name="operator", roles=("operator",)), "already"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(book: CredentialStore, user: User, said: str) -> None:
-    before = (book.directory / "users.json").read_text()
+def test_what_makes_no_sense_is_refused_and_changes_nothing(store: CredentialStore, user: User, said: str) -> None:
+    before = (store.directory / "users.json").read_text()
     with pytest.raises(CredentialError, match=said):
-        book.add(user)
-    assert (book.directory / "users.json").read_text() == before
-    assert len(list((book.directory / "users").iterdir())) == len(FIRST)
+        store.add(user)
+    assert (store.directory / "users.json").read_text() == before
+    assert len(list((store.directory / "users").iterdir())) == len(FIRST)
 
 
-def test_a_book_is_begun_once_and_read_where_it_is(book: CredentialStore, tmp_path: Path) -> None:
+def test_a_book_is_begun_once_and_read_where_it_is(store: CredentialStore, tmp_path: Path) -> None:
     with pytest.raises(CredentialError, match="already"):
-        book.begin("infaas")
+        store.begin("infaas")
     with pytest.raises(CredentialError, match="infaas auth init"):
         CredentialStore(tmp_path / "nowhere").users()
     with pytest.raises(CredentialError, match="infaas auth init"):
         CredentialStore(tmp_path / "nowhere").rotate("x")
     with pytest.raises(CredentialError, match="no user 'x'"):
-        book.rotate("x")
-    (book.directory / "users.json").write_text("{")
+        store.rotate("x")
+    (store.directory / "users.json").write_text("{")
     with pytest.raises(CredentialError, match="damaged"):
-        book.users()
+        store.users()
 
 
-def test_the_servers_take_what_is_written(book: CredentialStore, tmp_path: Path) -> None:
+def test_the_servers_take_what_is_written(store: CredentialStore, tmp_path: Path) -> None:
     try:
         server = find_nats_server()
     except ServerError as error:
         pytest.skip(str(error))
-    book.add(PHONE)
-    certify(book.directory, ["localhost", "127.0.0.1", "::1"])
-    config = book.directory / "nats.conf"
+    store.add(PHONE)
+    certify(store.directory, ["localhost", "127.0.0.1", "::1"])
+    config = store.directory / "nats.conf"
     config.write_text(f'jetstream {{ store_dir: "{tmp_path}" }}\ninclude "nats-auth.conf"\ninclude "nats-tls.conf"\n')
     done = subprocess.run([server, "-t", "-c", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -137,9 +137,9 @@ def test_certificates_for_no_host_are_refused(tmp_path: Path) -> None:
 # ---- who we are
 
 
-def test_a_file_of_credentials_says_seed_and_inbox(book: CredentialStore) -> None:
-    book.add(PHONE)
-    path = book.file_of("phone")
+def test_a_file_of_credentials_says_seed_and_inbox(store: CredentialStore) -> None:
+    store.add(PHONE)
+    path = store.file_of("phone")
     for given in (str(path), path.read_text()):
         options = Login(nkey_seed=given).options()
         assert options["nkeys_seed_str"] in path.read_text()
@@ -159,8 +159,8 @@ def test_a_seed_with_a_typo_is_not_repeated() -> None:
         Login(tls_ca="/no/such/ca.pem").options()
 
 
-def test_variables_short_and_long_and_what_is_given_wins(book: CredentialStore) -> None:
-    path = str(book.file_of("operator"))
+def test_variables_short_and_long_and_what_is_given_wins(store: CredentialStore) -> None:
+    path = str(store.file_of("operator"))
     assert login_from({"INFAAS_NKEY_SEED": path, "INFAAS_TLS_CA": "ca.pem"}) == Login(nkey_seed=path, tls_ca="ca.pem")
     assert login_from({"INFAAS_BUS__NKEY_SEED_FILE": path}).nkey_seed == path
     assert merged(Login(nkey_seed="a", tls_ca="b"), Login(nkey_seed="c")) == Login(nkey_seed="c", tls_ca="b")
@@ -189,16 +189,16 @@ def test_rights_grow_with_roles_and_shrink_with_worker_and_verbs() -> None:
 
 
 def test_operators_make_the_buckets_of_clients(tmp_path: Path) -> None:
-    book = CredentialStore(tmp_path)
-    book.begin("p")
-    book.add(User(name="phone", roles=("client",), app="a", buckets=("mine",)))
-    may = {user.name: rights(user, Subjects("p")).publish for user in sharing(user.identity for user in book.users())}
+    store = CredentialStore(tmp_path)
+    store.begin("p")
+    store.add(User(name="phone", roles=("client",), app="a", buckets=("mine",)))
+    may = {user.name: rights(user, Subjects("p")).publish for user in sharing(user.identity for user in store.users())}
     assert [name for name, publish in may.items() if "$JS.API.STREAM.CREATE.OBJ_mine" in publish] == ["operator"]
     assert [name for name, publish in may.items() if "$O.mine.C.*" in publish] == ["operator", "phone"]
     assert "$JS.API.STREAM.CREATE.OBJ_mine" in (tmp_path / CONFIG).read_text()
     for system in ("p", "p-inputs"):
         with pytest.raises(CredentialError, match="system's own"):
-            book.add(User(name="thief", roles=("client",), app="a", buckets=(system,)))
+            store.add(User(name="thief", roles=("client",), app="a", buckets=(system,)))
 
 
 # ---- the command
