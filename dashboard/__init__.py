@@ -1,1 +1,1 @@
-"""The dashboard: what runs, what it costs and why, from the database as its read-only role sees it."""
+"""The dashboard: what runs, what it costs and why. It reads the database with the read-only role."""

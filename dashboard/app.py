@@ -1,10 +1,10 @@
-"""The dashboard's frame: who may see it, and its pages."""
+"""The dashboard's start page: access, and the list of pages."""
 
 from pathlib import Path
 
 import streamlit as st
 
-from dashboard.login import admit, leave
+from dashboard.login import require_access, show_logout
 
 HERE = Path(__file__).parent
 PAGES = (
@@ -20,7 +20,7 @@ PAGES = (
 
 st.set_page_config(page_title="INFaaS", page_icon=HERE / "icon.svg", layout="wide")
 st.html("<style>.stMainBlockContainer {padding-top: 4.2rem; padding-bottom: 3rem}</style>")
-admit()
+require_access()
 st.navigation(
     [
         st.Page(HERE / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=not number)
@@ -28,4 +28,4 @@ st.navigation(
     ],
     position="top",
 ).run()
-leave()
+show_logout()

@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite specifications. A specification depends on what is asked, never on the data: new data only move the marks."""
+"""Charts as Vega-Lite specifications. A specification does not depend on the data, so new data only move the marks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from dashboard.window import Window
 
 Spec = dict[str, Any]
 
-# Told apart by people with any colour vision (Okabe and Ito, 2008), darkened a little for thin lines on white.
+# Colours that people with any colour vision can distinguish (Okabe and Ito, 2008), slightly darkened for thin lines on white.
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a68c8", "#8c6d31", "#4d4d4d", "#b8b000")
 STATES: Mapping[str, str] = {
     "Active": "#009e73",
@@ -28,7 +28,7 @@ WORKER_STATES: Mapping[str, str] = {
     "Stopped": "#b3b8bf",
     "Lost": "#d0342c",
 }
-IDLE = "#c4c9d0"
+IDLE_COLOUR = "#c4c9d0"
 HEIGHT = 220
 _TIME: Spec = {
     "field": "time",
@@ -38,14 +38,14 @@ _TIME: Spec = {
         "grid": False,
         "tickCount": 6,
         "labelOverlap": True,
-        # By the visitor's clock, 24 hours; midnight is a day, the first of a month a month.
+        # In the visitor's time zone, 24 hours. Midnight is labelled with the day.
         "labelExpr": "timeFormat(datum.value, hours(datum.value) + minutes(datum.value) + seconds(datum.value) ?"
         " (seconds(datum.value) ? '%H:%M:%S' : '%H:%M') : '%-d %b')",
     },
 }
 _LEGEND: Spec = {
     "orient": "top",
-    "title": None,  # which still takes a line's height, unless
+    "title": None,  # an empty title still takes the height of a line, unless its size and padding are 0
     "titleFontSize": 0,
     "titlePadding": 0,
     "symbolType": "square",
@@ -60,15 +60,15 @@ _SHAPE: Spec = {"padding": {"left": 0, "right": 8, "top": 0, "bottom": 0}}
 _STROKES: Spec = {**_LEGEND, "symbolType": "stroke", "symbolSize": 180}
 
 
-# Round ends make a dot of a line that has a single point.
+# With round ends, a line with a single point is drawn as a dot.
 _LINE: Spec = {"type": "line", "interpolate": "monotone", "strokeWidth": 2, "strokeCap": "round"}
 
-# Rows without a value stretch the axis to the whole window: the scale itself must not name it, or every look drew a new chart.
+# Rows without a value stretch the axis to the whole window. A scale with the window's limits would change the specification.
 _WHOLE: Spec = {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _TIME}}
 
 
 def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None) -> None:
-    """Show a chart as wide as its place. key: unique on the page. window: what its time axis shows, if not what the rows span."""
+    """Show a chart with the full width. key: unique on the page. window: range of the time axis; default: the range of the rows."""
     columns, rows = _legend_of(frame[spec["usermeta"]["series"]])
     rows += spec["usermeta"].get("legends", 1) - 1
     legend = {"padding": 0, "layout": {"top": {"margin": 4, "direction": "vertical"}}, "columns": columns}
@@ -84,7 +84,7 @@ def draw(frame: pd.DataFrame, spec: Spec, key: str, window: Window | None = None
 
 
 def _legend_of(series: pd.Series) -> tuple[int, int]:
-    """How many names of a legend stand side by side on a phone, and in how many rows; Vega counts too late for its layout."""
+    """Columns and rows of a legend on a phone. Vega computes them too late for its own layout."""
     names = [str(name) for name in series.dropna().unique()] or [""]
     columns = max(1, int(340 / (6.4 * max(map(len, names)) + 30)))
     return columns, -(-len(names) // columns)
@@ -99,7 +99,7 @@ def lines(
     domain: Sequence[float] | None = None,
     height: int = HEIGHT,
 ) -> Spec:
-    """Lines over `time`, one a value of `series`; the values of a moment are told at the pointer."""
+    """Lines over `time`, one for each value of `series`. The tooltip shows the values at the pointer."""
     value = _value(y, unit, form, domain)
     colour = {**_colour(series), "legend": _STROKES}
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
@@ -135,7 +135,7 @@ def stacked(
     idle: bool = False,
     colours: Mapping[str, str] | None = None,
 ) -> Spec:
-    """Areas (or bars) over `time` that add up, one a value of `series`. idle: the first of them is nobody's, and grey."""
+    """Stacked areas (or bars) over `time`, one for each value of `series`. idle: the first one is idle cost, and grey."""
     mark: Spec = (
         {"type": "bar"} if bars else {"type": "area", "interpolate": "step-after", "opacity": 0.85, "line": False}
     )
@@ -154,7 +154,7 @@ def stacked(
 
 
 def percentiles() -> Spec:
-    """Lines of `ms` over `time` on a logarithmic axis, one a value of `what`: percentiles in shades, the objective dashed."""
+    """Lines of `ms` over `time` on a logarithmic axis, one for each value of `what`: percentiles, and the objective dashed."""
     kinds = ["p50", "p95", "p99", "objective"]
     colours = ["#7fb6d9", "#0072b2", "#003f66", "#d0342c"]
     what: Spec = {"field": "what", "type": "nominal", "title": None}
@@ -183,7 +183,7 @@ def percentiles() -> Spec:
 
 
 def tradeoff(unit: str) -> Spec:
-    """Accuracy over `x` on a logarithmic axis: a point a variant, full where nothing beats it; a line through the best."""
+    """Accuracy over `x` on a logarithmic axis: one point for each variant, filled on the Pareto front, and a line through the best."""
     x: Spec = {
         "field": "x",
         "type": "quantitative",
@@ -224,19 +224,19 @@ def tradeoff(unit: str) -> Spec:
     return {"usermeta": {"series": "model", "legends": 2}, "height": 360, "layer": [best, points]}
 
 
-def floor_of(percents: pd.Series) -> float:
-    """Where an axis up to 100 % begins, so that what is missing can be seen; one of few, so that the axis rarely moves."""
+def axis_start(percents: pd.Series) -> float:
+    """The start of an axis that ends at 100 %. It is one of a few values, so that the axis rarely changes."""
     least = percents.min()
-    return next((float(floor) for floor in (99, 95, 90, 75, 50) if least >= floor), 0.0)
+    return next((float(start) for start in (99, 95, 90, 75, 50) if least >= start), 0.0)
 
 
-def spans(row: str, colours: Mapping[str, str], bands: pd.DataFrame) -> Spec:
-    """A band a value of `row`, coloured by `state` from `time` to `until`: who was in which state when, and its `reason`."""
+def state_timeline(row: str, colours: Mapping[str, str], bands: pd.DataFrame) -> Spec:
+    """One band for each value of `row`, coloured by `state` from `time` to `until`; the tooltip shows the `reason`."""
     present = {state: colour for state, colour in colours.items() if state in set(bands["state"])}
     tips = [_tip(row), _tip("state"), _tip("reason"), _tip("time", "temporal", "from", "%d %b %H:%M:%S")]
     y: Spec = {"field": row, "type": "nominal", "title": None, "sort": None, "axis": None}
     real = [{"filter": f"datum['{row}'] != null"}]
-    # Names stand above their bands: beside them they would leave a phone no room.
+    # Names stand above their bands. Beside them, they would take too much width on a phone.
     names: Spec = {
         "transform": [*real, {"aggregate": [], "groupby": [row]}],
         "mark": {"type": "text", "align": "left", "baseline": "bottom", "dy": -4, "fontSize": 12},
@@ -267,7 +267,7 @@ def spans(row: str, colours: Mapping[str, str], bands: pd.DataFrame) -> Spec:
 
 
 def _colour(series: str, *, idle: bool = False, colours: Mapping[str, str] | None = None) -> Spec:
-    scale: Spec = {"range": [IDLE, *SERIES] if idle else list(SERIES)}
+    scale: Spec = {"range": [IDLE_COLOUR, *SERIES] if idle else list(SERIES)}
     if colours:
         scale = {"domain": list(colours), "range": list(colours.values())}
     return {"field": series, "type": "nominal", "title": None, "scale": scale, "legend": _LEGEND}

@@ -1,14 +1,14 @@
-"""How things are written: amounts, times, names. Pure."""
+"""Numbers, money, durations and names as text. Pure."""
 
 import math
 
 MONEY, MONEY_RATE = "US$", "US$/h"
-NOBODY = "(idle)"  # the part of machines that is paid for and that nobody uses
+IDLE = "(idle)"  # the cost of machines, or parts of them, that no app uses
 UNKNOWN = "–"
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter, thousands with commas."""
+    """Three significant digits; thousands with commas."""
     if value is None or math.isnan(value):
         return UNKNOWN
     if abs(value) >= 1000:
@@ -21,7 +21,7 @@ def money(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Never 100 % where something is missing."""
+    """A share as a percentage. Less than 1 never becomes 100 %."""
     if share is None or math.isnan(share):
         return UNKNOWN
     if share in (0.0, 1.0):
@@ -31,7 +31,7 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that fits."""
+    """A duration in a suitable unit."""
     if value is None or math.isnan(value):
         return UNKNOWN
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
@@ -40,11 +40,11 @@ def seconds(value: float | None) -> str:
     return f"{value:.0f} s" if value >= 1 else f"{1000 * value:.0f} ms"
 
 
-def simulated(name: str, is_so: bool) -> str:
-    """The name of something; simulated things say so."""
-    return f"{name} (simulated)" if is_so else name
+def mark_simulated(name: str, is_simulated: bool) -> str:
+    """The name, marked if the thing is simulated."""
+    return f"{name} (simulated)" if is_simulated else name
 
 
 def count(number: int, one: str, several: str) -> str:
-    """So many of something."""
+    """A number with its noun, as "3 workers"."""
     return f"{number:,} {one if number == 1 else several}"

@@ -1,4 +1,4 @@
-"""Who may see the dashboard: everybody who reaches it, or who logs in with OpenID Connect where that is configured."""
+"""Who may see the dashboard: everybody, or with OpenID Connect configured, everybody who logs in and is allowed."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from streamlit.errors import StreamlitSecretNotFoundError
 
 
 def allowed(email: str | None, allow: Sequence[str]) -> bool:
-    """Whether this address may look. allow: addresses, or @domain; empty: everybody."""
+    """Whether this e-mail address may see the dashboard. allow: addresses and @domains; empty: everybody."""
     if not allow:
         return True
     address = (email or "").strip().lower()
@@ -17,22 +17,22 @@ def allowed(email: str | None, allow: Sequence[str]) -> bool:
 _required: list[bool] = []
 
 
-def require() -> None:
-    """From now on nobody gets in without logging in, whatever else is or is not configured."""
+def set_login_required() -> None:
+    """Require a login from now on. Without a configured login, nobody gets in."""
     _required.append(True)
 
 
-def admit() -> None:
-    """Let the visitor through, or show what there is to do and end the page here."""
+def require_access() -> None:
+    """Let the visitor see the page, or show how to log in and end the page."""
     if not _configured():
         if _required:
-            st.error("Logging in is required and not configured: see docs/dashboard.md.")
+            st.error("A login is required but not configured: see docs/dashboard.md.")
             st.stop()
         return
     allow = list(st.secrets.get("allow", []))
     if not st.user.get("is_logged_in", False):
         st.title("INFaaS", anchor=False)
-        st.write("This dashboard is for people who are known here.")
+        st.write("Log in to see this dashboard.")
         st.button("Log in", type="primary", on_click=st.login)
         st.stop()
     email = st.user.get("email") if st.user.get("email_verified", True) else None
@@ -42,11 +42,11 @@ def admit() -> None:
         st.stop()
 
 
-def leave() -> None:
-    """For whoever is logged in: as whom, and a way out."""
+def show_logout() -> None:
+    """Show who is logged in, and a button to log out."""
     if _configured():
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(f"Logged in as {st.user.get('email') or st.user.get('name') or 'somebody without a name'}.")
+            st.caption(f"Logged in as {st.user.get('email') or st.user.get('name') or 'an unnamed user'}.")
             st.button("Log out", on_click=st.logout, type="tertiary")
 
 

@@ -1,16 +1,16 @@
-"""Rows of the database as series over a window: every bucket there, rates instead of counts. Pure."""
+"""Data for the charts: rows of the database as series over a window, with every bucket and with rates."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
 from dashboard import formats
-from dashboard.store import ask, history
+from dashboard.store import history, query
 from dashboard.window import Window
 
 
 def filled(frame: pd.DataFrame, window: Window, by: str, values: Sequence[str]) -> pd.DataFrame:
-    """A row for every bucket and every value of `by`, zero where there was none; `lasting`: the seconds of the bucket."""
+    """One row for each bucket and each value of `by`, with zeros for missing ones. `lasting`: the seconds of the bucket."""
     if frame.empty:
         return pd.DataFrame(columns=["time", by, *values, "lasting"])
     summed = frame.groupby(["time", by], as_index=False, dropna=False)[list(values)].sum()
@@ -22,8 +22,8 @@ def filled(frame: pd.DataFrame, window: Window, by: str, values: Sequence[str]) 
     return full
 
 
-def first(frame: pd.DataFrame, by: str, value: str, most: int, rest: str) -> pd.DataFrame:
-    """The same rows with all but the `most` largest values of `by` under one name, so that a chart can be read."""
+def largest(frame: pd.DataFrame, by: str, value: str, most: int, rest: str) -> pd.DataFrame:
+    """The same rows with at most `most` values of `by`: the smaller ones are renamed to `rest`, so that a chart stays readable."""
     totals = frame.groupby(by)[value].sum().sort_values(ascending=False)
     if len(totals) <= most:
         return frame
@@ -31,7 +31,7 @@ def first(frame: pd.DataFrame, by: str, value: str, most: int, rest: str) -> pd.
     return frame.assign(**{by: frame[by].where(frame[by].isin(kept), rest)})
 
 
-def spans(
+def state_spans(
     events: pd.DataFrame,
     now: pd.DataFrame,
     window: Window,
@@ -39,11 +39,11 @@ def spans(
     dead: Sequence[str] = ("Inactive",),
     after: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Who was in which state from `time` to `until` within the window, and why (`reason`).
+    """The state of each `row` within the window: `time`, `until`, `state`, and the `reason` of the change.
 
-    events: `time`, `row`, `from_state`, `to_state`, `reason`; now: `row`, `state` and `since` of what is there now, for what did not
-    change in the window; after: `row` and `from_state` of the first changes after the window, which tell of it what `now` cannot.
-    Time in the states `dead` is left out.
+    events: `time`, `row`, `from_state`, `to_state`, `reason` of the changes in the window. now: `row`, `state` and `since` of what exists
+    now; it covers rows without a change. after: `row` and `from_state` of the first changes after the window; it covers rows that have
+    changed since. Time in the states `dead` is left out.
     """
     start, end = pd.Timestamp(window.start), pd.Timestamp(window.end)
     found: list[tuple[object, ...]] = []
@@ -53,15 +53,15 @@ def spans(
             found.append((name, since, time, state, reason))
             since, state, reason = time, to_state, why
         found.append((name, since, end, state, reason))
-    told = set(events[row])
+    covered = set(events[row])
     still = "no change in this time"
     later = {} if after is None else dict(zip(after[row][::-1], after["from_state"][::-1], strict=True))
-    found += [(name, start, end, state, still) for name, state in later.items() if name not in told]
-    told |= later.keys()
+    found += [(name, start, end, state, still) for name, state in later.items() if name not in covered]
+    covered |= later.keys()
     found += [
         (name, start if pd.isna(since) else max(start, since), end, state, still)
         for name, state, since in zip(now[row], now["state"], now["since"], strict=True)
-        if name not in told
+        if name not in covered
     ]
     frame = pd.DataFrame(found, columns=[row, "time", "until", "state", "reason"])
     frame = frame[(frame["until"] > frame["time"]) & ~frame["state"].isin(dead) & (frame["state"] != "None")]
@@ -69,23 +69,21 @@ def spans(
 
 
 def newest(bands: pd.DataFrame, row: str, most: int) -> pd.DataFrame:
-    """The same bands of at most so many of `row`: those that were there last."""
+    """The same spans for at most `most` values of `row`: those that existed last."""
     last = bands.groupby(row)["until"].max().sort_values(ascending=False, kind="stable")
     return bands[bands[row].isin(last.index[:most])]
 
 
-# -- What several pages show: answers of the database as series.
-
 ENDINGS = ["queries", "in_time", "late", "refused", "errors"]
-_METERED = 20.0  # s; machines account every 10 s, so shorter buckets of money would be full and empty in turn
-_HOURS = 2 * 86400.0  # s of range from which money is read by the hour
-_MOST = 8  # lines or colours in one chart
+_COST_STEP_S = 20.0  # machines are charged every 10 s, so in shorter buckets the cost would jump up and down
+_HOURLY_FROM_S = 2 * 86400.0  # for longer windows, the hourly costs are read
+_MAX_SERIES = 8  # in one chart
 
 
 def traffic(window: Window) -> pd.DataFrame:
-    """By bucket and app: how many online queries ended how, `rate` in queries/s, and `attainment`, absent without queries."""
+    """By bucket and app: online queries by outcome, `rate` in queries/s, and `attainment` (NaN without queries)."""
     rows = history("traffic_long" if window.long else "traffic", window)
-    full = filled(first(rows, "app", "queries", _MOST, "other apps"), window, "app", ENDINGS)
+    full = filled(largest(rows, "app", "queries", _MAX_SERIES, "other apps"), window, "app", ENDINGS)
     if full.empty:
         return full
     return full.assign(
@@ -95,41 +93,38 @@ def traffic(window: Window) -> pd.DataFrame:
 
 
 def spent(window: Window) -> tuple[Window, pd.DataFrame]:
-    """What was spent, by bucket, app, model, variant and hardware, and in which buckets: money comes in coarser ones."""
-    coarse = window.at_least(3600.0 if window.seconds > _HOURS else _METERED).whole(5.0)
+    """The cost by bucket, app, model, variant and hardware, and the window with the coarser buckets of the cost."""
+    coarse = window.at_least(3600.0 if window.seconds > _HOURLY_FROM_S else _COST_STEP_S).whole(5.0)
     rows = history("cost_long" if coarse.step >= 3600.0 else "cost", coarse)
     rows["simulated"] = rows["simulated"].astype(bool)
     return coarse, rows
 
 
 def spending(window: Window, by: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """These rows by bucket and one of their columns, with `rate` in US$/h and `sum` so far; idle parts have a name of their own."""
-    named = rows.assign(**{by: rows[by].fillna(formats.NOBODY)})
-    full = filled(first(named, by, "cost", _MOST, "others"), window, by, ["cost"])
+    """These rows by bucket and the column `by`, with `rate` in US$/h and the running `sum`. Idle machines get the name IDLE."""
+    named = rows.assign(**{by: rows[by].fillna(formats.IDLE)})
+    full = filled(largest(named, by, "cost", _MAX_SERIES, "others"), window, by, ["cost"])
     if full.empty:
         return full
     return full.assign(rate=3600 * full["cost"] / full["lasting"], sum=full.groupby(by)["cost"].cumsum())
 
 
 def utilisation(window: Window) -> pd.DataFrame:
-    """How busy devices were by bucket; `on`: worker and device, and that it is simulated where it is."""
-    rows, devices = history("utilisation", window), ask("devices")
+    """Utilisation of the devices by bucket. `on`: worker and device, marked if it is simulated."""
+    rows, devices = history("utilisation", window), query("devices")
     simulated = {(row.worker, row.device) for row in devices.itertuples() if row.simulated}
     names = [
-        formats.simulated(" ".join(each), each in simulated)
+        formats.mark_simulated(" ".join(each), each in simulated)
         for each in zip(rows["worker"], rows["device"], strict=True)
     ]
-    return first(rows.assign(on=names), "on", "utilisation", 10, "others")
+    return largest(rows.assign(on=names), "on", "utilisation", 10, "others")
 
-
-# -- Which of several choices nobody would pass over: none of the others is as good in every respect and better in
-# one. Pure.
 
 Point = Sequence[float]
 
 
 def front(points: Sequence[Point]) -> list[bool]:
-    """For each point whether it is on the front; smaller is better in every respect. The first of equal points is."""
+    """For each point, whether it is on the Pareto front: no other point is as small in all coordinates. Of equal points, the first is."""
     order = sorted(range(len(points)), key=lambda i: tuple(points[i]))
     kept: list[int] = []
     for i in order:

@@ -1,6 +1,6 @@
-"""The dashboard's process: listens at once, and loads Streamlit when the first visitor comes.
+"""The dashboard's process. It listens at once, and loads Streamlit when the first visitor connects.
 
-Until then it is a plain Python process of a tenth of the memory. The visitor's connection waits in the socket's queue meanwhile.
+Until then it is a plain Python process with a tenth of the memory. The visitor's connection waits in the socket's queue meanwhile.
 """
 
 import logging
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from infaas.connecting import SystemAddress
+from infaas.connecting import SystemAddress, locate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,15 +23,16 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class CannotServe(Exception):
-    """The dashboard cannot start; the text is one sentence for people and says what to do."""
+    """The dashboard cannot start. The text is one sentence that says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """How to serve. Section [dashboard] of the settings (docs/dashboard.md).
+    """How to serve: the section [dashboard] of the settings (docs/dashboard.md).
 
-    public_url: where visitors see it, if not at http://address:port: behind a proxy. login: a TOML file with Streamlit's section
-    [auth], for OpenID Connect; "": none. allow: e-mail addresses, or @domain, that may see it; empty: whoever can log in.
+    public_url: the URL that visitors use, if it is not http://address:port, as behind a proxy. login: a TOML file with Streamlit's
+    section [auth], for OpenID Connect; "": no login. allow: e-mail addresses and @domains that may see the dashboard; empty: everybody
+    who can log in.
     """
 
     address: str = "127.0.0.1"
@@ -46,20 +47,31 @@ class ServeOptions:
         return self.public_url.rstrip("/") or f"http://{host}:{self.port}"
 
 
-def serve(options: ServeOptions, endpoints: SystemAddress | None) -> int:
-    """Serve until SIGTERM or Ctrl-C. endpoints: of the system; None: looked for as the commands do. Raises CannotServe."""
+_address: list[SystemAddress] = []
+
+
+def set_system_address(address: SystemAddress | None) -> None:
+    """Set the system that this process shows. None: look for it at every query, as the commands do."""
+    _address[:] = [] if address is None else [address]
+
+
+def system_address() -> SystemAddress:
+    """The system that this process shows. Raises NotConnected if a data directory is named and nothing runs there."""
+    return _address[0] if _address else locate()
+
+
+def serve(options: ServeOptions, address: SystemAddress | None) -> int:
+    """Serve until SIGTERM or Ctrl-C. address: of the system; None: look for it as the commands do. Raises CannotServe."""
     secrets = _secrets(options)
     listener = listen(options.address, options.port)
     print(f"the dashboard is at {options.url}", flush=True)
     select.select([listener], [], [])
-    from dashboard.store import tell  # noqa: PLC0415  (pandas and Streamlit: only now that somebody looks)
-
-    tell(endpoints)
+    set_system_address(address)
     return _run(listener, options, secrets)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that takes connections; raises CannotServe."""
+    """A listening socket. Raises CannotServe."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +87,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def _settings(options: ServeOptions) -> dict[str, Any]:
-    """Streamlit's own settings, beside those of .streamlit/config.toml."""
+    """Streamlit's own settings, in addition to .streamlit/config.toml."""
     public = urlsplit(options.url)
     settings = {
         "server.address": options.address,
@@ -84,25 +96,25 @@ def _settings(options: ServeOptions) -> dict[str, Any]:
         "server.corsAllowedOrigins": [f"{public.scheme}://{public.netloc}"],
     }
     if options.address in LOOPBACK:
-        # A page of somebody else's must not reach us under a name of its own that it points to this machine.
+        # Another site's page must not reach this server by a host name that it lets point to this machine.
         settings["server.allowedHosts"] = sorted({*LOOPBACK, public.hostname or "localhost"})
     return settings
 
 
 def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]) -> int:
-    import uvicorn  # noqa: PLC0415  (and Streamlit: only now that somebody looks)
+    import uvicorn  # noqa: PLC0415  (uvicorn and Streamlit are loaded for the first visitor)
     from starlette.middleware import Middleware  # noqa: PLC0415
     from streamlit import config as streamlit_config  # noqa: PLC0415
     from streamlit.starlette import App  # noqa: PLC0415
 
-    from dashboard.login import require  # noqa: PLC0415
+    from dashboard.login import set_login_required  # noqa: PLC0415
 
-    _log_as_others_do()
+    _unify_logging()
     if options.login:
-        require()
+        set_login_required()
     origin = Middleware(SameOrigin, public=urlsplit(options.url).netloc)
     app = App(APP, secrets=secrets, middleware=[origin])
-    for name, value in _settings(options).items():  # after the App, which says where config.toml is
+    for name, value in _settings(options).items():  # after App, which finds config.toml
         streamlit_config.set_option(name, value)
     config = uvicorn.Config(
         app,
@@ -117,8 +129,8 @@ def _run(listener: socket.socket, options: ServeOptions, secrets: dict[str, Any]
     return 0
 
 
-def _log_as_others_do() -> None:
-    """Streamlit's lines go where this process's go, in their form: it gives each of its loggers a handler of its own."""
+def _unify_logging() -> None:
+    """Write Streamlit's log lines like all others of this process. Streamlit gives each of its loggers a handler of its own."""
     for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "streamlit"]:
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -126,10 +138,10 @@ def _log_as_others_do() -> None:
 
 
 def _secrets(options: ServeOptions) -> dict[str, Any]:
-    """What Streamlit needs for logging in; raises CannotServe."""
+    """The secrets that Streamlit needs for the login. Raises CannotServe."""
     if not options.login:
         if options.allow:
-            raise CannotServe("dashboard.allow says who may log in, but there is no dashboard.login")
+            raise CannotServe("dashboard.allow says who may log in: set dashboard.login as well, or leave it out")
         return {}
     try:
         auth = tomllib.loads(Path(options.login).read_text())["auth"]
@@ -147,26 +159,23 @@ def _secrets(options: ServeOptions) -> dict[str, Any]:
     return {"auth": {"redirect_uri": f"{options.url}/oauth2callback", **auth}, "allow": list(options.allow)}
 
 
-# -- Only pages of the dashboard itself may open its WebSocket, through which all data go.
-
-
 class SameOrigin:
-    """Refuses WebSockets that another site's page opens.
+    """Refuses WebSockets that another site's page opens. All data of the dashboard go through a WebSocket.
 
-    Streamlit would do so, too, but asks a service on the Internet for this machine's address first.
+    Streamlit would refuse them too, but it would first ask a service on the Internet for this machine's address.
     """
 
     def __init__(self, app: "ASGIApp", public: str) -> None:
-        """Make it; public: host and port that visitors see."""
+        """public: host and port that visitors see."""
         self._app = app
         self._public = public.lower()
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        if scope["type"] == "websocket" and not self._ours(dict(scope["headers"])):
+        if scope["type"] == "websocket" and not self._is_same_origin(dict(scope["headers"])):
             await send({"type": "websocket.close", "code": 1008})
             return
         await self._app(scope, receive, send)
 
-    def _ours(self, headers: dict[bytes, bytes]) -> bool:
+    def _is_same_origin(self, headers: dict[bytes, bytes]) -> bool:
         origin, host = (headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host"))
         return not origin or urlsplit(origin).netloc in {host, self._public}

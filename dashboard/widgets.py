@@ -1,4 +1,4 @@
-"""What all pages have: a title, the range of time, tables in the visitor's time zone."""
+"""What all pages share: title, time range, tables in the visitor's time zone, parts that refresh themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -9,21 +9,22 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pandas as pd
 import streamlit as st
 
-from dashboard.store import NoData, ask
+from dashboard.store import NoData, query
 from dashboard.window import DEFAULT, RANGES, Window, between, latest
 
 CUSTOM = "custom"
+PARTS = "parts"  # key of the session: the number of parts that the page has so far
 
 
-def title(name: str, told: str) -> None:
-    """The page's name and what it tells."""
+def page_title(name: str, description: str) -> None:
+    """Show the name of the page and what it is about."""
     st.session_state[PARTS] = 0
     st.title(name, anchor=False)
-    st.caption(told)
+    st.caption(description)
 
 
 def choose_window() -> Window:
-    """The control for the range of time, kept in the address as ?range= (and ?from=, ?to=); returns what is chosen."""
+    """Show the control for the time range, which is kept in the URL (?range=, ?from=, ?to=). Returns the chosen window."""
     chosen = st.segmented_control(
         "Time range",
         [*RANGES, CUSTOM],
@@ -43,21 +44,21 @@ def choose_window() -> Window:
     return between(*((each or now).replace(tzinfo=zone).astimezone(UTC) for each in (start, end)))
 
 
-def choose_app(everything: str | None) -> str | None:
-    """The control for the application, kept in the address as ?app=. everything: what stands for all of them, if that may be chosen."""
+def choose_app(all_apps: str | None) -> str | None:
+    """Show the control for the app, which is kept in the URL (?app=). all_apps: the option for all apps, if there is one; it gives None."""
     try:
-        names = list(ask("apps")["app"])
+        names = list(query("apps")["app"])
     except NoData:
-        names = []  # the page says why
-    options = ([] if everything is None else [everything]) + names
+        names = []  # the page itself shows the reason
+    options = ([] if all_apps is None else [all_apps]) + names
     if not options:
         return None
     chosen = st.selectbox("Application", options, key="app", bind="query-params", width=280)
-    return None if chosen == everything else chosen
+    return None if chosen == all_apps else chosen
 
 
-def again(window: Window) -> Window:
-    """The same range as it is at this moment, for parts that follow the system."""
+def up_to_now(window: Window) -> Window:
+    """The same range at this moment, for parts that refresh themselves."""
     chosen = st.session_state.get("range", DEFAULT)
     return window if chosen == CUSTOM else latest(chosen, datetime.now(UTC))
 
@@ -71,7 +72,7 @@ def viewer_zone() -> ZoneInfo:
 
 
 def local(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with its times in the visitor's zone."""
+    """The frame with its times in the visitor's time zone."""
     zone = viewer_zone()
     times = {name: frame[name].dt.tz_convert(zone) for name in frame.select_dtypes("datetimetz")}
     return frame.assign(**times)
@@ -84,9 +85,9 @@ def table(
     *,
     height: int | Literal["content"] = "content",
 ) -> None:
-    """A table of these columns, in their order; a text is the column's title, else a column configuration.
+    """Show a table of these columns, in this order. A text is the column's title; otherwise it is a column configuration.
 
-    Columns that the frame does not have, or of which it knows nothing, are left out.
+    Columns that the frame does not have, or that have no values, are left out.
     """
     shown: Sequence[str] = [name for name in columns if name in frame and not frame[name].isna().all()]
     st.dataframe(
@@ -100,40 +101,40 @@ def table(
     )
 
 
-def when(title: str = "when", window: Window | None = None) -> Any:
-    """A column of times, with the day where it is not clear which."""
+def time_column(title: str = "when", window: Window | None = None) -> Any:
+    """A column of times. It shows the day, unless the window is short."""
     form = "HH:mm:ss" if window is not None and window.seconds <= RANGES["6h"] else "D MMM HH:mm:ss"
     return st.column_config.DatetimeColumn(title, format=form, width=None if "D" in form else "small")
 
 
-def state(colours: Mapping[str, str], title: str = "state") -> Any:
-    """A column of lists of states, each in its colour."""
+def state_column(colours: Mapping[str, str], title: str = "state") -> Any:
+    """A column of lists of states, each state in its colour."""
     return st.column_config.MultiselectColumn(title, options=list(colours), color=list(colours.values()))
 
 
-def figure(title: str, form: str = "%.3g", **more: Any) -> Any:
+def number_column(title: str, form: str = "%.3g", **more: Any) -> Any:
     """A column of numbers."""
     return st.column_config.NumberColumn(title, format=form, **more)
 
 
-def dollars(title: str, amounts: pd.Series, **more: Any) -> Any:
-    """A column of money; where most are tiny, all are written as 1.5e-6, so that sizes can be compared at a glance."""
+def money_column(title: str, amounts: pd.Series, **more: Any) -> Any:
+    """A column of money. If most amounts are tiny, all are written like 1.5e-6, so that they can be compared."""
     known = amounts.dropna()
     tiny = len(known) and known.median() < 1e-4
-    return figure(title, "%.1e" if tiny else "%.3g", **more)
+    return number_column(title, "%.1e" if tiny else "%.3g", **more)
 
 
-def progress(title: str) -> Any:
-    """A column of percentages, drawn as bars."""
+def progress_column(title: str) -> Any:
+    """A column of percentages, as bars."""
     return st.column_config.ProgressColumn(title, format="%.0f %%", min_value=0, max_value=100)
 
 
-def metric(label: str, value: str, told: str, *, help: str | None = None, bad: bool = False) -> None:
-    """One figure in a row of them. told: a few words below it; bad: in red."""
+def metric(label: str, value: str, note: str, *, help: str | None = None, bad: bool = False) -> None:
+    """Show one figure of a row of figures. note: a few words below it. bad: show the note in red."""
     st.metric(
         label,
         value,
-        told,
+        note,
         delta_color="inverse" if bad else "off",
         delta_arrow="off",
         border=True,
@@ -142,33 +143,28 @@ def metric(label: str, value: str, told: str, *, help: str | None = None, bad: b
     )
 
 
-# -- Parts of a page that follow the system by themselves, and what is shown while there is nothing to show.
+def show_live(window: Window | None, part: Callable[[], None]) -> None:
+    """Show a part of the page, and refresh it at the window's interval. If it has no data, the reason is shown in its place.
 
-PARTS = "parts"  # in the session: how many parts the page has so far
-
-
-def follow(window: Window | None, part: Callable[[], None]) -> None:
-    """Draw a part of the page now, and again as often as its window is worth it; trouble is told in its place.
-
-    That there is no database at all is told once a page, by its first part.
+    Only the first part of a page reports that the database cannot be reached.
     """
     every = 5.0 if window is None else window.refresh
     number = st.session_state.get(PARTS, 0)
     st.session_state[PARTS] = number + 1
 
     @wraps(part)
-    def guarded() -> None:
+    def show() -> None:
         try:
             part()
-        except NoData as trouble:
-            if trouble.away and number:
+        except NoData as problem:
+            if problem.away and number:
                 return
-            st.error(f"**No data:** {trouble}", icon=":material/cloud_off:")
-            st.markdown(trouble.remedy)
+            st.error(f"**No data:** {problem}", icon=":material/cloud_off:")
+            st.markdown(problem.remedy)
 
-    st.fragment(guarded, run_every=every or None)()
+    st.fragment(show, run_every=every or None)()
 
 
-def nothing(what: str, remedy: str) -> None:
-    """Say that something is empty, and how it would not be."""
+def show_empty(what: str, remedy: str) -> None:
+    """Show that there is nothing to show, and what would change that."""
     st.info(f"{what}\n\n{remedy}", icon=":material/info:")

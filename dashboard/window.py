@@ -1,11 +1,11 @@
-"""Which part of the past a page shows, in buckets of which width. Pure."""
+"""The time range that a page shows, and the width of its buckets. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-MOST_POINTS = 200  # buckets of a line: at most 500 by rule; more than a screen shows are of no use
-LAG = 3.0  # s that events take into the database at most, nearly always
+MAX_BUCKETS = 200  # of a line; a screen cannot show more
+LAG = 3.0  # s within which nearly all events reach the database
 
 RANGES: Mapping[str, float] = {
     "5m": 300.0,
@@ -17,7 +17,7 @@ RANGES: Mapping[str, float] = {
     "30d": 30 * 86400.0,
 }
 DEFAULT = "15m"
-LONG = 7 * 3600.0  # s of range from which minutes and hours that were added up before are read instead of single rows
+LONG = 7 * 3600.0  # s. Longer ranges are read from aggregates by the minute and the hour instead of single rows.
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _STEPS = (
     *(2.0, 5.0, 10.0, 20.0, 30.0),
@@ -28,7 +28,7 @@ _STEPS = (
 
 
 class Window(NamedTuple):
-    """From `start` to before `end`, in steps of so many seconds. refresh: s until it is worth a new look; 0: it is past."""
+    """From `start` to before `end`, in buckets of `step` seconds. refresh: seconds until new data; 0: the range is past."""
 
     start: datetime
     end: datetime
@@ -41,24 +41,24 @@ class Window(NamedTuple):
 
     @property
     def long(self) -> bool:
-        """Whether it is read from what was added up by the minute and the hour."""
+        """Whether it is read from aggregates by the minute and the hour."""
         return self.seconds > LONG
 
     @property
     def previous(self) -> "Window":
-        """As much time right before it, in the same steps."""
+        """The range of the same length right before it, with the same buckets."""
         length = self.end - self.start
         return Window(self.start - length, self.start, self.step)
 
     def at_least(self, step: float) -> "Window":
-        """The same part of the past in steps that are no shorter."""
+        """The same range in buckets of at least `step` seconds."""
         if self.step >= step:
             return self
         step = next(each for each in _STEPS if each >= step)
         return Window(_floor(self.start, step), self.end, step, self.refresh)
 
     def whole(self, lag: float) -> "Window":
-        """The same without a last bucket that is not over, or was not `lag` seconds ago; unless buckets are long."""
+        """The same without the last bucket if it ended less than `lag` seconds ago. Ranges with long buckets stay as they are."""
         if self.step > _MINUTE or not self.refresh:
             return self
         end = _floor(self.end - timedelta(seconds=lag), self.step)
@@ -66,32 +66,32 @@ class Window(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, object]:
-        """As the SQL files take it."""
+        """The parameters of the SQL files."""
         return {"start": self.start, "end": self.end, "step": timedelta(seconds=self.step)}
 
     @property
     def buckets(self) -> list[datetime]:
-        """Where its buckets begin."""
+        """The start of each bucket."""
         step, count = timedelta(seconds=self.step), int(-(-self.seconds // self.step))
         return [self.start + i * step for i in range(count)]
 
     def lasting(self, bucket: datetime) -> float:
-        """Seconds of this bucket that lie within the window: the last one may be cut."""
+        """Seconds of this bucket within the window. The last one may be cut."""
         return min(self.step, (self.end - bucket).total_seconds())
 
 
 def latest(choice: str, now: datetime) -> Window:
-    """The window that ends now. The same for everybody who asks at about the same time, so that their queries are one."""
+    """The window that ends now. It is the same for all visitors at about the same time, so that they share cached results."""
     seconds = RANGES.get(choice, RANGES[DEFAULT])
     step = _step(seconds)
     refresh = min(max(2.0, seconds / 450), 60.0)
-    # A short bucket that has just begun would look like a dip: it is left out until it is complete.
+    # A short bucket that has just begun would look like a drop. It is left out until it is complete.
     end = _floor(now - timedelta(seconds=LAG), step if step <= _MINUTE else refresh)
     return Window(_floor(end - timedelta(seconds=seconds), step), end, step, refresh)
 
 
 def between(start: datetime, end: datetime) -> Window:
-    """The window between two moments, whichever is the earlier; at least a minute long."""
+    """The window between two times, in either order; at least a minute long."""
     start, end = sorted((start, end))
     end = max(end, start + timedelta(minutes=1))
     step = _step((end - start).total_seconds())
@@ -99,7 +99,7 @@ def between(start: datetime, end: datetime) -> Window:
 
 
 def _step(seconds: float) -> float:
-    return next((step for step in _STEPS if seconds / step <= MOST_POINTS), _STEPS[-1])
+    return next((step for step in _STEPS if seconds / step <= MAX_BUCKETS), _STEPS[-1])
 
 
 def _floor(moment: datetime, step: float) -> datetime:

@@ -1,23 +1,23 @@
-"""Applications: their models and variants, and what these trade against each other."""
+"""Applications: their models and variants, with accuracy, latency and cost of each."""
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import ask
-from dashboard.widgets import follow, nothing
+from dashboard.store import query
+from dashboard.widgets import show_empty, show_live
 
 REGISTER = "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers a model for an app."
 
-widgets.title(
-    "Applications", "What may answer for each application, and what each variant costs in accuracy, time and money."
+widgets.page_title(
+    "Applications", "The variants that may answer each application, with their accuracy, latency and cost."
 )
 app = widgets.choose_app(None)
 with st.container(horizontal=True, vertical_alignment="bottom"):
     across = st.segmented_control(
         "Across", ["latency", "cost"], default="latency", required=True, key="across", bind="query-params"
     )
-    pretended = st.toggle("Simulated devices, too", value=True, key="simulated", bind="query-params")
+    include_simulated = st.toggle("Include simulated devices", value=True, key="simulated", bind="query-params")
 
 
 def figures(rows: pd.DataFrame) -> None:
@@ -30,17 +30,19 @@ def figures(rows: pd.DataFrame) -> None:
             ("Cheapest, US$/1000", formats.number(rows["cost_per_1000"].min()), "computing only"),
             ("Loaded now", str(int((rows["instances"] > 0).sum())), "of its variants"),
         )
-        for label, value, told in shown:
-            widgets.metric(label, value, told)
+        for label, value, note in shown:
+            widgets.metric(label, value, note)
 
 
 def page() -> None:
-    every = ask("variants")
+    every = query("variants")
     rows = every[every["app"] == app]
     if app is None or rows.empty:
-        nothing("No application is registered yet." if every.empty else "This application has no variants.", REGISTER)
+        show_empty(
+            "No application is registered yet." if every.empty else "This application has no variants.", REGISTER
+        )
         return
-    if not pretended:
+    if not include_simulated:
         rows = rows[~rows["simulated"].astype(bool)]
     figures(rows)
     _scatter(rows)
@@ -53,7 +55,9 @@ def _scatter(rows: pd.DataFrame) -> None:
     )
     known = rows.dropna(subset=["accuracy", "latency_ms", "cost_per_1000"])
     if known.empty:
-        nothing("No accuracy is known yet.", "It is measured with the validation data that comes with a registration.")
+        show_empty(
+            "No accuracy is known yet.", "It is measured with the validation data that comes with a registration."
+        )
         return
     points = list(zip(-known["accuracy"], known["latency_ms"], known["cost_per_1000"], strict=True))
     line = list(zip(-known["accuracy"], known[column], strict=True))
@@ -61,11 +65,11 @@ def _scatter(rows: pd.DataFrame) -> None:
         x=known[column],
         front=["on the front" if each else "another is better in all" for each in series.front(points)],
         line=series.front(line),
-        on=[formats.simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
+        on=[formats.mark_simulated(*each) for each in zip(known["hardware"], known["simulated"], strict=True)],
     )
     with st.container(border=True):
         st.markdown(
-            f"**Accuracy** against {unit}; full: not beaten in accuracy, latency and cost together; the line: in these two"
+            f"**Accuracy** against {unit}; filled: no other variant is better in accuracy, latency and cost; line: best in these two"
         )
         charts.draw(shown, charts.tradeoff(unit), "tradeoff")
 
@@ -73,7 +77,7 @@ def _scatter(rows: pd.DataFrame) -> None:
 def _table(rows: pd.DataFrame) -> None:
     shown = rows.assign(
         state=[[state] for state in rows["state"]],
-        hardware=[formats.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         saturation_qps=rows["saturation_qps"].round(),
         note=["worse than another" if each else "" for each in rows["dominated"]],
     )
@@ -82,14 +86,16 @@ def _table(rows: pd.DataFrame) -> None:
         {
             "variant": "variant",
             "hardware": st.column_config.TextColumn("on", width=120),
-            "state": widgets.state(charts.STATES),
-            "accuracy": widgets.figure("accuracy", "%.4f"),
-            "latency_ms": widgets.figure("latency ms", help="One item, alone"),
-            "saturation_qps": widgets.figure("most items/s", "localized"),
-            "cost_per_1000": widgets.dollars("US$/1000", shown["cost_per_1000"], help="Of computing, per 1,000 items"),
-            "load_ms": widgets.figure("load ms", "%.0f"),
-            "memory_mb": widgets.figure("MB", "%.0f"),
-            "price_per_hour": widgets.figure("US$/h", "%.3g", help="What an instance costs an hour"),
+            "state": widgets.state_column(charts.STATES),
+            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "latency_ms": widgets.number_column("latency ms", help="One item, alone"),
+            "saturation_qps": widgets.number_column("most items/s", "localized"),
+            "cost_per_1000": widgets.money_column(
+                "US$/1000", shown["cost_per_1000"], help="Compute cost per 1,000 items"
+            ),
+            "load_ms": widgets.number_column("load ms", "%.0f"),
+            "memory_mb": widgets.number_column("MB", "%.0f"),
+            "price_per_hour": widgets.number_column("US$/h", "%.3g", help="Cost of an instance per hour"),
             "note": "note",
         },
         "variants",
@@ -98,20 +104,20 @@ def _table(rows: pd.DataFrame) -> None:
 
 
 def registrations() -> None:
-    rows = ask("registrations")
+    rows = query("registrations")
     st.subheader("Registrations", anchor=False)
     if rows.empty:
-        nothing("Nothing has been registered yet.", REGISTER)
+        show_empty("Nothing has been registered yet.", REGISTER)
         return
     widgets.table(
         rows.assign(progress=100 * rows["progress"]),
         {
-            "started": widgets.when("started"),
+            "started": widgets.time_column("started"),
             "app": "app",
             "model": "model",
             "version": "version",
             "state": "state",
-            "progress": widgets.progress("progress"),
+            "progress": widgets.progress_column("progress"),
             "reason": "reason",
         },
         "registrations",
@@ -119,9 +125,9 @@ def registrations() -> None:
     )
 
 
-follow(None, page)
+show_live(None, page)
 if app is not None:
     st.page_link(
         "views/explain.py", label=f"Explain a query of {app}", icon=":material/quiz:", query_params={"app": app}
     )
-follow(None, registrations)
+show_live(None, registrations)

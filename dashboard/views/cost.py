@@ -1,4 +1,4 @@
-"""Cost: who spends how much, at which rate and in all, and compared with an earlier time."""
+"""Cost: by app, model, variant or hardware, as rate and total, and compared with an earlier time."""
 
 from datetime import timedelta
 
@@ -7,7 +7,7 @@ import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
-from dashboard.widgets import follow, nothing
+from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 
 EARLIER = {
@@ -18,16 +18,18 @@ EARLIER = {
 }
 BY = ("app", "model", "variant", "hardware")
 
-widgets.title("Cost", "What machines cost, used or idle, and for whom; US$ at the prices of the settings.")
+widgets.page_title(
+    "Cost", "What machines cost, used or idle, and which apps use them. US$ at the prices of the settings."
+)
 chosen = widgets.choose_window()
 with st.container(horizontal=True, vertical_alignment="bottom"):
     by = st.segmented_control("By", BY, default=BY[0], required=True, key="by", bind="query-params")
     against = st.selectbox("Compare with", list(EARLIER), key="compare", bind="query-params", width=220)
-    pretended = st.toggle("Simulated devices, too", key="simulated", bind="query-params")
+    include_simulated = st.toggle("Include simulated devices", key="simulated", bind="query-params")
 
 
 def earlier(window: Window) -> Window | None:
-    """The time to compare with."""
+    """The window to compare with."""
     if against == "the time before":
         return window.previous
     shift = EARLIER[against]
@@ -35,32 +37,32 @@ def earlier(window: Window) -> Window | None:
 
 
 def chosen_rows(window: Window) -> tuple[Window, pd.DataFrame, float]:
-    """Buckets and rows to show, and what was left out for being simulated."""
+    """The window, its rows, and the cost of simulated devices that is left out."""
     coarse, rows = series.spent(window)
     simulated = rows["simulated"]
-    if pretended:
-        marked = rows[by].fillna(formats.NOBODY).where(~simulated, rows[by].fillna(formats.NOBODY) + " (simulated)")
+    if include_simulated:
+        marked = rows[by].fillna(formats.IDLE).where(~simulated, rows[by].fillna(formats.IDLE) + " (simulated)")
         return coarse, rows.assign(idle=rows["app"].isna(), **{by: marked}), 0.0
     return coarse, rows[~simulated].assign(idle=rows["app"].isna()), float(rows.loc[simulated, "cost"].sum())
 
 
 def page() -> None:
-    window = widgets.again(chosen)
+    window = widgets.up_to_now(chosen)
     coarse, rows, left_out = chosen_rows(window)
     before = earlier(coarse)
     then = chosen_rows(before)[1] if before else None
     if rows.empty:
-        nothing(
+        show_empty(
             "Nothing was spent in this range.",
-            "Every machine is charged for every 10 s that it is there: `infaas workers` lists those that are."
-            + (" Simulated devices were there: nobody pays for these." if left_out else ""),
+            "Each machine is charged every 10 s while it runs. `infaas workers` lists the running ones."
+            + (" There were simulated devices, which cost nothing." if left_out else ""),
         )
         return
     _figures(rows, then, coarse)
     if left_out:
-        st.caption(f"Simulated devices would have cost {formats.money(left_out)} more; nobody pays for these.")
+        st.caption(f"Simulated devices would have cost {formats.money(left_out)} more.")
     spent = series.spending(coarse, by, rows)
-    idle = formats.NOBODY in set(spent[by])
+    idle = formats.IDLE in set(spent[by])
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown(f"**Rate** by {by}, US$/h")
@@ -104,7 +106,7 @@ def _compared(window: Window, rows: pd.DataFrame, before: Window, then: pd.DataF
 
 
 def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> None:
-    named = rows.assign(**{by: rows[by].fillna(formats.NOBODY)})
+    named = rows.assign(**{by: rows[by].fillna(formats.IDLE)})
     table = named.groupby(by, as_index=False).agg(cost=("cost", "sum"))
     table["share"] = 100 * table["cost"] / table["cost"].sum()
     if "seconds" in named:
@@ -115,27 +117,27 @@ def _table(rows: pd.DataFrame, then: pd.DataFrame | None, window: Window) -> Non
         table["items"] = table[by].map(traffic)
         table["per_1000"] = 1000 * table["cost"] / table["items"]
     if then is not None:
-        past = then.assign(**{by: then[by].fillna(formats.NOBODY)}).groupby(by)["cost"].sum()
+        past = then.assign(**{by: then[by].fillna(formats.IDLE)}).groupby(by)["cost"].sum()
         table["before"] = table[by].map(past).fillna(0.0)
         table["change"] = 100 * (table["cost"] / table["before"].where(table["before"] > 0) - 1)
     widgets.table(
         table.sort_values("cost", ascending=False),
         {
             by: by,
-            "cost": widgets.figure("US$", "%.4g"),
+            "cost": widgets.number_column("US$", "%.4g"),
             "share": st.column_config.ProgressColumn("share", format="%.1f %%", min_value=0, max_value=100),
-            "before": widgets.figure(f"US$, {against}", "%.4g"),
-            "change": widgets.figure("change", "%+.1f %%"),
-            "busy": widgets.figure("busy", "%.2f %%", help="Share of the time of its instances in which they computed"),
-            "items": widgets.figure("items answered", "localized"),
-            "per_1000": widgets.dollars(
+            "before": widgets.number_column(f"US$, {against}", "%.4g"),
+            "change": widgets.number_column("change", "%+.1f %%"),
+            "busy": widgets.number_column("busy", "%.2f %%", help="Share of the time in which its instances computed"),
+            "items": widgets.number_column("items answered", "localized"),
+            "per_1000": widgets.money_column(
                 "US$ per 1,000",
                 table["per_1000"] if "per_1000" in table else table["cost"],
-                help="What its instances cost, idle time included, per 1,000 items answered",
+                help="Cost of its instances, idle time included, per 1,000 items answered",
             ),
         },
         "table",
     )
 
 
-follow(chosen, page)
+show_live(chosen, page)

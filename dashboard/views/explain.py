@@ -1,4 +1,4 @@
-"""Explain: the decision that a query with these needs would get now, without sending one."""
+"""Explain: the decision that a query with these needs would get now. No query is sent."""
 
 from typing import Any
 
@@ -6,20 +6,20 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, widgets
-from dashboard.store import NoData, ask, explain
-from dashboard.widgets import follow, nothing
+from dashboard.store import NoData, explain, query
+from dashboard.widgets import show_empty, show_live
 from infaas.answers import why_chosen
 from infaas.errors import Refused
 
-widgets.title(
+widgets.page_title(
     "Explain", "Which variant would answer a query with these needs now, and why not the others. No query is sent."
 )
 app = widgets.choose_app(None)
 
 
-def needs_of() -> dict[str, Any]:
-    """What the query would demand; what is left empty is not demanded. Kept in the address."""
-    rows = ask("variants")
+def choose_needs() -> dict[str, Any]:
+    """Show the controls for the requirements, which are kept in the URL. Returns those that are set."""
+    rows = query("variants")
     mine = rows[rows["app"] == app]
     number: dict[str, Any] = {"value": None, "format": "%g", "bind": "query-params", "width": 170}
     choice: dict[str, Any] = {"index": None, "bind": "query-params", "width": 170, "placeholder": "any"}
@@ -46,14 +46,14 @@ def decision(needs: dict[str, Any]) -> None:
     candidates = pd.DataFrame(answer.get("candidates") or [])
     _verdict(answer, candidates)
     if candidates.empty:
-        nothing("This application has no variants.", "`infaas register` adds a model with its variants.")
+        show_empty("This application has no variants.", "`infaas register` adds a model with its variants.")
         return
     shown = candidates.assign(
         verdict=["chosen" if not why else "passed over" for why in candidates["why_not"]],
         why=[why or why_chosen(answer) for why in candidates["why_not"]],
         state=[[state] for state in candidates["state"]],
         on=[
-            formats.simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
+            formats.mark_simulated(str(worker if pd.notna(worker) else hardware), bool(simulated))
             for worker, hardware, simulated in zip(
                 candidates["worker"], candidates["hardware"], candidates["simulated"], strict=True
             )
@@ -62,10 +62,7 @@ def decision(needs: dict[str, Any]) -> None:
     st.dataframe(
         shown[["variant", "why", "state", "on", "accuracy", "latency_ms", "load_ms", "cost_per_1000"]].style.apply(
             lambda row: (
-                [
-                    "background-color: rgba(0, 158, 115, 0.16)"
-                    * (row.name == shown.index[0] and not answer_missing(answer))
-                ]
+                ["background-color: rgba(0, 158, 115, 0.16)" * (row.name == shown.index[0] and not _is_refused(answer))]
                 * len(row)
             ),
             axis=1,
@@ -77,21 +74,21 @@ def decision(needs: dict[str, Any]) -> None:
         column_config={
             "variant": "variant",
             "why": st.column_config.TextColumn("why, or why not", width="large"),
-            "state": widgets.state(charts.STATES),
+            "state": widgets.state_column(charts.STATES),
             "on": st.column_config.TextColumn("on", width=118),
-            "accuracy": widgets.figure("accuracy", "%.4f"),
-            "latency_ms": widgets.figure("latency ms"),
-            "load_ms": widgets.figure("load ms", "%.3g"),
-            "cost_per_1000": widgets.dollars(
+            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "latency_ms": widgets.number_column("latency ms"),
+            "load_ms": widgets.number_column("load ms", "%.3g"),
+            "cost_per_1000": widgets.money_column(
                 "US$/1000",
                 shown["cost_per_1000"],
-                help="Of computing, per 1,000 items; loaded ones in batches as they come now",
+                help="Compute cost per 1,000 items; for loaded variants, with the present batch sizes",
             ),
         },
     )
 
 
-def answer_missing(answer: dict[str, Any]) -> bool:
+def _is_refused(answer: dict[str, Any]) -> bool:
     return answer.get("chosen") is None
 
 
@@ -109,34 +106,39 @@ def _verdict(answer: dict[str, Any], candidates: pd.DataFrame) -> None:
         return
     refusal = answer.get("refusal")
     if refusal:
-        told = Refused.from_map({"error": refusal})
-        st.warning(f"It would be refused as **{told.code}**: {told.message}.{_offer(told)}", icon=":material/block:")
+        refused = Refused.from_map({"error": refusal})
+        st.warning(
+            f"It would be refused as **{refused.code}**: {refused.message}.{_alternative(refused)}",
+            icon=":material/block:",
+        )
     else:
         st.warning("No variant would answer it now.", icon=":material/block:")
 
 
-def _offer(refused: Refused) -> str:
-    """What could be had instead, or when to ask again."""
+def _alternative(refused: Refused) -> str:
+    """The closest variant, and when another try may succeed."""
     closest, later = refused.closest or {}, refused.retry_after_ms
     figures = [
         f"{name} {formats.number(closest[field])}{unit}"
         for field, name, unit in (("accuracy", "accuracy", ""), ("latency_ms", "latency", " ms"))
         if closest.get(field) is not None
     ]
-    told = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
-    return told + (f" Worth asking again in {formats.number(later)} ms." if later is not None else "")
+    text = f" Closest: **{closest['variant']}** ({', '.join(figures)})." if closest.get("variant") else ""
+    return text + (f" Try again in {formats.number(later)} ms." if later is not None else "")
 
 
 def page() -> None:
     if app is None:
-        ask("apps")
-        nothing("No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system.")
+        query("apps")
+        show_empty(
+            "No application is registered yet.", "`infaas register` adds one; `infaas demo` shows a whole system."
+        )
         return
     decision(needs)
 
 
 try:
-    needs = needs_of() if app is not None else {}
+    needs = choose_needs() if app is not None else {}
 except NoData:
     needs = {}
-follow(None, page)
+show_live(None, page)

@@ -1,11 +1,11 @@
-"""Jobs: offline work, how far it is, at what price."""
+"""Jobs: offline jobs with their progress and cost."""
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
-from dashboard.widgets import follow, nothing
+from dashboard.widgets import show_empty, show_live
 
 STATES = {
     "accepted": "#b3b8bf",
@@ -18,24 +18,24 @@ STATES = {
 }
 OVER = ("done", "failed", "cancelled")
 
-widgets.title("Jobs", "Offline work, computed with what online queries leave free.")
+widgets.page_title("Jobs", "Offline jobs, computed on capacity that online queries leave.")
 chosen = widgets.choose_window()
 
 
 def page() -> None:
-    window = widgets.again(chosen)
+    window = widgets.up_to_now(chosen)
     jobs, items = history("jobs", window), history("offline", window)
     if jobs.empty:
-        nothing(
+        show_empty(
             "No offline job in this range.",
-            "`infaas submit --app APP --input FILE.npy --output FILE.jsonl` hands one in; the files are in the directory `jobs` of the"
-            " data directory, or in one that the setting `jobs.roots` names.",
+            "`infaas submit --app APP --input FILE.npy --output FILE.jsonl` submits one. Its files must be in the directory `jobs` of the"
+            " data directory, or in one of the setting `jobs.roots`.",
         )
         return
-    open_ones = int((~jobs["state"].isin(OVER)).sum())
+    unfinished = int((~jobs["state"].isin(OVER)).sum())
     failed = int((jobs["state"] == "failed").sum())
     with st.container(horizontal=True, gap="small"):
-        widgets.metric("Under way", str(open_ones), formats.count(len(jobs), "job in all", "jobs in all"))
+        widgets.metric("Unfinished", str(unfinished), formats.count(len(jobs), "job in all", "jobs in all"))
         widgets.metric(
             "Items done", f"{int(jobs['done'].sum()):,}", f"{int(jobs['failed'].sum()):,} could not be computed"
         )
@@ -53,17 +53,17 @@ def page() -> None:
     widgets.table(
         shown,
         {
-            "created": widgets.when("handed in", window),
+            "created": widgets.time_column("submitted", window),
             "job": "job",
             "app": "app",
-            "state": widgets.state(STATES),
-            "progress": widgets.progress("progress"),
+            "state": widgets.state_column(STATES),
+            "progress": widgets.progress_column("progress"),
             "reason": "why",
-            "done": widgets.figure("done", "localized"),
-            "total": widgets.figure("of items", "localized"),
-            "failed": widgets.figure("failed", "localized"),
-            "cost": widgets.figure("US$", "%.3g"),
-            "per_1000": widgets.dollars("US$/1000", shown["per_1000"]),
+            "done": widgets.number_column("done", "localized"),
+            "total": widgets.number_column("of items", "localized"),
+            "failed": widgets.number_column("failed", "localized"),
+            "cost": widgets.number_column("US$", "%.3g"),
+            "per_1000": widgets.money_column("US$/1000", shown["per_1000"]),
             "took": "took",
             "input": "input",
             "output": "output",
@@ -78,4 +78,4 @@ def page() -> None:
             charts.draw(rate, charts.stacked("rate", "app", unit="items/s"), "items", window)
 
 
-follow(chosen, page)
+show_live(chosen, page)

@@ -1,20 +1,20 @@
-"""Overview: load, attainment, cost and machines now and lately; what runs, and why."""
+"""Overview: load, attainment, cost and machines, now and recently; what runs, and why."""
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import ask, history
-from dashboard.widgets import follow, nothing
+from dashboard.store import history, query
+from dashboard.widgets import show_empty, show_live
 from dashboard.window import Window
 
-widgets.title("Overview", "What runs, how well, at what cost.")
+widgets.page_title("Overview", "What runs, how well, at what cost.")
 chosen = widgets.choose_window()
 
 
 def figures() -> None:
-    window = widgets.again(chosen)
-    traffic, devices, running, spending = series.traffic(window), ask("devices"), ask("running"), ask("spending")
+    window = widgets.up_to_now(chosen)
+    traffic, devices, running, spending = series.traffic(window), query("devices"), query("running"), query("spending")
     with st.container(horizontal=True, gap="small"):
         _load(traffic, window)
         _cost(spending)
@@ -27,11 +27,11 @@ def figures() -> None:
         )
         widgets.metric("Workers", f"{ready} ready", others, help="Machines that take work, and their devices")
         bad = running[running["state"].isin(["Overloaded", "Interfered"])]["instance"].nunique()
-        told = f"{bad} in trouble" if bad else "none in trouble"
+        note = f"{bad} in trouble" if bad else "none in trouble"
         widgets.metric(
             "Instances",
             str(running["instance"].nunique()),
-            told,
+            note,
             bad=bool(bad),
             help="Overloaded or Interfered: in trouble",
         )
@@ -46,7 +46,7 @@ def _load(traffic: pd.DataFrame, window: Window) -> None:
         "Load",
         f"{formats.number(rate)}/s",
         f"{formats.count(asked, 'query', 'queries')}",
-        help="Online queries a second lately, and how many in this range",
+        help="Online queries per second in the last minute, and their number in this range",
     )
     missed = int(asked - total["in_time"].sum())
     widgets.metric(
@@ -54,33 +54,33 @@ def _load(traffic: pd.DataFrame, window: Window) -> None:
         formats.percent(1 - missed / asked if asked else None),
         f"{missed:,} missed" if missed else "none missed",
         bad=bool(missed),
-        help="Share of all queries in this range that were answered within their objective; refused ones are missed, too",
+        help="Share of all queries in this range that were answered within their objective. Refused queries count as missed.",
     )
 
 
 def _cost(spending: pd.DataFrame) -> None:
-    pretended = spending["simulated"].astype(bool)
-    real = 3600 * spending.loc[~pretended, "per_second"].sum()
-    idle = 3600 * spending.loc[spending["app"].isna() & ~pretended, "per_second"].sum()
-    simulated = 3600 * spending.loc[pretended, "per_second"].sum()
+    is_simulated = spending["simulated"].astype(bool)
+    real = 3600 * spending.loc[~is_simulated, "per_second"].sum()
+    idle = 3600 * spending.loc[spending["app"].isna() & ~is_simulated, "per_second"].sum()
+    simulated = 3600 * spending.loc[is_simulated, "per_second"].sum()
     widgets.metric(
         "Cost now, US$/h",
         formats.number(real),
         f"{formats.percent(idle / real)} idle" if real else "no machine",
-        help="Of all machines that are there, used or not."
-        + (f" Simulated devices would add US$ {formats.number(simulated)}/h; nobody pays that." if simulated else ""),
+        help="Cost of all running machines, used or not."
+        + (f" Simulated devices would add US$ {formats.number(simulated)}/h." if simulated else ""),
     )
 
 
 def troubles() -> None:
-    found = ask("trouble").iloc[0]
+    found = query("trouble").iloc[0]
     if pd.isna(found["last_sample"]):
-        nothing(
+        show_empty(
             "Nothing has been recorded yet.",
-            "Workers report every 2 s: if this stays, `infaas doctor` says what is missing.",
+            "Workers report every 2 s. If this message stays, `infaas doctor` says what is missing.",
         )
     elif found["apps"] == 0:
-        nothing(
+        show_empty(
             "No application is registered yet.",
             "`infaas register MODEL.onnx --app APP --model NAME --validation FILE.npz` registers one; `infaas demo` shows a whole system.",
         )
@@ -94,29 +94,29 @@ def troubles() -> None:
 
 
 def trend() -> None:
-    window = widgets.again(chosen)
+    window = widgets.up_to_now(chosen)
     traffic, busy = series.traffic(window), series.utilisation(window)
     left, right = st.columns(2)
     with left.container(border=True):
         st.markdown("**Load**, queries/s")
         if traffic.empty:
-            nothing("No query arrived in this range.", "`infaas bench --app APP` puts load on an app.")
+            show_empty("No query arrived in this range.", "`infaas bench --app APP` puts load on an app.")
         else:
             charts.draw(traffic, charts.stacked("rate", "app", unit="queries/s"), "load", window)
     with right.container(border=True):
         st.markdown("**In time**, % of queries")
         if traffic.empty:
-            nothing("No query, no objective.", "An objective comes with a query (`latency_ms`) or with the app.")
+            show_empty("No query, no objective.", "An objective comes with a query (`latency_ms`) or with the app.")
         else:
             shown = traffic.assign(percent=100 * traffic["attainment"])
-            bounds = [charts.floor_of(shown["percent"]), 100]
+            bounds = [charts.axis_start(shown["percent"]), 100]
             charts.draw(shown, charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds), "attainment")
     with left.container(border=True):
         _trend_of_cost(window)
     with right.container(border=True):
         st.markdown("**Utilisation** of devices, %")
         if busy.empty:
-            nothing("No worker reported in this range.", "`infaas workers` lists those that are there.")
+            show_empty("No worker reported in this range.", "`infaas workers` lists the running ones.")
         else:
             mean = busy.groupby(["time", "on"], as_index=False)["utilisation"].mean()
             shown = mean.assign(percent=100 * mean["utilisation"])
@@ -130,25 +130,23 @@ def _trend_of_cost(window: Window) -> None:
     real = series.spending(coarse, "app", rows[~rows["simulated"]])
     st.markdown("**Cost**, US$/h" + (", without simulated devices" if rows["simulated"].any() else ""))
     if real.empty:
-        nothing(
-            "Nothing was spent in this range.", "Machines are charged for every 10 s, whether they are used or not."
-        )
+        show_empty("Nothing was spent in this range.", "Machines are charged every 10 s, used or not.")
     else:
         charts.draw(
-            real, charts.stacked("rate", "app", unit="US$/h", idle=formats.NOBODY in set(real["app"])), "cost", coarse
+            real, charts.stacked("rate", "app", unit="US$/h", idle=formats.IDLE in set(real["app"])), "cost", coarse
         )
 
 
 def runs() -> None:
-    window = widgets.again(chosen)
+    window = widgets.up_to_now(chosen)
     running, served, decisions = (
-        ask("running"),
+        query("running"),
         history("served_long" if window.long else "served", window),
         history("decisions", window),
     )
     st.subheader("What runs", anchor=False)
     if running.empty:
-        nothing("No model is loaded.", "The first query of an app loads a variant that meets its needs.")
+        show_empty("No model is loaded.", "The first query of an app loads a variant that meets its needs.")
     else:
         keys = ["app", "variant"]
         rows = running.groupby(keys, as_index=False).agg(
@@ -160,24 +158,26 @@ def runs() -> None:
             load=("load", "sum"),
         )
         rows = rows.merge(served[[*keys, "queries", "p99_ms", "cost_per_1000"]], how="left", on=keys)
-        why = ask("started")
+        why = query("started")
         why = why.assign(why=why["action"] + ": " + why["reason"])
         rows = rows.merge(why[["variant", "why"]], how="left", on="variant")
-        rows["hardware"] = [formats.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)]
+        rows["hardware"] = [
+            formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)
+        ]
         widgets.table(
             rows,
             {
                 "app": "app",
                 "variant": "variant",
-                "state": widgets.state(charts.STATES),
+                "state": widgets.state_column(charts.STATES),
                 "hardware": "on",
-                "instances": widgets.figure("instances", "%d"),
-                "load": widgets.figure("items/s", "%.1f"),
-                "queries": widgets.figure("answered", "localized", help="Queries in this range"),
-                "p99_ms": widgets.figure("p99 ms"),
-                "accuracy": widgets.figure("accuracy", "%.4f"),
-                "cost_per_1000": widgets.dollars(
-                    "US$/1000", rows["cost_per_1000"], help="Charged for compute, per 1,000 items"
+                "instances": widgets.number_column("instances", "%d"),
+                "load": widgets.number_column("items/s", "%.1f"),
+                "queries": widgets.number_column("answered", "localized", help="Queries in this range"),
+                "p99_ms": widgets.number_column("p99 ms"),
+                "accuracy": widgets.number_column("accuracy", "%.4f"),
+                "cost_per_1000": widgets.money_column(
+                    "US$/1000", rows["cost_per_1000"], help="Compute cost per 1,000 items"
                 ),
                 "why": "why it was started",
             },
@@ -185,28 +185,30 @@ def runs() -> None:
         )
     st.subheader("Latest decisions", anchor=False)
     if decisions.empty:
-        nothing("Nothing was loaded, replicated or removed in this range.", "A longer range shows earlier decisions.")
+        show_empty(
+            "Nothing was loaded, replicated or removed in this range.", "A longer range shows earlier decisions."
+        )
     else:
         widgets.table(
             decisions.head(12),
             {
-                "time": widgets.when(window=window),
+                "time": widgets.time_column(window=window),
                 "action": "action",
                 "variant": "variant",
                 "reason": st.column_config.TextColumn("why", width="large"),
                 "worker": "worker",
                 "app": "app",
-                "count": widgets.figure("n", "%d", help="How many instances or workers"),
+                "count": widgets.number_column("n", "%d", help="How many instances or workers"),
                 "scaler": st.column_config.TextColumn(
                     "by",
-                    help="dispatcher: a query needed it at once; model: the worker's autoscaler; vm: the cluster's",
+                    help="dispatcher: a query needed it at once. model: the worker's autoscaler. vm: the cluster's autoscaler.",
                 ),
             },
             "decisions",
         )
 
 
-follow(chosen, troubles)
-follow(chosen, figures)
-follow(chosen, trend)
-follow(chosen, runs)
+show_live(chosen, troubles)
+show_live(chosen, figures)
+show_live(chosen, trend)
+show_live(chosen, runs)

@@ -1,41 +1,41 @@
-"""SLO: which queries missed their objective, why, and latencies beside the objective."""
+"""SLO: queries that missed their objective, the reasons, and latencies compared with the objective."""
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
 from dashboard.store import history
-from dashboard.widgets import follow, nothing
+from dashboard.widgets import show_empty, show_live
 
 ALL = "all apps"
 MEANING = {
-    "late": "answered, but after its objective",
-    "deadline": "it could not have been answered in time, so it was refused at once",
-    "overloaded": "everything that would do was full",
-    "unsatisfiable": "no variant can ever meet its needs: ask for less, or register a better model",
+    "late": "answered, but after the objective",
+    "deadline": "refused at once, because no answer would be in time",
+    "overloaded": "all suitable instances were full",
+    "unsatisfiable": "no variant can ever meet the needs: lower them, or register a better model",
     "unknown_app": "no app of this name is registered",
     "unknown_model": "no model of this name is registered",
-    "bad_request": "a field was wrong; the refusal names it",
+    "bad_request": "a field was wrong: the refusal names it",
     "model_error": "the model failed on these inputs",
-    "too_large": "its inputs were too large for one message",
+    "too_large": "the inputs were too large for one message",
     "forbidden": "the caller may not do this",
     "internal": "a fault of the system: see its logs",
 }
 
-widgets.title("SLO", "Which queries were not answered in time, and why; latencies beside what was asked for.")
+widgets.page_title("SLO", "Which queries were not answered in time, and why. Latencies compared with the objectives.")
 chosen = widgets.choose_window()
 app = widgets.choose_app(ALL)
 
 
-def mine(rows: pd.DataFrame) -> pd.DataFrame:
+def of_app(rows: pd.DataFrame) -> pd.DataFrame:
     return rows if app is None else rows[rows["app"] == app]
 
 
 def endings() -> None:
-    window = widgets.again(chosen)
-    rows = mine(series.traffic(window))
+    window = widgets.up_to_now(chosen)
+    rows = of_app(series.traffic(window))
     if rows.empty:
-        nothing(
+        show_empty(
             "No query arrived in this range.",
             "`infaas bench --app APP --latency-ms 50` puts load on an app, with an objective.",
         )
@@ -45,9 +45,9 @@ def endings() -> None:
         widgets.metric(
             "In time", formats.percent(total["in_time"] / total["queries"]), f"of {int(total['queries']):,} queries"
         )
-        for name, told in (("late", "answered too late"), ("refused", "got a reason instead"), ("errors", "failed")):
+        for name, note in (("late", "answered too late"), ("refused", "refused with a reason"), ("errors", "failed")):
             count = int(total[name])
-            widgets.metric(name.capitalize(), f"{count:,}", told if count else "none", bad=bool(count))
+            widgets.metric(name.capitalize(), f"{count:,}", note if count else "none", bad=bool(count))
     missed = rows.melt(["time"], ["late", "refused", "errors"], "kind", "missed")
     missed = missed.groupby(["time", "kind"], as_index=False).agg(missed=("missed", "sum"))
     left, right = st.columns(2)
@@ -60,16 +60,16 @@ def endings() -> None:
     with right.container(border=True):
         st.markdown("**In time**, % of queries")
         shown = rows.assign(percent=100 * rows["attainment"])
-        bounds = [charts.floor_of(shown["percent"]), 100]
+        bounds = [charts.axis_start(shown["percent"]), 100]
         charts.draw(shown, charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds), "attainment")
 
 
 def reasons() -> None:
-    window = widgets.again(chosen)
-    if mine(series.traffic(window)).empty:
+    window = widgets.up_to_now(chosen)
+    if of_app(series.traffic(window)).empty:
         return
     st.subheader("Why queries were missed", anchor=False)
-    rows = mine(history("violations", window))
+    rows = of_app(history("violations", window))
     if rows.empty:
         st.success("Every query in this range was answered in time.", icon=":material/check_circle:")
         return
@@ -79,49 +79,47 @@ def reasons() -> None:
         {
             "app": "app",
             "reason": "reason",
-            "queries": widgets.figure("queries", "localized"),
+            "queries": widgets.number_column("queries", "localized"),
             "meaning": "meaning",
-            "first": widgets.when("first", window),
-            "last": widgets.when("last", window),
+            "first": widgets.time_column("first", window),
+            "last": widgets.time_column("last", window),
         },
         "reasons",
     )
 
 
 def latencies() -> None:
-    window = widgets.again(chosen)
-    if mine(series.traffic(window)).empty:
+    window = widgets.up_to_now(chosen)
+    if of_app(series.traffic(window)).empty:
         return
     st.subheader("Latency", anchor=False)
-    rows = mine(history("latency_long" if window.long else "latency", window))
+    rows = of_app(history("latency_long" if window.long else "latency", window))
     if rows.empty:
-        nothing("No query was answered in this range.", "The table above says why queries were refused.")
+        show_empty("No query was answered in this range.", "The table above says why queries were refused.")
         return
     apps = list(rows.groupby("app")["queries"].sum().sort_values(ascending=False).index[:6])
     if window.long:
-        st.caption(
-            "Over long ranges: means of each minute's percentiles, beside the objectives that apps have of their own."
-        )
+        st.caption("For long ranges: means of the percentiles of each minute, and the objectives of the apps.")
     for place, name in zip([*st.columns(2)] * 3 if len(apps) > 1 else [st.container()], apps, strict=False):
         one = rows[rows["app"] == name]
         asked = one["slo_ms"].dropna()
-        none = "the app has no objective of its own" if window.long else "no objective was asked for"
-        told = f"strictest objective {formats.number(asked.min())} ms" if len(asked) else none
+        none = "the app has no objective" if window.long else "no query had an objective"
+        note = f"strictest objective {formats.number(asked.min())} ms" if len(asked) else none
         lines = one.melt(["time"], ["p50_ms", "p95_ms", "p99_ms", "slo_ms"], "what", "ms").dropna()
         lines["what"] = lines["what"].map({"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99", "slo_ms": "objective"})
         with place.container(border=True):
-            st.markdown(f"**{name}**, ms; {told}")
+            st.markdown(f"**{name}**, ms; {note}")
             charts.draw(lines, charts.percentiles(), f"latency-{name}", window)
 
 
 def served() -> None:
-    window = widgets.again(chosen)
-    rows = mine(history("served_long" if window.long else "served", window))
+    window = widgets.up_to_now(chosen)
+    rows = of_app(history("served_long" if window.long else "served", window))
     if rows.empty:
         return
     st.subheader("Who answered", anchor=False)
     shown = rows.assign(
-        hardware=[formats.simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
+        hardware=[formats.mark_simulated(*each) for each in zip(rows["hardware"], rows["simulated"], strict=True)],
         late=100 * (1 - rows["in_time"] / rows["queries"]),
     )
     widgets.table(
@@ -130,21 +128,21 @@ def served() -> None:
             "app": "app",
             "variant": "variant",
             "hardware": "on",
-            "queries": widgets.figure("answered", "localized"),
-            "late": widgets.figure("late", "%.2f %%"),
-            "p50_ms": widgets.figure("p50 ms"),
-            "p99_ms": widgets.figure("p99 ms"),
-            "accuracy": widgets.figure("accuracy", "%.4f"),
-            "mean_batch": widgets.figure("batch", "%.1f"),
-            "cost_per_1000": widgets.dollars(
-                "US$/1000", rows["cost_per_1000"], help="Charged for compute, per 1,000 items"
+            "queries": widgets.number_column("answered", "localized"),
+            "late": widgets.number_column("late", "%.2f %%"),
+            "p50_ms": widgets.number_column("p50 ms"),
+            "p99_ms": widgets.number_column("p99 ms"),
+            "accuracy": widgets.number_column("accuracy", "%.4f"),
+            "mean_batch": widgets.number_column("batch", "%.1f"),
+            "cost_per_1000": widgets.money_column(
+                "US$/1000", rows["cost_per_1000"], help="Compute cost per 1,000 items"
             ),
         },
         "served",
     )
 
 
-follow(chosen, endings)
-follow(chosen, reasons)
-follow(chosen, latencies)
-follow(chosen, served)
+show_live(chosen, endings)
+show_live(chosen, reasons)
+show_live(chosen, latencies)
+show_live(chosen, served)

@@ -1,22 +1,22 @@
-"""Variants: the state of every instance now and over time, and why it changed."""
+"""Variants: the state of each instance now and over time, and the reasons of its changes."""
 
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import ask, history
-from dashboard.widgets import follow, nothing
+from dashboard.store import history, query
+from dashboard.widgets import show_empty, show_live
 
-MOST = 24  # instances in the time line
-CHANGES = 2000  # that changes.sql gives at most
+MAX_INSTANCES = 24  # in the timeline
+MAX_CHANGES = 2000  # rows that changes.sql returns
 
-widgets.title("Variants", "Which variants are loaded where, in which state, and why that changed.")
+widgets.page_title("Variants", "Which variants are loaded where, in which state, and why that changed.")
 chosen = widgets.choose_window()
 
 
 def now() -> None:
-    running = ask("running")
+    running = query("running")
     if running.empty:
-        nothing(
+        show_empty(
             "No model is loaded.",
             "The first query of an app loads a variant that meets its needs: `infaas query --app APP ...`",
         )
@@ -24,7 +24,7 @@ def now() -> None:
     shown = running.assign(
         state=[[state] for state in running["state"]],
         on=[
-            formats.simulated(f"{worker} {device}", bool(simulated))
+            formats.mark_simulated(f"{worker} {device}", bool(simulated))
             for worker, device, simulated in zip(
                 running["worker"], running["device"], running["simulated"], strict=True
             )
@@ -34,48 +34,52 @@ def now() -> None:
     widgets.table(
         shown,
         {
-            "state": widgets.state(charts.STATES),
+            "state": widgets.state_column(charts.STATES),
             "app": "app",
             "variant": "variant",
             "on": "on",
-            "since": widgets.when("since"),
-            "load": widgets.figure("items/s", "%.1f"),
-            "queue": widgets.figure("queue", "%d"),
-            "mean_batch": widgets.figure("batch", "%.1f"),
-            "latency_ms": widgets.figure("latency ms"),
-            "profiled_ms": widgets.figure("profiled ms", help="Latency of one item when it was measured alone"),
-            "utilisation": widgets.figure("busy %", "%.1f"),
-            "memory_mb": widgets.figure("MB", "%.0f"),
-            "accuracy": widgets.figure("accuracy", "%.4f"),
+            "since": widgets.time_column("since"),
+            "load": widgets.number_column("items/s", "%.1f"),
+            "queue": widgets.number_column("queue", "%d"),
+            "mean_batch": widgets.number_column("batch", "%.1f"),
+            "latency_ms": widgets.number_column("latency ms"),
+            "profiled_ms": widgets.number_column(
+                "profiled ms", help="Latency of one item alone, as measured at registration"
+            ),
+            "utilisation": widgets.number_column("busy %", "%.1f"),
+            "memory_mb": widgets.number_column("MB", "%.0f"),
+            "accuracy": widgets.number_column("accuracy", "%.4f"),
         },
         "now",
     )
 
 
 def timeline() -> None:
-    window = widgets.again(chosen)
-    changes, running = history("changes", window), ask("running")
-    bands = series.spans(changes, running.drop_duplicates("instance"), window, after=history("changes_after", window))
+    window = widgets.up_to_now(chosen)
+    changes, running = history("changes", window), query("running")
+    bands = series.state_spans(
+        changes, running.drop_duplicates("instance"), window, after=history("changes_after", window)
+    )
     st.subheader("States over time", anchor=False)
     if bands.empty:
-        nothing("No instance was there in this range.", "A longer range may show some.")
+        show_empty("There was no instance in this range.", "A longer range may show some.")
     else:
-        shown = series.newest(bands, "instance", MOST)
-        told = [f"the {MOST} of {bands['instance'].nunique()} instances that were there last"] * (
+        shown = series.newest(bands, "instance", MAX_INSTANCES)
+        limits = [f"the {MAX_INSTANCES} of {bands['instance'].nunique()} instances that existed last"] * (
             len(shown) < len(bands)
         )
-        told += [f"the latest {CHANGES:,} changes"] * (len(changes) >= CHANGES)
-        if told:
-            st.caption(f"Shown: {', '.join(told)}. A shorter range shows more of it.")
-        charts.draw(shown, charts.spans("instance", charts.STATES, shown), "states", window)
+        limits += [f"the latest {MAX_CHANGES:,} changes"] * (len(changes) >= MAX_CHANGES)
+        if limits:
+            st.caption(f"Shown: {', '.join(limits)}. A shorter range shows more of it.")
+        charts.draw(shown, charts.state_timeline("instance", charts.STATES, shown), "states", window)
     st.subheader("Why", anchor=False)
     if changes.empty:
-        nothing("No state changed in this range.", "A longer range shows earlier changes.")
+        show_empty("No state changed in this range.", "A longer range shows earlier changes.")
         return
     widgets.table(
         changes.head(100).assign(change=changes["from_state"] + " → " + changes["to_state"]),
         {
-            "time": widgets.when(window=window),
+            "time": widgets.time_column(window=window),
             "change": "change",
             "reason": "why",
             "variant": "variant",
@@ -88,5 +92,5 @@ def timeline() -> None:
     )
 
 
-follow(chosen, now)
-follow(chosen, timeline)
+show_live(chosen, now)
+show_live(chosen, timeline)

@@ -1,25 +1,27 @@
-"""Workers: machines and their devices, how busy and how full they are, and how they come and go."""
+"""Workers: machines and their devices, their utilisation and memory, and their life cycle."""
 
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import ask, history
-from dashboard.widgets import follow, nothing
+from dashboard.store import history, query
+from dashboard.widgets import show_empty, show_live
 
-widgets.title("Workers", "Machines and their devices: how busy, how full, at what price; how they boot, drain and go.")
+widgets.page_title(
+    "Workers", "Machines and their devices: utilisation, memory and price; when they boot, drain and stop."
+)
 chosen = widgets.choose_window()
 
 
 def now() -> None:
-    devices = ask("devices")
+    devices = query("devices")
     if devices.empty:
-        nothing(
+        show_empty(
             "No worker has reported in the last 15 s.", "`infaas up` starts one; `infaas doctor` says what is missing."
         )
         return
     shown = devices.assign(
         state=[[state] if state else [] for state in devices["state"]],
-        device=[formats.simulated(*each) for each in zip(devices["device"], devices["simulated"], strict=True)],
+        device=[formats.mark_simulated(*each) for each in zip(devices["device"], devices["simulated"], strict=True)],
         utilisation=100 * devices["utilisation"],
         memory_mb=devices["memory_mb"].round(),
         memory=100 * devices["memory_used_mb"] / devices["memory_mb"],
@@ -29,14 +31,14 @@ def now() -> None:
         {
             "worker": "worker",
             "device": "device",
-            "state": widgets.state(charts.WORKER_STATES),
-            "utilisation": widgets.progress("utilisation"),
-            "memory": widgets.progress("memory"),
-            "memory_mb": widgets.figure("MB in all", "localized"),
-            "load": widgets.figure("items/s", "%.1f"),
-            "queue": widgets.figure("queue", "%d"),
-            "per_hour": widgets.figure("US$/h", "%.3g", help="Of all the worker's devices of this kind"),
-            "since": widgets.when("since"),
+            "state": widgets.state_column(charts.WORKER_STATES),
+            "utilisation": widgets.progress_column("utilisation"),
+            "memory": widgets.progress_column("memory"),
+            "memory_mb": widgets.number_column("total MB", "localized"),
+            "load": widgets.number_column("items/s", "%.1f"),
+            "queue": widgets.number_column("queue", "%d"),
+            "per_hour": widgets.number_column("US$/h", "%.3g", help="Price of all devices of this kind of the worker"),
+            "since": widgets.time_column("since"),
             "reason": "why",
         },
         "devices",
@@ -44,7 +46,7 @@ def now() -> None:
 
 
 def trend() -> None:
-    window = widgets.again(chosen)
+    window = widgets.up_to_now(chosen)
     rows = series.utilisation(window)
     if rows.empty:
         return
@@ -65,39 +67,39 @@ def trend() -> None:
 
 
 def life() -> None:
-    window = widgets.again(chosen)
-    changes, devices = history("worker_changes", window), ask("devices")
-    st.subheader("Coming and going", anchor=False)
-    bands = series.spans(changes, devices.drop_duplicates("worker"), window, "worker", dead=("Stopped", "None"))
+    window = widgets.up_to_now(chosen)
+    changes, devices = history("worker_changes", window), query("devices")
+    st.subheader("Starts and stops", anchor=False)
+    bands = series.state_spans(changes, devices.drop_duplicates("worker"), window, "worker", dead=("Stopped", "None"))
     if bands.empty:
-        nothing("No worker was there in this range.", "A longer range may show some.")
+        show_empty("There was no worker in this range.", "A longer range may show some.")
         return
-    charts.draw(bands, charts.spans("worker", charts.WORKER_STATES, bands), "life", window)
+    charts.draw(bands, charts.state_timeline("worker", charts.WORKER_STATES, bands), "life", window)
     ordered = history("decisions", window)
     ordered = ordered[ordered["action"].isin(["add_worker", "remove_worker"])]
     ordered = ordered.assign(change=ordered["action"].str.replace("_", " "))
-    told = changes.assign(change=changes["from_state"].replace("None", "new") + " → " + changes["to_state"])
-    rows = [*told.to_dict("records"), *ordered.to_dict("records")]
+    own = changes.assign(change=changes["from_state"].replace("None", "new") + " → " + changes["to_state"])
+    rows = [*own.to_dict("records"), *ordered.to_dict("records")]
     if rows:
-        both = type(told)(sorted(rows, key=lambda row: row["time"], reverse=True)[:60])
+        both = type(own)(sorted(rows, key=lambda row: row["time"], reverse=True)[:60])
         widgets.table(
             both,
-            {"time": widgets.when(window=window), "worker": "worker", "change": "change", "reason": "why"},
+            {"time": widgets.time_column(window=window), "worker": "worker", "change": "change", "reason": "why"},
             "changes",
             height=460 if len(rows) > 12 else "content",
         )
 
 
 def prices() -> None:
-    rows = ask("prices")
+    rows = query("prices")
     if not rows.empty:
-        told = ", ".join(
+        text = ", ".join(
             f"{row.hardware} US$ {formats.number(row.price_per_hour)} a {row.unit}" for row in rows.itertuples()
         )
-        st.caption(f"Prices an hour: {told}.")
+        st.caption(f"Prices per hour: {text}.")
 
 
-follow(chosen, now)
-follow(chosen, trend)
-follow(chosen, life)
-follow(chosen, prices)
+show_live(chosen, now)
+show_live(chosen, trend)
+show_live(chosen, life)
+show_live(chosen, prices)

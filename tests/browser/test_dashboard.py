@@ -26,12 +26,12 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 PAGES = {
     "Overview": ["What runs", "Latest decisions", "queries/s"],
     "Variants": ["States over time", "Active", "Why"],
-    "Workers": ["Coming and going", "Ready", "Prices an hour"],
+    "Workers": ["Starts and stops", "Ready", "Prices per hour"],
     "Cost": ["Rate", "So far", "Idle"],
     "SLO": ["Why queries were missed", "unsatisfiable", "In time", "Who answered"],
     "Applications": ["Best accuracy", "accuracy", "Registrations"],
     "Explain": ["would answer", "Only variant"],
-    "Jobs": ["Items done", "Under way"],
+    "Jobs": ["Items done", "Unfinished"],
 }
 
 

@@ -27,7 +27,7 @@ from bus.messages.events import (
     WorkerSample,
 )
 from dashboard import store
-from dashboard.store import tell
+from dashboard.serve import set_system_address
 from dashboard.window import between
 from infaas.connecting import SystemAddress
 from services.recorder.catalog import CatalogWriter
@@ -50,12 +50,12 @@ def looking() -> Iterator[None]:
     yield
     streamlit.cache_data.clear()
     streamlit.cache_resource.clear()
-    tell(None)
+    set_system_address(None)
 
 
 def page(name: str, dsn: str, **query: str) -> AppTest:
     """The page as a visitor with this address sees it first."""
-    tell(SystemAddress(NOWHERE, dsn))
+    set_system_address(SystemAddress(NOWHERE, dsn))
     test = AppTest.from_file(str(APP), default_timeout=30)
     for key, value in query.items():
         test.query_params[key] = value
@@ -209,7 +209,7 @@ def test_cost_leaves_simulated_devices_out_unless_asked(past: str) -> None:
     test = page("cost", past)
     assert not test.exception and not test.error
     assert metric(test, "Idle")[0] == "50.0 %"
-    assert "nobody pays" in text(test)
+    assert "would have cost" in text(test)
     test.toggle(key="simulated").set_value(True).run()
     shares = table(test, "share").set_index("app")["share"]
     assert shares["(idle) (simulated)"] == pytest.approx(60)
@@ -246,7 +246,7 @@ def test_violations_have_reasons_and_latencies_an_objective(past: str) -> None:
 
 def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
     test = AppTest.from_file(str(APP), default_timeout=30)
-    tell(SystemAddress(NOWHERE, past))
+    set_system_address(SystemAddress(NOWHERE, past))
     test.query_params["range"] = "1h"
     test.run()
     assert test.segmented_control(key="range").value == "1h"
@@ -289,14 +289,14 @@ def test_long_ranges_are_shown_from_what_was_added_up(past: str) -> None:
 
 
 def test_what_long_ranges_do_not_know_is_left_out_and_numbers_stay_numbers(past: str) -> None:
-    tell(SystemAddress(NOWHERE, past))
+    set_system_address(SystemAddress(NOWHERE, past))
     now = datetime.now(UTC)
     rows = store.history("latency_long", between(now - timedelta(days=1), now + timedelta(hours=1)))
     assert rows["p95_ms"].isna().all()
     assert {str(rows[column].dtype) for column in ("p50_ms", "p95_ms", "p99_ms", "slo_ms")} == {"float64"}
     test = page("slo", past, range="7d")
     assert "p99_ms" not in table(test, "mean_batch")
-    assert "objective" in text(test) and "no objective was asked for" not in text(test)
+    assert "objective" in text(test) and "no query had an objective" not in text(test)
     test = page("slo", past)
     assert "p99_ms" in table(test, "mean_batch")
 
@@ -331,14 +331,14 @@ def test_a_database_that_comes_back_is_asked_again(reader_dsn: str) -> None:
     away = f"postgresql://infaas_reader@127.0.0.1:{free_port()}/infaas"
     assert page("jobs", away).error
     with pytest.raises(store.NoData):
-        store.ask("apps")
-    tell(SystemAddress(NOWHERE, reader_dsn))
-    assert store.ask("apps").empty
+        store.query("apps")
+    set_system_address(SystemAddress(NOWHERE, reader_dsn))
+    assert store.query("apps").empty
 
 
 def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
     """As one does whose server hangs, or to which the network swallows everything: TCP alone would wait for minutes."""
-    tell(SystemAddress(NOWHERE, reader_dsn))
+    set_system_address(SystemAddress(NOWHERE, reader_dsn))
     with store._pool(reader_dsn).connection() as connection:
         (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
     os.kill(pid, signal.SIGSTOP)
@@ -346,9 +346,9 @@ def test_a_connection_that_has_gone_silent_is_given_up(reader_dsn: str) -> None:
         # Another connection answers, or there is none just now; then the page says so, and asks anew.
         for _ in range(3):
             with suppress(store.NoData):
-                assert store.ask("prices").empty
+                assert store.query("prices").empty
                 break
-            time.sleep(store.PATIENCE)
+            time.sleep(store.CONNECT_S)
         else:
             pytest.fail("no other connection was made")
     finally:
@@ -364,7 +364,7 @@ def test_a_database_without_our_schema_says_so(postgres: Any) -> None:
 
 
 def test_many_visitors_cost_one_query(empty_dsn: str) -> None:
-    tell(SystemAddress(NOWHERE, empty_dsn))
+    set_system_address(SystemAddress(NOWHERE, empty_dsn))
     window = between(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=1))
     pool = store._pool(empty_dsn)  # other tests may have asked through it
     before = pool.get_stats().get("requests_num", 0)
@@ -380,7 +380,7 @@ def test_nothing_can_be_written_whatever_the_role(superuser_dsn: str) -> None:
 
 
 def test_who_is_not_logged_in_sees_nothing(past: str) -> None:
-    tell(SystemAddress(NOWHERE, past))
+    set_system_address(SystemAddress(NOWHERE, past))
     test = AppTest.from_file(str(APP), default_timeout=30)
     test.secrets["auth"] = {
         "redirect_uri": "http://localhost:8501/oauth2callback",

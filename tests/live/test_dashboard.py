@@ -82,8 +82,8 @@ import logging
 from services.shell.runtime import telemetry
 telemetry.set_up("INFO", "dashboard")
 import streamlit.starlette
-from dashboard.serve import _log_as_others_do
-_log_as_others_do()
+from dashboard.serve import _unify_logging
+_unify_logging()
 for name in ("streamlit.runtime.caching", "psycopg.pool"):
     logging.getLogger(name).warning("something is odd")
 """

@@ -6,7 +6,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.series import filled, first, front, newest, spans
+from dashboard.series import filled, front, largest, newest, state_spans
 from dashboard.window import Window
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,8 +33,8 @@ def test_no_rows_stay_no_rows() -> None:
 
 def test_the_smallest_are_added_up_under_one_name() -> None:
     rows = pd.DataFrame({"app": list("abcd"), "queries": [1, 9, 8, 2]})
-    assert first(rows, "app", "queries", 3, "others")["app"].tolist() == ["others", "b", "c", "others"]
-    assert first(rows, "app", "queries", 4, "others") is rows
+    assert largest(rows, "app", "queries", 3, "others")["app"].tolist() == ["others", "b", "c", "others"]
+    assert largest(rows, "app", "queries", 4, "others") is rows
 
 
 def test_states_last_until_the_next_and_begin_before_the_window() -> None:
@@ -50,7 +50,7 @@ def test_states_last_until_the_next_and_begin_before_the_window() -> None:
     since = [at(10), at(-500), at(60), at(76), at(80)]
     now = pd.DataFrame({"instance": names, "state": ["Loading", *["Active"] * 4], "since": since})
     after = pd.DataFrame({"instance": ["changed", "gone", "changed"], "from_state": ["Overloaded", "Active", "Active"]})
-    bands = spans(events, now, WINDOW, after=after)
+    bands = state_spans(events, now, WINDOW, after=after)
     assert list(bands[["instance", "time", "until", "state"]].itertuples(index=False, name=None)) == [
         ("changed", at(0), at(75), "Overloaded"),
         ("gone", at(0), at(75), "Active"),

@@ -58,7 +58,9 @@ def test_rotation_keeps_the_old_key_until_it_is_revoked(store: CredentialStore) 
     old = store.users()
     user = store.rotate("phone")
     assert store.file_of("phone").read_text() != first
-    assert [key.public for key in user.keys] == [k for k in public_keys(store) if k in {key.public for key in user.keys}]
+    assert [key.public for key in user.keys] == [
+        k for k in public_keys(store) if k in {key.public for key in user.keys}
+    ]
     assert user.keys[0] == next(u for u in old if u.name == "phone").keys[0]
     with pytest.raises(CredentialError, match="revoke it first"):
         store.rotate("phone")
