@@ -1,1 +1,1 @@
-"""Offline jobs: inputs by URL in, outputs by URL out, in order, each exactly once, on spare capacity."""
+"""Offline jobs: inputs and outputs are named by URL; each item is computed once, in order, on spare capacity."""

@@ -1,1 +1,1 @@
-"""Takes models in: decides which variants to make, has them built and profiled on a worker, keeps the catalogue."""
+"""Takes models in: plans their variants, has a worker build and profile them, and keeps the catalogue."""

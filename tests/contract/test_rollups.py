@@ -29,11 +29,11 @@ class Recorder:
     def __init__(self, writer: str, owner: str) -> None:
         self.store = Store(writer, "test")
         self.ledger = EventWriter(self.store)
-        self.keeper = Maintenance(self.store)
+        self.maintenance = Maintenance(self.store)
         self.owner = psycopg.connect(owner, autocommit=True)
 
     def maintain(self) -> None:
-        while self.keeper.maintain():
+        while self.maintenance.maintain():
             pass
 
     def one(self, query: str) -> Any:
@@ -120,7 +120,7 @@ def test_writers_and_the_watermark_do_not_miss_each_other(db: Recorder, database
     writing.wait(30)
     moves = 0
     while any(thread.is_alive() for thread in threads):
-        db.keeper.maintain()
+        db.maintenance.maintain()
         moves += 1
     for thread in threads:
         thread.join()
@@ -140,8 +140,8 @@ def test_hourly_cost_stays_when_raw_rows_go_and_they_do_not_go_before(db: Record
     db.ledger.write(some(rng, 50, old, old + 3 * HOUR))
     db.ledger.write(some(rng, 50, now - HOUR, now))
     expected = truth(db.owner)
-    db.keeper.expire("query_outcomes")
-    db.keeper.expire("cost_events")
+    db.maintenance.expire("query_outcomes")
+    db.maintenance.expire("cost_events")
     assert truth(db.owner) == expected, "rows went before they were aggregated"
     db.maintain()
     assert db.one("SELECT count(*) FROM infaas.query_outcomes WHERE time < now() - interval '31 days'") == 0
@@ -159,7 +159,7 @@ def test_what_is_kept_for_ever_does_not_go_whoever_asks(db: Recorder, relation: 
     db.ledger.write([message(outcome(time=time.time())), message(event(CostEvent, time=time.time()))])
     db.owner.execute("UPDATE infaas_internal.retention SET keep = NULL")
     db.maintain()
-    assert not db.keeper.expire(relation)
+    assert not db.maintenance.expire(relation)
     assert db.one(f"SELECT count(*) FROM infaas.{relation} WHERE time < now() - interval '31 days'") == 1
     assert db.one("SELECT max(upto) > '-infinity' FROM infaas_internal.watermarks")
 

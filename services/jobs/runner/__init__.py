@@ -1,1 +1,1 @@
-"""Offline work on one worker: takes chunks of jobs while the worker is calm, and has its own executor compute them."""
+"""Offline work on one worker: takes chunks of jobs while there is capacity to spare, and has the worker's executor compute them."""

@@ -111,8 +111,8 @@ class Scene:
                 chunk = decode(Chunk, stored.data)
                 for _ in range(1 + twice):
                     await store.put(part_key(chunk.job, chunk.number), encode(self.part(chunk, bad)))
-                    told = PartStored(job=chunk.job, number=chunk.number)
-                    self.bus.publish(S.offline("part"), encode(told))
+                    stored_part = PartStored(job=chunk.job, number=chunk.number)
+                    self.bus.publish(S.offline("part"), encode(stored_part))
                 await stored.ack()
                 most -= 1
 
@@ -121,8 +121,8 @@ class Scene:
         x = to_array(msgspec.msgpack.decode(chunk.body, type=dict[str, Tensor])["inputs"], "inputs")
         failed = chunk.first <= bad < chunk.first + chunk.items
         outputs = msgspec.Raw(encode({} if failed else {"y": from_array(x.sum(axis=1))}))
-        told: dict[str, Any] = {"job": chunk.job, "number": chunk.number, "items": chunk.items, "worker": "w0"}
-        return Part(outputs=outputs, variant="v", cost=0.5, error="model_error: no" if failed else "", **told)
+        fields: dict[str, Any] = {"job": chunk.job, "number": chunk.number, "items": chunk.items, "worker": "w0"}
+        return Part(outputs=outputs, variant="v", cost=0.5, error="model_error: no" if failed else "", **fields)
 
     async def submit(self, source: str = "in.npy", target: str = "out.npy", **more: Any) -> str:
         return await jobs.submit(self.bus, S, "app", str(self.files / source), str(self.files / target), **more)

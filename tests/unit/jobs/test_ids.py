@@ -34,7 +34,7 @@ def test_two_who_choose_the_same_id_at_once_are_not_mixed_up(tmp_path: Path) -> 
     play(tmp_path, body)
 
 
-def test_clients_of_other_apps_are_told_of_no_such_job(tmp_path: Path) -> None:
+def test_clients_of_other_apps_learn_of_no_such_job(tmp_path: Path) -> None:
     async def body(scene: Scene) -> None:
         await scene.start("c1")
         job = await scene.submit()

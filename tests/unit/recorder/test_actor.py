@@ -1,4 +1,4 @@
-"""The recorder's order of things: one command a stream at a time, held back after failures, changes never lost or reversed."""
+"""What the recorder does when: one command a stream at a time, a pause after failures, no change lost or reversed."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_failures_are_repeated_later_and_later_and_success_forgets_them() -> Non
     assert _tell(actor, Failed("outcomes", "away"))[0].delay == pauses[0]
 
 
-def test_the_mirror_waits_for_the_whole_catalogue_and_then_says_what_is_there() -> None:
+def test_the_first_write_waits_for_the_whole_catalogue_and_says_which_keys_there_are() -> None:
     actor = _started()
     assert _tell(actor, Changed(BUCKET, "app.a", b"1")) == []
     assert _tell(actor, Changed(BUCKET, "app.b", b"2")) == []
@@ -83,7 +83,7 @@ def test_the_mirror_waits_for_the_whole_catalogue_and_then_says_what_is_there() 
     assert _tell(actor, Done(CATALOG, None)) == []
 
 
-def test_an_empty_catalogue_empties_the_mirror() -> None:
+def test_an_empty_catalogue_empties_the_tables() -> None:
     assert _tell(_started(), Synced(BUCKET)) == [Do(CATALOG, WriteCatalog({}, frozenset()))]
 
 
@@ -125,7 +125,7 @@ class Mirroring(RuleBasedStateMachine):
         super().__init__()
         self.actor = _started()
         self.catalogue: dict[str, bytes | None] = {}
-        self.mirrored: dict[str, bytes | None] = {}
+        self.written: dict[str, bytes | None] = {}
         self.order: WriteCatalog | None = None
         self.timer = False
         self.synced = False
@@ -161,11 +161,11 @@ class Mirroring(RuleBasedStateMachine):
             self._take(_tell(self.actor, Failed(CATALOG, "the database is away")))
             return
         if order.present is not None:
-            self.mirrored = {key: value for key, value in self.mirrored.items() if key in order.present}
+            self.written = {key: value for key, value in self.written.items() if key in order.present}
         for key, value in order.changes.items():
-            before = self.mirrored.get(key)
+            before = self.written.get(key)
             assert before is None or value is None or int(before) <= int(value), "an older value came later"
-            self.mirrored[key] = value
+            self.written[key] = value
         self._take(_tell(self.actor, Done(CATALOG, None)))
 
     @precondition(lambda self: self.timer)
@@ -177,7 +177,7 @@ class Mirroring(RuleBasedStateMachine):
     @invariant()
     def settled(self) -> None:
         if self.synced and self.order is None and not self.timer:
-            present = {key: value for key, value in self.mirrored.items() if value is not None}
+            present = {key: value for key, value in self.written.items() if value is not None}
             assert present == {key: value for key, value in self.catalogue.items() if value is not None}
 
 

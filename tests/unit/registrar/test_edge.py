@@ -203,7 +203,7 @@ def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
     on_a_bus(test)
 
 
-def test_a_version_that_somebody_else_holds_by_now_stays_held() -> None:
+def test_a_version_that_another_registration_has_reserved_since_stays_reserved() -> None:
     async def test(place: Place) -> None:
         await place.do(ClaimRegistration(record=work("r2"), next_version=1))
         await place.do(Finish(registration="r1", model="mlp", version="1", uploads=()))

@@ -140,7 +140,7 @@ def test_ended_work_found_after_a_restart_is_only_cleared_away() -> None:
     assert len(second.forgotten) == 1
 
 
-def test_late_news_of_ended_work_starts_nothing() -> None:
+def test_a_late_record_of_ended_work_starts_nothing() -> None:
     stage = Stage()
     order = to_building(stage)
     work = stage.status["work.r1"]
@@ -152,7 +152,7 @@ def test_late_news_of_ended_work_starts_nothing() -> None:
     assert len(stage.forgotten) == 1
 
 
-def test_late_news_of_a_status_does_not_hide_the_last_one() -> None:
+def test_a_late_status_does_not_hide_the_last_one() -> None:
     stage = Stage()
     order = to_building(stage)
     old = stage.status["registration.r1"]
@@ -162,7 +162,7 @@ def test_late_news_of_a_status_does_not_hide_the_last_one() -> None:
     assert stage.sent[-1][1].state == "done"
 
 
-def test_anothers_statuses_are_told_to_whoever_asks() -> None:
+def test_other_registrars_statuses_are_answered_too() -> None:
     stage = Stage()
     status = RegistrationStatus(registration="r9", state="building", app="a", model="m")
     stage.put(SUBJECTS.status_bucket, "registration.r9", encode(status))

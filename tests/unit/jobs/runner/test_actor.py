@@ -84,9 +84,9 @@ class Scene:
         generation: int = 0,
         **status: Any,
     ) -> None:
-        told = JobStatus(job=job, app="app", state=state, input="", output="", **status)
+        running = JobStatus(job=job, app="app", state=state, input="", output="", **status)
         record = JobRecord(
-            status=told, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks, generation=generation)
+            status=running, owner="c", chunk_items=4, checkpoint=Checkpoint(chunks=chunks, generation=generation)
         )
         self.stage.send(runner, Changed("infaas-jobs", job, encode(record)))
 
