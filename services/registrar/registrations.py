@@ -63,11 +63,8 @@ class Workers:
     def cores(self, worker: str, hardware: str) -> int:
         """Cores of the worker's devices of this kind; 1 when unknown."""
         heartbeat = self._heartbeats.get(worker)
-        return (
-            max((device.cores for device in heartbeat.devices if device.kind == hardware), default=1)
-            if heartbeat
-            else 1
-        )
+        devices = heartbeat.devices if heartbeat else ()
+        return max((device.cores for device in devices if device.kind == hardware), default=1)
 
     def simulated_kinds(self, now: float, within: float) -> set[str]:
         """Device kinds that are simulated by workers heard in the last `within` seconds."""

@@ -58,8 +58,8 @@ class ChunkAnswer(Struct, frozen=True):
 class TakenChunk:
     """A chunk from when it is taken until its part is in the bucket.
 
-    state: "waiting" (for an instance, or to be sent again), "flying" (with the executor), "storing"; a metric shows it. refusals: how often the model has
-    refused it. crashes: how many executors ended while they computed it. computing: an executor computes it now.
+    state: "waiting" (for an instance, or to be sent again), "flying" (with the executor) or "storing"; a metric shows it. refusals: how
+    often the model has refused it. crashes: how many executors ended while they computed it. computing: an executor computes it now.
     """
 
     __slots__ = (
