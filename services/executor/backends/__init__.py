@@ -1,4 +1,4 @@
-"""Execution backends by framework name, one file each, imported when first asked for."""
+"""Execution backends by framework name: one file each, imported at first use."""
 
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ NAMES = tuple(_MODULES)
 
 @cache
 def backend(framework: str) -> Backend:
-    """The backend of this framework; raises BackendUnavailable when there is none of that name."""
+    """The backend of this framework. Raises BackendUnavailable if there is none of that name."""
     try:
         module, attribute = _MODULES[framework]
     except KeyError:
@@ -33,7 +33,7 @@ def names_for(hardware: str) -> tuple[str, ...]:
 
 
 def survey(device: str, names: tuple[str, ...] = NAMES) -> dict[str, str]:
-    """By framework: "" where it works on this device, else why not. Imports those that are installed."""
+    """By framework: "" if it works on this device, else the reason. Imports the frameworks that are installed."""
     found: dict[str, str] = {}
     for name in names:
         try:

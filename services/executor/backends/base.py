@@ -1,6 +1,6 @@
-"""What every inference framework looks like to the executor: probe, load, run. Precision is a property of the artifact.
+"""The interface of an inference framework: probe, load, run. Precision is a property of the artifact.
 
-A backend imports its framework when it is first used, never at import, so that listing backends costs nothing.
+A backend imports its framework at first use, never when its own module is imported, so that listing backends costs nothing.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ LONGEST_TEXT = 300
 
 
 class BackendError(RuntimeError):
-    """Base of all that a backend reports; the text is one sentence for people, without paths."""
+    """Base of all errors of a backend. The text is one sentence for people, without paths."""
 
 
 class BackendUnavailable(BackendError):
-    """This framework or device cannot be used here, and why."""
+    """This framework or device cannot be used here. The text says why."""
 
 
 class LoadFailed(BackendError):
-    """This artifact could not be loaded, or does not run where it was asked to."""
+    """This artifact could not be loaded, or does not run on the device that was asked for."""
 
 
 class InputRejected(BackendError):
@@ -47,7 +47,7 @@ class Cancelled(RunFailed):
 class LoadSpec(Struct, frozen=True, kw_only=True):
     """How to load an artifact. device: "cpu", "cuda:0", "neuron:0"; format: "onnx", "pt2", "torchscript".
 
-    signature fixes names and order of inputs and outputs; without it they are the file's own. options: framework's own.
+    signature: fixes names and order of inputs and outputs; without it they are the file's own. options: of the framework.
     """
 
     device: str = "cpu"
@@ -77,7 +77,7 @@ class Handle(Protocol):
     """One loaded model. `run` blocks, releases the GIL and is called by one thread at a time.
 
     proof: where it runs, as the framework reports it. inputs, outputs: names in the order that `run_single` uses.
-    memory_mb: of an accelerator's own memory that it takes; 0.0 on the CPU, where the process's growth tells.
+    memory_mb: what it takes of an accelerator's memory; 0.0 on the CPU, where the process's growth is measured.
     """
 
     proof: str
@@ -92,17 +92,17 @@ class Handle(Protocol):
         """The same for a model with one input, without dictionaries: outputs in the order of `outputs`."""
 
     def cancel(self) -> None:
-        """From another thread: end the run under way soon, if the framework can; the handle stays usable."""
+        """Called by another thread: end the current run soon, if the framework can. The handle stays usable."""
 
     def shrink(self) -> None:
-        """Give memory that large batches left behind back with the next run, if the framework can."""
+        """With the next run, give back memory that large batches left, if the framework can."""
 
     def close(self) -> None:
-        """Let go of the model and give its memory back to the system."""
+        """Unload the model and give its memory back to the system."""
 
 
 class Backend(Protocol):
-    """One framework on one kind of device. executed: whether its authors have ever run it; else users must be told."""
+    """One framework on one kind of device. executed: whether its authors have ever run it; otherwise users must be told."""
 
     name: str
     hardware: str
@@ -110,14 +110,14 @@ class Backend(Protocol):
     executed: bool
 
     def probe(self, device: str) -> str:
-        """The framework's version, once it is known to work on this device; raises BackendUnavailable with the reason."""
+        """The framework's version, after a check that it works on this device. Raises BackendUnavailable with the reason."""
 
     def load(self, artifact: Path, spec: LoadSpec) -> Handle:
         """Load and prove where it runs: never silently somewhere else. Raises BackendUnavailable, LoadFailed."""
 
 
 def in_order(inputs: "dict[str, Array]", names: tuple[str, ...]) -> "list[Array]":
-    """The arrays in the order that the model takes them in; raises InputRejected when one is missing, or too many."""
+    """The arrays in the order of the model's inputs. Raises InputRejected if one is missing, or if there are too many."""
     try:
         arrays = [inputs[name] for name in names]
     except KeyError as error:
@@ -139,7 +139,7 @@ def plain(error: BaseException | str) -> str:
 
 
 def trim_memory() -> None:
-    """Return freed memory to the system (glibc keeps it otherwise); does nothing elsewhere."""
+    """Return freed memory to the system, which glibc keeps otherwise. Does nothing with other C libraries."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):

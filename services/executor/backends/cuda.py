@@ -1,4 +1,4 @@
-"""What the CUDA backends share: the device behind an address, its memory, batch buckets, and the words for what is missing."""
+"""Shared by the CUDA backends: the device of an address, its memory, batch buckets."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from services.shell.host.accelerators import Accelerator, DriverError, cuda_devi
 
 
 def gpu(device: str, framework: str) -> Accelerator:
-    """The GPU "cuda:0", ...; raises BackendUnavailable with the reason. Asks the driver only: the framework is not imported."""
+    """The GPU "cuda:0", ... Raises BackendUnavailable with the reason. Only the driver is asked: the framework is not imported."""
     kind, _, number = device.partition(":")
     if kind != "cuda" or not number.isdigit():
         raise BackendUnavailable(f"{framework} runs on a CUDA device (cuda:0, ...), not on {device!r}")
@@ -23,7 +23,7 @@ def gpu(device: str, framework: str) -> Accelerator:
 
 
 class Growth:
-    """MB that a device's memory grew by while a block ran; what other processes do meanwhile counts, too."""
+    """MB that a device's memory grew by while a block ran. Memory that other processes take meanwhile counts as well."""
 
     def __init__(self) -> None:
         self.mb = 0.0
@@ -31,7 +31,7 @@ class Growth:
 
 @contextmanager
 def growth(device: str) -> Iterator[Growth]:
-    """Measure what loading a model takes of the device."""
+    """Measure what a load takes of the device's memory."""
     seen = Growth()
     before = cuda_memory_used_mb(device)
     yield seen
@@ -47,7 +47,7 @@ def buckets(largest: int) -> tuple[int, ...]:
 
 
 def bucket_for(items: int, sizes: tuple[int, ...]) -> int:
-    """The smallest bucket that holds so many items; raises ValueError when none does."""
+    """The smallest bucket that holds so many items. Raises ValueError if none does."""
     for size in sizes:
         if items <= size:
             return size

@@ -47,7 +47,7 @@ class NeuronBackend:
     executed = False
 
     def probe(self, device: str) -> str:
-        """The compiler's version, where there are chip, compiler and framework."""
+        """The compiler's version. Needs chip, compiler and framework."""
         chip(device)
         _neuron()
         return compiler_version()
@@ -71,7 +71,7 @@ class NeuronBackend:
 
 
 class NeuronHandle:
-    """One program a bucket, on one core. See `base.Handle`; a run cannot be ended, so `cancel` does nothing."""
+    """One program for each bucket, on one core. See `base.Handle`. A run cannot be cancelled: `cancel` does nothing."""
 
     memory_mb = 0.0
 
@@ -150,7 +150,7 @@ class NeuronHandle:
 
 
 def chip(device: str) -> Accelerator:
-    """The chip "neuron:0", ...; raises BackendUnavailable with the reason."""
+    """The chip "neuron:0", ... Raises BackendUnavailable with the reason."""
     if device.partition(":")[0] != "neuron":
         raise BackendUnavailable(f"Neuron runs on a Neuron device (neuron:0, ...), not on {device!r}")
     try:
@@ -166,13 +166,13 @@ def chip(device: str) -> Accelerator:
 
 
 def core_of(found: Accelerator) -> int:
-    """The next Neuron core of the chip, in turn: cores are counted through all chips."""
+    """The next Neuron core of the chip, in turn. Cores are numbered across all chips."""
     number = int(found.address.partition(":")[2])
     return number * found.cores + next(_next_core) % found.cores
 
 
 def program_key(digest: str, compiler: str, size: int) -> str:
-    """The name of one compiled program: equal only where the compiler would make the same."""
+    """The name of one compiled program. Equal names mean equal programs."""
     exact = "\0".join((digest, compiler, str(size)))
     return f"{digest[:12]}-b{size}-{hashlib.sha256(exact.encode()).hexdigest()[:12]}"
 
@@ -193,7 +193,7 @@ def _padded(array: "Array", size: int) -> "Array":
 
 
 def compiler_version() -> str:
-    """Of neuronx-cc; raises BackendUnavailable."""
+    """The version of neuronx-cc. Raises BackendUnavailable."""
     try:
         return version("neuronx-cc")
     except PackageNotFoundError:

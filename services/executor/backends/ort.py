@@ -163,7 +163,7 @@ def _provider(device: str) -> str:
 
 
 def session_options(ort: ModuleType, threads: int) -> Any:
-    """What all sessions share; see the module."""
+    """The options of all sessions, explained in the module's docstring."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

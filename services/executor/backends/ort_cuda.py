@@ -44,16 +44,16 @@ _LENGTH = 8  # of an open axis in the first run
 
 
 class Placement(Struct, frozen=True):
-    """Where a run's nodes ran. nodes: how many, by provider; strangers: computing operators on the CPU."""
+    """Where a run's nodes ran. nodes: how many, by provider. on_cpu: operators that computed on the CPU."""
 
     nodes: dict[str, int]
-    strangers: list[str]
+    on_cpu: list[str]
 
 
 def placement(events: Iterable[Mapping[str, Any]]) -> Placement:
     """Read from onnxruntime's profile of one run."""
     nodes: Counter[str] = Counter()
-    strangers: Counter[str] = Counter()
+    on_cpu: Counter[str] = Counter()
     for event in events:
         arguments = event.get("args", {})
         if event.get("cat") != "Node" or "provider" not in arguments:
@@ -61,8 +61,8 @@ def placement(events: Iterable[Mapping[str, Any]]) -> Placement:
         provider = arguments["provider"] or CPU
         nodes[provider] += 1
         if provider == CPU and not _shape_arithmetic(arguments):
-            strangers[arguments.get("op_name", "?")] += 1
-    return Placement(dict(nodes), [name for name, _ in strangers.most_common()])
+            on_cpu[arguments.get("op_name", "?")] += 1
+    return Placement(dict(nodes), [name for name, _ in on_cpu.most_common()])
 
 
 def _shape_arithmetic(arguments: Mapping[str, Any]) -> bool:
@@ -84,9 +84,9 @@ def strict_options(ort: ModuleType, threads: int, *, strict: bool = True, profil
 def opened(
     ort: ModuleType, artifact: Path, spec: LoadSpec, providers: Sequence[Provider], *, must_profile: bool = False
 ) -> tuple[Any, str]:
-    """A session on the first of these providers, and the proof in words; raises LoadFailed when it would run elsewhere.
+    """A session on the first of these providers, and the proof in words. Raises LoadFailed if it would run elsewhere.
 
-    must_profile: count the first provider's nodes even if the CPU could be forbidden (others in the list may have taken all).
+    must_profile: count the first provider's nodes even if the CPU is forbidden, since other providers of the list may have taken all.
     """
     wanted = providers[0][0]
     names: list[Any] = [(name, dict(options)) for name, options in providers]
@@ -114,9 +114,9 @@ def opened(
 
 
 def accept(found: Placement, wanted: str) -> str:
-    """The proof in words; raises LoadFailed when the CPU would compute, or nothing runs on the provider that was asked for."""
-    if found.strangers:
-        names = ", ".join(found.strangers[:5])
+    """The proof in words. Raises LoadFailed if the CPU would compute, or nothing runs on the provider that was asked for."""
+    if found.on_cpu:
+        names = ", ".join(found.on_cpu[:5])
         raise LoadFailed(f"{wanted} leaves operators of this model to the CPU ({names}): it must not run half there")
     if not found.nodes.get(wanted):
         raise LoadFailed(f"{wanted} takes no operator of this model: they ran on {', '.join(found.nodes) or 'nothing'}")
@@ -201,7 +201,7 @@ class BoundHandle(OrtHandle):
         return outputs
 
     def _explain(self, error: Exception) -> BackendError:
-        """Bound runs say in words only that it was the input's fault."""
+        """An error of a bound run names wrong inputs in its text only."""
         if any(words in str(error) for words in _CALLERS_FAULT):
             return InputRejected(plain(error))
         return super()._explain(error)
@@ -220,7 +220,7 @@ class BoundHandle(OrtHandle):
         return value
 
     def shrink(self) -> None:
-        """The device's arena grows only by what is asked for: only buffers of unusual shapes go."""
+        """Forget the buffers of inputs. The device's arena holds only what was asked for."""
         self._placed.clear()
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class BoundHandle(OrtHandle):
 
 
 def preload(ort: ModuleType) -> None:
-    """Find CUDA and cuDNN in the packages that pip installed, where this onnxruntime can."""
+    """Load CUDA and cuDNN from the packages that pip installed, if this onnxruntime can."""
     with suppress(Exception), redirect_stdout(StringIO()):
         ort.preload_dlls()
 
@@ -279,7 +279,7 @@ class OrtCudaBackend:
 
 
 def place(device: str) -> tuple[str, int]:
-    """Onnxruntime's own words for "cuda:1"."""
+    """Onnxruntime's device type and number of "cuda:1"."""
     kind, _, number = device.partition(":")
     return kind, int(number)
 
@@ -295,7 +295,7 @@ def cuda_options(device: str) -> dict[str, str]:
 
 
 def build(provider: str) -> ModuleType:
-    """Onnxruntime with this provider compiled in; raises BackendUnavailable."""
+    """Onnxruntime with this provider compiled in. Raises BackendUnavailable."""
     ort = framework()
     if provider not in ort.get_available_providers():
         raise BackendUnavailable(f"this onnxruntime {ort.__version__} was built without {provider}: {INSTALL}")

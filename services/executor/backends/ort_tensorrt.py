@@ -76,14 +76,14 @@ class OrtTensorrtBackend:
 
 
 def engine_key(digest: str, gpu_name: str, version: str, precision: str, max_batch: int) -> str:
-    """The name of an engine's directory: equal only where the same engine would be built. digest: of the artifact, hex."""
+    """The name of an engine's directory. Equal names mean equal engines. digest: of the artifact, hex."""
     exact = "\0".join((digest, gpu_name, version, precision, str(max_batch)))
     readable = re.sub(r"[^A-Za-z0-9]+", "-", gpu_name).strip("-").lower()[:32]
     return f"{digest[:12]}-{readable}-{precision}-b{max_batch}-{hashlib.sha256(exact.encode()).hexdigest()[:12]}"
 
 
 def profile_shapes(signature: Signature | None, max_batch: int) -> tuple[str, str]:
-    """The smallest and largest shapes of the optimisation profile, as onnxruntime writes them; raises LoadFailed."""
+    """The smallest and largest shapes of the optimisation profile, in onnxruntime's notation. Raises LoadFailed."""
     if signature is None:
         raise LoadFailed("TensorRT needs the model's signature: shapes are part of the engine")
     for spec in signature.inputs:
@@ -118,7 +118,7 @@ def tensorrt_options(device: str, precision: str, engines: str, low: str, high: 
 
 @cache
 def tensorrt_version() -> str:
-    """Of the library that would be used, "10.9.0"; raises BackendUnavailable."""
+    """The version of the library that would be used, "10.9.0". Raises BackendUnavailable."""
     framework()
     library = None
     for path in _candidates():
@@ -133,7 +133,7 @@ def tensorrt_version() -> str:
 
 
 def version_text(number: int) -> str:
-    """TensorRT 10 writes major * 10000 + minor * 100 + patch."""
+    """TensorRT 10 reports major * 10000 + minor * 100 + patch."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 

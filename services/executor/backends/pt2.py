@@ -41,11 +41,11 @@ _SPEC_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collec
 
 
 class BadArchive(ValueError):
-    """Not a torch.export archive, or one that asks for more than tensors and operators; the text says what."""
+    """Not a torch.export archive, or one that needs more than tensors and operators. The text says what."""
 
 
 def reduce(source: Path, target: Path, most_bytes: int) -> None:
-    """Write the harmless copy of `source`; raises BadArchive. most_bytes: of all contents, uncompressed."""
+    """Write the harmless copy of `source`. Raises BadArchive. most_bytes: of all contents, uncompressed."""
     try:
         with zipfile.ZipFile(source) as archive:
             names = _entries(archive, most_bytes)
@@ -89,7 +89,7 @@ def operators(path: Path) -> list[str]:
 
 
 def _entries(archive: zipfile.ZipFile, most_bytes: int) -> dict[str, zipfile.ZipInfo]:
-    """Entries by name below the archive's one top folder, once their sizes and names are known to be sane."""
+    """Entries by name below the archive's one top folder, after checks of their sizes and names."""
     infos = archive.infolist()
     if len(infos) > MOST_ENTRIES:
         raise BadArchive(f"the archive has {len(infos)} entries: at most {MOST_ENTRIES} are taken")
@@ -123,7 +123,7 @@ def _json(archive: zipfile.ZipFile, names: dict[str, zipfile.ZipInfo], name: str
 
 
 def _config(config: Any, name: str) -> Any:
-    """The table of weights or constants, once it names raw tensors only."""
+    """The table of weights or constants, after a check that it names raw tensors only."""
     try:
         entries = config["config"]
         for key, entry in entries.items():
@@ -137,7 +137,7 @@ def _config(config: Any, name: str) -> Any:
 
 
 def _graph(graph: Any) -> Any:
-    """The graph without guards and metadata, once every operator and expression in it is known to be harmless."""
+    """The graph without guards and metadata, after a check that every operator and expression in it is harmless."""
     if not isinstance(graph, dict) or "graph_module" not in graph:
         raise BadArchive(f"{MODEL} is not what torch.export writes")
     graph = dict(graph) | {"guards_code": []}

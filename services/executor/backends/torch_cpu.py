@@ -1,4 +1,4 @@
-"""torch on the CPU: programs saved with torch.export (.pt2), and TorchScript where the operator allows it."""
+"""torch on the CPU: programs saved with torch.export (.pt2), and TorchScript if the operator allows it."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TorchBackend:
-    """Runs .pt2 files; TorchScript only when the spec's options say `allow_torchscript`."""
+    """Runs .pt2 files, and TorchScript if the spec's options say `allow_torchscript`."""
 
     name = "torch"
     hardware = "cpu"
@@ -72,7 +72,7 @@ class TorchBackend:
 
 
 class TorchHandle:
-    """One program. See `base.Handle`; torch cannot end a run, so `cancel` does nothing."""
+    """One program. See `base.Handle`. torch cannot cancel a run: `cancel` does nothing."""
 
     memory_mb = 0.0
 

@@ -84,7 +84,7 @@ class TorchCudaBackend:
 
 
 def moved(torch: ModuleType, artifact: Path, device: str) -> Any:
-    """The exported program on a device: its weights, its constants, and what its operators name."""
+    """The exported program on a device, with its weights, its constants, and the devices that its operators name."""
     from torch.export.passes import move_to_device_pass  # noqa: PLC0415
 
     pt2.check(artifact)
@@ -98,7 +98,7 @@ def devices_of(module: Any) -> set[str]:
 
 
 def module_of(program: Any) -> Any:
-    """What runs, without the guards: staging has checked shapes already."""
+    """The module that runs, without guards: staging has checked the shapes."""
     try:
         return program.module(check_guards=False)
     except TypeError:  # before torch 2.9
@@ -112,7 +112,7 @@ def dtypes(program: Any) -> list[Any]:
 
 
 def slots(program: Any, spec: LoadSpec) -> list[Slot] | None:
-    """The inputs as callers give them: the signature's, else the program's own; None when a length is open."""
+    """The inputs as callers give them: the signature's, or else the program's own. None if a length is open."""
     if spec.signature is not None:
         given = [(one.name, tuple(one.shape), NUMPY_NAMES[one.datatype]) for one in spec.signature.inputs]
     else:
@@ -129,17 +129,17 @@ def slots(program: Any, spec: LoadSpec) -> list[Slot] | None:
 
 
 def _wire(value: Any) -> str:
-    """The wire's datatype for a tensor: bf16 has none, and half precision is the model's own affair."""
+    """The wire's datatype of a tensor. bf16 has none; half precision is internal to the model, so both become fp32."""
     name = str(value.dtype).removeprefix("torch.")
     return {"bfloat16": "<f4", "float16": "<f4"}.get(name) or next(k for k, v in TORCH_NAMES.items() if v == name)
 
 
 class GraphHandle:
-    """One program on one lane. See `base.Handle`; torch cannot end a run, so `cancel` does nothing."""
+    """One program on one stream. See `base.Handle`. torch cannot cancel a run: `cancel` does nothing."""
 
     memory_mb = 0.0
 
-    def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, lane: DeviceStream, device_name: str) -> None:
+    def __init__(self, torch: ModuleType, program: Any, spec: LoadSpec, stream: DeviceStream, device_name: str) -> None:
         named = program.graph_signature
         if spec.signature is not None:
             self.inputs = tuple(one.name for one in spec.signature.inputs)
@@ -147,11 +147,11 @@ class GraphHandle:
         else:
             self.inputs, self.outputs = tuple(map(str, named.user_inputs)), tuple(map(str, named.user_outputs))
         self._torch = torch
-        self._lane = lane
+        self._stream = stream
         self._module: Callable[..., Any] = module_of(program)
-        elsewhere = devices_of(self._module) - {str(lane.device)}
+        elsewhere = devices_of(self._module) - {str(stream.device)}
         if elsewhere:
-            raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {lane.device}")
+            raise LoadFailed(f"parameters of this model are on {', '.join(sorted(elsewhere))}, not on {stream.device}")
         self._casts = dtypes(program)
         self._wires = [NUMPY_NAMES[one.datatype] for one in spec.signature.outputs] if spec.signature else []
         self._sizes = buckets(spec.max_batch)
@@ -160,24 +160,24 @@ class GraphHandle:
         self._out: list[Staging] = []
         found = slots(program, spec)
         how = "operator by operator: a length is open" if found is None else self._prepare(found)
-        self.proof = f"torch {torch.__version__}, parameters on {lane.device} ({device_name}), {how}"
+        self.proof = f"torch {torch.__version__}, parameters on {stream.device} ({device_name}), {how}"
 
     # -- loading
 
     def _prepare(self, given: list[Slot]) -> str:
-        """Staging memory, and a graph for each bucket, the largest first so that their pool is sized once; says how it runs."""
-        lane, largest = self._lane, self._sizes[-1]
-        with lane.on():
-            self._in = [Staging(self._torch, slot, largest, lane.device, pinned=lane.pinned) for slot in given]
+        """Make staging memory, and a graph for each bucket, the largest first so that their pool is sized once. Returns how it runs."""
+        stream, largest = self._stream, self._sizes[-1]
+        with stream.on():
+            self._in = [Staging(self._torch, slot, largest, stream.device, pinned=stream.pinned) for slot in given]
             made = self._warmed(largest)
             self._out = [
-                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=lane.pinned)
+                Staging(self._torch, Slot(name, tuple(one.shape[1:]), _wire(one)), largest, None, pinned=stream.pinned)
                 for name, one in zip(self.outputs, made, strict=False)
             ]
             try:
                 for size in reversed(self._sizes):
                     self._warmed(size)
-                    self._graphs[size] = lane.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
+                    self._graphs[size] = stream.capture(lambda size=size: self._compute(size))  # type: ignore[misc]
             except RuntimeError as error:
                 self._graphs.clear()
                 return f"operator by operator: {plain(error)[:80]}"
@@ -186,11 +186,11 @@ class GraphHandle:
     def _warmed(self, size: int) -> list[Any]:
         for _ in range(WARM_UPS):
             outputs = self._compute(size)
-        self._lane.settle()
+        self._stream.wait()
         return outputs
 
     def _compute(self, size: int) -> list[Any]:
-        """The first rows of staging memory through the model, in the datatypes of the wire."""
+        """Run the model on the first rows of staging memory. Outputs are in the datatypes of the wire."""
         tensors = [one.device[:size].to(dtype) for one, dtype in zip(self._in, self._casts, strict=True)]
         return self._wired(self._module(*tensors))
 
@@ -212,7 +212,7 @@ class GraphHandle:
         if self._in and items > self._sizes[-1]:
             raise InputRejected(f"a batch of {items} is larger than the {self._sizes[-1]} that this was loaded for")
         try:
-            with self._lane.on():
+            with self._stream.on():
                 return self._run_staged(arrays, items) if self._in else self._run_open(arrays)
         except BackendError:
             raise
@@ -230,30 +230,30 @@ class GraphHandle:
             outputs = self._compute(bucket)
         for staged, output in zip(self._out, outputs, strict=False):
             staged.fetch(output, items)
-        self._lane.settle()
+        self._stream.wait()
         return [staged.taken(items) for staged in self._out]
 
     def _run_open(self, arrays: "list[Array]") -> "list[Array]":
-        """Inputs of any length: nothing can be sized ahead."""
+        """Inputs of any length: no memory can be prepared."""
         try:
             tensors = [self._torch.from_numpy(one if one.flags.writeable else one.copy()) for one in arrays]
         except TypeError as error:
             raise InputRejected(plain(error)) from error
-        there = [one.to(self._lane.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
+        there = [one.to(self._stream.device).to(dtype) for one, dtype in zip(tensors, self._casts, strict=True)]
         return [one.cpu().numpy() for one in self._wired(self._module(*there))]
 
     def cancel(self) -> None:
         return
 
     def shrink(self) -> None:
-        """Graphs hold their memory for as long as they live; what the allocator keeps besides goes back."""
-        self._lane.trim()
+        """Give back what the allocator keeps. Graphs keep their memory for as long as they exist."""
+        self._stream.trim()
 
     def close(self) -> None:
         self._module = _closed
         self._graphs.clear()
         self._in, self._out = [], []
-        self._lane.trim()
+        self._stream.trim()
 
 
 def _closed(*_: object) -> Any:

@@ -1,4 +1,11 @@
-"""What torch needs on a device: staging memory between which batches travel, and one CUDA stream for each model."""
+"""Shared by the torch backends for accelerators: staging memory, and one CUDA stream for each model.
+
+This file has never been executed on a GPU by its authors; `pytest -m gpu tests/gpu` does it.
+
+Staging is page-locked host memory and device memory: one pair for each input and output, sized once for the largest batch. A smaller
+batch uses the first rows. The rows beyond it hold old values, which the model computes since a graph has one shape. Nobody sees the
+results: registration has proved that items do not influence each other.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +28,12 @@ class Slot(Struct, frozen=True):
     dtype: str
 
     def bytes(self, items: int) -> int:
-        """What so many items take in staging memory, on either side."""
+        """The bytes of so many items in staging memory, on each side."""
         return items * prod(self.shape) * int(self.dtype[-1])
 
 
 class Staging:
-    """The pair of buffers of one slot. device: a torch.device, None for an output, which a graph keeps; pinned: page-locked."""
+    """The pair of buffers of one slot. device: a torch.device; None for an output, which a graph keeps. pinned: page-locked."""
 
     def __init__(self, torch: Any, slot: Slot, largest: int, device: Any, *, pinned: bool) -> None:
         dtype = TORCH_NAMES[slot.dtype]
@@ -47,12 +54,12 @@ class Staging:
         self.host[:items].copy_(bucket_output[:items], non_blocking=True)
 
     def taken(self, items: int) -> "Array":
-        """The rows that `fetch` brought, once the copy is done: the caller's own."""
+        """A copy of the rows that `fetch` brought, once its copy is done."""
         rows: Array = self._array[:items].copy()
         return rows
 
     def check(self, array: "Array") -> None:
-        """Raises InputRejected for another shape or datatype than the model's."""
+        """Raises InputRejected if shape or datatype are not the model's."""
         slot = self.slot
         if array.shape[1:] != slot.shape:
             raise InputRejected(
@@ -78,8 +85,7 @@ TORCH_NAMES = {
 }
 
 
-# -- The CUDA stream of one model: what is queued on it runs in order, beside those of other models, and is recorded
-# into graphs.
+# -- the CUDA stream of one model: it runs in order, beside those of other models, and is recorded into graphs
 
 Compute = Callable[[], list[Any]]
 
@@ -91,20 +97,20 @@ class DeviceStream(Protocol):
     pinned: bool
 
     def on(self) -> Any:
-        """A context in which operators are queued here, without gradients. Of any thread, one at a time."""
+        """A context in which operators are queued here, without gradients. Any thread may use it, one at a time."""
 
     def capture(self, compute: Compute) -> tuple[Callable[[], None], list[Any]]:
-        """Record what `compute` queues: how to queue it again, and its outputs, the same memory each time."""
+        """Record what `compute` queues. Returns a function that queues it again, and its outputs, the same memory each time."""
 
-    def settle(self) -> None:
-        """Wait until all that was queued is done; other threads go on meanwhile."""
+    def wait(self) -> None:
+        """Wait until all queued operators are done. Other threads continue meanwhile."""
 
     def trim(self) -> None:
-        """Give memory that nothing uses any more back to the device."""
+        """Give unused memory back to the device."""
 
 
 class CudaStream:
-    """A stream of its own on one GPU."""
+    """One stream on one GPU."""
 
     pinned = True
 
@@ -112,8 +118,8 @@ class CudaStream:
         self._torch = torch
         self.device = torch.device(device)
         self._stream = torch.cuda.Stream(self.device)
-        self._done = torch.cuda.Event(blocking=True)  # waiting must not spin: the cores are others'
-        torch.cuda.synchronize(self.device)  # weights were moved on another stream, which this one does not wait for
+        self._done = torch.cuda.Event(blocking=True)  # waiting must not use a core
+        torch.cuda.synchronize(self.device)  # weights were moved on another stream, for which this one does not wait
         self._pool: Any = None  # all graphs share their scratch memory: one replays at a time
 
     @contextmanager
@@ -132,7 +138,7 @@ class CudaStream:
             self._pool = graph.pool()
         return graph.replay, outputs
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         self._done.record(self._stream)
         self._done.synchronize()
 

@@ -57,7 +57,7 @@ def test_a_run_on_the_device_alone_is_accepted_and_counted():
 
 def test_shape_arithmetic_may_stay_on_the_cpu():
     cpu = [node("CPUExecutionProvider", "int64", 8, "Gather"), node("CPUExecutionProvider", "bool", 1, "Equal")]
-    assert placement([node(CUDA), *cpu]).strangers == []
+    assert placement([node(CUDA), *cpu]).on_cpu == []
 
 
 @pytest.mark.parametrize("event", [node("CPUExecutionProvider", "float", 4), node("", "int64", 4096, "NonZero")])

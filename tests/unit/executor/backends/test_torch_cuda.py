@@ -12,7 +12,7 @@ from services.executor.backends.cuda import bucket_for, buckets, gpu
 from services.executor.backends.torch_device import Slot, Staging
 from services.shell.host.accelerators import accelerators
 from tests.support.models import tiny_models
-from tests.support.models.torch_lane import PlainLane
+from tests.support.models.torch_stream import CpuStream
 
 SIGNATURE = Signature(
     inputs=[TensorSpec(name="x", datatype="FP32", shape=[tiny_models.FEATURES])],
@@ -90,14 +90,14 @@ def artifact(torch, tmp_path_factory):
 def loaded(torch, artifact, *, max_batch=8, refuse=False, signature=SIGNATURE):
     from services.executor.backends.torch_cuda import GraphHandle, moved
 
-    lane = PlainLane(torch, refuse)
+    stream = CpuStream(torch, refuse)
     spec = LoadSpec(max_batch=max_batch, format="pt2", signature=signature)
-    return GraphHandle(torch, moved(torch, artifact, "cpu"), spec, lane, "no GPU"), lane
+    return GraphHandle(torch, moved(torch, artifact, "cpu"), spec, stream, "no GPU"), stream
 
 
 @pytest.mark.parametrize("refuse", [False, True])
 def test_every_batch_up_to_the_largest_gets_its_own_answers(torch, artifact, refuse):
-    handle, lane = loaded(torch, artifact, max_batch=12, refuse=refuse)
+    handle, stream = loaded(torch, artifact, max_batch=12, refuse=refuse)
     x, classes = tiny_models.digits(40)
     kept = []
     for n in [*range(1, 13), 3, 1]:
@@ -108,7 +108,7 @@ def test_every_batch_up_to_the_largest_gets_its_own_answers(torch, artifact, ref
     assert all(scores.argmax(axis=1).tolist() == right.tolist() for scores, right in kept), (
         "answers are the caller's own"
     )
-    assert (lane.recorded, lane.replayed) == ((0, 0) if refuse else (5, 14))
+    assert (stream.recorded, stream.replayed) == ((0, 0) if refuse else (5, 14))
     assert ("operator by operator" if refuse else "1, 2, 4, 8, 12") in handle.proof
     assert "parameters on cpu" in handle.proof
 
@@ -139,10 +139,10 @@ def test_a_closed_model_answers_no_more(torch, artifact):
 def test_parameters_left_behind_are_no_silent_matter(torch, artifact):
     from services.executor.backends.torch_cuda import GraphHandle, moved
 
-    lane = PlainLane(torch)
-    lane.device = torch.device("meta")
+    stream = CpuStream(torch)
+    stream.device = torch.device("meta")
     with pytest.raises(LoadFailed, match="are on cpu"):
-        GraphHandle(torch, moved(torch, artifact, "cpu"), LoadSpec(format="pt2", signature=SIGNATURE), lane, "no GPU")
+        GraphHandle(torch, moved(torch, artifact, "cpu"), LoadSpec(format="pt2", signature=SIGNATURE), stream, "no GPU")
 
 
 @given(rows=st.integers(1, 6), values=st.lists(st.integers(-100, 100), min_size=6, max_size=6))

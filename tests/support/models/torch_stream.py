@@ -1,9 +1,9 @@
-"""A lane of torch programs without a GPU: the same steps on the CPU, for the logic around CUDA graphs."""
+"""A device stream of torch programs without a GPU: the same steps on the CPU, for the logic around CUDA graphs."""
 
 from contextlib import contextmanager
 
 
-class PlainLane:
+class CpuStream:
     """What it records computes anew into the same outputs. refuse: nothing can be recorded."""
 
     pinned = False
@@ -30,7 +30,7 @@ class PlainLane:
 
         return replay, outputs
 
-    def settle(self):
+    def wait(self):
         return
 
     def trim(self):
