@@ -16,6 +16,7 @@ from services.core.settings.fields import NAME_IN_KEY
 
 _LEAST_WIDTH = 60
 _INDENT = "    "
+_LEFT_OUT = ("bus.url",)  # a file that names it has `infaas up` use that server instead of its own
 
 
 def settings(
@@ -62,7 +63,10 @@ def as_text(shown: list[Setting], width: int) -> Iterator[str]:
 
 
 def as_toml(shown: list[Setting]) -> str:
-    """A file that changes nothing. What stands inside a map is a comment, with NAME for its name."""
+    """A file that changes nothing.
+
+    Settings inside maps are comments, with NAME for the name. So are those that change something when they are given at all.
+    """
     lines = ["# Settings of INFaaS with their defaults. Keep the lines that you change, and leave the others out.", ""]
     for table, members in groupby(shown, key=lambda one: one.key.rpartition(".")[0]):
         off = "# " if NAME_IN_KEY in table else ""
@@ -71,7 +75,8 @@ def as_toml(shown: list[Setting]) -> str:
         for one in members:
             text = f"{one.meaning} ({one.bounds})" if one.bounds else one.meaning
             lines += textwrap.wrap(text, 110, initial_indent="# ", subsequent_indent="# ")
-            lines.append(f"{off}{one.key.rpartition('.')[2]} = {'...' if one.default is None else _toml(one.default)}")
+            mark = "# " if one.key in _LEFT_OUT else off
+            lines.append(f"{mark}{one.key.rpartition('.')[2]} = {'...' if one.default is None else _toml(one.default)}")
         lines.append("")
     return "\n".join(lines).rstrip()
 

@@ -18,7 +18,9 @@ class BusSettings(Section, frozen=True, kw_only=True):
     """NATS: where it is, who we are there, and how large its streams may become."""
 
     url: Annotated[
-        str, Text(r"\S+", "a URL as nats://host:4222"), "NATS servers: one URL, or several separated by commas."
+        str,
+        Text(r"\S+", "a URL as nats://host:4222"),
+        "NATS servers: one URL, or several separated by commas. If it is given, `infaas up` starts no NATS of its own.",
     ] = "nats://127.0.0.1:4222"
     nkey_seed: Annotated[str, "Credentials that `infaas auth` made, or the path of their file."] = ""
     inbox: Annotated[

@@ -32,7 +32,7 @@ def test_the_file_is_one_that_config_takes_and_changes_nothing(
     assert load(file, {}) == Settings()
     tree = tomllib.loads(file.read_text())
     for one in described(Settings):
-        if "NAME" not in one.key:
+        if "NAME" not in one.key and one.key != "bus.url":  # `up` would take the URL for that of a server to use
             at = tree
             for name in one.key.split("."):
                 at = at[name]
