@@ -4,6 +4,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import metadata as packages
 from typing import Any, Protocol
 
 from bus.messages.catalog import AppRecord
@@ -42,6 +44,14 @@ class GatewayService:
         self.statistics = Statistics()
         self.counts = RequestCounts()
         self.span: Callable[[Span], None] = _discard
+
+    @cached_property
+    def version(self) -> str:
+        """Of this package."""
+        try:
+            return packages.version("infaas")
+        except packages.PackageNotFoundError:
+            return "0"
 
     @staticmethod
     def now() -> float:

@@ -30,7 +30,11 @@ class RequestCounts:
 
 
 class GatewayInsight:
-    """What Prometheus reads. resent: how often the client library sent a query again. missing: why the gateway is not ready at this time (Unix seconds), in words; empty when it is."""
+    """What Prometheus reads.
+
+    resent: how often the client library has sent a query again. missing: why the gateway is not ready at this time (Unix seconds),
+    in words; empty when it is.
+    """
 
     def __init__(self, counts: RequestCounts, resent: Callable[[], int], missing: Callable[[float], str]) -> None:
         self._counts = counts

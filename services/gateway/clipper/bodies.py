@@ -10,7 +10,7 @@ from infaas.errors import Refused
 from services.core.catalog import Catalog
 from services.gateway.clipper.inputs import WrongInput, input_type_of
 from services.gateway.errors import RequestFailed, retry_after, statuses_of, without_subjects
-from services.gateway.http.bodies import UNKNOWN, find_duplicate
+from services.gateway.json_checks import UNKNOWN, find_duplicate
 
 JSON_ERROR = "Json error"
 REQUEST_ERROR = "Request error"

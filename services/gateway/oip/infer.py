@@ -1,4 +1,4 @@
-"""An inference: the request read from bytes, the query, the reply as bytes.
+"""An inference: the request read from bytes, the requirements of its query, the reply as bytes. Pure.
 
 A body is JSON, with raw tensors behind it where the request says so (Triton's binary data extension).
 """
@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from bus.messages.catalog import Signature
+from bus.messages.catalog import AppRecord, Signature
 from bus.messages.public import TensorView
 from bus.port import Buffer
 from bus.tensors import ITEM_BYTES
 from infaas.answers import Answer
 from infaas.errors import Refused
-from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
-from services.gateway.http.bodies import UNKNOWN, find_duplicate, quotes
+from services.gateway.json_checks import UNKNOWN, find_duplicate, quotes
 from services.gateway.oip.models import ModelTarget
 from services.gateway.oip.parameters import MAX_TEXT, BadParameter, parameters_of, requirements_of
 from services.gateway.oip.tensors import TensorFields, count_of, from_bytes, from_numbers, packed_texts, to_numbers
@@ -270,47 +269,39 @@ def _words(error: Exception) -> str:
     return text
 
 
-async def query_model(
-    service: GatewayService,
-    target: ModelTarget,
-    asked: InferRequest,
-    *,
-    protocol: str,
-    traceparent: str | None = None,
-    deadline: float | None = None,
-) -> Answer:
-    """The answer to a request. deadline: Unix seconds until which the client waits.
+def requirements(
+    asked: InferRequest, target: ModelTarget, app: AppRecord | None, now: float, deadline: float | None = None
+) -> dict[str, Any]:
+    """The requirements of a request's query. now: Unix seconds. deadline: Unix seconds until which the client waits.
 
-    Raises Refused, RequestFailed; for an invalid request BadInference, BadParameter.
+    Raises BadInference, BadParameter.
     """
-    app = service.catalog.app(target.app)
     if asked.outputs is not None and app is not None and app.signature is not None:
         _check_outputs(asked.outputs, [spec.name for spec in app.signature.outputs])
-    requirements = _requirements(target, asked, service.now())
-    if deadline is not None:
-        requirements["deadline"] = min(deadline, requirements.get("deadline", deadline))
-    answer = await service.query(target.app, asked.inputs, requirements, traceparent=traceparent, protocol=protocol)
-    if isinstance(answer, Refused):
-        raise answer
-    if asked.outputs is not None:
-        if answer.default and not asked.outputs.keys() <= answer.tensors.keys():
-            text = f"the app's default output is one of {', '.join(answer.tensors)} only; {answer.reason}"
-            raise RequestFailed(None, text, code="deadline")
-        _check_outputs(asked.outputs, answer.tensors)
-    return answer
-
-
-def _requirements(target: ModelTarget, asked: InferRequest, now: float) -> dict[str, Any]:
-    requirements = requirements_of(asked.parameters, now) if asked.parameters else {}
+    found = requirements_of(asked.parameters, now) if asked.parameters else {}
     for name, value in target.requirements().items():
-        if requirements.get(name, value) != value:
-            raise BadParameter(f"parameters.{name} is {requirements[name][:80]!r}, but the model's name says {value!r}")
-        requirements[name] = value
+        if found.get(name, value) != value:
+            raise BadParameter(f"parameters.{name} is {found[name][:80]!r}, but the model's name says {value!r}")
+        found[name] = value
     if asked.id is not None:
         if len(asked.id) > MAX_TEXT:
             raise BadInference(f"id may have {MAX_TEXT} characters, not {len(asked.id)}")
-        requirements["id"] = asked.id
-    return requirements
+        found["id"] = asked.id
+    if deadline is not None:
+        found["deadline"] = min(deadline, found.get("deadline", deadline))
+    return found
+
+
+def answer_of(asked: InferRequest, end: Answer | Refused) -> Answer:
+    """The answer to a request, with all outputs that it asks for. Raises Refused, RequestFailed, BadInference."""
+    if isinstance(end, Refused):
+        raise end
+    if asked.outputs is not None:
+        if end.default and not asked.outputs.keys() <= end.tensors.keys():
+            text = f"the app's default output is one of {', '.join(end.tensors)} only; {end.reason}"
+            raise RequestFailed(None, text, code="deadline")
+        _check_outputs(asked.outputs, end.tensors)
+    return end
 
 
 def _check_outputs(wanted: Iterable[str], names: Collection[str]) -> None:

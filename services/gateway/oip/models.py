@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib import metadata as packages
 from typing import Any, NamedTuple
 
 from bus.messages.catalog import Signature, TensorSpec, VariantRecord
 from bus.subjects import valid_name
 from services.core.catalog import Catalog
-from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 
 MAX_NAME = 3 * 64 + 2  # characters of the longest name: three tokens and the dots between them
@@ -183,9 +181,9 @@ EXTENSIONS = [
 ]
 
 
-def server_metadata() -> dict[str, Any]:
-    """The reply to `GET /v2`."""
-    return {"name": NAME, "version": _version(), "extensions": EXTENSIONS}
+def server_metadata(version: str) -> dict[str, Any]:
+    """The reply to `GET /v2`. version: of this package."""
+    return {"name": NAME, "version": version, "extensions": EXTENSIONS}
 
 
 def target_of(name: str, version: str | None) -> ModelTarget:
@@ -200,16 +198,9 @@ def target_of(name: str, version: str | None) -> ModelTarget:
     return found
 
 
-def served_model(service: GatewayService, name: str, target: ModelTarget) -> ServedModel:
+def served_model(catalog: Catalog, name: str, target: ModelTarget) -> ServedModel:
     """What is registered under a name. Raises RequestFailed."""
-    found = find(service.catalog, target)
+    found = find(catalog, target)
     if found is None:
         raise RequestFailed(None, f"no model {name[:80]!r} is registered", code="unknown_model")
     return found
-
-
-def _version() -> str:
-    try:
-        return packages.version("infaas")
-    except packages.PackageNotFoundError:
-        return "0"

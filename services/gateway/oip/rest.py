@@ -40,7 +40,7 @@ class Rest:
 
     def __init__(self, service: GatewayService) -> None:
         self._service = service
-        self._server = models.server_metadata()
+        self._server = models.server_metadata(service.version)
 
     # -- the server
 
@@ -92,7 +92,7 @@ class Rest:
         return JsonReply({"model_stats": [statistics_json(*entry) for entry in entries]})
 
     def _known(self, request: Request) -> models.ServedModel:
-        return models.served_model(self._service, request.path_params["model"], _target(request))
+        return models.served_model(self._service.catalog, request.path_params["model"], _target(request))
 
     # -- inference
 
@@ -105,7 +105,9 @@ class Rest:
         body = await json_body(request, head_length)
         try:
             asked = infer.read(body, head_length, signature)
-            answer = await infer.query_model(service, target, asked, protocol="rest", traceparent=traceparent)
+            requirements = infer.requirements(asked, target, app, service.now())
+            end = await service.query(target.app, asked.inputs, requirements, traceparent=traceparent, protocol="rest")
+            answer = infer.answer_of(asked, end)
             unread = ignored(asked.parameters)
             head, binary = infer.write(
                 asked, request.path_params["model"], answer, {"ignored": unread} if unread else {}

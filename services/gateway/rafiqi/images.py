@@ -8,7 +8,7 @@ import msgspec
 
 from bus.messages.catalog import TensorSpec
 from bus.tensors import ITEM_BYTES, BadTensor, fit, from_array, to_array
-from services.gateway.http.bodies import check_json_size
+from services.gateway.json_checks import check_json_size
 
 if TYPE_CHECKING:
     from numpy import ndarray

@@ -12,7 +12,7 @@ from services.gateway.edge import GatewayService
 from services.gateway.errors import RequestFailed
 from services.gateway.http.access import Right
 from services.gateway.oip import models
-from services.gateway.oip.infer import query_model
+from services.gateway.oip.infer import answer_of, requirements
 from services.gateway.rpc import infer, wire
 from services.gateway.rpc.calls import Call, Calls, Next, Write, failure_from
 from services.gateway.rpc.messages import HEALTH, INFERENCE, REFLECTIONS, Schema
@@ -54,7 +54,7 @@ class InferenceService:
     def __init__(self, service: GatewayService, calls: Calls) -> None:
         self._service = service
         self._calls = calls
-        self._server = INFERENCE.ServerMetadataResponse(**models.server_metadata())
+        self._server = INFERENCE.ServerMetadataResponse(**models.server_metadata(service.version))
 
     def ServerLive(self, _: Any) -> Any:  # noqa: N802  (methods have the protocol's names)
         return INFERENCE.ServerLiveResponse(live=True)
@@ -94,7 +94,7 @@ class InferenceService:
         return _fitted(INFERENCE.ModelConfigResponse, {"config": models.config(self._known(request))})
 
     def _known(self, request: Any) -> models.ServedModel:
-        return models.served_model(self._service, request.name, models.target_of(request.name, request.version))
+        return models.served_model(self._service.catalog, request.name, models.target_of(request.name, request.version))
 
     async def infer(self, body: bytes, call: Call) -> bytes:
         return await self._answer(*wire.read_request(body), call)
@@ -126,10 +126,10 @@ class InferenceService:
     async def _answer(self, request: Any, raw: list[Any], call: Call) -> bytes:
         asked = infer.read(request, raw)
         target = models.target_of(request.model_name, request.model_version)
-        answer = await query_model(
-            self._service, target, asked, protocol="grpc", traceparent=call.traceparent, deadline=call.deadline
-        )
-        return infer.write(asked, request.model_name, answer)
+        service = self._service
+        needed = requirements(asked, target, service.catalog.app(target.app), service.now(), call.deadline)
+        end = await service.query(target.app, asked.inputs, needed, traceparent=call.traceparent, protocol="grpc")
+        return infer.write(asked, request.model_name, answer_of(asked, end))
 
 
 def _fitted(message: Any, values: dict[str, Any]) -> Any:

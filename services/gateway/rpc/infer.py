@@ -1,7 +1,7 @@
 """ModelInferRequest as the protocol's inference, and an answer as ModelInferResponse: what oip/infer.py does for REST. Pure."""
 
-import sys
 from array import array
+from sys import byteorder
 from typing import Any
 
 from bus.messages.public import TensorView
@@ -49,7 +49,7 @@ _CODES = {
 }
 # Tags of the fields whose packed form is the elements' own bytes.
 _PACKED = {"BOOL": b"\x0a", "FP32": b"\x32", "FP64": b"\x3a"}
-_SWAP = sys.byteorder == "big"
+_SWAP = byteorder == "big"
 
 
 def to_data(contents: Any, datatype: str, shape: list[int], where: str) -> bytes:

@@ -1,4 +1,4 @@
-"""services/gateway/http/bodies.py: JSON that would take too much memory, and duplicate names."""
+"""services/gateway/json_checks.py: JSON that would take too much memory, and duplicate names."""
 
 import json
 import tracemalloc
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.errors import RequestFailed
-from services.gateway.http.bodies import MAX_JSON_MEMORY, UNCHECKED_JSON, UNKNOWN, check_json_size, find_duplicate
+from services.gateway.json_checks import MAX_JSON_MEMORY, UNCHECKED_JSON, UNKNOWN, check_json_size, find_duplicate
 from services.gateway.oip.infer import BadInference, read
 
 
