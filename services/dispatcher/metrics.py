@@ -1,4 +1,4 @@
-"""What a dispatcher shows: queries in flight, its view of the fleet, how long decisions take."""
+"""A dispatcher's metrics: queries in flight, its view of the fleet, how long decisions take. Pure."""
 
 from collections.abc import Callable, Iterable
 

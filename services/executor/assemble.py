@@ -1,4 +1,4 @@
-"""Queries into one array and its outputs back to queries: n items in, n items out, in order."""
+"""From queries to one array, and from its outputs back to queries: n items in, n items out, in order. Pure."""
 
 from typing import Any
 
@@ -53,13 +53,13 @@ def _one(inputs: Inputs | None, spec: TensorSpec, where: str) -> Array:
         raise ValueError(f"{where} is missing")
     if isinstance(inputs, list):
         array = to_array(inputs, where)
-        # Numbers in a list carry no datatype: they are taken as the model's own.
+        # Numbers in a list carry no datatype: they get the model's.
         return fit(array.astype(NUMPY_NAMES.get(spec.datatype, "<f4")), spec, where)
     return fit(to_array(inputs, where), spec, where)
 
 
 def split(outputs: list[Array], names: tuple[str, ...], works: list[QueuedQuery]) -> list[dict[str, Tensor]]:
-    """Each query's rows of every output. Raises NotANumber, or ValueError when the model returned another number of rows."""
+    """Each query's rows of every output. Raises NotANumber, or ValueError if the model returned another number of rows."""
     total = sum(work.items for work in works)
     answers: list[dict[str, Tensor]] = [{} for _ in works]
     for name, array in zip(names, outputs, strict=True):
@@ -83,7 +83,7 @@ def split(outputs: list[Array], names: tuple[str, ...], works: list[QueuedQuery]
 
 
 def most_bytes(outputs: list[Array]) -> int:
-    """How many bytes all outputs hold at most: of texts nobody knows before they are encoded."""
+    """How many bytes all outputs have at most. UNKNOWN if there are texts, before they are encoded."""
     return sum(UNKNOWN if array.dtype.kind in "OUS" else array.nbytes for array in outputs)
 
 

@@ -1,4 +1,4 @@
-"""What an executor shows: its instances' queues, and the batches it has computed. Pure."""
+"""An executor's metrics: the queues of its instances, and the batches that it has computed. Pure."""
 
 from collections.abc import Iterable
 

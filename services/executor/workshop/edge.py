@@ -64,7 +64,7 @@ class WorkshopEdge:
             await process.wait()
         if process.returncode != 0:
             last = " ".join(words.decode(errors="replace").split())[-LAST_WORDS:]
-            raise WorkshopFailed(f"its process ended with code {process.returncode}: {last or 'it said nothing'}")
+            raise WorkshopFailed(f"its process ended with code {process.returncode}: {last or 'it wrote nothing'}")
 
 
 def _emptied(directory: Path) -> None:

@@ -59,7 +59,7 @@ def record(artifact: bytes, threads: int = 1, framework: str = "ort", format: st
     )
 
 
-class Hands:
+class LoadedEdge:
     """An executor's edge with one model loaded as instance "i"."""
 
     def __init__(self, bus: MemoryBus, directory: Path, variant: VariantRecord) -> None:
@@ -87,19 +87,19 @@ class Hands:
         return bool((to_array(outputs["scores"], "scores").argmax(1) == CLASSES).all())
 
 
-def on_hands(tmp_path: Path, artifact: bytes, test: Callable[[Hands], Awaitable[None]], **fields: Any) -> None:
+def with_edge(tmp_path: Path, artifact: bytes, test: Callable[[LoadedEdge], Awaitable[None]], **fields: Any) -> None:
     async def main() -> None:
         bus = MemoryBus()
         variant = record(artifact, **fields)
         store = await bus.object_store(SUBJECTS.artifacts_bucket)
         await store.put(variant.artifact, artifact)
-        hands = Hands(bus, tmp_path, variant)
+        loaded_edge = LoadedEdge(bus, tmp_path, variant)
         try:
-            await hands.do(LoadModel("i", variant))
+            await loaded_edge.do(LoadModel("i", variant))
             await store.delete(variant.artifact)  # nothing is fetched a second time
-            await test(hands)
+            await test(loaded_edge)
         finally:
-            await hands.do(UnloadModel("i"))
+            await loaded_edge.do(UnloadModel("i"))
             await bus.close()
 
     run(main())
@@ -107,12 +107,12 @@ def on_hands(tmp_path: Path, artifact: bytes, test: Callable[[Hands], Awaitable[
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_all_threads_of_a_model_run_on_its_cores(tmp_path: Path, threads: int) -> None:
-    async def test(hands: Hands) -> None:
-        proof = await hands.move(CORE)
+    async def test(loaded_edge: LoadedEdge) -> None:
+        proof = await loaded_edge.move(CORE)
         assert f"{threads} thread{'s' * (threads > 1)} kept to core {CORE} by the system" in proof
-        assert await hands.right()
+        assert await loaded_edge.right()
 
-    on_hands(tmp_path, tiny_models.mlp(), test, threads=threads)
+    with_edge(tmp_path, tiny_models.mlp(), test, threads=threads)
 
 
 def test_torch_too(tmp_path: Path) -> None:
@@ -120,81 +120,81 @@ def test_torch_too(tmp_path: Path) -> None:
     tiny_models.exported(tmp_path / "made.pt2", torch)
     pt2.reduce(tmp_path / "made.pt2", tmp_path / "reduced.pt2", 2**30)
 
-    async def test(hands: Hands) -> None:
-        assert f"kept to core {CORE} by the system" in await hands.move(CORE)
-        assert await hands.right()
+    async def test(loaded_edge: LoadedEdge) -> None:
+        assert f"kept to core {CORE} by the system" in await loaded_edge.move(CORE)
+        assert await loaded_edge.right()
 
-    on_hands(tmp_path, (tmp_path / "reduced.pt2").read_bytes(), test, framework="torch", format="pt2", threads=2)
+    with_edge(tmp_path, (tmp_path / "reduced.pt2").read_bytes(), test, framework="torch", format="pt2", threads=2)
 
 
 def test_what_is_kept_to_cores_never_runs_on_the_loop_and_may_be_let_free_again(tmp_path: Path) -> None:
-    async def test(hands: Hands) -> None:
-        assert isinstance(hands.edge.inline(hands.batch()), BatchResult)
-        await hands.move(CORE)
-        assert hands.edge.inline(hands.batch()) is NotImplemented
-        assert "kept" not in await hands.move()
-        assert isinstance(hands.edge.inline(hands.batch()), BatchResult)
+    async def test(loaded_edge: LoadedEdge) -> None:
+        assert isinstance(loaded_edge.edge.inline(loaded_edge.batch()), BatchResult)
+        await loaded_edge.move(CORE)
+        assert loaded_edge.edge.inline(loaded_edge.batch()) is NotImplemented
+        assert "kept" not in await loaded_edge.move()
+        assert isinstance(loaded_edge.edge.inline(loaded_edge.batch()), BatchResult)
 
-    on_hands(tmp_path, tiny_models.mlp(), test)
+    with_edge(tmp_path, tiny_models.mlp(), test)
 
 
 def test_batches_come_out_right_all_the_while_it_moves(tmp_path: Path) -> None:
-    async def test(hands: Hands) -> None:
+    async def test(loaded_edge: LoadedEdge) -> None:
         moving = True
         done = 0
 
         async def serve() -> None:
             nonlocal done
             while moving:
-                assert await hands.right()
+                assert await loaded_edge.right()
                 done += 1
 
         serving = asyncio.create_task(serve())
         for cores in ([CORE], [], [CORE], [CORE], []):
             before = done
-            await hands.move(*cores)
+            await loaded_edge.move(*cores)
             await until(lambda before=before: done > before or serving.done())
         moving = False
         await serving
 
-    on_hands(tmp_path, tiny_models.mlp(), test)
+    with_edge(tmp_path, tiny_models.mlp(), test)
 
 
 def test_what_is_unloaded_or_moved_meanwhile_stays_so(tmp_path: Path) -> None:
-    async def test(hands: Hands) -> None:
-        first, second = await asyncio.gather(hands.move(CORE), hands.move(CORE), return_exceptions=True)
+    async def test(loaded_edge: LoadedEdge) -> None:
+        first, second = await asyncio.gather(loaded_edge.move(CORE), loaded_edge.move(CORE), return_exceptions=True)
         assert [type(each) for each in (first, second)].count(str) == 1, "two orders at once: one of them holds"
-        assert await hands.right()
-        moving = asyncio.create_task(hands.move(CORE))
+        assert await loaded_edge.right()
+        moving = asyncio.create_task(loaded_edge.move(CORE))
         await asyncio.sleep(0)
-        await hands.do(UnloadModel("i"))
+        await loaded_edge.do(UnloadModel("i"))
         with pytest.raises(BackendError, match="unloaded"):
             await moving
-        result = await hands.do(hands.batch(inline=False))
+        result = await loaded_edge.do(loaded_edge.batch(inline=False))
         assert result.errors == ["the model is no longer loaded"]
         with pytest.raises(BackendError, match="not loaded any more"):
-            await hands.move(CORE)
+            await loaded_edge.move(CORE)
 
-    on_hands(tmp_path, tiny_models.mlp(), test)
+    with_edge(tmp_path, tiny_models.mlp(), test)
 
 
 def test_cores_that_do_not_exist_are_refused_and_it_serves_on(tmp_path: Path) -> None:
-    async def test(hands: Hands) -> None:
+    async def test(loaded_edge: LoadedEdge) -> None:
         with pytest.raises(BackendError, match="cannot run on core 4000"):
-            await hands.move(4000)
-        assert await hands.right()
+            await loaded_edge.move(4000)
+        assert await loaded_edge.right()
 
-    on_hands(tmp_path, tiny_models.mlp(), test)
+    with_edge(tmp_path, tiny_models.mlp(), test)
 
 
 def test_an_instance_may_be_loaded_on_its_cores_at_once(tmp_path: Path) -> None:
-    async def test(hands: Hands) -> None:
-        loaded = await hands.do(LoadModel("j", hands.variant, (CORE,)))
+    async def test(loaded_edge: LoadedEdge) -> None:
+        loaded = await loaded_edge.do(LoadModel("j", loaded_edge.variant, (CORE,)))
         assert f"kept to core {CORE} by the system" in loaded.proof
-        assert hands.edge.inline(replace(hands.batch(), instance="j")) is NotImplemented
-        await hands.do(UnloadModel("j"))
+        assert loaded_edge.edge.inline(replace(loaded_edge.batch(), instance="j")) is NotImplemented
+        await loaded_edge.do(UnloadModel("j"))
 
-    on_hands(tmp_path, tiny_models.mlp(), test)
+    with_edge(tmp_path, tiny_models.mlp(), test)
 
 
 # -- What is loaded is the file that was registered, byte for byte.

@@ -1,4 +1,4 @@
-"""A simulated device's hands, with a real model in onnxruntime and a real (in-process) object store."""
+"""A simulated device's cpu_edge, with a real model in onnxruntime and a real (in-process) object store."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -79,8 +79,8 @@ def on_device(variant: VariantRecord, cache: Path, test: Callable[[SimulatedEdge
         bus = MemoryBus()
         store = await bus.object_store(SUBJECTS.artifacts_bucket)
         await store.put(variant.artifact, ARTIFACT)
-        hands = ExecutorEdge(bus, SUBJECTS, "cpu", 1, cache, ExecutorSettings())
-        edge = SimulatedEdge(hands, "gpu", 1)
+        cpu_edge = ExecutorEdge(bus, SUBJECTS, "cpu", 1, cache, ExecutorSettings())
+        edge = SimulatedEdge(cpu_edge, "gpu", 1)
         try:
             loaded = await edge.perform(LoadModel("i", variant))
             assert loaded.load_ms >= 70.0  # timers are good to a millisecond or two

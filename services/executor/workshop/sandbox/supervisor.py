@@ -132,14 +132,14 @@ async def _read(stream: asyncio.StreamReader, state: _Budget, on_frame: Callable
             length = int.from_bytes(await stream.readexactly(4), "big")
             total += length
             if length > LARGEST_FRAME or total > MOST_OUTPUT:
-                raise SandboxCrashed("the sandbox says more than it should")
+                raise SandboxCrashed("the sandbox sent more than it may")
             body = await stream.readexactly(length)
         except asyncio.IncompleteReadError:
             return
         try:
             frame: Frame = decode(Frame, body)  # type: ignore[arg-type]
         except BadMessage as error:
-            raise SandboxCrashed("the sandbox says what it should not") from error
+            raise SandboxCrashed("the sandbox sent something that is no frame") from error
         state.heard(frame)
         on_frame(frame)
         if isinstance(frame, TaskRefused):
