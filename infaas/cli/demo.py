@@ -46,12 +46,11 @@ def demo(
     ----------
     family
         digits: part of this package. photos: EfficientNet-Lite 0, 1 and 2 on photographs; needs a checkout of the repository with
-        the extra `photos` (examples/photos), and makes its files in the data directory the first time. MODULE:FUNCTION: a family of
-        your own, made like these two.
+        the extra `photos` (examples/photos/README.md). MODULE:FUNCTION: a family of your own, made like these two.
     keep
         Leave the system running at the end, and print where it is.
     seconds
-        How long queries are sent.
+        Seconds in which queries are sent.
     json
         Print one JSON document and nothing else.
 

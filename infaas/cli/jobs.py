@@ -39,7 +39,7 @@ def submit(
 
     Prints the job's id at once. Offline jobs run when online queries leave capacity.
 
-    Example: `infaas submit --app digits --input pictures.npy --output scores.npy --wait`
+    Example: `infaas submit --app digits --input .infaas/jobs/pictures.npy --output .infaas/jobs/scores.npy --wait`
 
     Parameters
     ----------

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from infaas.cli import COMMANDS, build, main
+from infaas.cli.admin import VERBS
 from infaas.cli.output import Failure, fail, print_json, usage
 from tests.support.servers.processes import infaas
 
@@ -23,11 +24,20 @@ def test_help_imports_no_command() -> None:
         assert f" {heavy}\n" not in imported
 
 
-def test_every_command_that_is_there_can_be_loaded() -> None:
-    app = build()
-    for name in COMMANDS:
-        if name in app:
-            assert app[name].help
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_in_full_what_it_does(name: str) -> None:
+    short, full = build()[name].help, build(name)[name].help
+    assert short.endswith((".", "?"))
+    assert full.partition("\n")[0].strip().endswith((".", "?"))
+    assert full != short
+
+
+def test_help_of_a_command_is_its_docstring() -> None:
+    done = infaas("admin", "--help")
+    assert done.returncode == 0
+    for verb in VERBS:
+        assert verb in done.stdout
+    assert "Example: infaas admin set-version" in done.stdout
 
 
 @pytest.mark.parametrize(
