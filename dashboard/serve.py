@@ -35,11 +35,11 @@ class ServeOptions:
     who can log in.
     """
 
-    address: str = "127.0.0.1"
-    port: int = 8501
-    public_url: str = ""
-    login: str = ""
-    allow: tuple[str, ...] = ()
+    address: str
+    port: int
+    public_url: str
+    login: str
+    allow: tuple[str, ...]
 
     @property
     def url(self) -> str:

@@ -96,6 +96,7 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
     """
     from dashboard.serve import CannotServe, ServeOptions, serve  # noqa: PLC0415
     from infaas.connecting import SystemAddress  # noqa: PLC0415
+    from services.core.settings.fields import listed  # noqa: PLC0415
     from services.shell.runtime import telemetry  # noqa: PLC0415
     from services.shell.settings import SettingsError, load  # noqa: PLC0415
 
@@ -107,13 +108,12 @@ def run_dashboard(config: Path | None, data_dir: Path | None) -> int:
         usage(str(error))
     telemetry.set_up(settings.log_level, "dashboard")
     section = settings.dashboard
-    allow = section.allow.replace(",", " ").split() if isinstance(section.allow, str) else section.allow
     options = ServeOptions(
         address=section.address,
         port=section.port,
         public_url=section.public_url,
         login=section.login,
-        allow=tuple(allow),
+        allow=listed(section.allow),
     )
     reader = settings.store.reader_dsn
     system = SystemAddress(settings.bus.url, reader, settings.prefix) if reader else None

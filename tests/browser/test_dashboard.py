@@ -200,7 +200,7 @@ def test_people_log_in_where_that_is_configured(browser: "playwright.Browser", s
 
 def test_the_dashboard_holds_little_memory_until_somebody_looks(tmp_path: Path) -> None:
     """A process that waits for its first visitor, by what the kernel says of it."""
-    code = "from dashboard.serve import ServeOptions, serve; serve(ServeOptions(port=0), None)"
+    code = "from dashboard.serve import ServeOptions, serve; serve(ServeOptions(address='127.0.0.1', port=0, public_url='', login='', allow=()), None)"
     with subprocess.Popen([sys.executable, "-c", code], env=environ(), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
