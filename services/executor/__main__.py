@@ -18,7 +18,7 @@ from services.executor import metrics
 from services.executor.actor import make_executor
 from services.executor.edge import AcceleratedEdge, ExecutorEdge
 from services.executor.edge_simulated import SimulatedEdge
-from services.executor.workshop.actor import WorkshopActor
+from services.executor.workshop.actor import make_workshop
 from services.executor.workshop.edge import WorkshopEdge
 from services.shell.host.accelerators import Accelerator
 from services.shell.host.machine import CPU, cores_of, devices_of, worker_name
@@ -48,10 +48,10 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
     for device in real:
         addresses.setdefault(device.kind, device.address)
 
-    make_workshop = partial(WorkshopActor, worker, subjects, settings.registrar, addresses)
+    workshop = partial(make_workshop, settings, subjects, worker, addresses)
     runtimes = [
         runtime(cpu, edge(), "executor"),
-        Runtime("workshop", make_workshop, bus, subjects, WorkshopEdge(settings)),
+        Runtime("workshop", workshop, bus, subjects, WorkshopEdge(settings)),
     ]
     runtimes += [runtime(device, edge(AcceleratedEdge, device.address, device.cores)) for device in real]
     if len(real) < len(others):

@@ -28,7 +28,7 @@ from services.core.actor import (
     TimedOut,
     Watch,
 )
-from services.core.settings import RegistrarSettings
+from services.core.settings import RegistrarSettings, Settings
 from services.executor.workshop.orders import WorkshopOrder
 
 REMIND_S = 20.0
@@ -139,3 +139,8 @@ class WorkshopActor(Actor):
                 registration=order.registration, worker=self._worker, order=order.kind, reason=reason, lost=lost
             ),
         )
+
+
+def make_workshop(settings: Settings, subjects: Subjects, worker: str, devices: Mapping[str, str]) -> WorkshopActor:
+    """The workshop of a worker. devices: its accelerators, kind to address."""
+    return WorkshopActor(worker, subjects, settings.registrar, devices)
