@@ -1,7 +1,7 @@
-"""Synthetic clusters of any size for benches/simulation.py: workers of 12 cores, apps of one model in four variants each.
+"""Synthetic clusters of any size for benches/simulation.py: workers of 12 cores, apps with one model of four variants.
 
-Service times are those of models on a CPU core (0.1 to 0.3 s). Ten instances on a worker, which its apps are to have at least, carry
-twice the 20 queries/s that it gets: 1,000 workers have 10,000 instances for 20,000 queries/s.
+Service times are those of models on a CPU core (0.1 to 0.3 s). Each worker has at least ten instances, which carry twice its 20
+queries/s. So 1,000 workers have 10,000 instances for 20,000 queries/s.
 """
 
 from collections.abc import Sequence

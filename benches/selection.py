@@ -1,9 +1,9 @@
 """How long selection alone takes: `python benches/selection.py [--seconds S]`.
 
-getVariant on an app with 175 and with 10,000 registered variants, every fifth of them with an Active instance: the policy in
-use, with needs that were asked for before and with needs never seen, against the brute-force policy that looks at every
-variant for every query (INFaaS, Table 7: the rival of its decision latency). Prints medians and ratios of one run. Then one variant
-with 10, 100 and 1,000 instances: idle ones, filled by the decisions themselves, and all of them full.
+The first table is for an app with 175 and with 10,000 registered variants, of which every fifth has an Active instance. It compares the
+default policy, with needs that were asked for before and with new needs, with the brute-force policy, which examines every
+variant for every query (INFaaS, Table 7). It prints medians and ratios of one run. The second table is for one variant with 10, 100 and
+1,000 instances: idle ones, whose queues the decisions fill, and full ones.
 """
 
 import argparse
@@ -63,11 +63,11 @@ def view_of(count: int) -> ClusterView:
         )
         for i, record in enumerate(records[::EVERY])
     ]
-    beats(view, "w0", 64, instances)
+    heartbeat(view, "w0", 64, instances)
     return view
 
 
-def beats(view: ClusterView, worker: str, cores: int, instances: list[InstanceStatus]) -> None:
+def heartbeat(view: ClusterView, worker: str, cores: int, instances: list[InstanceStatus]) -> None:
     """A worker with so many cores and these instances is heard of."""
     device = DeviceStatus(
         device="cpu",
@@ -97,7 +97,7 @@ def unseen(rng: random.Random) -> Iterator[Ask]:
         yield Ask(app="bench", items=1, deadline=NOW + latency, latency_s=latency, accuracy=rng.uniform(0.6, 0.9))
 
 
-def crowd_of(count: int, queued: int) -> ClusterView:
+def view_of_instances(count: int, queued: int) -> ClusterView:
     """One variant with so many instances, each on a worker of its own with so many queries waiting."""
     record = variant(0, random.Random(0))
     view = ClusterView({"cpu": 0.04})
@@ -106,7 +106,7 @@ def crowd_of(count: int, queued: int) -> ClusterView:
         status = InstanceStatus(
             instance=f"i{n}", variant=record.variant, device="cpu", state="Active", since=0.0, queued=queued
         )
-        beats(view, f"w{n}", 4, [status])
+        heartbeat(view, f"w{n}", 4, [status])
     return view
 
 
@@ -160,7 +160,7 @@ def main() -> None:
             print(f"{count:8}  {name:34} {p50:9.1f} {p99:9.1f} {found / len(taken):6.1%}  {brute / p50:8.1f} x")
     print(f"{'instances':>9}  {'':10} {'p50 µs':>9} {'p99 µs':>9}  queues at the end")
     for count in (10, 100, 1_000):
-        for name, view in (("idle", crowd_of(count, 0)), ("full", crowd_of(count, 1_000_000))):
+        for name, view in (("idle", view_of_instances(count, 0)), ("full", view_of_instances(count, 1_000_000))):
             taken, least, most = fill(view, options.seconds)
             p50, p99 = statistics.median(taken), sorted(taken)[int(len(taken) * 0.99)]
             print(f"{count:9}  {name:10} {p50:9.1f} {p99:9.1f}  {least} to {most}")

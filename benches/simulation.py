@@ -1,8 +1,8 @@
-"""How fast the simulator is, and how that and its memory grow: `python benches/simulation.py [--full] [--plot FILE]`.
+"""How fast the simulator is, and how its time and memory grow: `python benches/simulation.py [--full] [--plot FILE]`.
 
-Without options: (1) handled messages a second of the dispatcher-executor loop at small scale, on one core; (2) CPU time and memory
-against workers, variants and load, a minute each. --full: 1,000 workers, 10,000 instances, ten minutes at 20,000 queries/s on
-average, with memory when 10 %, 50 % and 100 % of the queries have been sent. Each run is a process of its own, one at a time.
+Without options it measures (1) messages a second of the dispatcher-executor loop at small scale, on one core; (2) CPU time and memory
+against workers, variants and load, a simulated minute each. --full: 1,000 workers with 10,000 instances, ten minutes at 20,000 queries/s
+on average, and the memory when 10 %, 50 % and 100 % of the queries were sent. Each run is a process of its own. The solver is greedy.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""After a threefold step in load: how long until other variants answer: `python benches/step.py [--rounds N]`.
+"""How long other variants take to answer after a threefold step in load: `python benches/step.py [--rounds N]`.
 
-Two systems on one data directory, with the network of proof/network.py: 18 queries/s, evenly spaced, are on one real CPU instance
-(23/s at most, and two cores carry two); then 54/s come. First with a simulated Inferentia instance already loaded (dearer a query,
-by the settings' prices, so that it is the second choice) and nothing scaled: wanted is an answer from it within 250 ms. Then with
-nothing else loaded and the autoscaler on: wanted is an answer by another variant within its load time and 1 s. Moments are those
-of replies.
+Two systems use one data directory and the network of proof/network.py. 18 queries/s, evenly spaced, go to one real CPU instance, which
+carries 23/s (two cores carry two instances). Then 54/s come. In the first system, a simulated Inferentia instance is already loaded; it
+costs more per query, so it is the second choice. The autoscaler is off, and it should answer within 250 ms. In the second
+system, nothing else is loaded and the autoscaler is on; another variant should answer within its load time and 1 s. Times are
+those of replies.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What the benches of the paper's figures share: runs of a scenario over seeds, the table "paper | ours", pictures.
+"""What the benches of the paper's figures share: runs of a scenario over seeds, the table "paper | ours", and pictures.
 
-A bench has `build(seeds, short) -> Figure` and ends in `compare.main(build, __doc__)`. Nothing is judged by eye: a row
-says whether ours is as good as the paper's.
+A bench has `build(seeds, short) -> Figure` and ends in `compare.main(build, __doc__)`. Each row of the table computes whether our
+number is as good as the paper's.
 """
 
 import argparse
@@ -92,8 +92,8 @@ def holds(what: str, paper: str, ours: Sequence[bool]) -> Row:
     return Row(what, paper, [float(one) for one in ours], all(ours), form="")
 
 
-def told(what: str, ours: Values, unit: str = "", paper: str = "not stated", *, form: str = ".3g") -> Row:
-    """A number that the paper does not have."""
+def stated(what: str, ours: Values, unit: str = "", paper: str = "not stated", *, form: str = ".3g") -> Row:
+    """A number without one of the paper's to compare with."""
     return Row(what, paper, ours, None, unit, form)
 
 
@@ -105,9 +105,9 @@ def runs(
     policies: Sequence[str] = (),
     report: type[RunReport] = RunReport,
 ) -> list[Document]:
-    """A scenario file of this folder (or by path) with each seed, told on stderr.
+    """Run a scenario file of this folder (or by path) with each seed. Progress goes to stderr.
 
-    duration_s: shorter than the file's. report: one that notes more.
+    duration_s: at most this, instead of the file's. report: a report that counts more.
     """
     found: list[Document] = []
     for seed in seeds:
@@ -148,7 +148,7 @@ def table(figure: Figure) -> str:
 
 
 def document(figure: Figure) -> dict[str, Any]:
-    """Everything that came out, as JSON."""
+    """The whole result, as JSON."""
     return {
         "figure": figure.name,
         "title": figure.title,
@@ -161,7 +161,7 @@ def document(figure: Figure) -> dict[str, Any]:
 
 
 def pictures(figure: Figure, out: Path) -> list[Path]:
-    """Into a folder that exists; what was written."""
+    """Draw into a folder; returns the files. The folder must exist."""
     if figure.draw is not None:
         figure.draw(figure, out)
     else:
@@ -173,7 +173,7 @@ def pictures(figure: Figure, out: Path) -> list[Path]:
 
 
 def bare(document: Document) -> Document:
-    """Without what was measured by the wall clock: the rest is the same for the same seed."""
+    """The document without wall-clock figures. The rest is the same for the same seed."""
     policies = [{key: value for key, value in one.items() if key not in MEASURED} for one in document["policies"]]
     return {**document, "policies": policies}
 

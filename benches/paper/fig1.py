@@ -28,12 +28,12 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
         at = f"{40 * (step + 1)} queries/s:"
         rows += [
             holds(f"{at} the small model is at least 1.5 times as slow as alone", '"heavily"', [one >= 1.5 for one in slower(runs, "small", step)]),
-            compare.told(f"{at} the small model's mean latency, together / alone", slower(runs, "small", step), paper='"heavily"'),
-            compare.told(f"{at} its P99", slower(runs, "small", step, "p99_ms"), paper='"heavily"'),
+            compare.stated(f"{at} the small model's mean latency, together / alone", slower(runs, "small", step), paper='"heavily"'),
+            compare.stated(f"{at} its P99", slower(runs, "small", step, "p99_ms"), paper='"heavily"'),
             near(f"{at} the large model's mean latency", 1.0, slower(runs, "large", step), tolerance=0.25),
         ]  # fmt: skip
     if not short:
-        rows.append(compare.told("400 queries/s: the small model's throughput, together / alone", slower(runs, "small", TOP, "qps"), paper="collapses"))  # fmt: skip
+        rows.append(compare.stated("400 queries/s: the small model's throughput, together / alone", slower(runs, "small", TOP, "qps"), paper="collapses"))  # fmt: skip
         rows.append(near("400 queries/s: the large model's", 1.0, slower(runs, "large", TOP, "qps")))
     return Figure("fig1", "Figure 1: two models on one GPU", rows, {"fig1": runs}, draw)
 

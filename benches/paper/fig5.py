@@ -94,21 +94,21 @@ def _rows(of: str, runs: Sequence[compare.Document]) -> Iterator[compare.Row]:
     violations = compare.each(runs, OURS, "slo_violation_ratio")
     yield compare.at_most(f"{of}SLO violations", 0.04, violations, tolerance=0.0, form=".1%")
     for rival in RIVALS:
-        yield compare.told(
+        yield compare.stated(
             f"{of}SLO violations of {rival}", compare.each(runs, rival, "slo_violation_ratio"), form=".1%"
         )
     ours, theirs = (compare.each(runs, name, "cost") for name in (OURS, "clipper+"))
     yield compare.at_least(f"{of}times cheaper than clipper+", 1.23, compare.ratios(theirs, ours), " x", tolerance=0.02)
     yield compare.at_least(f"{of}mean utilisation", 0.489, compare.each(runs, OURS, "mean_utilisation"), form=".1%")
     for rival in RIVALS:
-        yield compare.told(
+        yield compare.stated(
             f"{of}mean utilisation of {rival}", compare.each(runs, rival, "mean_utilisation"), form=".1%"
         )
     added = compare.each(runs, OURS, lambda one: _first_added(one, "inferentia"))
-    yield compare.told(f"{of}a third Inferentia worker is there at", added, " s", paper="40 s", form=".0f")
+    yield compare.stated(f"{of}a third Inferentia worker is there at", added, " s", paper="40 s", form=".0f")
     loads = compare.each(runs, OURS, lambda one: sum(n for kind, n in one["scale_actions"].items() if kind in LOADING))
     minutes = [len(one["policies"][0]["series"]["time"]) * 2 / 60 for one in runs]
-    yield compare.told(f"{of}orders to load, a minute", compare.ratios(loads, minutes), form=".0f")
+    yield compare.stated(f"{of}orders to load, a minute", compare.ratios(loads, minutes), form=".0f")
 
 
 LOADING = ("load", "replicate", "upgrade", "downgrade")
@@ -125,7 +125,7 @@ def _offline_rows(runs: Sequence[compare.Document], both: Sequence[compare.Docum
     more = compare.ratios(ours, alone)
     yield compare.at_least("+ offline: throughput, times that without", 1.0, more, " x", tolerance=NOISE)
     ours, alone = (compare.each(one, OURS, "slo_violation_ratio") for one in (both, runs))
-    told = compare.told("", alone, form=".1%").text
+    told = compare.stated("", alone, form=".1%").text
     good = sum(ours) <= sum(alone) + NOISE * len(ours)
     yield compare.Row("+ offline: SLO violations", f"as without: {told}", ours, good, form=".1%")
     done = compare.each(both, OURS, lambda one: sum(job["done"] for job in one["jobs"]))

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 import compare
-from compare import Document, Figure, Result, Row, at_least, at_most, each, holds, near, ratios, told
+from compare import Document, Figure, Result, Row, at_least, at_most, each, holds, near, ratios, stated
 
 SETTLED = 20.0  # s: until then INFaaS, which begins with a CPU instance, has loaded what 650 queries/s take
 PEAKS = ((60.0, 91.0), (150.0, 181.0))  # s, of the fluctuating load
@@ -69,10 +69,10 @@ def _low(runs: Sequence[Document]) -> list[Row]:
         at_least("low: answers / queries, INFaaS", 1.0, each(runs, "infaas", carried), form=".1%", tolerance=0.02),
         at_least("low: Clipper+ GPU costs … times INFaaS", 21.6, dearer(runs, "clipper+gpu")),
         at_least("low: SM+ GPU costs … times INFaaS", 21.3, dearer(runs, "sm+gpu")),
-        told("low: CPU instances of INFaaS, mean", [_instances(one, "cpu") for one in _of(runs, "infaas")]),
-        told("low: P99, INFaaS", each(runs, "infaas", "p99_ms"), " ms", form=".0f"),
-        told("low: Clipper+ GPU costs … times one CPU instance", dearer(runs, "clipper+gpu", "one cpu instance")),
-        told("low: P99, one CPU instance", each(runs, "one cpu instance", "p99_ms"), " ms", form=".0f"),
+        stated("low: CPU instances of INFaaS, mean", [_instances(one, "cpu") for one in _of(runs, "infaas")]),
+        stated("low: P99, INFaaS", each(runs, "infaas", "p99_ms"), " ms", form=".0f"),
+        stated("low: Clipper+ GPU costs … times one CPU instance", dearer(runs, "clipper+gpu", "one cpu instance")),
+        stated("low: P99, one CPU instance", each(runs, "one cpu instance", "p99_ms"), " ms", form=".0f"),
     ]
 
 
@@ -86,7 +86,7 @@ def _high(runs: Sequence[Document]) -> list[Row]:
         at_least("high: answers / queries, Clipper+ GPU", 1.0, each(runs, "clipper+gpu", carried), form=".1%", tolerance=0.01),
         near("high: Clipper+ CPU", 10.0, each(runs, "clipper+cpu", served), " queries/s", tolerance=0.1),
         near("high: SM+ CPU", 10.0, each(runs, "sm+cpu", served), " queries/s", tolerance=0.1),
-        told("high: Clipper+ GPU costs … times INFaaS", dearer(runs, "clipper+gpu"), paper="1 (figure)"),
+        stated("high: Clipper+ GPU costs … times INFaaS", dearer(runs, "clipper+gpu"), paper="1 (figure)"),
         at_least("high: SM+ GPU costs … times INFaaS", 1.05, dearer(runs, "sm+gpu"), tolerance=0.0),
         at_most("high: SM+ GPU serves … times INFaaS", 0.85, ratios(each(runs, "sm+gpu", served), ours), tolerance=0.0),
         at_least("high: SM+ on two GPU devices costs … times INFaaS", 1.05, dearer(runs, "sm+gpu, two devices"), tolerance=0.0),
@@ -100,9 +100,9 @@ def _fluctuating(runs: Sequence[Document]) -> list[Row]:
     gpu, free = "clipper+gpu", "infaas, no inferentia"
     return [
         holds("fluctuating: CPU, Inferentia, CPU, Inferentia, CPU", "yes", [one == wanted for one in courses]),
-        told("fluctuating: GPU instances of INFaaS, mean", [_instances(one, "gpu") for one in _of(runs, "infaas")], paper="0"),
+        stated("fluctuating: GPU instances of INFaaS, mean", [_instances(one, "gpu") for one in _of(runs, "infaas")], paper="0"),
         at_least("fluctuating: answers / queries, INFaaS", 1.0, each(runs, "infaas", carried), form=".1%", tolerance=0.01),
-        told("fluctuating: P99, INFaaS", each(runs, "infaas", "p99_ms"), " ms", form=".0f"),
+        stated("fluctuating: P99, INFaaS", each(runs, "infaas", "p99_ms"), " ms", form=".0f"),
         near("fluctuating: Clipper+ CPU in peaks", 10.0, [_in_peaks(one) for one in _of(runs, "clipper+cpu")], " queries/s", tolerance=0.1),
         near("fluctuating: SM+ CPU in peaks", 10.0, [_in_peaks(one) for one in _of(runs, "sm+cpu")], " queries/s", tolerance=0.1),
         at_least("fluctuating: Clipper+ GPU costs … times INFaaS", 3.0, dearer(runs, gpu)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import compare
 from apps import AppReport
-from compare import Document, Figure, Result, at_least, each, holds, ratios, told
+from compare import Document, Figure, Result, at_least, each, holds, ratios, stated
 
 APPS = {"large": "Inception-ResNetV2, 80 %", "small": "MobileNetV1, 20 %"}
 PROFILED = {"large": 3.5, "small": 1.5}  # ms
@@ -21,21 +21,22 @@ def build(seeds: Sequence[int], short: bool) -> Figure:
     peak = PEAK - 1 if short else PEAK
     rows = [
         holds("one GPU at first, a second is added", "yes", [_machines(one) == (1, 2) for one in _of(runs, "infaas")]),
-        told("the second one is ordered at", [_added(one) for one in _of(runs, "infaas")], " s", paper="30 s to 50 s"),
+        stated("the second one is ordered at", [_added(one) for one in _of(runs, "infaas")], " s", paper="30 s to 50 s"),
         holds("instances are marked Interfered", "at 30 s and 50 s", [bool(one["interfered"]) for one in _of(runs, "infaas")]),
         at_least("INFaaS costs less than two dedicated GPUs by", 0.10, [1 - part for part in cost(runs)], form=".1%", tolerance=0.0),
-        told("queries not answered in time, INFaaS", each(runs, "infaas", "slo_violation_ratio"), form=".1%"),
-        told("… Clipper+", each(runs, "clipper+", "slo_violation_ratio"), form=".1%"),
+        stated("queries not answered in time, INFaaS", each(runs, "infaas", "slo_violation_ratio"), form=".1%"),
+        stated("… Clipper+", each(runs, "clipper+", "slo_violation_ratio"), form=".1%"),
         holds("INFaaS misses fewer", "yes", [a < b for a, b in zip(each(runs, "infaas", "slo_violation_ratio"), each(runs, "clipper+", "slo_violation_ratio"), strict=True)]),
         at_least("peak: the large model's throughput, INFaaS / Clipper+", 1.0, ratios(at(runs, "infaas", "large", "qps", peak), at(runs, "clipper+", "large", "qps", peak)), tolerance=0.0),
         at_least("peak: the small model's throughput, INFaaS / Clipper+", 1.0, ratios(at(runs, "infaas", "small", "qps", peak), at(runs, "clipper+", "small", "qps", peak))),
         holds("shared GPU: the small model's P99 suffers more, against a GPU of its own", "yes", [s > g for s, g in zip(_against(runs, "small", SHARED), _against(runs, "large", SHARED), strict=True)]),
-        told("shared GPU: the small model's P99, INFaaS / Clipper+", _against(runs, "small", SHARED)),
-        told("shared GPU: the large model's P99, INFaaS / Clipper+", _against(runs, "large", SHARED)),
+        stated("shared GPU: the small model's P99, INFaaS / Clipper+", _against(runs, "small", SHARED)),
+        stated("shared GPU: the large model's P99, INFaaS / Clipper+", _against(runs, "large", SHARED)),
     ]  # fmt: skip
     if not short:
         rows += [
-            told(f"after the peak: the {app} model's P99, INFaaS / Clipper+", _against(runs, app, CALM)) for app in APPS
+            stated(f"after the peak: the {app} model's P99, INFaaS / Clipper+", _against(runs, app, CALM))
+            for app in APPS
         ]
     return Figure("fig7", "Figure 7: sharing GPUs", rows, {"fig7": runs}, draw)
 

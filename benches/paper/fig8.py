@@ -52,9 +52,9 @@ def _notes(alone: Sequence[compare.Document], shared: Sequence[compare.Document]
         ("answers in time", "answered", "", ".0f"),
         ("SLO violations", "slo_violation_ratio", "", ".1%"),
     ):
-        without = compare.told("", compare.each(alone, "static", key), unit, form=form).text
+        without = compare.stated("", compare.each(alone, "static", key), unit, form=form).text
         name = f"two instances that the job shares: {what} with the job"
-        yield compare.told(
+        yield compare.stated(
             name, compare.each(shared, "static", key), unit, paper=f"not stated; without it: {without}", form=form
         )
 
@@ -63,7 +63,7 @@ def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare
     name = {"static": "two instances", "infaas": "INFaaS' autoscaler"}[policy]
     before, after = ([compare.of(one, policy) for one in documents] for documents in (alone, both))
     yield compare.at_least(f"{name}: images of the job in 100 s", 52, [one["jobs"][0]["done"] for one in after])
-    yield compare.told(
+    yield compare.stated(
         f"{name}: worker used at 8 queries/s, by online work",
         [_used(one) for one in before],
         paper="60 to 70 %",
@@ -72,7 +72,7 @@ def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare
     busy, calm = zip(*(_rates(*pair) for pair in zip(before, after, strict=True)), strict=True)
     stands = statistics.fmean(busy) <= HARDLY * statistics.fmean(calm)
     yield compare.Row(f"{name}: images/s while online work uses more than 40 %", "0", busy, stands)
-    yield compare.told(f"{name}: images/s at all other times", calm)
+    yield compare.stated(f"{name}: images/s at all other times", calm)
     for what, key, unit, form, more in (
         ("answers in time", "answered", "", ".0f", True),
         ("SLO violations", "slo_violation_ratio", "", ".1%", False),
@@ -82,7 +82,7 @@ def _rows(policy: str, alone: Sequence[compare.Document], both: Sequence[compare
         without, ours = ([float(one[key]) for one in found] for found in (before, after))
         mean, least = statistics.fmean(ours), statistics.fmean(without)
         good = mean >= least * (1 - NOISE) if more else mean <= least * (1 + NOISE)
-        told = compare.told("", without, unit, form=form).text
+        told = compare.stated("", without, unit, form=form).text
         yield compare.Row(f"{name}: {what} with the job", f"as without it: {told}", ours, good, unit, form)
 
 

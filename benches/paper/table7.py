@@ -3,7 +3,7 @@
 python benches/paper/table7.py             five times 2,000 decisions of each kind
 python benches/paper/table7.py --short     500 decisions
 
-The dispatcher's own selection (services/core/selection/policy.py, services/core/selection/policy.py) on a view of twelve workers in which
+The dispatcher's own selection (services/core/selection/policy.py) on a view of twelve workers in which
 every fifth variant has an instance. State (a): none that the query may be given has one, so a load is ordered; (b): one of them is
 Active. Needs asked before are what clients mostly send; for needs never seen nothing is kept from earlier queries. Times are
 measured on the wall's clock.
@@ -109,7 +109,7 @@ def build(seeds: Sequence[int], short: bool) -> compare.Figure:
     rounds = range(len(seeds) if short else max(5, len(seeds)))
     rows = []
     options = sum(_meets(one) for one in scenario.variants)
-    rows.append(compare.told("variants that meet accuracy >= 72 % within 20 ms", [options], paper="5", form=".0f"))
+    rows.append(compare.stated("variants that meet accuracy >= 72 % within 20 ms", [options], paper="5", form=".0f"))
     for state, active, of in (("(a) not Active", False, 0), ("(b) Active", True, 1)):
         view = view_of(scenario, active=active)
         for kind, words in (("pinned", "a variant by name"), ("needs", "app, > 72 %, 20 ms")):
@@ -129,7 +129,7 @@ def build(seeds: Sequence[int], short: bool) -> compare.Figure:
                         )
                     )
             if kind == "needs":
-                rows.append(compare.told(f"{words}, {state}, by brute force: median", brute, " µs", form=".0f"))
+                rows.append(compare.stated(f"{words}, {state}, by brute force: median", brute, " µs", form=".0f"))
     return compare.Figure("table7", "Table 7: decision latency, 22 architectures, 175 variants", rows, draw=_nothing)
 
 
