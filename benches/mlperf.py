@@ -87,7 +87,7 @@ class TritonDoor:
         await self._client.close()
 
 
-def door(name: str, own: rig.System, accuracy: float) -> Door:
+def door(name: str, own: rig.DemoSystem, accuracy: float) -> Door:
     """The door of this name into a running system."""
     if name == "bus":
         return BusDoor(own.data_dir, accuracy)

@@ -49,7 +49,7 @@ async def prepare(data_dir: Path) -> int:
 class Bench:
     """One system, one echo, and the generator that asks them in turn."""
 
-    def __init__(self, own: rig.System, echo: int, directory: Path) -> None:
+    def __init__(self, own: rig.DemoSystem, echo: int, directory: Path) -> None:
         with np.load(rig.VALIDATION) as stored:
             x = stored["x"]
         (scores,) = session().run(["scores"], {"x": x})

@@ -47,7 +47,7 @@ def model(path: Path, width: int) -> Path:
     return path
 
 
-async def prepare(own: rig.System, directory: Path) -> dict[str, Path]:
+async def prepare(own: rig.DemoSystem, directory: Path) -> dict[str, Path]:
     """Register one app for each size and wait until it answers; returns what to send."""
     rng = np.random.default_rng(0)
     sends = {}
@@ -70,7 +70,7 @@ async def prepare(own: rig.System, directory: Path) -> dict[str, Path]:
     return sends
 
 
-def spend(own: rig.System, relay: int, subject: str, queries: Path, seconds: float) -> dict[str, float]:
+def spend(own: rig.DemoSystem, relay: int, subject: str, queries: Path, seconds: float) -> dict[str, float]:
     """One run: rate, p50, and CPU milliseconds a query by kind of process."""
     before = rig.cpu(own.pid) | rig.cpu(relay)
     options = ("--closed", str(UNDER_WAY), "--seconds", str(seconds), "--warmup", str(WARMUP))
@@ -84,7 +84,7 @@ def spend(own: rig.System, relay: int, subject: str, queries: Path, seconds: flo
     }
 
 
-def measure(own: rig.System, relay: int, sends: dict[str, Path], seconds: float, rounds: int) -> dict[str, Any]:
+def measure(own: rig.DemoSystem, relay: int, sends: dict[str, Path], seconds: float, rounds: int) -> dict[str, Any]:
     """Medians for each size: of the system, and of the relay in turn with it."""
     found: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {size: [] for size in sends}
     for _ in range(rounds):

@@ -21,7 +21,7 @@ from infaas.errors import InfaasError, Refused
 PATIENCE = 60.0  # s for the first answer
 
 
-async def first_answer(own: rig.System) -> tuple[float, float]:
+async def first_answer(own: rig.DemoSystem) -> tuple[float, float]:
     """Seconds from the start to `ready`, and to the first answer to someone who asks all the time."""
     with np.load(rig.VALIDATION) as stored:
         x = stored["x"][:1]
