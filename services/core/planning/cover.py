@@ -1,8 +1,8 @@
-"""Carrying one load at least cost: which instances, by a short depth-first search.
+"""Which instances carry one load at least cost: a short depth-first search.
 
-Offers are tried cheapest throughput first, as many as carry the load and then fewer, and a branch ends when even the cheapest
-throughput that is left would make it dearer than the best found (branch and bound of a covering knapsack). With one
-variant on offer that is the paper's replication, with others its upgrade or downgrade; mixtures of them are the rest.
+It tries the offer with the cheapest throughput first, with as many instances as carry the load, then with fewer. A branch ends when even
+the cheapest throughput that is left would make it dearer than the best found (branch and bound of a covering knapsack). With one
+variant on offer, this is the paper's replication. With others, it is an upgrade, a downgrade or a mixture.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _EPS = 1e-9
 
 
 class Offer(NamedTuple):
-    """Up to `most` instances of one kind. weights: (row, share) that each takes of the room. fresh: they do not run yet."""
+    """Up to `most` instances at one price. weights: (row, share of it) that each takes. fresh: they do not run yet."""
 
     candidate: int
     price: float
@@ -24,7 +24,7 @@ class Offer(NamedTuple):
 
 
 class SortedOffers(NamedTuple):
-    """Offers by the price of their throughput. ratio: these prices; left: what the offers from there on can carry."""
+    """Offers by the price of their throughput, cheapest first. ratio: these prices. left: what this offer and all later ones can carry."""
 
     offers: Sequence[Offer]
     ratio: list[float]
@@ -32,7 +32,7 @@ class SortedOffers(NamedTuple):
 
 
 def sorted_offers(offers: Sequence[Offer], *, in_order: bool = False) -> SortedOffers:
-    """Of these offers, in any order unless told."""
+    """Sort these offers. in_order: they are sorted already."""
     if not in_order:
         offers = sorted(offers, key=_by_throughput)
     ratio = [one.price / one.rate for one in offers]
@@ -51,18 +51,21 @@ def _by_throughput(one: Offer) -> tuple[float, float]:
 
 
 class CoverSearch:
-    """The search for one load. need: items/s. room: what is left in each row, () for any. steps: how many branches to look at."""
+    """The search for one load. need: items/s. room: what is left of each row, () for no limit. steps: how many branches to look at.
+
+    After `run`: cost, counts (instances by candidate), and finished: whether they are known to be the cheapest.
+    """
 
     def __init__(self, need: float, offers: SortedOffers | Sequence[Offer], room: Sequence[float], steps: int) -> None:
-        self._menu = offers if isinstance(offers, SortedOffers) else sorted_offers(offers)
+        self._offers = offers if isinstance(offers, SortedOffers) else sorted_offers(offers)
         self._need, self._room, self._steps = need, room, steps
         self.cost = inf
         self.counts: dict[int, int] | None = None
-        self.finished = True  # what was found is the cheapest
+        self.finished = True
 
     def run(self) -> dict[int, int] | None:
-        """Instances to add by candidate, or None when nothing was found that carries the load in the room."""
-        offers, ratio, left = self._menu
+        """Instances to add, by candidate. None when no way was found to carry the load in the room."""
+        offers, ratio, left = self._offers
         steps, cheapest = self._steps, inf
         room = list(self._room)
         taken, needs, costs = [0] * len(offers), [0.0] * len(offers), [0.0] * len(offers)
@@ -91,7 +94,7 @@ class CoverSearch:
                 needs[i], costs[i], taken[i] = need, cost, n
                 need, cost, i = need - n * rate, cost + n * price, i + 1
                 continue
-            while i > 0:  # back to where one instance less may still lead to something cheaper
+            while i > 0:  # back to where one instance less may lead to something cheaper
                 i -= 1
                 n = taken[i]
                 if n:

@@ -1,4 +1,8 @@
-"""One limit on time for everything that a solve does. Deciding code has no clock of its own: it is handed in."""
+"""The exact solvers, one for each goal: the integer programme of `program.py` as it is, by HiGHS, within limits of time or nodes.
+
+INFaaS (Romero et al., section 4.2.1) gave it to Gurobi, which took 50 s for 100 architectures. Here a column exists only for supplies
+that can be of use, and flows exist only for variants that several groups share.
+"""
 
 from collections.abc import Callable
 from math import inf
@@ -13,7 +17,7 @@ from services.core.planning.plan import Plan, conclude
 from services.core.planning.problem import PlanningProblem
 from services.core.planning.program import DemandGroup, Program, compile_program
 
-_MARGIN = 0.9  # of what is left, for one run of HiGHS: it looks at its clock only now and then
+_MARGIN = 0.9  # of the time that is left, for one run of HiGHS, which looks at its clock only now and then
 _LEAST = 1e-6  # s: HiGHS takes no limit of 0
 
 Clock = Callable[[], float]  # s, from any beginning
@@ -52,14 +56,12 @@ class Deadline:
         return Deadline(min(left, max(0.0, limit_s - (self._limit - left))), self._clock)
 
 
-# -- The exact solver: the integer programme as it is, by HiGHS.
-
-Short = dict[int, tuple[float, int]]  # group: the items/s and the instances that it lacks
-OPTIMAL = 1e-4  # relative gap below which a plan counts as optimal, although the search was ended before its own gap
+Short = dict[int, tuple[float, int]]  # by group: the items/s and the instances that it lacks
+OPTIMAL = 1e-4  # relative gap below which a plan counts as optimal, even if HiGHS stopped before its own gap
 
 
 class SearchResult(NamedTuple):
-    """Counts of all candidates, how far from optimal they may be (relative), and whether the gap was closed."""
+    """counts: of all candidates. gap: how far from optimal they are at most, relative. proven: whether HiGHS closed the gap."""
 
     counts: list[int]
     gap: float
@@ -67,9 +69,10 @@ class SearchResult(NamedTuple):
 
 
 class ExactSolver:
-    """time_limit_s: for all runs of HiGHS together, by this clock; without one, for each (an infeasible problem takes up to three).
+    """The cheapest plan.
 
-    gap: relative, at which to stop. node_limit bounds the search without a clock, so that the same problem always has the same plan.
+    time_limit_s: for all runs of HiGHS together (up to three), by this clock; without a clock, for each run. gap: the relative gap at which
+    HiGHS stops. node_limit: bounds the search without a clock, so that the same problem always has the same plan.
     """
 
     name = "ilp"
@@ -90,7 +93,7 @@ class ExactSolver:
         return Deadline(self._time_limit, self._clock)
 
     def solve(self, problem: PlanningProblem) -> Plan:
-        """The cheapest plan; raises Unsolved when the limits end the search before any is found."""
+        """The cheapest plan. Raises Unsolved when the limits end the search before HiGHS finds any."""
         deadline = self.deadline()  # compiling counts too
         return self.solve_program(compile_program(problem), deadline)
 
@@ -99,10 +102,10 @@ class ExactSolver:
 
         Where not every group can be carried, a second run of HiGHS finds the least that is missing, and a third the cheapest plan for the rest.
         """
-        groups, short = apart(program)
+        groups, short = possible_groups(program)
         answer = CostModel(program, groups).run(deadline.bounding(self.options()))
         if answer is None:
-            groups, lacking = carried(program, groups, deadline.bounding(self.options()))
+            groups, lacking = reduced(program, groups, deadline.bounding(self.options()))
             short |= lacking
             answer = CostModel(program, groups).run(deadline.bounding(self.options()))
         if answer is None:
@@ -111,7 +114,7 @@ class ExactSolver:
         return self.concluded(program, SearchResult(counts, gap, closed or gap <= max(self.gap, OPTIMAL)), short)
 
     def concluded(self, program: Program, found: SearchResult, short: Short) -> Plan:
-        """The plan that these counts are."""
+        """The plan with these counts."""
         return conclude(
             program,
             found.counts,
@@ -130,36 +133,36 @@ class ExactSolver:
         return options
 
 
-def apart(program: Program) -> tuple[dict[int, DemandGroup], Short]:
-    """The groups that somebody can carry, and what the others lack, which is all."""
+def possible_groups(program: Program) -> tuple[dict[int, DemandGroup], Short]:
+    """The groups that have candidates, and what the others lack, which is everything."""
     groups = dict(enumerate(program.groups))
     hopeless = {g: (group.need, group.least) for g, group in groups.items() if not group.candidates}
     return {g: group for g, group in groups.items() if group.candidates}, hopeless
 
 
-def carried(
+def reduced(
     program: Program, groups: dict[int, DemandGroup], options: dict[str, Any]
 ) -> tuple[dict[int, DemandGroup], Short]:
-    """What is left of these groups where they go short of as little as can be, and of what they do. Raises Unsolved."""
+    """These groups with needs that can be carried, and what they then lack: as little as possible. Raises Unsolved."""
     short = CostModel(program, groups, elastic=True).shortage(options)
-    told = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
-    return {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}, told
+    lacking = {g: lack for g, lack in short.items() if lack[1] or lack[0] > 1e-6 * groups[g].need}
+    return {g: _less(group, *short.get(g, (0.0, 0))) for g, group in groups.items()}, lacking
 
 
 def _less(group: DemandGroup, missing: float, instances: int) -> DemandGroup:
-    """What is left to carry; nothing, where that is only the solver's tolerance."""
+    """The group without what is missing. A need within the solver's tolerance becomes 0."""
     left = group.need - missing
     return group._replace(need=left * (1 - 1e-7) if left > 1e-6 * group.need else 0.0, least=group.least - instances)
 
 
-# -- Exact plans where accuracy is the goal: as much load as can be, then the most accuracy, then the least cost, by
-# HiGHS.
-
-_FIRST = 0.5  # of the time that is left, for the run before the last
+_FIRST = 0.5  # of the time that is left, for each run before the last
 
 
 class ExactAccuracySolver:
-    """Backed by the greedy plan, which is taken where the limits end the search before it has found a better one.
+    """As much load as can be carried, then the most accuracy, then the least cost.
+
+    Each is a run of its own, which bounds the next: weights that keep such an order apart differ too much for a solver. When the limits end
+    the search before it finds a better plan than the greedy solver, the greedy plan is the answer.
 
     exact: whose limits hold; its gap is at least SAME.
     """
@@ -171,7 +174,7 @@ class ExactAccuracySolver:
         self._greedy = GreedyAccuracySolver()
 
     def solve(self, problem: PlanningProblem) -> Plan:
-        """Never raises Unsolved; `solver` in the plan says whose it is."""
+        """Never raises Unsolved. `solver` in the plan names the solver that found it."""
         deadline = self._exact.deadline()
         program = compile_program(problem)
         rough = self._greedy.solve_program(program)
@@ -184,11 +187,11 @@ class ExactAccuracySolver:
         return replace(rough, reason="the exact solver stopped at its limit with no better plan")
 
     def _solved(self, program: Program, deadline: Deadline) -> Plan:
-        groups, short = apart(program)
+        groups, short = possible_groups(program)
         model = AccuracyModel(program, groups)
         best = model.most_accurate(deadline.bounding(self._exact.options(), _FIRST))
         if best is None:
-            groups, lacking = carried(program, groups, deadline.bounding(self._exact.options(), _FIRST))
+            groups, lacking = reduced(program, groups, deadline.bounding(self._exact.options(), _FIRST))
             short |= lacking
             model = AccuracyModel(program, groups)
             best = model.most_accurate(deadline.bounding(self._exact.options(), _FIRST))
@@ -198,7 +201,7 @@ class ExactAccuracySolver:
         return self._exact.concluded(program, SearchResult(found.counts, found.gap, found.proven), short)
 
     def _cheapest(self, model: AccuracyModel, best: AccuracyResult, deadline: Deadline) -> AccuracyResult:
-        """The same accuracy for less, if there is time to find out."""
+        """The same accuracy at less cost, if there is time left to find it."""
         try:
             found = model.cheapest(best.worth - SAME, deadline.bounding(self._exact.options()))
         except Unsolved:

@@ -1,4 +1,4 @@
-"""Whether instances carry all loads when they share them as well as can be: a maximum flow by shortest augmenting paths."""
+"""How instances share the loads: whether they carry all of them, and what accuracy they deliver. Flows by shortest augmenting paths."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ _EPS = 1e-9
 
 
 def spread(program: Program, counts: Sequence[int]) -> list[dict[int, float]] | None:
-    """By group: items/s from each candidate, so that every group has what it needs; None when that cannot be.
+    """By group: items/s from each candidate, so that every group has what it needs. None when that is impossible.
 
     counts: of all candidates. Groups that nobody can carry are left out. A group that finds nothing to spare takes from a group
     that finds something elsewhere (Edmonds and Karp, 1972).
@@ -23,7 +23,7 @@ def spread(program: Program, counts: Sequence[int]) -> list[dict[int, float]] | 
         if not group.candidates:
             continue
         while left > _EPS * group.need:
-            found = _path(program, g, spare, given)
+            found = _path_to_spare(program, g, spare, given)
             if found is None:
                 return None
             path, end = found
@@ -40,14 +40,14 @@ def spread(program: Program, counts: Sequence[int]) -> list[dict[int, float]] | 
 
 
 def _through(path: Sequence[tuple[int, int]]) -> list[int]:
-    """What each group but the last takes from the one after it."""
+    """The candidates that each group, except the last, takes from the group after it."""
     return [c for _, c in path[:-1]]
 
 
-def _path(
+def _path_to_spare(
     program: Program, g: int, spare: Sequence[float], given: Sequence[dict[int, float]]
 ) -> tuple[list[tuple[int, int]], int] | None:
-    """Groups from g on, each with the candidate that it takes more from; at the end one that has something to spare."""
+    """Groups from g on, each with the candidate that it takes more from. The last candidate has something to spare."""
     before: dict[int, tuple[int, int]] = {}
     queue = [g]
     for h in queue:
@@ -66,14 +66,17 @@ def _path(
     return None
 
 
-# -- What accuracy instances deliver when each load goes to the most accurate ones that have something left, as
-# selection sends it.
+# -- What accuracy instances deliver, when each load goes to the most accurate instances that have something left, as selection sends it
+#
+# What a candidate serves counts the same for every group. So this is a flow with weights on one side only. Take the candidates in order
+# of accuracy, and let each serve as much as it can without taking anything from those before it. That leads to the most accuracy (the
+# greedy algorithm on a polymatroid; Edmonds, 1970), and carries as much load as can be carried.
 
-SAME = 1e-4  # of accuracy: plans that are closer count as equally accurate, and cost decides
+SAME = 1e-4  # accuracies of plans that differ by less count as equal, and cost decides
 
 
 class DeliveredAccuracy(NamedTuple):
-    """given: by group, items/s from each candidate. carried: all of them. worth: the same, times accuracy."""
+    """given: by group, items/s from each candidate. carried: their sum. worth: their sum, each times its accuracy."""
 
     given: list[dict[int, float]]
     carried: float
@@ -81,16 +84,16 @@ class DeliveredAccuracy(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The mean over what is carried; 0 when nothing is."""
+        """The mean over what is carried. 0 when nothing is carried."""
         return self.worth / self.carried if self.carried > 0 else 0.0
 
     def of(self, candidate: int) -> float:
-        """Items/s that this one serves."""
+        """Items/s that this candidate serves."""
         return sum(given.get(candidate, 0.0) for given in self.given)
 
 
 def deliver(program: Program, counts: Sequence[int]) -> DeliveredAccuracy:
-    """So many instances of each candidate, and the loads of the programme."""
+    """What so many instances of each candidate deliver for the loads of the programme."""
     candidates = program.problem.candidates
     left = [group.need for group in program.groups]
     given: list[dict[int, float]] = [{} for _ in program.groups]
@@ -101,7 +104,7 @@ def deliver(program: Program, counts: Sequence[int]) -> DeliveredAccuracy:
     for c in order:
         able = counts[c] * candidates[c].saturation_qps
         most = able
-        while able > _EPS * most and (path := _path_delivered(program, c, left, given)):
+        while able > _EPS * most and (path := _path_to_need(program, c, left, given)):
             amount = _push(path, able, left, given)
             able -= amount
             carried += amount
@@ -125,15 +128,15 @@ class PlanValue(NamedTuple):
 
 
 def value_of(program: Program, counts: Sequence[int]) -> PlanValue:
-    """Of a plan with so many instances."""
+    """The value of a plan with so many instances of each candidate."""
     served = deliver(program, counts)
     return PlanValue(served.carried, served.accuracy, cost(program, counts))
 
 
-def _path_delivered(
+def _path_to_need(
     program: Program, start: int, left: Sequence[float], given: Sequence[dict[int, float]]
 ) -> list[tuple[int, int]]:
-    """(candidate, group) steps: each takes the group's place from the next candidate, until a group lacks something; [] if none."""
+    """Steps (candidate, group): each candidate takes its group over from the next one; the last group still lacks something. [] if none."""
     came: dict[
         int, tuple[int, int]
     ] = {}  # group: the candidate that would serve it, and the group that one leaves (-1: none)
@@ -160,7 +163,7 @@ def _path_delivered(
 
 
 def _push(path: Sequence[tuple[int, int]], able: float, left: list[float], given: list[dict[int, float]]) -> float:
-    """As much as goes along the path."""
+    """Send as much as possible along the path. Returns how much."""
     amount = min(able, left[path[-1][1]])
     for (_, g), (other, _) in pairwise(path):
         amount = min(amount, given[g][other])

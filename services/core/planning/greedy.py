@@ -1,4 +1,10 @@
-"""Prices of resources that rise while more is chosen than there is, and settle by halving (Lagrangian relaxation)."""
+"""The greedy solver: it takes one group of demands after the other, and chooses the cheapest of replicating, upgrading and mixtures of both.
+
+INFaaS (Romero et al., section 4.2.2) compares, for each running variant, the cost of replicating it with that of each variant that
+meets the SLO and serves more, and takes the cheapest. This solver makes the same comparison over everything that may answer the app's
+demand, mixtures included (`cover.py`). Where resources do not suffice for all groups' cheapest choices, resources get prices until the
+choices nearly fit. What still does not fit is moved, group by group. A last pass spends the room that is left.
+"""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,27 +17,28 @@ from services.core.planning.problem import PlanningProblem
 from services.core.planning.program import Program, compile_program
 
 _OVERDRAWN = -1e-9
-_GROWTH = 4.0  # while a price is still too low and no sufficient one is known
-_STEEP = 10.0  # total costs: beside prices like these nothing else counts
+_GROWTH = 4.0  # factor by which a price rises as long as it is too low and no sufficient one is known
+_STEEP = 10.0  # times the total cost: at such prices only resources count
+_CLOSE = 1.02  # times the bound: further rounds are not worth their time
+_NEAR = -0.25  # room: choices that overdraw no row by more are worth moving until they fit
+_WORSE = 1.1  # times the cost of the best plan so far: a dearer one is not worth improving
+_TURNS = 6  # attempts to build a plan from nothing; groups that found no room go first in the next one
 
 
 class Prices:
-    """values: what the whole of each row costs, in units of the objective. bound: no plan can cost less than this.
+    """Prices of resources. They rise while more is chosen than there is, and settle by halving (Lagrangian relaxation).
 
-    at_bound: the prices that say so.
+    values: the price of the whole of each row, in units of the objective. bound: no plan costs less than this.
     """
 
     def __init__(self, rows: int) -> None:
         self.values = [0.0] * rows
         self.bound = 0.0
-        self.at_bound: Sequence[float] = tuple(self.values)
         self._low, self._high = [0.0] * rows, [inf] * rows
 
     def settle(self, cost: float, room: Sequence[float]) -> None:
-        """Learn from the best choices at these prices: their cost without them, and the room they leave in each row."""
-        bound = cost - sum(map(mul, self.values, room))
-        if bound > self.bound:
-            self.bound, self.at_bound = bound, tuple(self.values)
+        """Change the prices after the best choices at them. cost: of these choices, without prices. room: what they leave of each row."""
+        self.bound = max(self.bound, cost - sum(map(mul, self.values, room)))
         for row, free in enumerate(room):
             price = self.values[row]
             if free < _OVERDRAWN:
@@ -46,28 +53,19 @@ class Prices:
                 self.values[row] = max(_GROWTH * price, -free * cost)
 
     def rise(self, cost: float, room: Sequence[float]) -> None:
-        """Make all rows so dear that only what they have matters, the most overdrawn ones dearest."""
+        """Make all rows so dear that only resources count, the most overdrawn rows dearest."""
         self.values = [_STEEP * cost * (1.0 + max(0.0, -free)) for free in room]
 
 
-# -- The greedy solver: one app after the other, the cheapest of replicating, upgrading and their mixtures.
-
-_CLOSE = 1.02  # to the bound: further rounds are not worth their time
-_NEAR = -0.25  # overdrawn by no more than this, choices are worth moving until they fit
-_WORSE = 1.1  # than the best so far: not worth improving
-_TURNS = 6  # of packing from nothing, with those that found no room going first
-
-
 class PackingResult(NamedTuple):
-    """bound: what any plan costs at least, None when unknown. prices: of the rows, from which that follows."""
+    """bound: no plan costs less than this; None when unknown."""
 
     packing: Packing
     bound: float | None
-    prices: Sequence[float]
 
 
 class GreedySolver:
-    """rounds: how often prices of resources change at most. steps: of the search for one group."""
+    """rounds: how often the prices of resources may change. steps: how many branches the search for one group looks at."""
 
     name = "greedy"
 
@@ -75,7 +73,7 @@ class GreedySolver:
         self._rounds, self._steps = rounds, steps
 
     def solve(self, problem: PlanningProblem) -> Plan:
-        """A plan that keeps every constraint, usually near the cheapest. Its "infeasible" is no proof: none was found."""
+        """A plan that keeps every constraint, usually near the cheapest. Its "infeasible" is no proof, only says that none was found."""
         program = compile_program(problem)
         return self.concluded(program, self.pack(program))
 
@@ -100,18 +98,18 @@ class GreedySolver:
             key=lambda g: (len(program.groups[g].candidates), -program.groups[g].need),
         )
         provable = not any(map(program.shared, range(len(program.home))))
-        prices, shelf = Prices(len(program.rows)), OfferCache(program)
+        prices, cache = Prices(len(program.rows)), OfferCache(program)
         best: Packing | None = None
         for left in range(self._rounds, -1, -1):
-            chosen = Packing(program, shelf)
+            chosen = Packing(program, cache)
             for g in order:
                 chosen.place(g, prices=prices.values, bounded=False, steps=self._steps)
-            cost, room = chosen.cost(), chosen.room[:]  # as chosen: fitting may change it
+            cost, room = chosen.cost(), chosen.room[:]  # before fitting changes it
             provable &= chosen.cheapest
             if provable and left == self._rounds and chosen.placed_all(order):
-                return PackingResult(chosen, cost, prices.at_bound)
+                return PackingResult(chosen, cost)
             if not left or min(room, default=0.0) > _NEAR:
-                trial = self._fitted(chosen, order, prices.values)
+                trial = self._fit(chosen, order, prices.values)
                 if trial.placed_all(order) and (best is None or trial.cost() < _WORSE * best.cost()):
                     self._improve(trial, order)
                     if best is None or trial.cost() < best.cost():
@@ -120,14 +118,14 @@ class GreedySolver:
             if best is not None and (not any(prices.values) or (provable and best.cost() <= _CLOSE * prices.bound)):
                 break
         if any(one.running for one in program.problem.candidates):
-            best = self._or_as_it_is(best, Packing(program, shelf), order)
+            best = self._or_running(best, Packing(program, cache), order)
         if best is None:
             prices.rise(cost, room)
-            best = self._squeezed(program, shelf, order, prices.values)
-        return PackingResult(best, prices.bound if provable else None, prices.at_bound)
+            best = self._from_nothing(program, cache, order, prices.values)
+        return PackingResult(best, prices.bound if provable else None)
 
-    def _or_as_it_is(self, best: Packing | None, present: Packing, order: Sequence[int]) -> Packing | None:
-        """What runs, and what it lacks, where that costs no more: plans do not go back and forth."""
+    def _or_running(self, best: Packing | None, present: Packing, order: Sequence[int]) -> Packing | None:
+        """What runs, and what it lacks, if that costs no more than the best. So plans do not go back and forth."""
         present.keep_running()
         free = [0.0] * len(present.room)
         for g in (g for g in order if not present.placed[g]):
@@ -139,8 +137,8 @@ class GreedySolver:
         self._improve(present, order)
         return present
 
-    def _fitted(self, chosen: Packing, order: Sequence[int], prices: Sequence[float]) -> Packing:
-        """The same with groups moved, one after the other, to what there is room for."""
+    def _fit(self, chosen: Packing, order: Sequence[int], prices: Sequence[float]) -> Packing:
+        """A copy in which groups are moved, one after the other, to where there is room."""
         if chosen.fits():
             return chosen
         trial = chosen.copy()
@@ -156,10 +154,12 @@ class GreedySolver:
             trial.place(g, prices=prices, bounded=True, steps=self._steps)
         return trial
 
-    def _squeezed(self, program: Program, shelf: OfferCache, order: Sequence[int], prices: Sequence[float]) -> Packing:
-        """A packing from nothing that saves resources before money; the fullest found when not everybody has room."""
+    def _from_nothing(
+        self, program: Program, cache: OfferCache, order: Sequence[int], prices: Sequence[float]
+    ) -> Packing:
+        """A packing from nothing that saves resources before money. When not every group has room, the fullest packing found."""
         for _ in range(_TURNS):
-            trial = Packing(program, shelf)
+            trial = Packing(program, cache)
             left_out = [g for g in order if not trial.place(g, prices=prices, bounded=True, steps=self._steps)]
             if not left_out:
                 self._improve(trial, order)
@@ -171,7 +171,7 @@ class GreedySolver:
         return trial
 
     def _improve(self, trial: Packing, order: Sequence[int]) -> None:
-        """Choose anew for one group after the other, at true prices, in the room that all others leave."""
+        """Choose again for one group after the other, without prices of resources, in the room that all others leave."""
         free = [0.0] * len(trial.room)
         for g in order:
             if trial.improvable(g):

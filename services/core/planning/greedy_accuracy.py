@@ -1,7 +1,7 @@
-"""A plan while the greedy solver of the accuracy goal builds it: who gives how much to which group, and the best way to serve one.
+"""The greedy solver where accuracy is the goal: the cheapest plan that carries the load, upgraded as far as resources allow.
 
-A group is served by what others leave of shared instances, and by instances of its own of at most two variants: as many of the
-more accurate one as a trial says, and of the other what carries the rest. All trials are looked at together, in arrays.
+Where everybody's most accurate choice does not fit, resources get prices that rise until the choices nearly do (`greedy.Prices`). So
+resources go where they bring most accuracy. What still does not fit is moved, group by group. A last pass spends the room that is left.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from services.core.planning.problem import PlanningProblem
 from services.core.planning.program import Program, compile_program, cost
 
 _EPS = 1e-9
-LEVELS = 24  # numbers of instances of one variant that are tried
-_MOST = 6  # candidates by each measure that are tried, where a group has many
+LEVELS = 24  # how many numbers of instances of one variant are tried
+_MOST = 6  # candidates that are tried by each measure, where a group has many
 
 
 class PackingState(NamedTuple):
-    """All that serving some groups may change."""
+    """All that placing some groups may change."""
 
     counts: list[int]
     given: list[dict[int, float]]
@@ -32,7 +32,10 @@ class PackingState(NamedTuple):
 
 
 class CandidateArrays(NamedTuple):
-    """What never changes, as arrays over candidates: of instances that run and fresh ones, weights (candidate, row) and prices."""
+    """What never changes, as arrays over candidates.
+
+    stays, takes: what an instance that runs, and a fresh one, takes of each row. stay_price, take_price: their prices.
+    """
 
     stays: Any
     takes: Any
@@ -49,7 +52,9 @@ class CandidateArrays(NamedTuple):
 
 
 class Trials(NamedTuple):
-    """Ways to serve one group, a row each: instances to add of each candidate, what they take of the rows, who gives how much.
+    """Ways to serve one group, one in each row.
+
+    counts: instances to add of each candidate. use: what they take of each row. flows: items/s that each candidate gives.
 
     carried: items/s; worth: the same times accuracy; price: of the instances; enough: there are as many as the group must have.
     """
@@ -63,8 +68,8 @@ class Trials(NamedTuple):
     enough: Any
 
 
-def tables(program: Program) -> CandidateArrays:
-    """Of this programme."""
+def arrays_of(program: Program) -> CandidateArrays:
+    """The arrays of this programme."""
     size, rows = len(program.home), len(program.rows)
     stays, takes = np.zeros((size, rows)), np.zeros((size, rows))
     for c, (running, fresh) in enumerate(zip(program.running, program.fresh, strict=True)):
@@ -89,7 +94,7 @@ def tables(program: Program) -> CandidateArrays:
 
 
 def _numbers(rate: Any, most: Any, spare: Any, need: float) -> Any:
-    """Instances to add, a row each: none; of one variant; of one, and of a less accurate one what carries the rest."""
+    """Numbers of instances to try, one trial in each row: none; of one variant; of one variant, and of a less accurate one for the rest."""
     size = len(rate)
     rest = max(0.0, need - float(spare.sum()))
     blocks = [np.zeros((1, size), dtype=np.int64)]
@@ -112,24 +117,29 @@ def _numbers(rate: Any, most: Any, spare: Any, need: float) -> Any:
 
 
 class AccuracyPacking:
-    """counts: instances by candidate. room: what is left of each row, negative when overdrawn. Starts with what is held."""
+    """A plan while it is built: who gives how much to which group.
 
-    def __init__(self, program: Program, facts: CandidateArrays, same: float) -> None:
-        """same: accuracies that are closer to each other count as equal."""
-        self._program, self._facts, self._same = program, facts, same
-        self.counts = list(facts.low)
+    A group is served by what others leave of shared instances, and by instances of its own, of at most two variants: some of the more
+    accurate one, and of the other what carries the rest. All trials are evaluated together, in arrays.
+    counts: instances by candidate. room: what is left of each row, negative where overdrawn. A new one has the instances that must stay.
+    """
+
+    def __init__(self, program: Program, arrays: CandidateArrays, same: float) -> None:
+        """same: accuracies that differ by less count as equal."""
+        self._program, self._arrays, self._same = program, arrays, same
+        self.counts = list(arrays.low)
         self.room = np.ones(len(program.rows))
         self._given: list[dict[int, float]] = [{} for _ in program.groups]
         self._given_by = [0.0] * len(program.home)
         self._settle()
 
     def set(self, counts: Sequence[int]) -> None:
-        """So many instances; they serve what they can, and what then serves nothing goes."""
-        self.counts = [max(n, low) for n, low in zip(counts, self._facts.low, strict=True)]
+        """Set the counts. Instances serve what they can, and those that serve nothing are removed."""
+        self.counts = [max(n, low) for n, low in zip(counts, self._arrays.low, strict=True)]
         served = deliver(self._program, self.counts)
         self._given = served.given
         self._given_by = [served.of(c) for c in range(len(self.counts))]
-        order = sorted((c for c, n in enumerate(self.counts) if n), key=lambda c: float(self._facts.worth[c]))
+        order = sorted((c for c, n in enumerate(self.counts) if n), key=lambda c: float(self._arrays.worth[c]))
         self._shrink(order)
         self._settle()
 
@@ -137,16 +147,18 @@ class AccuracyPacking:
         return bool((self.room >= -_EPS).all())
 
     def overdrawn(self, g: int) -> float:
-        """How much of the rows that are overdrawn group g takes."""
+        """How much group g takes of the rows that are overdrawn."""
         over = self.room < -_EPS
-        return sum(self.counts[c] * float(self._facts.takes[c][over].sum()) for c, x in self._given[g].items() if x > 0)
+        return sum(
+            self.counts[c] * float(self._arrays.takes[c][over].sum()) for c, x in self._given[g].items() if x > 0
+        )
 
     def cost(self) -> float:
         return cost(self._program, self.counts)
 
     def serves(self, groups: Sequence[int]) -> PlanValue:
-        """What these groups get, and what everything costs."""
-        worths = self._facts.worths
+        """The value of what these groups get, with the cost of the whole plan."""
+        worths = self._arrays.worths
         flows = [(x, worths[c]) for g in groups for c, x in self._given[g].items()]
         carried = sum(x for x, _ in flows)
         worth = sum(x * value for x, value in flows)
@@ -156,13 +168,13 @@ class AccuracyPacking:
         return PackingState(self.counts[:], [self._given[g].copy() for g in groups], self._given_by[:], self.room)
 
     def restore(self, groups: Sequence[int], state: PackingState) -> None:
-        """Back to what it was, if nothing but these groups changed meanwhile."""
+        """Go back to this state. Only these groups may have changed since."""
         self.counts, given, self._given_by, self.room = state
         for g, of in zip(groups, given, strict=True):
             self._given[g] = of
 
     def take_back(self, g: int) -> None:
-        """Undo what group g was given, and unload what nobody else needs."""
+        """Take back what group g was given, and unload what no other group needs."""
         for c, amount in self._given[g].items():
             self._given_by[c] -= amount
         self._given[g] = {}
@@ -170,15 +182,15 @@ class AccuracyPacking:
         self._settle()
 
     def place(self, g: int, prices: Any, *, bounded: bool) -> bool:
-        """Serve group g: as much as can be, then as accurately as its resources at these prices are worth it, then cheaply.
+        """Serve group g: first as much as possible, then as accurately as is worth the price of the resources, then as cheaply as possible.
 
         bounded: within the room. False when not all of it could be carried.
         """
         group = self._program.groups[g]
-        of = self._in_question(g)
+        of = self._worth_trying(g)
         base = [self.counts[c] for c in of]
         spare = [
-            max(0.0, n * self._facts.rates[c] - self._given_by[c]) if n else 0.0 for n, c in zip(base, of, strict=True)
+            max(0.0, n * self._arrays.rates[c] - self._given_by[c]) if n else 0.0 for n, c in zip(base, of, strict=True)
         ]
         trials = self._trials(g, of, base, spare)
         fine = trials.enough
@@ -199,51 +211,51 @@ class AccuracyPacking:
         self.room = self.room - trials.use[best]
         return carried >= group.need * (1 - 1e-6)
 
-    def _in_question(self, g: int) -> list[int]:
+    def _worth_trying(self, g: int) -> list[int]:
         """The candidates of group g that are worth trying, most accurate first."""
-        facts, found = self._facts, list(self._program.groups[g].candidates)
+        arrays, found = self._arrays, list(self._program.groups[g].candidates)
         if len(found) > 3 * _MOST:
-            weight = {c: float(facts.takes[c].sum()) + _EPS for c in found}
+            weight = {c: float(arrays.takes[c].sum()) + _EPS for c in found}
             measures = (
-                lambda c: -facts.worth[c],
-                lambda c: weight[c] / facts.rate[c],
-                lambda c: facts.take_price[c] / facts.rate[c],
-                lambda c: -facts.worth[c] * facts.rate[c] / weight[c],
+                lambda c: -arrays.worth[c],
+                lambda c: weight[c] / arrays.rate[c],
+                lambda c: arrays.take_price[c] / arrays.rate[c],
+                lambda c: -arrays.worth[c] * arrays.rate[c] / weight[c],
                 lambda c: weight[c],
             )
             kept = {c for measure in measures for c in sorted(found, key=measure)[:_MOST]}
             found = [c for c in found if c in kept or self.counts[c]]
-        return sorted(found, key=facts.worths.__getitem__, reverse=True)
+        return sorted(found, key=arrays.worths.__getitem__, reverse=True)
 
     def _trials(self, g: int, of: list[int], base: list[int], spare: list[float]) -> "Trials":
-        """Ways to serve group g with what there is; kept, since they are asked for again at other prices."""
+        """Ways to serve group g from here. They are kept, since they are needed again at other prices."""
         key = (g, tuple(base), tuple(spare))
-        found = self._facts.trials.get(key)
+        found = self._arrays.trials.get(key)
         if found is None:
-            found = self._facts.trials[key] = self._tried(g, of, np.array(base, dtype=np.int64), np.array(spare))
+            found = self._arrays.trials[key] = self._tried(g, of, np.array(base, dtype=np.int64), np.array(spare))
         return found
 
     def _tried(self, g: int, of: list[int], base: Any, spare: Any) -> "Trials":
-        facts, group = self._facts, self._program.groups[g]
-        counts = _numbers(facts.rate[of], np.maximum(0, facts.most[of] - base), spare, group.need)
-        runs = facts.runs[of]
+        arrays, group = self._arrays, self._program.groups[g]
+        counts = _numbers(arrays.rate[of], np.maximum(0, arrays.most[of] - base), spare, group.need)
+        runs = arrays.runs[of]
         kept = np.minimum(base + counts, runs) - np.minimum(base, runs)
         fresh = counts - kept
-        able = np.minimum(np.cumsum(spare + counts * facts.rate[of], axis=1), group.need)
+        able = np.minimum(np.cumsum(spare + counts * arrays.rate[of], axis=1), group.need)
         flows = np.diff(able, axis=1, prepend=0.0)
         return Trials(
             counts,
-            kept @ facts.stays[of] + fresh @ facts.takes[of],
+            kept @ arrays.stays[of] + fresh @ arrays.takes[of],
             flows,
             able[:, -1],
-            flows @ facts.worth[of],
-            kept @ facts.stay_price[of] + fresh @ facts.take_price[of],
+            flows @ arrays.worth[of],
+            kept @ arrays.stay_price[of] + fresh @ arrays.take_price[of],
             base.sum() + counts.sum(axis=1) >= group.least,
         )
 
     def _shrink(self, candidates: Sequence[int], without: int = -1) -> None:
         for c in candidates:
-            needed = max(self._facts.low[c], ceil(self._given_by[c] / float(self._facts.rate[c]) - 1e-6))
+            needed = max(self._arrays.low[c], ceil(self._given_by[c] / float(self._arrays.rate[c]) - 1e-6))
             for h in self._program.home[c]:
                 group = self._program.groups[h]
                 if h != without and group.least:
@@ -252,22 +264,19 @@ class AccuracyPacking:
             self.counts[c] = min(self.counts[c], needed)
 
     def _settle(self) -> None:
-        facts, counts = self._facts, np.array(self.counts, dtype=np.int64)
-        kept = np.minimum(counts, facts.runs)
-        self.room = 1.0 - kept @ facts.stays - (counts - kept) @ facts.takes
+        arrays, counts = self._arrays, np.array(self.counts, dtype=np.int64)
+        kept = np.minimum(counts, arrays.runs)
+        self.room = 1.0 - kept @ arrays.stays - (counts - kept) @ arrays.takes
 
-
-# -- The greedy solver where accuracy is the goal: the cheapest plan that carries the load, upgraded as far as
-# resources go.
 
 _ROUNDS = 14  # of prices
 _SWEEPS = 4
-_FIRST = 6  # groups that go before others for a trial
-_SCALE = 0.05  # of the whole load times accuracy: the first price of a resource that is short by all there is
+_FIRST = 6  # groups that are tried before each other group
+_SCALE = 0.05  # of the whole load times accuracy: the first price of a resource that is overdrawn by its whole total
 
 
 class GreedyAccuracySolver:
-    """steps: of the search for the cheapest plan, for one group."""
+    """steps: how many branches the search for the cheapest plan looks at, for one group."""
 
     name = "greedy"
 
@@ -275,104 +284,112 @@ class GreedyAccuracySolver:
         self._cheapest = GreedySolver(steps=steps)
 
     def solve(self, problem: PlanningProblem) -> Plan:
-        """A plan that keeps every constraint, usually near the most accurate. Its "infeasible" is no proof: none was found."""
+        """A plan that keeps every constraint, usually near the most accurate. Its "infeasible" is no proof, only says that none was found."""
         return self.solve_program(compile_program(problem))
 
     def solve_program(self, program: Program) -> Plan:
-        """The same, of a compiled problem."""
-        facts = tables(program)
+        """The same for a compiled problem.
+
+        It begins with up to three plans: everybody's best choice at prices of resources, the cheapest plan, and what runs. It improves
+        each, one group after the other and in pairs, in the room that the others leave. The best one is the answer.
+        """
+        arrays = arrays_of(program)
         groups = [g for g, group in enumerate(program.groups) if group.candidates]
         groups.sort(key=lambda g: (len(program.groups[g].candidates), -program.groups[g].need))
         started: list[AccuracyPacking] = []
         prices = Prices(len(program.rows))
-        priced = self._priced(program, facts, groups, prices)
+        priced = self._at_prices(program, arrays, groups, prices)
         if priced is not None:
             started.append(priced)
         if priced is None or any(prices.values):
-            cheapest = AccuracyPacking(program, facts, SAME)
+            cheapest = AccuracyPacking(program, arrays, SAME)
             cheapest.set(self._cheapest.pack(program).packing.counts)
             started.append(cheapest)
         if any(one.high for one in program.running):
-            present = AccuracyPacking(program, facts, SAME)
+            present = AccuracyPacking(program, arrays, SAME)
             present.set([one.high for one in program.running])
             if present.fits():
                 started.append(present)
         best: AccuracyPacking | None = None
-        for deal in started:
-            self._improve(program, deal, groups, prices)
-            if best is None or value_of(program, deal.counts).beats(value_of(program, best.counts)):
-                best = deal
-        return self._concluded(program, best.counts if best is not None else facts.low)
+        for packing in started:
+            self._improve(program, packing, groups, prices)
+            if best is None or value_of(program, packing.counts).beats(value_of(program, best.counts)):
+                best = packing
+        return self._concluded(program, best.counts if best is not None else arrays.low)
 
-    def _priced(self, program: Program, facts: Any, groups: Sequence[int], prices: Prices) -> AccuracyPacking | None:
-        """Everybody's best choice at prices at which they fit; None when none was found that do."""
+    def _at_prices(
+        self, program: Program, arrays: Any, groups: Sequence[int], prices: Prices
+    ) -> AccuracyPacking | None:
+        """Every group's best choice, at prices of resources at which all fit. None when no such prices were found."""
         import numpy as np  # noqa: PLC0415
 
         scale = _SCALE * sum(group.need for group in program.groups)
         best: AccuracyPacking | None = None
         for _ in range(_ROUNDS):
-            deal = AccuracyPacking(program, facts, SAME)
+            packing = AccuracyPacking(program, arrays, SAME)
             now = np.array(prices.values)
-            whole = not [g for g in groups if not deal.place(g, now, bounded=False)]
-            room = deal.room.tolist()
-            if not deal.fits():
-                whole = self._moved(deal, groups, now) and whole
-            if deal.fits() and whole:
-                if best is None or value_of(program, deal.counts).beats(value_of(program, best.counts)):
-                    best = deal
+            whole = not [g for g in groups if not packing.place(g, now, bounded=False)]
+            room = packing.room.tolist()
+            if not packing.fits():
+                whole = self._move(packing, groups, now) and whole
+            if packing.fits() and whole:
+                if best is None or value_of(program, packing.counts).beats(value_of(program, best.counts)):
+                    best = packing
                 if not any(prices.values) and min(room, default=0.0) >= 0:
                     return best
             prices.settle(scale, room)
         return best
 
     @staticmethod
-    def _moved(deal: AccuracyPacking, groups: Sequence[int], prices: Any) -> bool:
-        """Move groups, one after the other, to what there is room for; whether all of them found some."""
+    def _move(packing: AccuracyPacking, groups: Sequence[int], prices: Any) -> bool:
+        """Move groups, one after the other, to where there is room. Returns whether all of them found some."""
         whole = True
-        for g in sorted(groups, key=deal.overdrawn, reverse=True):
-            if deal.fits():
+        for g in sorted(groups, key=packing.overdrawn, reverse=True):
+            if packing.fits():
                 break
-            if deal.overdrawn(g) > 0:
-                deal.take_back(g)
-                whole &= deal.place(g, prices, bounded=True)
+            if packing.overdrawn(g) > 0:
+                packing.take_back(g)
+                whole &= packing.place(g, prices, bounded=True)
         return whole
 
-    def _improve(self, program: Program, deal: AccuracyPacking, groups: Sequence[int], prices: Prices) -> None:
-        """Choose anew for one group after the other, and for pairs, in the room that the others leave, while that is worth something."""
+    def _improve(self, program: Program, packing: AccuracyPacking, groups: Sequence[int], prices: Prices) -> None:
+        """Choose again for one group after the other, and for pairs, in the room that the others leave, as long as the plan gets better."""
         import numpy as np  # noqa: PLC0415
 
         free, priced = np.zeros(len(program.rows)), np.array(prices.values)
         for now in (priced, *[free] * _SWEEPS):
             changed = False
             for g in groups:
-                changed |= self._anew(deal, (g,), now)
+                changed |= self._place_again(packing, (g,), now)
             if now is free:
                 if not changed:
-                    changed = self._exchanged(program, deal, groups, (free, priced))
-                deal.set(deal.counts)
+                    changed = self._exchange(program, packing, groups, (free, priced))
+                packing.set(packing.counts)
                 if not changed:
                     return
 
     @staticmethod
-    def _anew(deal: AccuracyPacking, groups: Sequence[int], prices: Any) -> bool:
-        """Choose anew for these groups, the first one first; whether that was worth it."""
-        before, kept = deal.serves(groups), deal.state(groups)
+    def _place_again(packing: AccuracyPacking, groups: Sequence[int], prices: Any) -> bool:
+        """Choose again for these groups, in this order. Returns whether the plan is better; otherwise it is unchanged."""
+        before, kept = packing.serves(groups), packing.state(groups)
         for g in groups:
-            deal.take_back(g)
+            packing.take_back(g)
         for g in groups:
-            deal.place(g, prices, bounded=True)
-        if deal.fits() and deal.serves(groups).beats(before):
+            packing.place(g, prices, bounded=True)
+        if packing.fits() and packing.serves(groups).beats(before):
             return True
-        deal.restore(groups, kept)
+        packing.restore(groups, kept)
         return False
 
-    def _exchanged(self, program: Program, deal: AccuracyPacking, groups: Sequence[int], prices: Sequence[Any]) -> bool:
-        """Let those that have lost most go before another one each."""
+    def _exchange(
+        self, program: Program, packing: AccuracyPacking, groups: Sequence[int], prices: Sequence[Any]
+    ) -> bool:
+        """Place the groups that have lost most accuracy before each other group. Returns whether the plan is better."""
         if not program.rows:
             return False
-        lost = {g: program.groups[g].need * (1 - deal.serves((g,)).accuracy) for g in groups}
+        lost = {g: program.groups[g].need * (1 - packing.serves((g,)).accuracy) for g in groups}
         first = sorted(groups, key=lambda g: -lost[g])[:_FIRST]
-        return any([self._anew(deal, (g, h), now) for g in first for h in groups if h != g for now in prices])  # noqa: C419
+        return any([self._place_again(packing, (g, h), now) for g in first for h in groups if h != g for now in prices])  # noqa: C419
 
     def _concluded(self, program: Program, counts: Sequence[int]) -> Plan:
         served = deliver(program, counts)

@@ -1,4 +1,4 @@
-"""A programme as rows and columns for HiGHS (scipy.optimize.milp): what all our programmes have in common."""
+"""The integer programme of `program.py` as rows and columns for HiGHS (scipy.optimize.milp): one model for each goal."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ _ANY = float("inf")
 
 
 class Unsolved(Exception):
-    """No plan was found within the limits, nor a proof that there is none."""
+    """HiGHS found no plan within the limits, and no proof that there is none."""
 
 
 class MilpBuilder:
-    """The first columns are the supplies of use, in whole numbers; others follow. To be minimised: the cost of the columns."""
+    """What both models have in common. The first columns are the supplies of use, in whole numbers. The cost of all columns is minimised."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -34,13 +34,13 @@ class MilpBuilder:
             self.of.setdefault(one.candidate, []).append(i)
 
     def row(self, low: float = -_ANY, high: float = _ANY) -> int:
-        """A new one, whose sum must lie between these; returns its number."""
+        """Add a row whose sum must lie between these. Returns its number."""
         self._from.append(low)
         self._to.append(high)
         return len(self._from) - 1
 
     def column(self, cost: float, high: float, *, whole: bool = False) -> int:
-        """A new one from 0 to `high`; returns its number."""
+        """Add a column from 0 to `high`. Returns its number."""
         self.cost.append(cost)
         self._low.append(0.0)
         self._high.append(high)
@@ -49,11 +49,11 @@ class MilpBuilder:
         return len(self.cost) - 1
 
     def put(self, row: int, column: int, coefficient: float) -> None:
-        """Once for each pair: entries of one add up."""
+        """Set a coefficient. Call it once for each pair: several entries of one pair add up."""
         self._at.append((row, column, coefficient))
 
     def fit(self) -> None:
-        """What all supplies take together stays within every resource."""
+        """Add a row for each resource: all supplies together stay within it."""
         for r in range(len(self.program.rows)):
             row = self.row(high=SCALE * (1 + 1e-9))
             for i, one in enumerate(self.supplies):
@@ -62,11 +62,11 @@ class MilpBuilder:
                         self.put(row, i, SCALE * weight)
 
     def met_by_nothing(self) -> bool:
-        """Whether all rows hold where there is no column at all."""
+        """Whether all rows hold without any column."""
         return not any(low > 0 for low in self._from)
 
     def solve(self, options: dict[str, Any]) -> Any:
-        """Scipy's result; None where there is no solution. Raises Unsolved where none was found within the limits."""
+        """Scipy's result. None when there is no solution. Raises Unsolved when none was found within the limits."""
         import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
         from scipy.sparse import csr_array  # noqa: PLC0415
@@ -97,24 +97,24 @@ class MilpBuilder:
         return counts
 
 
-# -- The integer programme of `program.py` for HiGHS.
-
-
 class CostModel:
-    """Columns: the supplies of use; then flows (shared candidate, group); then, if elastic, what groups are short of."""
+    """The programme whose goal is least cost.
+
+    Columns: the supplies of use; then a flow for each group of a shared candidate; then, if elastic, what each group lacks.
+    """
 
     def __init__(self, program: Program, groups: dict[int, DemandGroup], *, elastic: bool = False) -> None:
         self._program, self._groups, self._elastic = program, groups, elastic
         self._tableau = MilpBuilder(program)
         if elastic:
             self._tableau.cost = [0.0] * len(self._tableau.cost)
-        # DemandGroup: columns of its missing items/s and instances.
+        # By group: the columns of its missing items/s and instances.
         self._short: dict[int, tuple[int | None, int | None]] = {}
         self._carry()
         self._tableau.fit()
 
     def run(self, options: dict[str, Any]) -> tuple[list[int], float, bool] | None:
-        """Counts of all candidates, the gap, and whether it was closed; None when there is no solution."""
+        """Counts of all candidates, the relative gap, and whether HiGHS closed it. None when there is no solution."""
         tableau = self._tableau
         if not tableau.cost:
             return (tableau.counts([]), 0.0, True) if tableau.met_by_nothing() else None
@@ -124,7 +124,7 @@ class CostModel:
         return tableau.counts(result.x), float(result.mip_gap or 0.0), result.status == SOLVED
 
     def shortage(self, options: dict[str, Any]) -> dict[int, tuple[float, int]]:
-        """The least that groups must go short of, as a sum of shares of what they need."""
+        """By group: the items/s and instances that it must lack, so that the sum of the lacking shares is least."""
         result = self._tableau.solve(options)
         if result is None:
             raise Unsolved("the solver contradicts itself about what can be carried")
@@ -137,7 +137,7 @@ class CostModel:
         return found
 
     def _carry(self) -> None:
-        """Each group's need; and what shared candidates can give to all their groups together."""
+        """Add rows for each group's need, and for what a shared candidate can give to all its groups together."""
         program, tableau = self._program, self._tableau
         flows: dict[tuple[int, int], int] = {}
         for c in range(len(program.home)):
@@ -175,11 +175,8 @@ class CostModel:
             self._short[g] = (items, instances)
 
 
-# -- The programme whose goal is accuracy for HiGHS: how many instances, and who serves what.
-
-
 class AccuracyResult(NamedTuple):
-    """Counts of all candidates, Σ x · accuracy in units of the whole need, the gap, and whether it was closed."""
+    """Counts of all candidates; worth: Σ x · accuracy as a share of the whole need; the gap, and whether HiGHS closed it."""
 
     counts: list[int]
     worth: float
@@ -188,7 +185,14 @@ class AccuracyResult(NamedTuple):
 
 
 class AccuracyModel:
-    """Columns: the supplies of use, then a flow for each candidate of each group, as a share of the group's need."""
+    """The programme whose goal is accuracy, solved in two runs:
+
+        first      maximise Σ_v Σ_k x_vk · accuracy_v      subject to the rows of `program.py`
+        then       minimise the cost of `program.py`       subject to the same, and the accuracy reached, within a tolerance
+
+    All needs can be carried: where that is not so, `exact.py` reduces them first. Columns: the supplies of use; then a flow for each
+    candidate of each group, as a share of the group's need.
+    """
 
     def __init__(self, program: Program, groups: dict[int, DemandGroup]) -> None:
         self._groups = groups
@@ -199,11 +203,11 @@ class AccuracyModel:
         self._tableau.fit()
 
     def most_accurate(self, options: dict[str, Any]) -> AccuracyResult | None:
-        """The most accuracy that can be had; None when the needs cannot be carried."""
+        """The most accuracy that can be reached. None when the needs cannot be carried."""
         return self._run([0.0] * len(self._prices) + [-value for value in self._values], options)
 
     def cheapest(self, worth: float, options: dict[str, Any]) -> AccuracyResult | None:
-        """At least cost, with at least so much accuracy."""
+        """The least cost with at least this accuracy."""
         row = self._tableau.row(low=SCALE * worth)
         for i, value in enumerate(self._values):
             self._tableau.put(row, len(self._prices) + i, SCALE * value)
@@ -224,7 +228,7 @@ class AccuracyModel:
         )
 
     def _carry(self, whole: float) -> None:
-        """Each group's need; and what candidates can give to all their groups together. whole: items/s of all groups."""
+        """Add rows for each group's need, and for what a candidate can give to all its groups together. whole: items/s of all groups."""
         tableau, candidates = self._tableau, self._tableau.program.problem.candidates
         served: dict[int, list[tuple[int, float]]] = {}
         for group in self._groups.values():

@@ -1,4 +1,4 @@
-"""What a programme offers each of its groups, sorted once for each set of prices: a solver asks for it again and again."""
+"""A plan while the greedy solver builds it: instances, who gives how much to which group, and what room is left."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -10,10 +10,13 @@ from services.core.planning.program import Program, cost_of
 
 
 class OfferCache:
-    """Offers of whole supplies by group. own_first: candidates of each group, those that it shares with few others first."""
+    """What a programme offers each group, sorted once for each set of prices: a solver asks for it again and again.
+
+    own_first: the candidates of each group, those shared with the fewest other groups first.
+    """
 
     def __init__(self, program: Program) -> None:
-        self._menus: dict[tuple[int, tuple[float, ...]], SortedOffers] = {}
+        self._sorted: dict[tuple[int, tuple[float, ...]], SortedOffers] = {}
         self.own_first = [sorted(group.candidates, key=lambda c: len(program.home[c])) for group in program.groups]
         self._supplies = [
             [
@@ -25,12 +28,12 @@ class OfferCache:
             for group in program.groups
         ]
 
-    def menu(self, g: int, prices: Sequence[float]) -> SortedOffers:
-        """All that group g may use, as if nothing was taken yet, where rows have prices; not to be changed."""
+    def offers(self, g: int, prices: Sequence[float]) -> SortedOffers:
+        """All that group g may use at these prices of the rows, as if nothing were taken yet. Not to be changed."""
         key = (g, tuple(prices))
-        found = self._menus.get(key)
+        found = self._sorted.get(key)
         if found is None:
-            found = self._menus[key] = sorted_offers([_at(one, prices) for one in self._supplies[g]])
+            found = self._sorted[key] = sorted_offers([_at(one, prices) for one in self._supplies[g]])
         return found
 
 
@@ -41,13 +44,11 @@ def _at(offer: Offer, prices: Sequence[float]) -> Offer:
     return Offer(candidate, price, rate, most, weights, fresh)
 
 
-# -- A plan while the greedy solver builds it: counts, who gives how much to which group, and what room is left.
-
 _EPS = 1e-9
 
 
 class GroupState(NamedTuple):
-    """Of one group: counts and what is given of its candidates; of all: room and cost."""
+    """All that placing one group changes. Of its candidates: counts, and what they give. Of the whole plan: room and cost."""
 
     counts: list[int]
     given_by: list[float]
@@ -59,17 +60,18 @@ class GroupState(NamedTuple):
 
 
 class Packing:
-    """counts: instances by candidate. room: what is left of each row, 0..1, negative when overdrawn.
+    """counts: instances by candidate. room: what is left of each row, 0..1, or negative where too much is taken.
 
-    cheapest: no placement so far had to guess. A group is *placed* when what it was given covers its need. Starts with the held instances only.
+    cheapest: every placement so far is known to be the cheapest. placed: the groups whose needs are covered. A new packing has only the
+    instances that must stay (`least`).
     """
 
-    __slots__ = ("_cost", "_given", "_given_by", "_program", "_shelf", "cheapest", "counts", "placed", "room")
+    __slots__ = ("_cache", "_cost", "_given", "_given_by", "_program", "cheapest", "counts", "placed", "room")
 
-    def __init__(self, program: Program, shelf: OfferCache | None = None) -> None:
-        """shelf: the programme's, shared by all its packings."""
+    def __init__(self, program: Program, cache: OfferCache | None = None) -> None:
+        """cache: the programme's, shared by all its packings."""
         self._program = program
-        self._shelf = shelf or OfferCache(program)
+        self._cache = cache or OfferCache(program)
         self.counts = [0] * len(program.home)
         self._cost = 0.0
         self.room = [1.0] * len(program.rows)
@@ -82,7 +84,7 @@ class Packing:
                 self._change(c, running.low + fresh.low)
 
     def keep_running(self) -> None:
-        """Start with all that runs and may be of use, instead of the held instances only; groups that it carries are placed."""
+        """Start with everything that runs and may be of use, not only with what must stay. Place the groups that it carries."""
         program = self._program
         for c, running in enumerate(program.running):
             self._change(c, max(0, running.high - self.counts[c]))
@@ -96,14 +98,14 @@ class Packing:
 
     def copy(self) -> Self:
         twin = object.__new__(type(self))
-        twin._program, twin._shelf = self._program, self._shelf
+        twin._program, twin._cache = self._program, self._cache
         twin.counts, twin.room, twin.placed = self.counts[:], self.room[:], self.placed[:]
         twin.cheapest, twin._cost = self.cheapest, self._cost
         twin._given, twin._given_by = [given.copy() for given in self._given], self._given_by[:]
         return twin
 
     def state(self, g: int) -> GroupState:
-        """All that placing group g, or taking back what it has, may change."""
+        """All that placing group g, or taking its instances back, may change."""
         of = self._program.groups[g].candidates
         counts, given_by = [self.counts[c] for c in of], [self._given_by[c] for c in of]
         return GroupState(
@@ -111,13 +113,13 @@ class Packing:
         )
 
     def restore(self, g: int, state: GroupState) -> None:
-        """Back to what it was, if nothing but group g changed meanwhile."""
+        """Go back to this state. Only group g may have changed since."""
         counts, given_by, self._given[g], self.room, self._cost, self.placed[g], self.cheapest = state
         for c, n, amount in zip(self._program.groups[g].candidates, counts, given_by, strict=True):
             self.counts[c], self._given_by[c] = n, amount
 
     def overdrawn(self, g: int) -> float:
-        """How much of the rows that are overdrawn group g takes."""
+        """How much group g takes of the rows that are overdrawn."""
         total = 0.0
         for c in self._given[g]:
             for row, weight in self._program.fresh[c].weights:
@@ -126,7 +128,7 @@ class Packing:
         return total
 
     def improvable(self, g: int) -> bool:
-        """Whether what group g was given costs more than its cheapest throughput would."""
+        """Whether group g's instances cost more than its cheapest throughput."""
         program, group = self._program, self._program.groups[g]
         first = [
             running if running.high else fresh
@@ -136,26 +138,26 @@ class Packing:
         return sum(cost_of(self._program, c, self.counts[c]) for c in self._given[g]) > (1 + 1e-6) * least
 
     def cost(self) -> float:
-        """What the instances count in the objective, but for a constant."""
+        """What the instances count in the objective, up to a constant."""
         return self._cost
 
     def fits(self) -> bool:
         return all(free >= -_EPS for free in self.room)
 
     def placed_all(self, groups: Sequence[int]) -> bool:
-        """Whether these groups have what they need, within the room."""
+        """Whether these groups have what they need, and everything fits."""
         return self.fits() and all(self.placed[g] for g in groups)
 
     def place(self, g: int, *, prices: Sequence[float], bounded: bool, steps: int) -> bool:
         """Give group g what it needs, at least cost with `prices` as prices of the rows; whether that worked.
 
-        What shared or held instances have to spare is used first: it costs nothing. bounded: within the room.
+        What shared instances, and those that must stay, have to spare is used first, since it costs nothing. bounded: within the room.
         """
         group = self._program.groups[g]
         room = self.room if bounded else ()
         need = group.need - sum(self._spare(c) for c in group.candidates if self.counts[c])
         if need > _EPS * group.need:
-            search = CoverSearch(need, self._menu(g, prices), room, steps)
+            search = CoverSearch(need, self._offers(g, prices), room, steps)
             found = search.run()
             self.cheapest &= search.finished
             if found is None:
@@ -171,7 +173,7 @@ class Packing:
     def fill(self, g: int, prices: Sequence[float]) -> None:
         """Give group g as much as there is room for, cheapest throughput first."""
         group = self._program.groups[g]
-        for offer in self._menu(g, prices).offers:
+        for offer in self._offers(g, prices).offers:
             spare = sum(self._spare(c) for c in group.candidates)
             wanted = max(0, ceil((group.need - spare) / offer.rate - _EPS))
             for row, weight in offer.weights:
@@ -181,7 +183,7 @@ class Packing:
         self._give(g)
 
     def take_back(self, g: int) -> None:
-        """Undo what group g was given, and unload what nobody else needs."""
+        """Take back what group g was given, and unload what no other group needs."""
         for c, amount in self._given[g].items():
             self._given_by[c] -= amount
         given, self._given[g] = self._given[g], {}
@@ -196,7 +198,7 @@ class Packing:
             self._change(c, min(0, needed - self.counts[c]))
 
     def missing(self, g: int) -> tuple[float, int]:
-        """Items/s and instances that group g is short of."""
+        """The items/s and the instances that group g lacks."""
         group = self._program.groups[g]
         short = group.need - sum(self._given[g].values())
         return max(0.0, short) if short > 1e-6 * group.need else 0.0, max(0, group.least - self._able(g))
@@ -208,10 +210,10 @@ class Packing:
         return max(0.0, self.counts[c] * self._program.fresh[c].rate - self._given_by[c])
 
     def _give(self, g: int) -> None:
-        """From instances of its own first, so that shared ones keep something to spare."""
+        """Give group g what it needs, from its own instances first, so that shared ones keep something to spare."""
         group = self._program.groups[g]
         need = group.need
-        for c in self._shelf.own_first[g]:
+        for c in self._cache.own_first[g]:
             if not self.counts[c]:
                 continue
             amount = min(need, self._spare(c))
@@ -220,9 +222,9 @@ class Packing:
                 self._given_by[c] += amount
                 need -= amount
 
-    def _menu(self, g: int, prices: Sequence[float]) -> SortedOffers:
-        """What is left of all offers, cheapest throughput first."""
-        whole = self._shelf.menu(g, prices)
+    def _offers(self, g: int, prices: Sequence[float]) -> SortedOffers:
+        """What is left of group g's offers, cheapest throughput first."""
+        whole = self._cache.offers(g, prices)
         counts = self.counts
         if not any(counts[c] for c in self._program.groups[g].candidates):
             return whole
@@ -243,7 +245,7 @@ class Packing:
         while lacking > 0:
             fitting = [
                 offer
-                for offer in self._menu(g, prices).offers
+                for offer in self._offers(g, prices).offers
                 if not bounded or all(self.room[row] >= weight - _EPS for row, weight in offer.weights)
             ]
             if not fitting:

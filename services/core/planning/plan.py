@@ -1,4 +1,4 @@
-"""What a solver answers, and the one interface of all of them."""
+"""What a solver answers, the interface of all solvers, and how counts of instances become a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -23,7 +23,7 @@ class Action(Struct, frozen=True, gc=False):
 
 
 class Unmet(Struct, frozen=True, kw_only=True, gc=False):
-    """A demand that the plan does not carry. missing: items/s short of slack × load, instances: short of its `least`."""
+    """A demand that the plan does not carry. missing: items/s below slack × load. instances: how many are missing below `least`."""
 
     app: str
     demand: int
@@ -55,14 +55,14 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Solver(Protocol):
-    """Any way to solve a problem. Takes the same problem to the same plan, unless it was given a limit on time."""
+    """A way to solve problems. Without a time limit, the same problem always has the same plan."""
 
     name: str
 
     def solve(self, problem: PlanningProblem) -> Plan: ...
 
 
-# -- From counts of instances to a plan: actions with their kinds, cost, and what is not met, in words.
+# -- From counts of instances to a plan
 
 Short = Mapping[int, tuple[float, int]]  # group: items/s and instances that are missing
 
@@ -77,7 +77,7 @@ def conclude(
     reason: str = "",
     gap: float | None = None,
 ) -> Plan:
-    """The plan that has so many instances of each candidate. short: what it does not carry; it makes it infeasible."""
+    """The plan that has so many instances of each candidate. short: what it does not carry; anything makes the plan infeasible."""
     problem = program.problem
     unmet = _unmet(program, counts, short or {})
     return Plan(
@@ -104,7 +104,7 @@ def objective(problem: PlanningProblem, counts: Sequence[int]) -> float:
 
 
 def actions(problem: PlanningProblem, counts: Sequence[int]) -> tuple[Action, ...]:
-    """What to do, in the order of the candidates.
+    """What the plan does, in the order of the candidates.
 
     A variant that does not run yet is an upgrade or a downgrade by its hardware cost (paper, section 4.2.1), or by its accuracy
     where that is the goal: against the dearest (most accurate) of its apps' variants that lose instances, or else of those
@@ -162,16 +162,16 @@ def _unmet(program: Program, counts: Sequence[int], short: Short) -> tuple[Unmet
 def _why(program: Program, counts: Sequence[int], g: int, k: int, missing: float, instances: int) -> str:
     problem, group = program.problem, program.groups[g]
     if not group.candidates:
-        return _nobody(problem, k)
+        return _no_candidate(problem, k)
     amount = f"{missing:.4g} items/s more than" if missing > 0 else f"{instances} instances more than"
     scarce = [name for row, name in enumerate(program.rows) if _binds(program, counts, group.candidates, row)]
     if not scarce:
         return f"needs {amount} its variants may have instances for"
-    return f"needs {amount} fits in {' and '.join(_told(problem, name) for name in scarce)}"
+    return f"needs {amount} fits in {' and '.join(_described(problem, name) for name in scarce)}"
 
 
-def _nobody(problem: PlanningProblem, k: int) -> str:
-    """Why no candidate at all may answer this demand: what to change, and the nearest value there is."""
+def _no_candidate(problem: PlanningProblem, k: int) -> str:
+    """Why no candidate may answer this demand: what to change, and the nearest value there is."""
     demand = problem.demands[k]
     mine = [one for one in problem.candidates if demand.app in one.apps]
     if not mine:
@@ -211,7 +211,7 @@ def _amount(one: CandidateVariant, name: str) -> float:
     return one.cost_per_s if name == BUDGET else one.uses.get(name, 0.0)
 
 
-def _told(problem: PlanningProblem, name: str) -> str:
+def _described(problem: PlanningProblem, name: str) -> str:
     if name == BUDGET:
         return f"the budget of {3600 * problem.budget_per_s:,.6g} US$/h"
     return f"{name} ({problem.resources[name]:g})"

@@ -18,11 +18,11 @@ Objective = Literal["multiplicative", "additive"]
 class CandidateVariant(Struct, frozen=True, kw_only=True, gc=False):
     """A variant that may run.
 
-    latency_ms: of one batch. saturation_qps: items/s that one instance serves at most. cost_per_s: US$ per second of one
-    instance. load_s: seconds until an instance can answer. accuracy: 0..1; None = not measured, which no floor excludes
-    (as in selection). uses: amount of each resource that one instance takes. running: instances now, Loading ones
-    included. least, most: bounds on the instances after the plan (held ones, quarantined ones). cost_per_1000: US$ for
-    1,000 items at the batch expected, for cost ceilings; None = at saturation.
+    latency_ms: of one batch. saturation_qps: the most items/s that one instance serves. cost_per_s: US$ per second of one instance.
+    load_s: seconds until a new instance can answer. accuracy: 0..1, or None where it was not measured, which no minimum excludes (as in
+    selection). uses: amount of each resource that one instance takes. running: instances now, Loading ones included. least, most: bounds
+    on the instances after the plan (instances that must stay, quarantined variants). cost_per_1000: US$ for 1,000 items at the expected
+    batch, which cost limits are compared with; None: at saturation.
     """
 
     name: str
@@ -42,17 +42,17 @@ class CandidateVariant(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def item_cost(self) -> float:
-        """US$ per 1,000 items, as cost ceilings count."""
+        """US$ per 1,000 items, which cost limits are compared with."""
         if self.cost_per_1000 is not None:
             return self.cost_per_1000
         return 1000.0 * self.cost_per_s / self.saturation_qps
 
 
 class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
-    """A requirement class of one app.
+    """One class of an app's queries with equal needs, and its load.
 
-    load: items/s. latency_ms: objective. accuracy: at least. cost: US$ per 1,000 items, at most. model, variant: what its
-    queries name, if they do. least: instances that can serve it, whatever the load.
+    load: items/s. latency_ms: the objective. accuracy: the minimum. cost: the most, in US$ per 1,000 items. model, variant: those that its
+    queries name, if any. least: the fewest instances that can serve it, whatever the load.
     """
 
     app: str
@@ -65,7 +65,7 @@ class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
     least: int = 0
 
     def accepts(self, candidate: CandidateVariant) -> bool:
-        """Whether this candidate may answer these queries: constraint (2), and what else they ask for."""
+        """Whether this candidate may answer these queries: constraint (2), and their other needs."""
         return (
             self.app in candidate.apps
             and candidate.latency_ms <= self.latency_ms
@@ -79,14 +79,16 @@ class RequirementClass(Struct, frozen=True, kw_only=True, gc=False):
 class PlanningProblem(Struct, frozen=True, kw_only=True):
     """What to plan for.
 
-    resources: totals by name; what is not named is unlimited. slack: throughput wanted over load, a ratio. loading_weight:
-    the paper's lambda, 1/s (multiplicative) or US$/s² (additive). objective: cost of an action that adds d instances,
-    `C d (1 + lambda T)`, or `C d + lambda T d` (the paper's print leaves both readings open; they agree at lambda 0).
-    budget_per_s: US$ per second that all instances together may cost. make_before_break: what is unloaded keeps its
-    resources until its replacement runs, so that there must be room for both. time_shared: resources of which that does not
-    hold, since those that compute at the same time get a share each (cores). goal: least cost; or, of the plans that carry as
-    much as can be, most accuracy, the load-weighted mean over what serves it (a candidate without accuracy counts as 0), then
-    least cost.
+    resources: totals by name. A resource without a total is unlimited.
+    slack: wanted throughput over load, a ratio.
+    loading_weight: the paper's lambda, in 1/s (multiplicative) or US$/s² (additive).
+    objective: the cost of adding d instances, `C d (1 + lambda T)` or `C d + lambda T d`. The paper's text allows both readings. They agree
+    at lambda 0.
+    budget_per_s: US$ per second that all instances together may cost.
+    make_before_break: what is unloaded keeps its resources until its replacement runs, so there must be room for both.
+    time_shared: resources for which make_before_break does not hold, because instances that compute at the same time share them (cores).
+    goal: "cost": least cost. "accuracy": of the plans that carry as much as possible, the one with the highest accuracy (the mean over
+    the load, where an unmeasured one counts as 0), then the cheapest.
     """
 
     candidates: tuple[CandidateVariant, ...]
@@ -102,7 +104,7 @@ class PlanningProblem(Struct, frozen=True, kw_only=True):
 
 
 class ProblemFlaw(NamedTuple):
-    """What is wrong with a problem. part: "candidates", "demands", "resources", or empty; number: in that list, from 0."""
+    """What is wrong with a problem. part: "candidates", "demands", "resources", or empty. number: index in that list, from 0."""
 
     part: str
     number: int | None
@@ -111,7 +113,7 @@ class ProblemFlaw(NamedTuple):
 
 
 class InvalidPlanningProblem(ValueError):
-    """A problem that means nothing; `flaw` says where."""
+    """A problem with a number that makes no sense. `flaw` says where."""
 
     def __init__(self, flaw: ProblemFlaw) -> None:
         place = flaw.part if flaw.number is None else f"{flaw.part}[{flaw.number}]"

@@ -6,9 +6,9 @@
                Σ_v R_vr (N_v + δ_v) ≤ R_r for every resource r                 (3), the budget being one of them
                N_v + δ_v ≥ 0                                                   (4)
 
-after INFaaS (Romero et al., section 4.2.1). Instances of a variant fall into two *supplies*, since their prices differ: those
-that run already (at most N_v, at C_v each) and fresh ones (at C_v (1 + λ T_v)); a solver says how many of each. Demands
-that the same variants may answer are one *group*.
+after INFaaS (Romero et al., section 4.2.1). The instances of a variant form two *supplies*, since their prices differ: those that run
+already (at most N_v, at C_v each) and fresh ones (at C_v (1 + λ T_v)). A solver chooses how many of each. Demands that the same variants
+may answer form one *group*.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,16 @@ from typing import NamedTuple
 
 from services.core.planning.problem import CandidateVariant, PlanningProblem
 
-BUDGET = "budget, US$/s"  # as a row beside the resources
-_CHURN = 1e-7  # of two plans that cost the same, the one that changes less
-ROUNDING = 1e-9  # relative: 1.05 × 100 must not need more than 105
+BUDGET = "budget, US$/s"  # a row like those of the resources
+_CHURN = 1e-7  # relative price of a change: of two plans that cost the same, the one that changes less is cheaper
+ROUNDING = 1e-9  # relative tolerance: 1.05 × 100 must not need more than 105
 
 
 class InstanceSupply(NamedTuple):
-    """Instances that cost the same. candidate: index. low, high: how many. weights: (row, share of its total) of each."""
+    """Instances of one candidate that cost the same.
+
+    candidate: index. rate: items/s of one. low, high: the fewest and the most of them. weights: (row, share of its total) that one takes.
+    """
 
     candidate: int
     price: float
@@ -34,7 +37,7 @@ class InstanceSupply(NamedTuple):
 
 
 class DemandGroup(NamedTuple):
-    """Demands (indices) that the same candidates (indices) may answer. need: items/s; least: instances."""
+    """Demands (indices) that the same candidates (indices) may answer. need: items/s. least: the fewest instances."""
 
     demands: tuple[int, ...]
     candidates: tuple[int, ...]
@@ -43,9 +46,10 @@ class DemandGroup(NamedTuple):
 
 
 class Program(NamedTuple):
-    """rows: names of the resources that bind; a plan's weights must add up to at most 1 in each.
+    """The integer programme.
 
-    running, fresh: the supplies of each candidate, by its index. home: the groups (indices) of each candidate.
+    rows: names of the limited resources. The weights of a plan add up to at most 1 in each. running, fresh: the supplies of each
+    candidate, by its index. home: the groups (indices) of each candidate.
     """
 
     problem: PlanningProblem
@@ -105,7 +109,7 @@ def fresh_price(problem: PlanningProblem, one: CandidateVariant) -> float:
 
 
 def cost(program: Program, counts: Sequence[int]) -> float:
-    """What so many instances of each candidate count in the objective, but for a constant."""
+    """What so many instances of each candidate count in the objective, up to a constant."""
     return sum(cost_of(program, c, n) for c, n in enumerate(counts) if n)
 
 
@@ -151,9 +155,9 @@ def _amounts(problem: PlanningProblem, one: CandidateVariant) -> dict[str, float
 
 
 def _limits(problem: PlanningProblem, amounts: list[dict[str, float]]) -> tuple[tuple[str, ...], list[float]]:
-    """Names and what there is. Held instances are there, whatever the total.
+    """Names of the rows, and their limits. Instances that must stay (`least`) always fit, whatever the total.
 
-    With make-before-break everything that runs keeps what it takes, and the limit is on what is added.
+    With make-before-break, everything that runs keeps what it takes, and the limit holds for what is added.
     """
     totals = problem.resources | ({BUDGET: problem.budget_per_s} if isfinite(problem.budget_per_s) else {})
     names, limits = [], []

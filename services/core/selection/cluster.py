@@ -1,7 +1,7 @@
-"""The cluster as seen from heartbeats, `done` batches and one's own dispatches: workers, instances, and per app what can serve.
+"""The cluster as a dispatcher sees it: workers, instances, and for each app what can serve it.
 
-Pure and cheap: a heartbeat that changes nothing structural only refreshes numbers; a change of state moves one instance
-between the lists of the apps that its variant serves.
+The sources are heartbeats, `done` batches and the dispatcher's own assignments. Most heartbeats only refresh numbers. A change of
+state moves one instance between the lists of the apps that its variant serves.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,17 +28,19 @@ class ClusterView:
         self.apps: dict[str, AppView] = {}
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
-        self.not_before: dict[str, float] = {}  # variants that lately failed to load, or found no room: try again then
+        self.not_before: dict[str, float] = {}  # variants that failed to load, or found no room: when to try again
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
         self._quarantining: dict[str, Worker] = {}
-        self._heard = 0  # heartbeats
-        self._idlest: dict[tuple[str, bool], tuple[int, list[str]]] = {}  # after which heartbeat, and who
+        self._heartbeats = 0  # how many have come
+        self._idlest: dict[
+            tuple[str, bool], tuple[int, list[str]]
+        ] = {}  # least used workers, and after which heartbeat
 
     # -- catalogue
 
     def set_app(self, app: AppRecord, records: Iterable[VariantRecord], key: str = "") -> None:
-        """An app's variants are these now. key: how queries find it, when that is not its name."""
+        """Set an app's variants. key: the name by which queries find it, if that is not its own."""
         view = AppView(app, tuple(records), self.nominal_price_per_s, self._goal)
         self.drop_app(key or app.app)
         self.apps[key or app.app] = view
@@ -47,8 +49,8 @@ class ClusterView:
             self._serving.setdefault(record.variant, []).append(view)
             for instance in self.by_variant.get(record.variant, {}).values():
                 view.place(instance)
-        for beat in list(self._unknown.values()):
-            self.heartbeat(beat, beat.at)
+        for heartbeat in list(self._unknown.values()):
+            self.heartbeat(heartbeat, heartbeat.at)
 
     def drop_app(self, app: str) -> None:
         view = self.apps.pop(app, None)
@@ -66,36 +68,36 @@ class ClusterView:
 
     # -- fleet
 
-    def heartbeat(self, beat: WorkerHeartbeat, now: float) -> bool:
-        """Fold one heartbeat in; True when the set of instances, or any state, changed."""
-        worker = self.workers.get(beat.worker)
+    def heartbeat(self, heartbeat: WorkerHeartbeat, now: float) -> bool:
+        """Take one heartbeat over. Returns whether the set of instances, or any state, changed."""
+        worker = self.workers.get(heartbeat.worker)
         if worker is None:
-            worker = self.workers[beat.worker] = Worker(beat.worker, beat.hardware)
+            worker = self.workers[heartbeat.worker] = Worker(heartbeat.worker, heartbeat.hardware)
             first = True
         else:
             first = False
-        worker.incarnation, worker.seen, worker.skew = beat.incarnation, now, now - beat.at
+        worker.incarnation, worker.seen, worker.skew = heartbeat.incarnation, now, now - heartbeat.at
         alive_before = {name for name, device in worker.devices.items() if device.alive}
-        worker.kind = beat.kind or beat.hardware
-        worker.draining = beat.draining or beat.leaving
-        worker.quarantined = beat.quarantined
-        self._heard += 1
-        if beat.quarantined:
+        worker.kind = heartbeat.kind or heartbeat.hardware
+        worker.draining = heartbeat.draining or heartbeat.leaving
+        worker.quarantined = heartbeat.quarantined
+        self._heartbeats += 1
+        if heartbeat.quarantined:
             self._quarantining[worker.name] = worker
         elif self._quarantining:
             self._quarantining.pop(worker.name, None)
-        for device in beat.devices:
+        for device in heartbeat.devices:
             before = worker.devices.get(device.device)
             if not device.alive or (before is not None and before.incarnation != device.incarnation):
-                self.lose_device(beat.worker, device.device)  # its executor is not the one that took our queries
-        known = worker.devices.keys() == {device.device for device in beat.devices}
-        worker.devices = {device.device: device for device in beat.devices}
+                self.lose_device(heartbeat.worker, device.device)  # its executor is not the one that took the queries
+        known = worker.devices.keys() == {device.device for device in heartbeat.devices}
+        worker.devices = {device.device: device for device in heartbeat.devices}
         changed = first or alive_before != {name for name, device in worker.devices.items() if device.alive}
         if not known:
             self._reprice()
         listed = set()
         unknown = False
-        for status in beat.instances:
+        for status in heartbeat.instances:
             record = self.records.get(status.variant)
             where = worker.devices.get(status.device)
             if record is None or where is None:
@@ -108,12 +110,12 @@ class ClusterView:
         for gone in [i for i in worker.instances if i not in listed]:
             self.remove(gone)
             changed = True
-        worker.was_alive = worker.was_alive or any(device.alive for device in beat.devices)
-        worker.weigh()
+        worker.was_alive = worker.was_alive or any(device.alive for device in heartbeat.devices)
+        worker.measure_fullness()
         if unknown:
-            self._unknown[beat.worker] = beat
+            self._unknown[heartbeat.worker] = heartbeat
         else:
-            self._unknown.pop(beat.worker, None)
+            self._unknown.pop(heartbeat.worker, None)
         return changed
 
     def _update(
@@ -131,7 +133,7 @@ class ClusterView:
         instance.factor = status.factor
         instance.busy = busy_share(status)
         instance.ready_at = status.ready_at
-        instance.told(status.queued, now)
+        instance.observe_queue(status.queued, now)
         batch = _power_of_two(status.mean_batch)
         state = "Inactive" if worker.draining else status.state
         moved = fresh or state != instance.state or batch != instance.batch or before.app_states != status.app_states
@@ -160,7 +162,7 @@ class ClusterView:
         return instance
 
     def lose_device(self, worker_name: str, device: str) -> list[Instance]:
-        """A device's executor is gone: its instances with it, until a heartbeat says otherwise."""
+        """A device's executor is gone: remove its instances until a heartbeat lists them again."""
         worker = self.workers.get(worker_name)
         if worker is None:
             return []
@@ -170,7 +172,7 @@ class ClusterView:
         return lost
 
     def lose_worker(self, name: str) -> list[Instance]:
-        """A worker is silent: everything on it is gone until it speaks again."""
+        """A worker's heartbeats have stopped: remove everything on it until one comes again."""
         worker = self.workers.get(name)
         if worker is None:
             return []
@@ -190,16 +192,16 @@ class ClusterView:
     def least_utilised(
         self, kind: str, exclude: frozenset[str] = frozenset(), *, simulated: bool = False
     ) -> str | None:
-        """The living worker whose device of this kind, real or simulated, is used least; by name among equals.
+        """The living worker whose device of this kind, real or simulated, is used least; the first by name among equals.
 
-        None when there is none. Of very many workers, as of a moment ago.
+        None when there is none. With more than MANY workers, the answer is up to a sixteenth of a second old.
         """
         if len(self.workers) <= MANY:
             return next(self._by_use(kind, exclude, simulated=simulated, most=1), None)
         at, names = self._idlest.get((kind, simulated), (0, []))
-        if not names or self._heard - at > len(self.workers) // 8:  # a sixteenth of a second
+        if not names or self._heartbeats - at > len(self.workers) // 8:  # a sixteenth of a second
             names = list(self._by_use(kind, frozenset(), simulated=simulated, most=FEW))
-            self._idlest[kind, simulated] = self._heard, names
+            self._idlest[kind, simulated] = self._heartbeats, names
         for name in names:
             worker = self.workers.get(name)
             if worker is not None and not worker.draining and name not in exclude:
@@ -223,5 +225,5 @@ def busy_share(status: InstanceStatus) -> float:
 
 
 def _power_of_two(batch: float) -> int:
-    """Mean batches move all the time; prices and plans only when they double or halve."""
+    """The batch size rounded down to a power of two. Mean batches change all the time; prices and eligibility only when they double or halve."""
     return 1 << max(0, round(batch).bit_length() - 1) if batch >= 1 else 1

@@ -1,12 +1,12 @@
-"""Which variants of an app may serve one set of needs, in order: made as far as a query looks, and no further.
+"""Which variants of an app may serve a query, and which of their instances can do so now.
 
-The order is the app's (`AppView.in_order`): cheapest first, or most accurate first where that is the goal.
-Most queries end at the first few Active variants. So only those are looked at at once, in arrays that hold the Active
-variants alone, in that order; what is loading, troubled or could be loaded is worked out when somebody asks for it.
+`AppView` is the index of one app. Its static facts (accuracy, latency, load time, memory) are numpy columns, built when the catalogue
+changes. What changes with every heartbeat is in small lists. `Eligibility` is the answer for one set of needs. It is made once and kept
+until a state changes.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -14,19 +14,16 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
-from services.core.selection.instances import MANY, InstanceSampler, usual
-
-if TYPE_CHECKING:
-    from services.core.selection.instances import Instance
-
+from services.core.selection.instances import MANY, Instance, InstanceSampler, usual
 
 INFINITE = float("inf")
 
 
 class Ask(Struct, frozen=True, gc=False):
-    """A query's needs in SI units. deadline: Unix s, the earlier of latency and absolute deadline; cost: US$ per 1,000 items.
+    """A query's needs, in SI units.
 
-    length: of the axis that varies, for models that have one, rounded up to what was measured.
+    items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 items.
+    length: for models with an axis of varying length, the query's length rounded up to one that was measured.
     """
 
     app: str
@@ -41,18 +38,16 @@ class Ask(Struct, frozen=True, gc=False):
     length: int | None = None
 
 
-# -- Which variants of an app may serve one set of needs, in order: made as far as a query looks, and no further.
-
 Readiness = Literal["active", "loading", "troubled"]
-RESOLUTION = 0.05  # s
-LOADABLE = 4  # alternatives kept, should a worker refuse the best
-FIRST = 8  # Active variants looked at before all of them are
+RESOLUTION = 0.05  # s; load times that differ by less count as equal
+LOADABLE = 4  # alternatives kept, in case a worker refuses the best
+FIRST = 8  # Active variants that a query looks at before it looks at all
 
 
 class VariantInstances:
-    """One variant of the app, with its instances by what they are good for. crowds: the same lists, for when they are long."""
+    """One variant of the app, with its instances by readiness. samplers: for the same lists, used when they are long."""
 
-    __slots__ = ("active", "crowds", "loading", "record", "seconds_to_load", "table", "troubled", "where")
+    __slots__ = ("active", "loading", "record", "samplers", "seconds_to_load", "table", "troubled", "where")
 
     def __init__(self, record: VariantRecord) -> None:
         self.record = record
@@ -62,7 +57,7 @@ class VariantInstances:
         self.loading: list[Instance] = []
         self.troubled: list[Instance] = []
         self.where: dict[Instance, list[Instance]] = {}
-        self.crowds: dict[Readiness, InstanceSampler] = {
+        self.samplers: dict[Readiness, InstanceSampler] = {
             "active": InstanceSampler(self.active), "loading": InstanceSampler(self.loading), "troubled": InstanceSampler(self.troubled)
         }  # fmt: skip
 
@@ -71,7 +66,7 @@ class VariantInstances:
         return ("active", self.active), ("troubled", self.troubled)
 
     def put(self, instance: "Instance", where: "list[Instance] | None") -> None:
-        """Into one of the lists, or out of all; where it is already, there it stays."""
+        """Move an instance into this list, or out of all. In a list where it is already, it keeps its place."""
         before = self.where.get(instance)
         if before is where:
             return
@@ -84,7 +79,7 @@ class VariantInstances:
 
 
 class RankedVariants:
-    """The variants of an app that have an instance in one state, in order, with their static facts in the same order."""
+    """The variants of an app that have an instance of one readiness, in the app's order, with their static facts."""
 
     def __init__(self, app: "AppView", mask: NDArray[np.bool_]) -> None:
         found = app.in_order(np.flatnonzero(mask))
@@ -97,7 +92,7 @@ class RankedVariants:
         self._latency: dict[tuple[int, int | None], NDArray[np.float64]] = {}
 
     def eligible(self, ask: Ask) -> NDArray[np.intp]:
-        """Places in `groups` of those that meet accuracy, latency (inference alone), cost and what was pinned."""
+        """Indices in `groups` of the variants that meet accuracy, latency (inference alone), cost and pinned names."""
         if ask.variant is not None or ask.model is not None or ask.version is not None:
             mask = self._app.pinned(ask)[self._found]
         else:
@@ -116,7 +111,10 @@ class RankedVariants:
 
 
 class Eligibility:
-    """For one set of needs. first: the first few Active variants; the lists below: all of each kind, in order."""
+    """The variants that may serve one set of needs, in the app's order (`AppView.in_order`).
+
+    first: the first few Active ones. Most queries look at these only, so everything else is computed when it is asked for.
+    """
 
     __slots__ = ("_active", "_app", "_ask", "_loadable", "_loading", "_places", "_troubled", "first")
 
@@ -138,7 +136,7 @@ class Eligibility:
 
     @property
     def active(self) -> list[VariantInstances]:
-        """With an Active instance."""
+        """Variants with an Active instance."""
         if self._active is None:
             groups = self._app.ranked("active").groups
             self._active = [groups[i] for i in self._places.tolist()]
@@ -146,21 +144,21 @@ class Eligibility:
 
     @property
     def loading(self) -> list[VariantInstances]:
-        """With an instance that is being loaded."""
+        """Variants with an instance that is being loaded."""
         if self._loading is None:
             self._loading = self._in("loading")
         return self._loading
 
     @property
     def troubled(self) -> list[VariantInstances]:
-        """With an Overloaded or Interfered instance."""
+        """Variants with an Overloaded or Interfered instance."""
         if self._troubled is None:
             self._troubled = self._in("troubled")
         return self._troubled
 
     @property
     def loadable(self) -> list[VariantInstances]:
-        """Without an instance, soonest ready first: the best few."""
+        """The best few variants without an instance, soonest ready first."""
         if self._loadable is None:
             self._loadable = self._soonest()
         return self._loadable
@@ -174,21 +172,19 @@ class Eligibility:
         idle = np.flatnonzero(app.eligible(self._ask) & ~(app.has_active | app.has_loading | app.has_troubled))
         if not idle.size:
             return []
-        # Load times are measured to some hundredths of a second: what is closer than that is as soon, and the cheaper
-        # one, then the one with more throughput, is meant.
+        # Load times are measured to some hundredths of a second. Among variants that are ready equally soon, the cheaper one goes first,
+        # then the one with more throughput.
         ready = np.round((app.load_s[idle] + app.latency(self._ask.items, self._ask.length)[idle]) / RESOLUTION)
         best = np.lexsort((-app.saturation[idle], app.cost[idle], ready))[:LOADABLE]
         return [app.groups[i] for i in idle[best].tolist()]
 
 
-# -- One app's variants as arrays, and which of their instances can serve it now: the index that selection reads.
-
-CALM = 0.5  # s without a query that found its instances full, after which they are not full any more
-PLANS = 4096  # distinct sets of needs kept; clients mostly repeat a few
+CALM = 0.5  # s after which instances no longer count as full, if no query found them full
+MOST_KEPT = 4096  # sets of needs kept; clients mostly repeat a few
 
 
 class AppView:
-    """The index of one app. goal: what its variants are ordered by, cheapest first or most accurate first."""
+    """The index of one app. goal: the order of its variants, cheapest first or most accurate first."""
 
     def __init__(
         self,
@@ -200,7 +196,7 @@ class AppView:
         self.app = app
         self.goal = goal
         self.records = records
-        # Versions that are not linked now serve only queries that name them.
+        # A version that is not linked serves only queries that name it.
         self.current: NDArray[np.bool_] = np.array([app.links.get(r.model) == r.version for r in records], dtype=bool)
         self.groups = [VariantInstances(record) for record in records]
         self.index = {record.variant: i for i, record in enumerate(records)}
@@ -220,7 +216,7 @@ class AppView:
         self.has_active: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_loading: NDArray[np.bool_] = np.zeros(count, dtype=bool)
         self.has_troubled: NDArray[np.bool_] = np.zeros(count, dtype=bool)
-        self._plans: dict[tuple[object, ...], Eligibility] = {}
+        self._eligibilities: dict[tuple[object, ...], Eligibility] = {}
         self._ranked: dict[Readiness, RankedVariants] = {}
         self.full_since = self._full_at = float("-inf")
         self.asked = 0
@@ -228,21 +224,21 @@ class AppView:
         self.reprice(price)
 
     def full_for(self, now: float) -> float:
-        """Seconds for which its Active instances have been too full again and again; call it whenever they are."""
+        """Seconds for which queries have found its Active instances full. Call it for each such query."""
         if now - self._full_at > CALM:
             self.full_since = now
         self._full_at = now
         return now - self.full_since
 
     def reprice(self, price: Callable[[VariantRecord], float]) -> None:
-        """Devices became known: variants without an instance are priced on them."""
+        """Price all variants again: devices have become known."""
         for i, record in enumerate(self.records):
             self._price[i] = price(record)
             self.cost[i] = cost_per_1000(record, self._price[i], self.batch[i])
         self._changed()
 
     def in_order(self, found: NDArray[np.intp]) -> NDArray[np.intp]:
-        """These variants (indices), those to be looked at first in front: by the goal, then by cost."""
+        """These variants (indices) in the order in which a query looks at them: by the goal, then by cost."""
         if found.size < 2:
             return found
         if self.goal == "cost":
@@ -281,7 +277,7 @@ class AppView:
         self._refresh(i)
 
     def _usual_batch(self, i: int) -> int:
-        """Of many instances: looked at now and then, since some of them always change theirs."""
+        """The usual batch of many instances. Some of them always change theirs, so it is computed now and then."""
         active = self.groups[i].active
         self._placed[i] = (self._placed[i] + 1) % len(active)
         return self.batch[i] if self._placed[i] else usual(instance.batch for instance in active)
@@ -293,7 +289,7 @@ class AppView:
             self._refresh(i)
 
     def _refresh(self, i: int) -> None:
-        """Whether there is any instance in each state; who may serve what changes only with that."""
+        """Note whether there is any instance of each readiness. Eligibility changes only with that."""
         group = self.groups[i]
         for has, instances in (
             (self.has_active, group.active),
@@ -305,7 +301,7 @@ class AppView:
                 self._changed()
 
     def _changed(self) -> None:
-        self._plans.clear()
+        self._eligibilities.clear()
         self._ranked.clear()
 
     def ranked(self, state: Readiness) -> RankedVariants:
@@ -316,18 +312,18 @@ class AppView:
             ranked = self._ranked[state] = RankedVariants(self, mask)
         return ranked
 
-    # -- plans
+    # -- eligibility
 
-    def plan(self, ask: Ask) -> Eligibility:
-        """Who may serve these needs, by the static facts; kept until something changes."""
+    def eligibility(self, ask: Ask) -> Eligibility:
+        """The variants that may serve these needs. Kept until something changes."""
         key = (ask.latency_s, ask.accuracy, ask.cost, ask.items, ask.model, ask.version, ask.variant, ask.length)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = Eligibility(self, ask)
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            self._plans[key] = plan
-        return plan
+        found = self._eligibilities.get(key)
+        if found is None:
+            found = Eligibility(self, ask)
+            if len(self._eligibilities) >= MOST_KEPT:
+                self._eligibilities.clear()
+            self._eligibilities[key] = found
+        return found
 
     def eligible(self, ask: Ask) -> NDArray[np.bool_]:
         """Which variants meet accuracy, latency (inference alone), cost and what was pinned."""

@@ -1,9 +1,4 @@
-"""Many instances of one variant: looking at a bounded number of them for each query. Pure.
-
-Up to MANY are all looked at. Of more, a glance at some, from where the last query left off, finds one that is idle or nearly as good as
-the best (two choices are already exponentially better than one: Mitzenmacher 2001, "The power of two choices"); only when none of
-those is in time are all looked at, and when that was in vain, not again for a moment.
-"""
+"""Instances and workers as a dispatcher sees them, and a sampler for variants with many instances."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,21 +7,41 @@ from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
 from services.core.cost import LatencyTable
 
-# Queues are filled to 1/1.3 of what deadlines allow and no further. What a queue drains at is known to some tens of percent only
-# (neighbours, the loop, the bus); without this, under overload every query is admitted to end exactly at its deadline, and
-# whatever goes slower than predicted makes most of them late: work done for nothing. A shorter queue costs no throughput.
+# A queue is filled to 1/1.3 of what deadlines allow. The rate at which it drains is known to some tens of percent only (neighbours,
+# the loop, the bus). Without this margin, an overloaded system admits every query to end exactly at its deadline. Whatever then goes
+# slower than predicted makes most of them late, and their work is wasted. A shorter queue costs no throughput.
 CAUTION = 1.3
-
-
-STALE = 1.0  # s; what a heartbeat tells of a queue is up to so old: an executor reports to its monitor, which tells us
+STALE = (
+    1.0  # s; the largest age of a queue's length in a heartbeat, which travels from the executor through its monitor
+)
 
 
 class Instance:
-    """One loaded (or loading) variant on one device. own, others: items dispatched there and not yet done."""
+    """One loaded (or loading) variant on one device.
+
+    own, others: items that this dispatcher, and other dispatchers, sent there and that are not done.
+    """
 
     __slots__ = (
-        "batch", "busy", "device", "factor", "id", "most_before", "most_lately", "noted", "others", "own", "per_item",
-        "per_queued", "price_per_s", "ready_at", "record", "state", "status", "table", "worker",
+        "batch",
+        "busy",
+        "device",
+        "factor",
+        "id",
+        "noted_at",
+        "others",
+        "own",
+        "peak_before",
+        "peak_now",
+        "per_item",
+        "per_queued",
+        "price_per_s",
+        "ready_at",
+        "record",
+        "state",
+        "status",
+        "table",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
@@ -40,37 +55,37 @@ class Instance:
         self.price_per_s = 0.0
         self.own = 0
         self.others = 0
-        self.most_lately = self.most_before = 0  # of our own items at a time, since `noted` and in the time before
-        self.noted = 0.0
+        self.peak_now = self.peak_before = 0  # most own items at a time: since `noted_at`, and in the period before
+        self.noted_at = 0.0
         self.batch = 1
-        self.busy = 0.0  # share of the time that it computes, as last told
+        self.busy = 0.0  # share of the time that it computes, by the last heartbeat
         self.factor = 1.0
         self.ready_at = 0.0
         self.state = "Inactive"
         self.status = status
 
     def predict(self, items: int, length: int | None = None) -> float:
-        """Seconds until these items would be answered, with caution: the queue ahead, then their own batch."""
+        """Predicted seconds until these items are answered: the queue ahead (with CAUTION), then their own batch."""
         table = self.table if length is None else self.table.at(length)
         return ((self.own + self.others) * self.per_queued + table.seconds(items)) * self.factor
 
     def take(self, items: int) -> None:
-        """We dispatch so many items there."""
+        """Count items that this dispatcher sends there."""
         self.own += items
-        self.most_lately = max(self.most_lately, self.own)
+        self.peak_now = max(self.peak_now, self.own)
 
-    def told(self, queued: int, now: float) -> None:
-        """A heartbeat says how many items wait or are computed there, ours too: as it was up to STALE ago.
+    def observe_queue(self, queued: int, now: float) -> None:
+        """Take over a heartbeat's number of items that wait or are computed there, own ones included.
 
-        Ours that were there then are not others', even if they are done by now: else a queue that has just emptied would
-        look full until the next heartbeat, and nothing would be sent there to correct it.
+        The number is up to STALE seconds old. Own items of that time are not counted as others', even if they are done now. Otherwise a
+        queue that has just emptied would look full until the next heartbeat, and nothing would be sent there.
         """
-        self.others = max(0, queued - max(self.most_lately, self.most_before))
-        if now - self.noted >= STALE:
-            self.most_before, self.most_lately, self.noted = self.most_lately, self.own, now
+        self.others = max(0, queued - max(self.peak_now, self.peak_before))
+        if now - self.noted_at >= STALE:
+            self.peak_before, self.peak_now, self.noted_at = self.peak_now, self.own, now
 
     def batch_done(self, queued: int) -> None:
-        """The executor has computed a batch; so many items, ours too, are still there."""
+        """The executor has computed a batch. So many items, own ones included, are still there."""
         self.others = max(0, queued - self.own)
 
     @property
@@ -83,8 +98,10 @@ class Instance:
 
 
 class Worker:
-    """One worker as its monitor last described it. fullness: by kind of device (and whether simulated), the part of its cores
-    that its instances keep busy: of a machine that workers share, each one's own part. was_alive: a device of it has lived.
+    """One worker, as its last heartbeat describes it.
+
+    fullness: the share of its cores that its instances keep busy, by kind of device and whether that is simulated. Where several workers
+    share a machine, each has its own share. was_alive: a device of it has been alive.
     """
 
     __slots__ = (
@@ -106,8 +123,8 @@ class Worker:
         self.devices: dict[str, DeviceStatus] = {}
         self.instances: dict[str, Instance] = {}
 
-    def weigh(self) -> None:
-        """Its fullness by the latest figures of its instances."""
+    def measure_fullness(self) -> None:
+        """Compute `fullness` from the latest figures of its instances."""
         found: dict[tuple[str, bool], float] = {}
         for instance in self.instances.values():
             device = self.devices.get(instance.device)
@@ -118,23 +135,27 @@ class Worker:
         self.fullness = found
 
     def utilisation(self, kind: str, *, simulated: bool = False) -> float | None:
-        """Of the worker's least used living device of this kind, real or simulated; None when it has none."""
+        """Utilisation of the least used living device of this kind, real or simulated. None when there is none."""
         used = [d.utilisation for d in self.devices.values() if d.kind == kind and d.simulated == simulated and d.alive]
         return min(used) if used else None
 
 
-# -- Many instances of one variant: looking at a bounded number of them for each query. Pure.
+# -- Many instances of one variant
+#
+# Up to MANY instances, each query looks at all of them. Of more, it looks at a few, beginning where the last query stopped. That finds an
+# idle instance, or one nearly as good as the best: two choices are exponentially better than one (Mitzenmacher 2001, "The power of two
+# choices"). Only if none of these is in time does the query look at all. If none of all is in time, no query looks at all for a moment.
 
 MANY = 64
 SAMPLED = 16  # instances looked at while one of them is in time
-MOMENT = 0.005  # s for which all are taken to be full after all were looked at in vain
-PACKED = 0.25  # s for which the order of workers by their fullness holds; heartbeats change it every 0.5 s
-PACK_BELOW = 0.8  # part of a worker that instances keep busy, up to which `pack` keeps filling it
-SLOW = 1.2  # live correction above which an idle instance is not taken at first sight
+MOMENT = 0.005  # s for which all count as full after none was found in time
+PACKED = 0.25  # s for which the order of workers by fullness is kept; heartbeats change it every 0.5 s
+PACK_BELOW = 0.8  # fullness of a worker up to which `pack` fills it
+SLOW = 1.2  # live correction factor above which an idle instance is compared with others first
 
 
 class InstanceSampler:
-    """More than MANY of a variant's instances (`instances`, the caller's list), and what the last queries found among them."""
+    """Looks at some of a variant's instances, and remembers what the last queries found. instances: the caller's list, which changes."""
 
     __slots__ = ("_full", "_instances", "_items", "_length", "_packed", "_packed_at", "_slack", "_turn")
 
@@ -143,13 +164,13 @@ class InstanceSampler:
         self._turn = 0
         self._packed: list[Instance] = []
         self._packed_at = float("-inf")
-        self._full = float("-inf")  # until when none is in time for so many items within `_slack`
+        self._full = float("-inf")  # until then, none is in time for `_items` items within `_slack`
         self._slack = 0.0
         self._items = 0
         self._length: int | None = None
 
     def soonest(self, items: int, length: int | None, slack: float, now: float) -> "Instance | None":
-        """One that would answer soon, within `slack` seconds from now; None when none is in time."""
+        """An instance that answers soon, within `slack` seconds. None when none is in time. now: Unix seconds."""
         if now < self._full and slack <= self._slack and items >= self._items and length == self._length:
             return None
         instances = self._instances
@@ -173,13 +194,13 @@ class InstanceSampler:
         return best
 
     def some(self) -> "list[Instance]":
-        """MANY of them, each time others."""
+        """MANY of them, different ones each time."""
         at = self._turn % len(self._instances)
         self._turn = at + MANY
         return self._instances[at : at + MANY]
 
     def fullest(self, now: float) -> "list[Instance]":
-        """MANY on the fullest workers that are not yet full, fullest first, by name among equals; as of a moment ago."""
+        """MANY instances on the fullest workers below PACK_BELOW, fullest first, then by name. Up to PACKED seconds old."""
         if now - self._packed_at >= PACKED:
             self._packed_at = now
             rows = []
@@ -193,5 +214,5 @@ class InstanceSampler:
 
 
 def usual(batches: Iterable[int]) -> int:
-    """The most frequent; the smaller of equals."""
+    """The most frequent batch size; among equally frequent ones, the smallest."""
     return min(Counter(batches).items(), key=lambda item: (-item[1], item[0]))[0]

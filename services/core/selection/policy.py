@@ -1,4 +1,4 @@
-"""What a query asks of selection, and what selection decides."""
+"""getVariant (INFaaS, section 4.1): which instance answers a query. The port for policies, the paper's policy, and two baselines."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,10 +23,10 @@ class LoadOrder(Struct, frozen=True, gc=False):
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What to do with one query; reason says why, for the record.
+    """What to do with one query. reason: why, for the record.
 
-    assignments: instance ids, one a part (one, until ensembles). load: start this load in any case. wait: the query waits
-    for that load. refusal: the query ends here. stranded: nobody is there to serve it now; ask again when somebody is.
+    assignments: ids of instances, one for each part of the query (today always one). load: start this load in any case. wait: the query
+    waits for that load. refusal: the query ends with this error. stranded: no instance can serve it now; decide again when one can.
     """
 
     assignments: Sequence[str] = ()
@@ -38,21 +38,20 @@ class Decision(Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-# -- getVariant: which instance answers a query (INFaaS, section 4.1; the order of docs/architecture.md).
-
-OVERHEAD = 0.0005  # s; bus and dispatch, beside the model's own time
-REORDER = 3.0  # s that instances must have been full before a load on demand beside them: the autoscalers, who weigh costs, first
-BUSY = 0.95  # utilisation of a device from which another variant beside those that are full would only take from them
-EASE = (
-    0.45  # of a query's latency: work that may wait where accuracy is the goal, before less accurate ones are asked ...
-)
-EASE_MOST = 0.8  # ... and s; where more waits an instance soon counts as Overloaded (lifecycle.py) and takes nothing for a while
-PACK_AHEAD = 0.2  # s of work waiting, up to which `pack` keeps filling a worker
+OVERHEAD = 0.0005  # s; bus and dispatch, in addition to the model's own time
+# s for which instances must have been full before another variant is loaded on demand. The autoscalers, which compare costs, go first.
+REORDER = 3.0
+BUSY = 0.95  # utilisation of a device from which another variant there would only take capacity from the full ones
+# Where accuracy is the goal: the work that may wait at an instance before less accurate ones are asked, as a share of the query's latency
+# and in s. Where more waits, an instance soon counts as Overloaded (lifecycle.py) and gets nothing for a while.
+EASE = 0.45
+EASE_MOST = 0.8
+PACK_AHEAD = 0.2  # s of waiting work up to which `pack` fills a worker
 NONE: list[Instance] = []
 
 
 class SelectionPolicy(Protocol):
-    """The port for choosing: the paper's policy, the baselines, or a user's own class by import path."""
+    """What every policy has: the paper's, the baselines, and a user's own class, named by import path."""
 
     name: str
 
@@ -68,10 +67,16 @@ def goal_of(policy: SelectionPolicy) -> Goal:
 
 
 class InfaasPolicy:
-    """The paper's getVariant. dispatch: "spread" (least loaded instance) or "pack" (fullest worker that is still in time).
+    """The paper's getVariant. It tries, in this order:
 
-    on_demand: load what no instance can serve; without it only what others have loaded is used. goal: by what the view orders
-    variants; whoever makes the view reads it here.
+    1. Active instances whose predicted latency meets the deadline, cheapest variant first. Where accuracy is the goal, the most accurate
+       variant goes first, and less accurate ones are used before anything is refused.
+    2. A variant that is loading, or that can be loaded, soonest first. The load starts in any case.
+    3. Overloaded and Interfered instances that are still in time. A small share of queries probes them before step 1.
+    4. A refusal that says why, and what comes nearest.
+
+    dispatch: "spread" (the least loaded instance) or "pack" (the fullest worker that is still in time). probe_share: of queries, for step 3.
+    on_demand: whether step 2 may load; otherwise only loaded variants are used. goal: the order of variants in the view (`goal_of`).
     """
 
     name = "infaas"
@@ -86,26 +91,26 @@ class InfaasPolicy:
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
         app = view.apps[ask.app]
-        plan = app.plan(ask)
+        eligible = app.eligibility(ask)
         slack = ask.deadline - now - OVERHEAD
         app.asked += 1
-        if plan.troubled and self._probe_every and app.asked % self._probe_every == 0:
-            instance = self._within(plan.troubled, ask, slack, troubled=True)
+        if eligible.troubled and self._probe_every and app.asked % self._probe_every == 0:
+            instance = self._within(eligible.troubled, ask, slack, troubled=True)
             if instance is not None:
                 return Decision((instance.id,), reason="probe")
-        instance = self._at_ease(plan, ask, slack) if self.goal == "accuracy" else None
+        instance = self._at_ease(eligible, ask, slack) if self.goal == "accuracy" else None
         if instance is None:
-            instance = self._within(plan.first, ask, slack)
-        if instance is None and len(plan.active) > len(plan.first):
-            instance = self._within(plan.active, ask, slack)
+            instance = self._within(eligible.first, ask, slack)
+        if instance is None and len(eligible.active) > len(eligible.first):
+            instance = self._within(eligible.active, ask, slack)
         if instance is not None:
             return Decision((instance.id,), reason="active")
-        return self._beyond_active(ask, now, slack, view, app, plan)
+        return self._beyond_active(ask, now, slack, view, app, eligible)
 
     def _within(
         self, groups: list[VariantInstances], ask: Ask, slack: float, *, troubled: bool = False
     ) -> Instance | None:
-        """The first group, in the order of the goal, with an instance that would answer within `slack`."""
+        """The soonest instance of the first variant that has one that answers within `slack` seconds."""
         items, length = ask.items, ask.length
         record: VariantRecord | None = None
         alone = 0.0
@@ -114,10 +119,10 @@ class InfaasPolicy:
             least = slack
             instances = group.troubled if troubled else group.active
             if len(instances) > MANY:
-                crowd = group.crowds["troubled" if troubled else "active"]
-                best = crowd.soonest(items, length, slack, ask.deadline - slack)
+                sampler = group.samplers["troubled" if troubled else "active"]
+                best = sampler.soonest(items, length, slack, ask.deadline - slack)
                 instances = NONE
-            # Instance.predict, with the batch's own time looked up once for all of one record.
+            # This is Instance.predict, but looks up the batch's own time once for all instances of one record. Hot.
             for instance in instances:
                 if instance.record is not record:
                     record = instance.record
@@ -130,14 +135,14 @@ class InfaasPolicy:
                 return self._packed(group, ask, slack) or best if self._pack and not troubled else best
         return None
 
-    def _at_ease(self, plan: Eligibility, ask: Ask, slack: float) -> Instance | None:
-        """The first group's best instance in time that would not have much waiting: accurate ones are offered all they can do."""
+    def _at_ease(self, eligible: Eligibility, ask: Ask, slack: float) -> Instance | None:
+        """The soonest instance of the first variant that has one in time with little waiting, so that accurate variants serve all they can."""
         items, length = ask.items, ask.length
         most = min(EASE * ask.latency_s, EASE_MOST)
-        for group in plan.active:
+        for group in eligible.active:
             best: Instance | None = None
             least = slack
-            for instance in group.active if len(group.active) <= MANY else group.crowds["active"].some():
+            for instance in group.active if len(group.active) <= MANY else group.samplers["active"].some():
                 waiting = instance.own + instance.others
                 if waiting and (waiting + items) * instance.per_item * instance.factor > most:
                     continue
@@ -150,13 +155,13 @@ class InfaasPolicy:
 
     @staticmethod
     def _packed(group: VariantInstances, ask: Ask, slack: float) -> Instance | None:
-        """The instance in time on the fullest worker that is not yet full; the same one among equals, by name."""
+        """The instance in time on the fullest worker below PACK_BELOW; the first by name among equals."""
         hardware = (group.record.hardware, group.record.simulated)
         best: Instance | None = None
         fullest = 0.0
         active = group.active
         if len(active) > MANY:
-            active = [i for i in group.crowds["active"].fullest(ask.deadline - slack) if group.where.get(i) is active]
+            active = [i for i in group.samplers["active"].fullest(ask.deadline - slack) if group.where.get(i) is active]
         for instance in active:
             used = instance.worker.fullness.get(hardware, 0.0)
             full = max(used, instance.busy) >= PACK_BELOW or instance.ahead > PACK_AHEAD
@@ -167,38 +172,38 @@ class InfaasPolicy:
         return best
 
     def _beyond_active(
-        self, ask: Ask, now: float, slack: float, view: ClusterView, app: AppView, plan: Eligibility
+        self, ask: Ask, now: float, slack: float, view: ClusterView, app: AppView, eligible: Eligibility
     ) -> Decision:
         soonest = INFINITE
-        for group in plan.loading:
-            for instance in group.loading if len(group.loading) <= MANY else group.crowds["loading"].some():
+        for group in eligible.loading:
+            for instance in group.loading if len(group.loading) <= MANY else group.samplers["loading"].some():
                 seconds = max(0.0, instance.ready_at - now) + instance.predict(ask.items, ask.length)
                 if seconds <= slack:
                     return Decision((instance.id,), reason="loading")
                 soonest = min(soonest, seconds)
         load = None
-        idle = not (plan.active or plan.troubled)
-        if self._on_demand and not plan.loading and (idle or app.full_for(now) >= REORDER):
-            load = order_for(plan, ask, now, view, spare_only=not idle)
+        idle = not (eligible.active or eligible.troubled)
+        if self._on_demand and not eligible.loading and (idle or app.full_for(now) >= REORDER):
+            load = order_for(eligible, ask, now, view, spare_only=not idle)
             if load is not None:
                 app.full_since = now
                 if load.seconds <= slack:
                     return Decision(load=load, wait=True, reason="load on demand")
                 soonest = min(soonest, load.seconds)
-        late = self._within(plan.troubled, ask, slack, troubled=True)
+        late = self._within(eligible.troubled, ask, slack, troubled=True)
         if late is not None:
             return Decision((late.id,), load=load, reason="troubled but in time")
-        return refuse(ask, slack, app, plan, soonest, load)
+        return refuse(ask, slack, app, eligible, soonest, load)
 
 
 def order_for(
-    plan: Eligibility, ask: Ask, now: float, view: ClusterView, *, spare_only: bool = False
+    eligible: Eligibility, ask: Ask, now: float, view: ClusterView, *, spare_only: bool = False
 ) -> LoadOrder | None:
-    """The eligible variant that would be ready soonest, on the least utilised worker of its hardware.
+    """An order to load the eligible variant that is ready soonest, on the least utilised worker of its hardware. None when there is none.
 
-    spare_only: not where the device has nothing left, since there it would only take from those that serve already.
+    spare_only: not on a busy device, where it would only take capacity from instances that serve already.
     """
-    for group in plan.loadable:
+    for group in eligible.loadable:
         if view.not_before.get(group.record.variant, 0.0) > now:
             continue
         shut = frozenset(view.quarantines(group.record.variant))
@@ -214,19 +219,21 @@ def _is_busy(view: ClusterView, worker: str, record: VariantRecord) -> bool:
     return used is not None and used >= BUSY
 
 
-def refuse(ask: Ask, slack: float, app: AppView, plan: Eligibility, soonest: float, load: LoadOrder | None) -> Decision:
-    """The end of the search: nobody can serve this in time. soonest: seconds until a load under way would be ready."""
-    if not plan.any:
+def refuse(
+    ask: Ask, slack: float, app: AppView, eligible: Eligibility, soonest: float, load: LoadOrder | None
+) -> Decision:
+    """The decision when no instance can serve this in time. soonest: seconds until a load under way is ready."""
+    if not eligible.any:
         return Decision(refusal=unsatisfiable(ask, app), load=load, reason="unsatisfiable")
     if soonest < INFINITE:
         text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
         error = Error(code="deadline", message=text, retry_after_ms=round(soonest * 1000.0, 3))
         return Decision(refusal=error, load=load, reason="loading, too late for this one")
-    lists = ((g.crowds[kind], found) for g in (*plan.active, *plan.troubled) for kind, found in g.serving)
+    lists = ((g.samplers[kind], found) for g in (*eligible.active, *eligible.troubled) for kind, found in g.serving)
     waiting = [
         i.predict(ask.items, ask.length)
-        for crowd, found in lists
-        for i in (found if len(found) <= MANY else crowd.some())
+        for sampler, found in lists
+        for i in (found if len(found) <= MANY else sampler.some())
     ]
     if not waiting:
         return Decision(stranded=True, reason="no worker is there to serve it")
@@ -240,7 +247,7 @@ def refuse(ask: Ask, slack: float, app: AppView, plan: Eligibility, soonest: flo
 
 
 def unsatisfiable(ask: Ask, app: AppView) -> Error:
-    """No variant could ever do it: name the one that comes nearest (least sum of relative misses)."""
+    """The error when no variant can ever serve this. It names the nearest one, by the least sum of relative misses."""
     allowed = app.pinned(ask)
     if not allowed.any():
         what = ask.variant or f"{ask.model or '*'} version {ask.version or '*'}"
@@ -267,11 +274,11 @@ def unsatisfiable(ask: Ask, app: AppView) -> Error:
     return Error(code="unsatisfiable", message=text, closest=closest)
 
 
-# -- Baselines beside the paper's policy: round-robin over what meets the needs, and brute force over every variant.
+# -- Baselines. on_demand: load what no instance can serve; otherwise only loaded variants are used, as by `InfaasPolicy`.
 
 
 class RoundRobin:
-    """Active instances that meet the needs, in turn; no account is taken of load, cost order or trouble."""
+    """Instances that meet the needs, in turn. It ignores load, cost and trouble."""
 
     name = "round-robin"
 
@@ -281,22 +288,22 @@ class RoundRobin:
 
     def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
         app = view.apps[ask.app]
-        plan = app.plan(ask)
-        serving = [*plan.active, *plan.troubled]
+        eligible = app.eligibility(ask)
+        serving = [*eligible.active, *eligible.troubled]
         instances = [i for group in serving for i in (*group.active, *group.troubled)]
         if instances:
             self._turn += 1
             return Decision((instances[self._turn % len(instances)].id,), reason="its turn")
-        for group in plan.loading:
+        for group in eligible.loading:
             return Decision((group.loading[0].id,), reason="loading")
-        load = order_for(plan, ask, now, view) if self._on_demand else None
+        load = order_for(eligible, ask, now, view) if self._on_demand else None
         if load is not None:
             return Decision(load=load, wait=True, reason="load on demand")
-        return refuse(ask, ask.deadline - now - OVERHEAD, app, plan, INFINITE, None)
+        return refuse(ask, ask.deadline - now - OVERHEAD, app, eligible, INFINITE, None)
 
 
 class BruteForce:
-    """The same choice as the paper's policy for Active variants, by looking at every variant afresh (its Table 7's rival)."""
+    """For Active variants the same choice as the paper's policy, but it looks at every variant for each query (the paper's Table 7)."""
 
     name = "brute-force"
 
@@ -336,14 +343,14 @@ class BruteForce:
             return Decision(
                 (best[1].id,), reason=f"{'most accurate' if self.goal == 'accuracy' else 'cheapest'} of all"
             )
-        plan = app.plan(ask)
-        for group in plan.loading:
+        eligible = app.eligibility(ask)
+        for group in eligible.loading:
             return Decision((group.loading[0].id,), reason="loading")
         wanted = self._on_demand and possible and soonest is not None
-        load = order_for(plan, ask, now, view) if wanted else None
+        load = order_for(eligible, ask, now, view) if wanted else None
         if load is not None and load.seconds <= slack:
             return Decision(load=load, wait=True, reason="load on demand")
-        return refuse(ask, slack, app, plan, INFINITE if load is None else load.seconds, load)
+        return refuse(ask, slack, app, eligible, INFINITE if load is None else load.seconds, load)
 
     @staticmethod
     def _allowed(ask: Ask, group: VariantInstances, *, current: bool) -> bool:
