@@ -10,9 +10,7 @@ from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.scaling import StartMachine
 from bus.subjects import Subjects
-from services.autoscaler.models.__main__ import knobs_of as planning_knobs
-from services.autoscaler.models.actor import ModelAutoscaler
-from services.autoscaler.models.baselines import FixedVariant
+from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.actor import make_controller
 from services.autoscaler.vms.policy import PricedKind
 from services.core.catalog import key_of
@@ -20,7 +18,7 @@ from services.core.planning.solvers import make_solver
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
 from services.core.selection.policy import Decision, SelectionPolicy, goal_of
-from services.core.settings import MachineKind
+from services.core.settings import MachineKind, StaticVariant
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.edge import load_policy
 from services.executor.actor import make_executor
@@ -91,7 +89,10 @@ class SimulatedSystem:
         self._begins = begins
         self._decided = decided
         self._specs = {spec.kind: spec for spec in policy.machines}
-        self._settings = policy.settings
+        choice = {
+            app: StaticVariant(variant=one.variant, instances=one.instances) for app, one in policy.choice.items()
+        }
+        self._settings = replace(policy.settings, autoscaler=replace(policy.settings.autoscaler, choice=choice))
         self._booting: dict[str, MachineSpec] = {}
         self._incarnations = count(1)
         self._uids = count(1)
@@ -207,15 +208,7 @@ class SimulatedSystem:
         self._environment.enter(
             f"monitor-{worker}", monitor, SimulatedMonitorEdge(self._environment, machine, self.subjects.control_bucket)
         )
-        autoscaler = ModelAutoscaler(
-            worker,
-            self.subjects,
-            self._scenario.prices,
-            planning_knobs(settings),
-            policy=settings.autoscaler.policy,
-            period_s=settings.autoscaler.period_s,
-            choice={app: FixedVariant(one.variant, one.instances) for app, one in self._policy.choice.items()},
-        )
+        autoscaler = make_model_autoscaler(settings, self.subjects, worker, self._scenario.prices)
         self._environment.enter(f"model-{worker}", autoscaler, self._solver)
         if self._scenario.jobs:
             name = f"offline-{worker}-{next(self._incarnations)}"

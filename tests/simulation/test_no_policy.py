@@ -38,11 +38,10 @@ WIRING = {
     "services.dispatcher.actor:make_dispatcher": {"system.py"},
     "services.executor.actor:make_executor": {"system.py"},
     "services.monitor.actor:make_monitor": {"system.py"},
-    "services.autoscaler.models.actor:ModelAutoscaler": {"system.py"},
+    "services.autoscaler.models.actor:make_model_autoscaler": {"system.py"},
     "services.autoscaler.vms.actor:make_controller": {"system.py"},
     "services.jobs.actor:make_coordinator": {"system.py"},
     "services.jobs.runner.actor:make_runner": {"system.py"},
-    "services.autoscaler.models.__main__:knobs_of": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.selection.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy

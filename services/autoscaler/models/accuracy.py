@@ -1,7 +1,7 @@
-"""Where accuracy is the goal: what instances deliver of it, whether more is worth a swap, and what other workers might add. Pure.
+"""The goal "accuracy": what instances deliver of it, whether a swap is worth it, and what other workers might add. Pure.
 
-Selection sends each query to the most accurate instance that is in time, so what instances deliver follows from their number alone
-(`services.core.planning.flow`). The machines are taken as they are: swaps for accuracy never ask for new ones.
+Selection sends each query to the most accurate instance that is in time. So what instances deliver follows from their numbers
+(`services.core.planning.flow`). Swaps for accuracy never ask for new machines.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from math import ceil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from services.autoscaler.models.coverage import missing
+from services.autoscaler.models.coverage import shortfall
 from services.autoscaler.models.problem import Situation
 from services.core.cost import merit
 from services.core.digest import cores_of
@@ -19,18 +19,21 @@ from services.core.planning.plan import Plan
 from services.core.planning.problem import CandidateVariant, PlanningProblem
 from services.core.planning.program import Program, compile_program
 
-GAIN = 0.002  # of mean accuracy: what a swap must bring
-RESERVE = 1.5  # times slack: what those that stay must carry before an instance that serves nothing goes
-ROOMY = 1.15  # times slack: what is planned must carry the load and this much more, so that a load that varies does not undo it
+GAIN = 0.002  # of mean accuracy, that a swap must bring
+RESERVE = 1.5  # times slack × load, that the others must carry before an unused instance is unloaded
+HEADROOM = 1.15  # times slack × load, that a plan must carry, so that a varying load does not undo it
 
 
-def roomy(problem: PlanningProblem) -> PlanningProblem:
-    """What is asked of the solver: plans for accuracy leave some room, so that between two plans neither is given up for the other."""
-    return replace(problem, slack=problem.slack * ROOMY) if problem.goal == "accuracy" else problem
+def with_headroom(problem: PlanningProblem) -> PlanningProblem:
+    """The problem for the solver. Plans for accuracy keep some headroom, so that a varying load does not alternate between two plans."""
+    return replace(problem, slack=problem.slack * HEADROOM) if problem.goal == "accuracy" else problem
 
 
 class AccuracyGap(Struct, frozen=True):
-    """A load that less accurate variants serve for want of room. demand: index; load: items/s; variants: better ones, best first."""
+    """A load that less accurate variants serve because room is short. demand: index. load: items/s. variants: better ones, best first.
+
+    instances: of the first, that carry the load. now, best: mean accuracy of the load, as it is and at most.
+    """
 
     demand: int
     load: float
@@ -41,7 +44,7 @@ class AccuracyGap(Struct, frozen=True):
 
 
 class Accuracy:
-    """What instances deliver of the loads of a situation: the mean accuracy over all that was asked for."""
+    """The mean accuracy that instances deliver over all load of a situation."""
 
     def __init__(self, seen: Situation) -> None:
         self._seen = seen
@@ -52,32 +55,32 @@ class Accuracy:
         return deliver(self._program, [counts.get(one.name, 0) for one in self._seen.problem.candidates])
 
     def of(self, counts: Mapping[str, int]) -> float:
-        """With so many instances of each variant; what they cannot carry counts as 0."""
+        """Mean accuracy with so many instances of each variant. Load that they cannot carry counts as 0."""
         return self._served(counts).worth / self._need if self._need > 0 else 0.0
 
     def running(self) -> dict[str, int]:
-        """What there is, with what is being loaded."""
+        """The present instances, with those that are loading."""
         return {one.name: one.running for one in self._seen.problem.candidates}
 
-    def spares(self, one: CandidateVariant) -> bool:
-        """Whether one instance of this variant may go.
+    def can_spare(self, one: CandidateVariant) -> bool:
+        """Whether one instance of this variant may be unloaded.
 
-        Either nothing is lost by it, and those that stay carry a good deal more than there is: what could serve less accurately
-        is kept as long as the others might soon be full, so that a step of the load need not wait for a load. Or all that can
-        answer, each query served by the most accurate, would take more cores than there are.
+        It may if no accuracy is lost and the others carry `RESERVE` times the load: a less accurate instance is kept while the others
+        might soon be full, so that a step of the load need not wait for a load. It may also if cores are short.
         """
         left = dict(self._seen.serving)
         left[one.name] = max(0, left[one.name] - 1)
-        if self.crowded():
+        if self.cores_short():
             return True
         problem = self._seen.problem
-        if missing(problem.candidates, problem.demands, left, problem.slack * RESERVE):
+        if shortfall(problem.candidates, problem.demands, left, problem.slack * RESERVE):
             return False
         return self.of(left) >= self.of(self._seen.serving) - GAIN
 
     def fallbacks(self) -> set[str]:
-        """For each class with load the variant of which one instance stays, or comes: of those that this worker can have the one
-        that serves most. Queries that come while the accurate ones are busy go there instead of being refused.
+        """For each class with load, the variant of which one instance is always kept: the one that serves most, of this worker's.
+
+        It serves queries that come while the accurate instances are busy, which would be refused otherwise.
         """
         found = set()
         for demand in self._seen.problem.demands:
@@ -86,8 +89,8 @@ class Accuracy:
                 found.add(max(able, key=lambda one: (one.saturation_qps, -one.cost_per_s, one.name)).name)
         return found
 
-    def crowded(self) -> bool:
-        """Whether what can answer, at its load, takes more of this worker's cores than there are."""
+    def cores_short(self) -> bool:
+        """Whether the instances that can answer need more cores for their load than this worker has."""
         problem = self._seen.problem
         served = self._served(self._seen.serving)
         taken = dict.fromkeys(problem.time_shared, 0.0)
@@ -96,8 +99,8 @@ class Accuracy:
                 taken[name] += cores_of(self._seen.records[one.name]) * served.of(c) / one.saturation_qps
         return any(cores > problem.resources[name] * (1 + 1e-6) for name, cores in taken.items())
 
-    def missed(self, plan: Plan) -> Iterator[AccuracyGap]:
-        """What this plan has less accurate variants serve than might be."""
+    def gaps(self, plan: Plan) -> Iterator[AccuracyGap]:
+        """The loads that this plan serves less accurately than other variants could."""
         problem = self._seen.problem
         served = self._served(plan.instances)
         for group, given in zip(self._program.groups, served.given, strict=True):

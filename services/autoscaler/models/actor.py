@@ -1,20 +1,24 @@
-"""The model-autoscaler of one worker: every second it checks whether what runs here carries the load, and orders what should."""
+"""The model-autoscaler of one worker: every second it checks whether the load here is carried, and orders what should run. Pure.
+
+It plans only the load that this worker serves. It asks the controller for what does not fit here or needs hardware of others.
+Loading and unloading are orders to this worker's monitor, so nothing here waits for them.
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from msgspec import Struct
 
 from bus.messages.fleet import EnsureLoaded, FleetDigest, FleetRoster, LoadReply, PlannedBy, Release, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
-from services.autoscaler.models.accuracy import roomy
-from services.autoscaler.models.baselines import Choices, FixedVariant, static_changes
+from services.autoscaler.models.accuracy import with_headroom
+from services.autoscaler.models.baselines import Choices, static_changes
 from services.autoscaler.models.demand import ClassLoad, LoadEstimator
 from services.autoscaler.models.policy import CapacityRequest, InfaasScaling, InstanceChange, ScalingDecision
-from services.autoscaler.models.problem import Knobs, Situation, situation
-from services.autoscaler.models.supply import OtherWorkers, ProfileCache
+from services.autoscaler.models.problem import ProblemBuilder, Situation
+from services.autoscaler.models.supply import OtherWorkers
 from services.core.actor import (
+    NOTHING,
     After,
     Changed,
     Do,
@@ -22,87 +26,97 @@ from services.core.actor import (
     Effect,
     Envelope,
     Failed,
+    Handler,
     Inlet,
     Publish,
+    Recorded,
     Started,
+    Stopping,
     Synced,
+    Tick,
     TimedOut,
+    Undelivered,
     Watch,
 )
 from services.core.catalog import Catalog
-from services.core.cost import load_seconds
+from services.core.cost import Goal, load_seconds
 from services.core.planning.plan import Plan
 from services.core.planning.problem import PlanningProblem
+from services.core.settings import AutoscalerSettings, Settings
+
+GONE = 2.0  # s without a heartbeat of this worker's monitor, or without a dispatcher's digest, after which the last is ignored
+BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
+BARRED_MOST = 60.0  # s
+SOLVE_S = 5.0  # s that a solver may take, whatever its own limit
+SAVING = 5  # periods between searches for savings while all load is carried
+JUMP = 1.3  # a load that grows by this factor is checked at once; one that falls by it is searched for savings at once
+ASK_AGAIN = 5.0  # s, beside the load time, before the controller is asked for the same again ...
+GROWN = 1.5  # ... unless it is for so many times the load
 
 
 class Solve(Struct, frozen=True):
-    """Plan for this problem; the answer is `Solved`."""
+    """Command to the edge: make a plan for this problem. The answer is `Solved`."""
 
     problem: PlanningProblem
 
 
 class Solved(Struct, frozen=True):
-    """The plan, and how long it took in milliseconds."""
+    """The plan, and how many milliseconds it took."""
 
     plan: Plan
     milliseconds: float
 
 
-# -- The model-autoscaler of one worker: every second it looks whether what runs here carries the load, and orders
-# what should.
-
-ScalingPolicy = Literal["infaas", "replicate", "static", "off"]
-
-GONE = 2.0  # s without our monitor's heartbeat, or a dispatcher's digest: the last one says nothing any more
-BARRED = 5.0  # s for which a variant that was refused here is not ordered again; doubles
-BARRED_MOST = 60.0
-PATIENCE = 5.0  # s for a solver, whatever its own limit
-SAVING = 5  # periods between searches for savings while everything is carried
-JUMP = 1.3  # a load grown by this factor is not left to wait for the next look, one fallen by it not for the next search for savings
-ASK_AGAIN = 5.0  # s before the controller is asked for the same again, beside the load time ...
-GROWN = 1.5  # ... unless it is for so many times the load
-
-
-class ReviewLoad(Struct, frozen=True):
-    """Timer: is the load carried?"""
-
-
 class ModelAutoscaler:
-    """Pure actor of one worker. choice: what the baselines serve each app with, where the operator has chosen."""
+    """One worker's. prices: US$ per hour by device kind. memory_share: the part of devices' memory that instances may take."""
 
     def __init__(
         self,
         worker: str,
         subjects: Subjects,
         prices: Mapping[str, float],
-        knobs: Knobs,
+        settings: AutoscalerSettings | None = None,
         *,
-        policy: ScalingPolicy = "infaas",
-        period_s: float = 1.0,
-        choice: Mapping[str, FixedVariant] | None = None,
+        memory_share: float = 0.8,
+        goal: Goal = "cost",
     ) -> None:
         self._worker = worker
         self._name = f"model-{worker}"
         self._subjects = subjects
-        self._prices = prices
-        self._knobs = knobs
-        self._policy = policy
-        self._period = period_s
-        self._scaling = InfaasScaling(knobs.hold_s)
-        self._choices = Choices(choice or {})
+        self._settings = settings = settings or AutoscalerSettings()
+        self._static = settings.policy == "static"
+        self._scaling = InfaasScaling(settings.hold_s)
+        self._choices = Choices(settings.choice)
         self._catalog = Catalog()
-        self._facts = ProfileCache()
+        self._problems = ProblemBuilder(self._catalog, prices, settings, memory_share, goal)
         self._synced = False
-        self._loads = LoadEstimator(everything=policy == "static")
-        self._beat: tuple[float, WorkerHeartbeat | None] = (0.0, None)
+        self._loads = LoadEstimator(everything=self._static)
+        self._heartbeat: tuple[float, WorkerHeartbeat | None] = (0.0, None)
         self._digest: tuple[float, FleetDigest | None] = (0.0, None)
         self._roster: dict[tuple[str, bool], list[str]] = {}
-        self._seen: Situation | None = None  # what is being solved
-        self._looks = 0
-        self._rate = 0.0  # at the last look
-        self._planned = 0.0  # the rate at the last solve
+        self._solving: Situation | None = None
+        self._periods = 0
+        self._rate = 0.0  # items/s of this worker at the last check
+        self._planned_rate = 0.0  # the same when the solver was asked last
         self._barred: dict[str, tuple[float, float]] = {}  # variant: until when, and for how long the next time
         self._asked: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}  # until when, and for which load
+        self._on: dict[type, Handler] = {
+            WorkerHeartbeat: self._heard,
+            FleetDigest: self._digested,
+            FleetRoster: self._roster_changed,
+            DemandReport: self._demand,
+            Tick: self._check_again,
+            Done: self._solved,
+            Failed: self._not_solved,
+            TimedOut: self._not_solved,
+            LoadReply: self._load_answered,
+            Changed: self._changed,
+            Synced: self._synced_all,
+            Started: self._start,
+            Stopping: lambda _: NOTHING,
+            Undelivered: lambda _: NOTHING,
+            Recorded: lambda _: NOTHING,
+        }
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -112,12 +126,12 @@ class ModelAutoscaler:
             Inlet(subject=s.fleet("digest"), message=FleetDigest),
             Inlet(subject=s.loads(self._name), message=LoadReply),
         )
-        if self._policy == "static":  # it deals out what was chosen for the load of all, in turn among all
-            everybody = (
+        if self._static:  # the choice is for the load of all, and goes in turn to all workers
+            return (
+                *mine,
                 Inlet(subject=s.demand(), message=DemandReport),
                 Inlet(subject=s.fleet("roster"), message=FleetRoster),
             )
-            return (*mine, *everybody)
         return (*mine, Inlet(subject=s.worker(worker, "demand"), message=DemandReport))
 
     @property
@@ -125,39 +139,56 @@ class ModelAutoscaler:
         return (Watch(bucket=self._subjects.catalog_bucket),)
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
-        message, now = envelope.message, envelope.now
-        match message:
-            case WorkerHeartbeat():
-                self._beat = (now, message)
-            case FleetDigest():
-                self._digest = (now, message)
-            case FleetRoster():
-                self._roster = {(pool.kind, pool.simulated): pool.workers for pool in message.pools}
-            case DemandReport():
-                self._loads.take(message, now)
-                if self._jumped(now):
-                    return self._look(now)
-            case ReviewLoad():
-                self._looks += 1
-                return [After("look", self._period, message), *self._look(now)]
-            case Done():
-                return self._solved(message.result, now)
-            case Failed() | TimedOut():
-                self._seen = None
-            case LoadReply():
-                self._answered(message, now)
-            case Changed():
-                self._catalog.apply(message.key, message.value)
-            case Synced():
-                self._synced = True
-            case Started():
-                return [] if self._policy == "off" else [After("look", self._period, ReviewLoad())]
-        return []
+        return self._on[type(envelope.message)](envelope)
 
-    # -- looking
+    # -- what is known
+
+    def _start(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        return NOTHING if self._settings.policy == "off" else (self._next_check(),)
+
+    def _next_check(self) -> Effect:
+        return After("check", self._settings.period_s, Tick())
+
+    def _heard(self, envelope: Envelope) -> Iterable[Effect]:
+        self._heartbeat = (envelope.now, envelope.message)
+        return NOTHING
+
+    def _digested(self, envelope: Envelope) -> Iterable[Effect]:
+        self._digest = (envelope.now, envelope.message)
+        return NOTHING
+
+    def _roster_changed(self, envelope: Envelope) -> Iterable[Effect]:
+        self._roster = {(pool.kind, pool.simulated): pool.workers for pool in envelope.message.pools}
+        return NOTHING
+
+    def _demand(self, envelope: Envelope) -> Iterable[Effect]:
+        self._loads.take(envelope.message, envelope.now)
+        return self._check(envelope.now) if self._jumped(envelope.now) else NOTHING
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        self._catalog.apply(envelope.message.key, envelope.message.value)
+        return NOTHING
+
+    def _synced_all(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        self._synced = True
+        return NOTHING
+
+    def _load_answered(self, envelope: Envelope) -> Iterable[Effect]:
+        """The monitor alone admits loads. For a while, plans do without what it refuses."""
+        reply: LoadReply = envelope.message
+        if not reply.reason:
+            self._barred.pop(reply.variant, None)
+            return NOTHING
+        pause = self._barred.get(reply.variant, (0.0, BARRED))[1]
+        self._barred[reply.variant] = (envelope.now + pause, min(BARRED_MOST, 2 * pause))
+        return NOTHING
+
+    # -- checks
 
     def _jumped(self, now: float) -> bool:
-        if self._policy == "off" or self._loads.newest((self._worker, "")) <= JUMP * self._rate:
+        if self._settings.policy == "off" or self._loads.newest((self._worker, "")) <= JUMP * self._rate:
             return False
         return self._own_rate(now) > JUMP * self._rate
 
@@ -165,79 +196,89 @@ class ModelAutoscaler:
         mine = (self._worker, "")
         return sum(rate for load in self._loads.classes(now) for name, rate in load.by_worker.items() if name in mine)
 
-    def _look(self, now: float) -> list[Effect]:
+    def _check_again(self, envelope: Envelope) -> Iterable[Effect]:
+        self._periods += 1
+        return [self._next_check(), *self._check(envelope.now)]
+
+    def _check(self, now: float) -> list[Effect]:
+        """Have the solver plan if load is not carried, or if it is time to search for savings."""
         self._rate = self._own_rate(now)
-        heard, mine = self._beat
-        if not self._synced or self._seen is not None or mine is None or now - heard > GONE or mine.draining:
+        heard, mine = self._heartbeat
+        if not self._synced or self._solving is not None or mine is None or now - heard > GONE or mine.draining:
             return []
-        told, digest = self._digest
-        others = OtherWorkers(self._worker, digest if now - told <= GONE else None)
-        if self._policy == "static" and not self._choices.open(mine, self._loads.apps, self._roster, self._catalog):
-            return []
-        fell = JUMP * self._rate < self._planned
-        if not (self._policy == "static" or self._scaling.waiting or fell or self._looks % SAVING == 0):
-            glance = self._situation(mine, others, now, glance=True)
-            if glance is None or not self._scaling.soon(glance):
+        digested, digest = self._digest
+        others = OtherWorkers(self._worker, digest if now - digested <= GONE else None)
+        if self._static:
+            return self._check_static(mine, others, now)
+        fell = JUMP * self._rate < self._planned_rate
+        search = self._scaling.waiting or fell or self._periods % SAVING == 0
+        if not search:
+            running = self._situation(mine, others, now, running_only=True)
+            if running is None or not self._scaling.soon(running):
                 return []
+        seen = self._chosen_situation(mine, others, now)
+        if seen is None or not (self._scaling.soon(seen) or search):
+            return []
+        self._solving, self._planned_rate = seen, self._rate
+        return [Do("solve", Solve(with_headroom(seen.problem)), SOLVE_S)]
+
+    def _check_static(self, mine: WorkerHeartbeat, others: OtherWorkers, now: float) -> list[Effect]:
+        if not self._choices.incomplete(mine, self._loads.apps, self._roster, self._catalog):
+            return []
+        seen = self._chosen_situation(mine, others, now)
+        if seen is None:
+            return []
+        changes = static_changes(self._worker, self._roster, seen, self._choices, self._catalog)
+        return self._carry_out(seen, ScalingDecision(tuple(changes)), now)
+
+    def _chosen_situation(self, mine: WorkerHeartbeat, others: OtherWorkers, now: float) -> Situation | None:
+        """The situation, with the one variant of each app that a baseline has chosen for it."""
         seen = self._situation(mine, others, now)
-        if seen is not None and self._policy != "infaas":
+        if seen is not None and self._settings.policy != "infaas":
             self._choices.learn(seen)
             seen = self._situation(mine, others, now)
-        if seen is None:
-            return []
-        if self._policy == "static":
-            changes = static_changes(self._worker, self._roster, seen, self._choices, self._catalog)
-            return self._carry_out(seen, ScalingDecision(tuple(changes)))
-        if not (self._scaling.soon(seen) or self._scaling.waiting or fell or self._looks % SAVING == 0):
-            return []
-        self._seen, self._planned = seen, self._rate
-        return [Do("solve", Solve(roomy(seen.problem)), PATIENCE)]
+        return seen
 
     def _situation(
-        self, mine: WorkerHeartbeat, others: OtherWorkers, now: float, *, glance: bool = False
+        self, mine: WorkerHeartbeat, others: OtherWorkers, now: float, *, running_only: bool = False
     ) -> Situation | None:
         barred = frozenset(name for name, (until, _) in self._barred.items() if now < until)
-        only = {} if self._policy == "infaas" else self._choices.variants
+        only = {} if self._settings.policy == "infaas" else self._choices.variants
         loads = self._loads.classes(now)
-        if self._policy == "static":  # what was chosen is dealt out to all workers, whichever of them the load goes to
+        if self._static:  # the choice is made from the load of all workers
             loads = [ClassLoad(load.needs, {self._worker: load.rate}, load.last, load.counted) for load in loads]
-        return situation(
-            mine,
-            others,
-            self._catalog,
-            loads,
-            self._prices,
-            self._knobs,
-            self._facts,
-            now,
-            barred=barred,
-            only=only,
-            glance=glance,
-        )
+        return self._problems.build(mine, others, loads, now, barred=barred, only=only, running_only=running_only)
 
-    def _solved(self, solved: Solved, now: float) -> list[Effect]:
-        seen, self._seen = self._seen, None
+    def _solved(self, envelope: Envelope) -> Iterable[Effect]:
+        solved: Solved = envelope.message.result
+        seen, self._solving = self._solving, None
         if seen is None:
-            return []
-        return self._carry_out(seen, self._scaling.decide(seen, solved.plan, now), solved, now)
+            return NOTHING
+        decision = self._scaling.decide(seen, solved.plan, envelope.now)
+        return self._carry_out(seen, decision, envelope.now, solved)
+
+    def _not_solved(self, envelope: Envelope) -> Iterable[Effect]:
+        del envelope
+        self._solving = None
+        return NOTHING
 
     # -- orders
 
     def _carry_out(
-        self, seen: Situation, decision: ScalingDecision, solved: Solved | None = None, now: float = 0.0
+        self, seen: Situation, decision: ScalingDecision, now: float, solved: Solved | None = None
     ) -> list[Effect]:
-        effects: list[Effect] = [self._order(seen, change, solved) for change in decision.changes]
-        for one in decision.elsewhere:
-            effects.extend(self._ask(seen, one, now))
+        effects = [self._order(seen, change, solved) for change in decision.changes]
+        for request in decision.requests:
+            effects += self._ask(seen, request, now)
         return effects
 
     def _order(self, seen: Situation, change: InstanceChange, solved: Solved | None) -> Effect:
         by = PlannedBy(solved.plan.solver, solved.milliseconds, solved.plan.objective) if solved else None
         if change.kind == "unload":
-            away = Release(
+            release = Release(
                 variant=change.variant, keep=change.instances, orderer=self._name, reason=change.reason, planned=by
             )
-            return Publish(self._subjects.worker(self._worker, "release"), away)
+            return Publish(self._subjects.worker(self._worker, "release"), release)
         order = EnsureLoaded(
             variant=seen.records[change.variant],
             at_least=change.instances,
@@ -249,34 +290,40 @@ class ModelAutoscaler:
         )
         return Publish(self._subjects.worker(self._worker, "load"), order, self._subjects.loads(self._name))
 
-    def _answered(self, reply: LoadReply, now: float) -> None:
-        """The monitor alone admits: what it refuses is planned without for a while."""
-        if not reply.reason:
-            self._barred.pop(reply.variant, None)
-            return
-        pause = self._barred.get(reply.variant, (0.0, BARRED))[1]
-        self._barred[reply.variant] = (now + pause, min(BARRED_MOST, 2 * pause))
-
-    def _ask(self, seen: Situation, one: CapacityRequest, now: float) -> list[Effect]:
-        app = seen.apps[one.demand]
-        key = (app, one.variants)
+    def _ask(self, seen: Situation, request: CapacityRequest, now: float) -> tuple[Effect, ...]:
+        app = seen.apps[request.demand]
+        key = (app, request.variants)
         until, asked = self._asked.get(key, (0.0, 0.0))
-        if now < until and one.load <= GROWN * asked:
-            return []
-        load_s = load_seconds(seen.records[one.variants[0]])
-        self._asked[key] = now + ASK_AGAIN + load_s, one.load
+        if now < until and request.load <= GROWN * asked:
+            return NOTHING
+        load_s = load_seconds(seen.records[request.variants[0]])
+        self._asked[key] = now + ASK_AGAIN + load_s, request.load
         self._asked = {k: ask for k, ask in self._asked.items() if ask[0] > now}
-        load = seen.classes[one.demand]
+        load = seen.classes[request.demand]
         ask = AskForCapacity(
             worker=self._worker,
             at=now,
             app=app,
-            why=one.why,
-            variants=list(one.variants),
-            load=one.load,
-            instances=one.instances,
+            why=request.why,
+            variants=list(request.variants),
+            load=request.load,
+            instances=request.instances,
             latency_ms=load.needs.latency_ms if load is not None else None,
             accuracy=load.needs.accuracy if load is not None else 0.0,
-            reason=one.reason,
+            reason=request.reason,
         )
-        return [Publish(self._subjects.controller("ask"), ask)]
+        return (Publish(self._subjects.controller("ask"), ask),)
+
+
+def make_model_autoscaler(
+    settings: Settings, subjects: Subjects, worker: str, prices: Mapping[str, float]
+) -> ModelAutoscaler:
+    """The model-autoscaler of this worker. prices: US$ per hour by device kind."""
+    return ModelAutoscaler(
+        worker,
+        subjects,
+        prices,
+        settings.autoscaler,
+        memory_share=settings.monitor.memory_share,
+        goal=settings.goal,
+    )

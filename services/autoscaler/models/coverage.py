@@ -1,4 +1,4 @@
-"""Can so many instances carry the demands, each item going to a variant that may answer it? A maximum flow. Pure."""
+"""Whether so many instances carry the demands, if each item goes to a variant that may answer it: a maximum flow. Pure."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from services.core.planning.problem import CandidateVariant, RequirementClass
 TOLERANCE = 1e-9
 
 
-def missing(
+def shortfall(
     candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], counts: Mapping[str, int], slack: float
 ) -> dict[int, float]:
-    """Items/s that the demands (by index) lack of slack × load with so many instances of each candidate.
+    """By index of demand: items/s that so many instances of each candidate lack to carry slack × load. Carried demands are left out.
 
-    Candidates share their throughput among the demands that they may answer (design: Σ_k x_vk <= Q_v N_v). Which of several
-    demands is short, where not all can be carried, is arbitrary; an instance short of `least` counts as lacking its load.
+    A candidate's throughput is shared among the demands that it may answer (Σ_k x_vk <= Q_v N_v). If not all can be carried, it is
+    arbitrary which demand is short. A demand with fewer instances than its `least` lacks its whole load.
     """
     able = accepted(candidates, demands)
     left = [one.saturation_qps * counts.get(one.name, 0) for one in candidates]
@@ -31,7 +31,7 @@ def missing(
 
 
 def accepted(candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass]) -> list[list[int]]:
-    """For each demand the candidates (indices) that may answer it."""
+    """By demand, the indices of the candidates that may answer it."""
     by_app: dict[str, list[int]] = {}
     for c, one in enumerate(candidates):
         for app in one.apps:
@@ -42,8 +42,8 @@ def accepted(candidates: Sequence[CandidateVariant], demands: Sequence[Requireme
 def _augment(
     start: int, able: list[list[int]], left: list[float], need: list[float], flow: list[dict[int, float]]
 ) -> bool:
-    """Find room for some of one demand, moving others aside (a shortest augmenting path); False when there is none."""
-    # CandidateVariant: the demand that wants it, and the candidate that one leaves.
+    """Find room for some of one demand by a shortest augmenting path, which moves others aside. False: there is none."""
+    # By candidate: the demand that takes it, and the candidate that this demand leaves.
     came: dict[int, tuple[int, int | None]] = {}
     queue: deque[tuple[int, int | None]] = deque([(start, None)])
     seen = {start}

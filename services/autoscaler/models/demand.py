@@ -1,7 +1,7 @@
-"""The load of each requirement class, by the worker that takes it, from the dispatchers' reports. Pure.
+"""The load of each requirement class, by the worker that serves it, from the dispatchers' reports. Pure.
 
-A rate is the mean over the last seconds, unless the newest part of them differs from the rest by more than chance explains
-(arrivals counted as Poisson): then it is the mean of that newest part. So noise is averaged out and a step is seen at once.
+A rate is the mean over the last seconds. If the newest part of them differs from the rest by more than chance explains (arrivals
+are Poisson), it is the mean of that part. So noise is averaged out and a step is seen at once.
 """
 
 from collections import deque
@@ -14,21 +14,21 @@ from bus.messages.scaling import ClassDemand, DemandReport
 from services.core.demand import ANY, Band, band, merged
 
 KEPT = 5.0  # s of reports
-SILENT = 1.2  # s without a report after which a dispatcher has nothing to tell
-LINGER = 30.0  # s for which a class without queries still counts as used: its next query should find an instance
+SILENT = 1.2  # s without a report after which a dispatcher is ignored
+LINGER = 30.0  # s for which a class without queries keeps an instance for its next query
 FORGET = 300.0  # s after which a class is forgotten
-REMEMBERED = 4096  # sets of needs whose class is remembered
-SIGNIFICANT = 3.5  # standard deviations between chance and a change
+REMEMBERED = 4096  # sets of needs whose class is cached
+SIGNIFICANT = 3.5  # standard deviations from which on a difference is not chance
 
 Needs = tuple[str, float | None, float, float | None, str | None, str | None, str | None]
 Counts = dict[Band, dict[str, int]]  # items by class and worker
 
 
 class ClassLoad(Struct, frozen=True):
-    """One class: its needs, items/s by worker (worker "": what nobody could take), and when its last query came.
+    """The load of one class. last: when its last query came.
 
-    Where it is one worker's, "*" stands for all others. counted, turned_away: items of the last seconds, and of them those that
-    nobody could take.
+    by_worker: items/s; "": refused by all; "*": of all other workers, in the reports that one worker gets. counted: items of the
+    last seconds. turned_away: those of them that were refused.
     """
 
     needs: ClassDemand
@@ -43,12 +43,12 @@ class ClassLoad(Struct, frozen=True):
 
     @property
     def refused(self) -> float:
-        """The share that nobody could take, 0..1."""
+        """The share that is refused, 0..1."""
         return self.by_worker.get("", 0.0) / self.rate if self.rate > 0 else 0.0
 
 
 class LoadEstimator:
-    """Follows the reports of all dispatchers. everything: the part of other workers counts, too, and not only what is refused."""
+    """Estimates loads from the reports of all dispatchers. everything: loads of other workers are needed even if nothing is refused."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything
@@ -58,7 +58,7 @@ class LoadEstimator:
         self._known: tuple[float, list[ClassLoad]] | None = None  # at that time
 
     def take(self, report: DemandReport, now: float) -> None:
-        """One report; the needs of a class are the strictest of its last reports."""
+        """Add a report. The needs of a class are the strictest of its last reports."""
         self._known = None
         counts: Counts = {}
         for row in report.rows:
@@ -93,7 +93,7 @@ class LoadEstimator:
 
     @property
     def apps(self) -> set[str]:
-        """Those that have had load, as long as it is remembered."""
+        """The apps that have had load, as long as their classes are remembered."""
         return {of[0] for of in self._needs}
 
     def newest(self, names: Collection[str]) -> float:
@@ -106,7 +106,7 @@ class LoadEstimator:
         return found
 
     def classes(self, now: float) -> list[ClassLoad]:
-        """Every class that is remembered, in a fixed order."""
+        """All classes that are remembered, in a fixed order."""
         if self._known is None or self._known[0] != now:
             self._known = (now, self._classes(now))
         return self._known[1]
@@ -121,7 +121,7 @@ class LoadEstimator:
         found = []
         for of, (at, needs) in self._needs.items():
             ours = series.get(of, {})
-            # Who shares what with whom matters where something is refused.
+            # Loads of other workers matter only if something is refused.
             shared = self._everything or of[0] in refused
             rates = {name: _rate(seconds, items) for name, items in ours.items() if name and (shared or name != ANY)}
             if "" in ours:
@@ -133,7 +133,7 @@ class LoadEstimator:
         return found
 
     def _series(self) -> tuple[list[float], dict[Band, dict[str, list[int]]]]:
-        """Periods in s, newest first, and the items of each, by class and worker, all dispatchers together."""
+        """Periods in seconds, the newest first, and the items of each by class and worker, of all dispatchers together."""
         length = max((len(kept) for kept in self._reports.values()), default=0)
         seconds = [0.0] * length
         series: dict[Band, dict[str, list[int]]] = {}
@@ -172,7 +172,7 @@ def _rate(periods: Sequence[float], counts: Sequence[int]) -> float:
         old_s, old_n = seconds - new_s, items - new_n
         if new_s <= 0 or old_s <= 0:
             continue
-        # Both counts are Poisson, and few: their roots (Anscombe's) are near normal, with a spread that no rate changes.
+        # Both counts are Poisson and small. Their roots (Anscombe) are nearly normal, with the same spread at every rate.
         spread = sqrt(1.0 / new_s + 1.0 / old_s) / 2.0
         distance = abs(sqrt((new_n + 0.375) / new_s) - sqrt((old_n + 0.375) / old_s)) / spread
         if distance > best:
@@ -181,10 +181,10 @@ def _rate(periods: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def _turned_away(seconds: Sequence[float], series: Mapping[str, Sequence[int]], taken: float) -> float:
-    """Items/s that nobody could take (series ""). taken: by all workers.
+    """Items/s that are refused (series ""). taken: items/s that workers serve.
 
-    Refusals come in bursts, whenever a queue is full, so that chance alone makes steps of them. What tells a step is all that
-    came: it counts as turned away as far as nobody takes it, and else the mean does.
+    Refusals come in bursts, whenever a queue is full, so they show steps by chance. All items together show real steps: what workers
+    do not serve of their rate counts as refused, if that is more than the mean of the refusals.
     """
     refused, period = series[""], sum(seconds)
     mean = sum(refused) / period if period > 0 else 0.0
@@ -193,9 +193,9 @@ def _turned_away(seconds: Sequence[float], series: Mapping[str, Sequence[int]], 
 
 
 def share_of(worker: str, load: ClassLoad, app_loads: Iterable[ClassLoad], holders: Sequence[str]) -> float:
-    """The items/s of a class that this worker plans for: what it takes, and its part of what nobody could take.
+    """The items/s of a class that this worker plans for: what it serves, and its part of what is refused.
 
-    That part goes by what each worker takes of the app; while nobody takes anything, all of it is the first holder's.
+    The part is in proportion to what each worker serves of the app. If none serves any, the first holder plans all of it.
     holders: workers that have, or could have, an instance for the app, in a fixed order.
     """
     own = load.by_worker.get(worker, 0.0)

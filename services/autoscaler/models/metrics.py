@@ -1,4 +1,4 @@
-"""What a model-autoscaler shows: the load it plans for. Pure."""
+"""Metrics of a model-autoscaler: the load that it plans for. Pure."""
 
 from collections.abc import Iterable
 
@@ -19,4 +19,4 @@ def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
 def missing(actor: ModelAutoscaler, now: float) -> str:
     if not actor._synced:
         return "the catalogue"
-    return "" if now - actor._beat[0] <= GONE else "a heartbeat of its worker's monitor"
+    return "" if now - actor._heartbeat[0] <= GONE else "a heartbeat of its worker's monitor"

@@ -1,9 +1,13 @@
-"""When a plan is carried out: at once where load is not carried, after T_v where it would only save, never with a dip. Pure.
+"""When a plan is carried out: at once if load is not carried, after T_v if it only saves, never with a dip. Pure.
 
-INFaaS (Romero et al., section 4.2.2): scale up as soon as the headroom is below the slack; scale down, or to a cheaper variant,
-only after the condition has held for T_v = max(load latency, a minimum) without a break. Changes are made before others are
-broken: an instance goes only when those that can answer without it carry every class, whichever solver wants it gone.
-Where accuracy is the goal the same holds: less of it at once where load is not carried, more of it after T_v.
+INFaaS (Romero et al., section 4.2.2) scales up as soon as the headroom is below the slack. It scales down, or to a cheaper variant,
+only after the reason has held for T_v = max(load latency, a minimum) without a break. Make before break: an instance is unloaded
+only if those that can answer without it carry every class, whatever the plan says. For the goal "accuracy": less of it at once if
+load is not carried, more of it after T_v.
+
+A load that takes long is bridged. The paper weighs loading latency in the choice (lambda), so a variant that loads for seconds is
+still chosen if it is much cheaper. Meanwhile the load that made it necessary would be refused. So instances that load in a fraction
+of that time are added as far as they fit. Once the slow one serves they are not needed any more and are unloaded like all others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,15 +15,18 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from bus.messages.scaling import ClassDemand
-from services.autoscaler.models.accuracy import GAIN, Accuracy, roomy
-from services.autoscaler.models.coverage import missing
+from services.autoscaler.models.accuracy import GAIN, Accuracy, with_headroom
+from services.autoscaler.models.coverage import shortfall
 from services.autoscaler.models.problem import Situation
 from services.core.planning.plan import Action, Plan
 from services.core.planning.problem import CandidateVariant, PlanningProblem
 
+SLOW_S = 1.0  # s: a load that takes longer is bridged
+QUICKER = 4.0  # by variants that load so many times as fast
+
 
 class InstanceChange(NamedTuple):
-    """This worker is to have so many instances of a variant. kind: as scaling events name actions."""
+    """How many instances of a variant this worker is to have. kind: the action of the scaling event."""
 
     variant: str
     instances: int
@@ -28,7 +35,7 @@ class InstanceChange(NamedTuple):
 
 
 class CapacityRequest(NamedTuple):
-    """What another worker should load. demand: index; variants: those that would do, best first; load: items/s."""
+    """What another worker should load. demand: index. variants: suitable ones, best first. load: items/s."""
 
     demand: int
     why: str
@@ -40,11 +47,11 @@ class CapacityRequest(NamedTuple):
 
 class ScalingDecision(NamedTuple):
     changes: tuple[InstanceChange, ...] = ()
-    elsewhere: tuple[CapacityRequest, ...] = ()
+    requests: tuple[CapacityRequest, ...] = ()
 
 
 class InfaasScaling:
-    """The paper's way. hold_s: the least T_v. Remembers since when each change has been wanted without a break."""
+    """The paper's policy. hold_s: the least T_v. It remembers since when each change has been planned without a break."""
 
     name = "infaas"
 
@@ -54,33 +61,33 @@ class InfaasScaling:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is wanted that has not been wanted for long enough."""
+        """Whether a change is planned that has not been planned for long enough."""
         return bool(self._since)
 
     @staticmethod
     def short(now: Situation) -> dict[int, float]:
-        """Items/s that each demand lacks, what is being loaded counted as there."""
+        """Items/s that each demand lacks. Loading instances count as loaded."""
         return _lacking(now.problem)
 
     @staticmethod
     def soon(now: Situation) -> dict[int, float]:
-        """What they will lack when the load grows by what plans leave room for: the same where cost is the goal."""
-        return _lacking(roomy(now.problem))
+        """The same if the load grows by the headroom of plans. For the goal "cost" there is no such headroom."""
+        return _lacking(with_headroom(now.problem))
 
     def decide(self, seen: Situation, plan: Plan, now: float) -> ScalingDecision:
-        """What to do of this plan now."""
+        """The changes of this plan that are made now."""
         short = self.short(seen)
         outlook = _outlook(seen, plan, short, short or self.soon(seen))
         changes: list[InstanceChange] = []
-        elsewhere: list[CapacityRequest] = []
-        wanted: set[tuple[str, str]] = set()
+        requests: list[CapacityRequest] = []
+        planned: set[tuple[str, str]] = set()
         by_name = {one.name: one for one in seen.problem.candidates}
         for action in plan.actions:
             one, more = by_name[action.variant], action.delta > 0
             if more and outlook.pointless:
                 continue
             key = (one.name, "more" if more else "fewer")
-            wanted.add(key)
+            planned.add(key)
             held = now - self._since.setdefault(key, now)
             if more:
                 if outlook.soon or held >= self._hold:
@@ -88,29 +95,29 @@ class InfaasScaling:
                     if isinstance(order, InstanceChange):
                         changes.append(order)
                     else:
-                        elsewhere.append(order)
+                        requests.append(order)
             elif one.name in seen.here:
-                if one.name in seen.offline and not short:  # a job's: it may stay as long as nobody lacks anything
+                if one.name in seen.offline and not short:  # a job uses it: it stays as long as no load lacks capacity
                     self._since[key] = now
-                elif held >= max(one.load_s, self._hold) and outlook.spares(one):
+                elif held >= max(one.load_s, self._hold) and outlook.can_spare(one):
                     changes.append(outlook.fewer(one, held))
-        self._since = {key: at for key, at in self._since.items() if key in wanted}
+        self._since = {key: at for key, at in self._since.items() if key in planned}
         if short:
-            changes.extend(_bridging(changes, elsewhere, by_name, seen))
-            elsewhere.extend(_unmet(seen, plan))
+            changes.extend(_bridging(changes, requests, by_name, seen))
+            requests.extend(_unmet_requests(seen, plan))
         if outlook.accuracy and not seen.alone:
-            elsewhere.extend(_missed(outlook.accuracy, plan))
+            requests.extend(_accuracy_requests(outlook.accuracy, plan))
         changes.extend(_to_fall_back_on(outlook.kept, changes, by_name, seen))
-        for change in changes:  # the next change of the same variant waits its own time
+        for change in changes:  # the next change of this variant waits for its own T_v
             self._since.pop((change.variant, "fewer"), None)
-        return ScalingDecision(tuple(changes), tuple(elsewhere))
+        return ScalingDecision(tuple(changes), tuple(requests))
 
 
 class _Outlook(NamedTuple):
-    """What follows from a situation for every action of its plan.
+    """What a situation and its plan mean for each of the plan's actions.
 
-    short, soon: items/s that demands lack now, and would once the load has grown. Where accuracy is the goal, else None and
-    nothing: accuracy; kept: variants of which one stays to fall back on; before, after: what is delivered now and by the plan.
+    short, soon: items/s that demands lack now, and if the load grows. Only for the goal "accuracy": accuracy; kept: variants of
+    which one instance is always kept; before, after: the mean accuracy now and by the plan.
     """
 
     seen: Situation
@@ -123,11 +130,11 @@ class _Outlook(NamedTuple):
 
     @property
     def pointless(self) -> bool:
-        """Whether more instances would bring neither load nor accuracy worth mentioning."""
+        """Whether more instances would carry no more load and bring no accuracy worth mentioning."""
         return self.accuracy is not None and not self.soon and self.after < self.before + GAIN
 
     def more(self, one: CandidateVariant, action: Action, held: float) -> InstanceChange | CapacityRequest:
-        """So many instances more, here or, of hardware that is not here, on another worker. held: s that they have been wanted."""
+        """More instances: here, or on another worker if the hardware is not here. held: seconds for which they have been planned."""
         seen = self.seen
         why = _why_more(seen, one, self.soon) if self.soon else f"cheaper than what runs, for {held:.0f} s"
         if self.accuracy:
@@ -141,16 +148,16 @@ class _Outlook(NamedTuple):
         why = f"{action.kind}: {why}"
         return CapacityRequest(k, cause, (one.name,), min(load, need) if need > 0 else load, action.delta, why)
 
-    def spares(self, one: CandidateVariant) -> bool:
-        """Whether one instance of this variant may go without anybody noticing."""
+    def can_spare(self, one: CandidateVariant) -> bool:
+        """Whether one instance of this variant may be unloaded without loss."""
         if one.name in self.kept and self.seen.serving[one.name] <= 1:
             return False
-        return _carried_without(self.seen, one) and (self.accuracy is None or self.accuracy.spares(one))
+        return _carried_without(self.seen, one) and (self.accuracy is None or self.accuracy.can_spare(one))
 
     def fewer(self, one: CandidateVariant, held: float) -> InstanceChange:
-        """One instance less. held: s that it has not been wanted."""
+        """One instance less. held: seconds for which the plan has been without it."""
         why = f"not needed for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s"
-        if self.accuracy and self.accuracy.crowded():
+        if self.accuracy and self.accuracy.cores_short():
             why = f"cores are short for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s with them"
         return InstanceChange(one.name, one.running - 1, "unload", why)
 
@@ -164,9 +171,9 @@ def _outlook(seen: Situation, plan: Plan, short: dict[int, float], soon: dict[in
 
 
 def _carried_without(seen: Situation, one: CandidateVariant) -> bool:
-    """Whether those that can answer now carry every class without one instance of this variant.
+    """Whether the instances that can answer now carry every class without one instance of this variant.
 
-    Of other workers' hardware only what is cheaper counts: two workers that relied on each other would both let go.
+    A worker relies on another worker's capacity only if it is cheaper. Otherwise both might unload.
     """
     problem = seen.problem
     price = (one.cost_per_s, one.name)
@@ -176,30 +183,30 @@ def _carried_without(seen: Situation, one: CandidateVariant) -> bool:
         if other.name in seen.here or (other.cost_per_s, other.name) < price
     }
     left[one.name] = max(0, left[one.name] - 1)
-    return not missing(problem.candidates, problem.demands, left, problem.slack)
+    return not shortfall(problem.candidates, problem.demands, left, problem.slack)
 
 
 def _lacking(problem: PlanningProblem) -> dict[int, float]:
     running = {one.name: one.running for one in problem.candidates}
-    return missing(problem.candidates, problem.demands, running, problem.slack)
+    return shortfall(problem.candidates, problem.demands, running, problem.slack)
 
 
-def _missed(accuracy: Accuracy, plan: Plan) -> Iterator[CapacityRequest]:
-    """What other workers might serve more accurately, if they have room."""
-    for one in accuracy.missed(plan):
+def _accuracy_requests(accuracy: Accuracy, plan: Plan) -> Iterator[CapacityRequest]:
+    """Loads that other workers could serve more accurately if they have room."""
+    for one in accuracy.gaps(plan):
         why = f"more accurate: {one.now:.4g} -> {one.best:.4g} for {one.load:.4g} items/s"
         yield CapacityRequest(one.demand, "accuracy", one.variants, one.load, one.instances, why)
 
 
 def _bridging(
     changes: list[InstanceChange],
-    elsewhere: list[CapacityRequest],
+    requests: list[CapacityRequest],
     by_name: dict[str, CandidateVariant],
     seen: Situation,
 ) -> Iterator[InstanceChange]:
-    """Quick instances for as long as what was just ordered, here or of other workers, takes to load."""
+    """Instances that load fast, until what was just ordered here or requested of other workers is loaded."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
-    ordered |= {one.variants[0]: one.instances for one in elsewhere if one.variants[0] not in ordered}
+    ordered |= {one.variants[0]: one.instances for one in requests if one.variants[0] not in ordered}
     slowest = max((by_name[name] for name in ordered), key=lambda one: one.load_s, default=None)
     for name, count in bridges(seen, ordered).items():
         one = by_name[name]
@@ -210,7 +217,7 @@ def _bridging(
 def _to_fall_back_on(
     kept: set[str], changes: list[InstanceChange], by_name: dict[str, CandidateVariant], seen: Situation
 ) -> Iterator[InstanceChange]:
-    """One instance of each of these, where there is room: cores are shared, and it uses them only while it serves."""
+    """One instance of each of these variants, if memory and budget allow. It uses cores only while it serves."""
     ordered = {c.variant: c.instances - by_name[c.variant].running for c in changes if c.kind != "unload"}
     free = room(seen, ordered)
     for name in sorted(kept - ordered.keys()):
@@ -222,12 +229,12 @@ def _to_fall_back_on(
 
 
 def _why_more(seen: Situation, one: CandidateVariant, short: dict[int, float]) -> str:
-    problem = roomy(seen.problem)
+    problem = with_headroom(seen.problem)
     for k, lack in short.items():
         demand = problem.demands[k]
         if demand.accepts(one):
             needs = seen.classes[k]
-            of = f"{seen.apps[k]}{told(needs.needs) if needs is not None else ''}"
+            of = f"{seen.apps[k]}{described(needs.needs) if needs is not None else ''}"
             if demand.load <= 0:
                 return f"{of} must have {demand.least} instances"
             headroom = max(0.0, problem.slack * demand.load - lack) / demand.load
@@ -235,8 +242,8 @@ def _why_more(seen: Situation, one: CandidateVariant, short: dict[int, float]) -
     return "other classes need what served this one"
 
 
-def told(needs: ClassDemand) -> str:
-    """A class in words, such as " (<= 50 ms, accuracy >= 0.9)"."""
+def described(needs: ClassDemand) -> str:
+    """The needs of a class in words, such as " (<= 50 ms, accuracy >= 0.9)"; empty: it has none."""
     return f" ({', '.join(parts)})" if (parts := list(_parts(needs))) else ""
 
 
@@ -256,8 +263,8 @@ def _load(seen: Situation, one: CandidateVariant) -> float:
     return sum(demand.load for demand in seen.problem.demands if demand.accepts(one))
 
 
-def _unmet(seen: Situation, plan: Plan) -> Iterator[CapacityRequest]:
-    """What the plan could not carry: the worker is full, so the controller is asked. It may add machines that nobody has yet."""
+def _unmet_requests(seen: Situation, plan: Plan) -> Iterator[CapacityRequest]:
+    """What the plan could not carry, because the worker is full. The controller may place it or add machines."""
     for one in plan.unmet:
         demand = seen.problem.demands[one.demand]
         able = [c for c in seen.problem.candidates if demand.accepts(c) and c.most is None]
@@ -268,20 +275,17 @@ def _unmet(seen: Situation, plan: Plan) -> Iterator[CapacityRequest]:
             yield CapacityRequest(one.demand, "full", names, one.missing, count, one.reason)
 
 
-# -- What serves until a slow load is done: quick instances beside those that run, where there is room. Pure.
-
-SLOW_S = 1.0  # a load that takes longer is bridged
-QUICKER = 4.0  # by what loads so many times as fast
+# -- instances that serve until a slow load is done
 
 
 def bridges(seen: Situation, ordered: Mapping[str, int]) -> dict[str, int]:
-    """Instances to add, by variant, until those that are `ordered` (instances more of a variant) are loaded."""
+    """By variant, instances to add until the ordered ones are loaded. ordered: additional instances, by variant."""
     problem = seen.problem
     by_name = {one.name: one for one in problem.candidates}
     slowest = max((by_name[name].load_s for name in ordered), default=0.0)
     if slowest < SLOW_S:
         return {}
-    lacking = missing(problem.candidates, problem.demands, seen.serving, problem.slack)
+    lacking = shortfall(problem.candidates, problem.demands, seen.serving, problem.slack)
     left = room(seen, ordered)
     found: dict[str, int] = {}
     for k, lack in lacking.items():
@@ -312,7 +316,7 @@ def _takes(one: CandidateVariant) -> dict[str, float]:
 
 
 def room(seen: Situation, ordered: Mapping[str, int]) -> dict[str, float]:
-    """What is left of each resource, and of the budget (""), beside all that runs and is ordered."""
+    """What running and ordered instances leave of each resource, and of the budget ("")."""
     room = {**seen.problem.resources, "": seen.problem.budget_per_s}
     for one in seen.problem.candidates:
         count = one.running + ordered.get(one.name, 0)

@@ -1,4 +1,8 @@
-"""The planning problem of a worker: which load it carries, by which variants, and with which resources. Pure."""
+"""The planning problem of a worker: which load it carries, by which variants, and with which resources. Pure.
+
+Resources are pooled by device kind: cores and memory that instances may take. Cores are shared, since an idle instance uses none:
+what running instances leave idle counts as free. So a plan never adds more than the cores can compute.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
@@ -13,13 +17,20 @@ from services.autoscaler.models.supply import LEAST_RATE, FleetSupply, OtherWork
 from services.core.catalog import Catalog
 from services.core.cost import Goal, UnknownPrice, price_per_hour
 from services.core.lifecycle import COUNTED
-from services.core.planning.problem import CandidateVariant, Objective, PlanningProblem, RequirementClass
+from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
+from services.core.settings import AutoscalerSettings
 
-WITHOUT_APP = "_."  # queries that name a model and no app are counted under this prefix
+WITHOUT_APP = "_."  # prefix under which queries are counted that name a model and no app
+REFUSED_SHARE = 0.02  # if more of a class's items are refused, its instances are full, whatever their profiles say ...
+REFUSED_LEAST = 5  # ... unless these are fewer items in the last seconds, which may be chance ...
+REFUSED_MUCH = 0.25  # ... and less than this part of a class with few queries
 
 
 class ClassDemandShare(Struct, frozen=True):
-    """One demand to be: an app, the variants that may answer, whose load it is (None: what must stay), items/s, instances."""
+    """A class's load as far as this worker must carry it.
+
+    scope: the variants that may answer. load: the whole class; None: an app's minimum of instances. rate: items/s. least: instances.
+    """
 
     app: str
     scope: tuple[VariantRecord, ...]
@@ -31,7 +42,7 @@ class ClassDemandShare(Struct, frozen=True):
 def variants_for(
     app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
 ) -> tuple[VariantRecord, ...]:
-    """The variants that queries of an app with these names may get, as selection allows them."""
+    """The variants that may answer queries of an app with these names, as in selection."""
     if needs_model is None and version is None and variant is None and not app.startswith(WITHOUT_APP):
         return catalog.variants_of(app)
     if app.startswith(WITHOUT_APP):
@@ -52,7 +63,7 @@ def variants_for(
     )
 
 
-def wanted_by(
+def shares_of(
     mine: WorkerHeartbeat,
     others: OtherWorkers,
     catalog: Catalog,
@@ -60,16 +71,20 @@ def wanted_by(
     now: float,
     only: Mapping[str, str],
 ) -> list[ClassDemandShare]:
+    """What this worker must carry: its part of each class's load, and the minimum of apps. only: as in `ProblemBuilder.build`.
+
+    Of the workers that have instances for an app, the first by name takes care of the app's minimum.
+    """
     worker = mine.worker
     by_app: dict[str, list[ClassLoad]] = {}
     for load in loads:
         by_app.setdefault(load.needs.app, []).append(load)
-    held = {one.variant for one in mine.instances if one.state in COUNTED}
-    wanted: list[ClassDemandShare] = []
+    loaded = {one.variant for one in mine.instances if one.state in COUNTED}
+    shares: list[ClassDemandShare] = []
     for app in sorted({*by_app, *(record.app for record in catalog.apps)}):
         of_app = by_app.get(app, [])
         everything = _allowed(app, variants_for(app, None, None, None, catalog), only)
-        holds = any(record.variant in held for record in everything)
+        holds = any(record.variant in loaded for record in everything)
         if not of_app and not holds:
             continue
         latest = max(of_app, key=lambda load: load.last, default=None)
@@ -83,16 +98,16 @@ def wanted_by(
             if rate <= 0 and first and now - load.last < LINGER:
                 rate = 1.0 / LINGER
             if rate > 0 and scope:
-                wanted.append(ClassDemandShare(app, scope, load, rate, 0))
+                shares.append(ClassDemandShare(app, scope, load, rate, 0))
         record = catalog.app(app)
         least = record.min_instances if record is not None else 0
         if first and least and everything:
-            # While nothing comes, what stays is of use to those who came last.
-            busy = any(one.app == app for one in wanted)
-            # What others have counts, but for one that is kept here: theirs go without asking anybody.
+            # Without load, the minimum is kept for the class that had load last.
+            busy = any(one.app == app for one in shares)
+            # Other workers' instances count, but one is kept here: others unload theirs without asking.
             least = max(1, least - others.instances(everything, mine))
-            wanted.append(ClassDemandShare(app, everything, None if busy else latest, 0.0, least))
-    return wanted
+            shares.append(ClassDemandShare(app, everything, None if busy else latest, 0.0, least))
+    return shares
 
 
 def _allowed(app: str, records: tuple[VariantRecord, ...], only: Mapping[str, str]) -> tuple[VariantRecord, ...]:
@@ -110,40 +125,37 @@ def _able(records: tuple[VariantRecord, ...], mine: WorkerHeartbeat, others: Oth
     return [min(names)] if names else []
 
 
-def strictest(wanted: list[ClassDemandShare], facts: ProfileCache) -> dict[str, float]:
-    """For each variant the shortest latency, in s, of those that would be answered by it."""
+def strictest(shares: Iterable[ClassDemandShare], profiles: ProfileCache) -> dict[str, float]:
+    """By variant, the shortest latency in seconds of the classes that it can answer."""
     found: dict[str, float] = {}
-    for one in wanted:
+    for one in shares:
         if one.load is None or one.load.needs.latency_ms is None:
             continue
         limit = one.load.needs.latency_ms / 1000.0
         for record in one.scope:
-            if facts.table(record).seconds(1) <= limit:
+            if profiles.table(record).seconds(1) <= limit:
                 found[record.variant] = min(limit, found.get(record.variant, inf))
     return found
-
-
-# -- What would serve a class of needs on devices that nobody has: a machine with one might be added for it. Pure.
 
 
 def absent(
     one: ClassDemandShare,
     demand: RequirementClass,
     there: Collection[str],
-    facts: ProfileCache,
+    profiles: ProfileCache,
     prices: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """Names of its variants that meet latency and accuracy and are not `there` to plan with, cheapest first.
+    """Variants that would serve a class on devices that no worker has, cheapest first: a machine with one may be added for it.
 
-    By what an item costs at saturation where one instance has a device for itself, since nobody knows how large theirs would be.
+    there: variants that can be planned with. Cheapest is by the cost of an item at saturation, on a device without other instances.
     """
     found = []
     for record in one.scope:
         if record.variant in there:
             continue
         accuracy = record.accuracy is None or record.accuracy >= demand.accuracy
-        if accuracy and facts.table(record).seconds(1) * 1000.0 <= demand.latency_ms:
-            rate = facts.rate(record, demand.latency_ms / 1000.0)
+        if accuracy and profiles.table(record).seconds(1) * 1000.0 <= demand.latency_ms:
+            rate = profiles.rate(record, demand.latency_ms / 1000.0)
             found.append((_price(record, prices) / rate if rate > 0 else inf, record.variant))
     return tuple(name for _, name in sorted(found))
 
@@ -158,32 +170,12 @@ def _price(record: VariantRecord, prices: Mapping[str, float]) -> float:
         return inf
 
 
-# -- From what is known to a planning problem: which variants could run where, what runs, which load this worker
-# carries. Pure.
-
-CROWDED = 0.02  # of a class's items: when more are refused, its instances are full whatever their profiles say ...
-FEW = 5  # ... unless that were fewer items in the last seconds, which is a burst by chance,
-MUCH = 0.25  # and less than this part of a class that is seldom asked for
-
-
-class Knobs(Struct, frozen=True, kw_only=True):
-    """The settings that planning reads; meanings in services/core/settings, AutoscalerSettings."""
-
-    slack: float = 1.05
-    loading_weight: float = 0.1
-    objective: Objective = "multiplicative"
-    hold_s: float = 5.0
-    budget_per_s: float = inf
-    memory_share: float = 0.8
-    goal: Goal = "cost"
-
-
 class Situation(Struct, frozen=True, kw_only=True):
-    """records: of the problem's candidates. serving: of each, instances that can answer now. here: those that this worker can have.
+    """A planning problem and what it was made from.
 
-    classes: behind each demand, the load that it is made of; None for what an app must keep at least. alone: there is no other worker.
-    offline: variants that compute nothing here but offline work. absent: behind each demand, the variants that would do on devices
-    that nobody has, cheapest first.
+    records: of the candidates. serving: instances of each that can answer now. here: candidates that this worker has devices for.
+    By demand: classes, the load behind it, None for an app's minimum; apps; absent, variants that would serve it on devices that no
+    worker has, cheapest first. alone: there is no other worker. offline: variants that compute only offline work here.
     """
 
     problem: PlanningProblem
@@ -197,119 +189,153 @@ class Situation(Struct, frozen=True, kw_only=True):
     absent: tuple[tuple[str, ...], ...] = ()
 
     def app_of(self, variant: str) -> str:
-        """One app that this variant serves, for the record."""
+        """One app that this variant serves, for events."""
         for one in self.problem.candidates:
             if one.name == variant:
                 return next((self.apps[k] for k, d in enumerate(self.problem.demands) if d.accepts(one)), self.apps[0])
         return ""
 
 
-def situation(
-    mine: WorkerHeartbeat,
-    others: OtherWorkers,
-    catalog: Catalog,
-    loads: Iterable[ClassLoad],
-    prices: Mapping[str, float],
-    knobs: Knobs,
-    facts: ProfileCache,
-    now: float,
-    *,
-    barred: frozenset[str] = frozenset(),
-    only: Mapping[str, str] | None = None,
-    glance: bool = False,
-) -> Situation | None:
-    """What this worker has to plan; None while nothing concerns it. mine: its last heartbeat.
+class ProblemBuilder:
+    """Makes the planning problems of one worker. prices: US$ per hour by device kind. memory_share: of devices, for instances."""
 
-    facts: kept from one call to the next. barred: variants of which no more may be loaded for the moment. only: app to the one
-    variant that may serve it. glance: with the variants that run alone, which suffices to tell whether the load is carried.
-    """
-    worker = mine.worker
-    wanted = wanted_by(mine, others, catalog, list(loads), now, only or {})
-    if not wanted:
-        return None
-    if glance:
-        present = {one.variant for one in mine.instances} | {row.variant for row in others.variants}
-        wanted = [replace(one, scope=tuple(r for r in one.scope if r.variant in present)) for one in wanted]
-    records = {r.variant: r for one in wanted for r in one.scope}
-    supply = FleetSupply(mine, others, records, prices, knobs.memory_share, facts, now)
-    limits = strictest(wanted, facts)
-    scopes = {i: f"{one.app}/{i}" for i, one in enumerate(wanted)}
-    serves: dict[str, list[str]] = {}
-    for i, one in enumerate(wanted):
-        for record in one.scope:
-            serves.setdefault(record.variant, []).append(scopes[i])
-    candidates: list[CandidateVariant] = []
-    for name, record in sorted(records.items()):
-        candidate = supply.candidate(record, tuple(serves[name]), limits.get(name, inf), barred=name in barred)
-        if candidate is not None:
-            candidates.append(candidate)
-    demands = tuple(
-        RequirementClass(
-            app=scopes[i],
-            load=one.rate,
-            latency_ms=inf if one.load is None or one.load.needs.latency_ms is None else one.load.needs.latency_ms,
-            accuracy=0.0 if one.load is None else one.load.needs.accuracy,
-            cost=inf if one.load is None or one.load.needs.cost is None else one.load.needs.cost,
-            least=one.least,
+    def __init__(
+        self,
+        catalog: Catalog,
+        prices: Mapping[str, float],
+        settings: AutoscalerSettings,
+        memory_share: float,
+        goal: Goal,
+    ) -> None:
+        self._catalog = catalog
+        self._prices = prices
+        self._settings = settings
+        self._memory_share = memory_share
+        self._goal = goal
+        self._profiles = ProfileCache()
+
+    def build(
+        self,
+        mine: WorkerHeartbeat,
+        others: OtherWorkers,
+        loads: Iterable[ClassLoad],
+        now: float,
+        *,
+        barred: frozenset[str] = frozenset(),
+        only: Mapping[str, str] | None = None,
+        running_only: bool = False,
+    ) -> Situation | None:
+        """What this worker has to plan; None: no load and no app concerns it. mine: its last heartbeat.
+
+        barred: variants of which no more may be loaded now. only: app to the one variant that may serve it. running_only: without
+        variants that do not run, which suffices to tell whether the load is carried.
+        """
+        shares = shares_of(mine, others, self._catalog, list(loads), now, only or {})
+        if not shares:
+            return None
+        if running_only:
+            present = {one.variant for one in mine.instances} | {row.variant for row in others.variants}
+            shares = [replace(one, scope=tuple(r for r in one.scope if r.variant in present)) for one in shares]
+        records = {r.variant: r for one in shares for r in one.scope}
+        supply = FleetSupply(mine, others, records, self._prices, self._memory_share, self._profiles, now)
+        candidates = self._candidates(shares, records, supply, barred)
+        demands = tuple(_requirement_class(i, one) for i, one in enumerate(shares))
+        candidates = _saturated(mine.worker, candidates, demands, shares, supply)
+        return Situation(
+            problem=self._problem(candidates, demands, supply),
+            records=records,
+            serving={one.name: supply.serving.get(one.name, 0) for one in candidates},
+            here=frozenset(one.name for one in candidates if supply.is_here(records[one.name])),
+            classes=tuple(one.load for one in shares),
+            apps=tuple(one.app for one in shares),
+            alone=others.alone,
+            offline=_offline(mine),
+            absent=tuple(
+                absent(one, demand, {c.name for c in candidates}, self._profiles, self._prices)
+                for one, demand in zip(shares, demands, strict=True)
+            ),
         )
-        for i, one in enumerate(wanted)
+
+    def _candidates(
+        self,
+        shares: Sequence[ClassDemandShare],
+        records: Mapping[str, VariantRecord],
+        supply: FleetSupply,
+        barred: Collection[str],
+    ) -> list[CandidateVariant]:
+        limits = strictest(shares, self._profiles)
+        serves: dict[str, list[str]] = {}
+        for i, one in enumerate(shares):
+            for record in one.scope:
+                serves.setdefault(record.variant, []).append(_scope_name(i, one))
+        found = []
+        for name, record in sorted(records.items()):
+            candidate = supply.candidate(record, tuple(serves[name]), limits.get(name, inf), barred=name in barred)
+            if candidate is not None:
+                found.append(candidate)
+        return found
+
+    def _problem(
+        self, candidates: Sequence[CandidateVariant], demands: tuple[RequirementClass, ...], supply: FleetSupply
+    ) -> PlanningProblem:
+        settings = self._settings
+        resources, shared = supply.totals(candidates, demands, settings.slack), {}
+        if self._goal == "accuracy":
+            shared = supply.time_shared(candidates)
+            resources |= shared
+            candidates = supply.in_time(candidates, demands, settings.slack)
+        return PlanningProblem(
+            candidates=tuple(candidates),
+            demands=demands,
+            resources=resources,
+            slack=settings.slack,
+            loading_weight=settings.loading_weight,
+            objective=settings.objective,
+            budget_per_s=settings.budget_per_hour / 3600.0 if settings.budget_per_hour > 0 else inf,
+            make_before_break=True,
+            time_shared=frozenset(shared),
+            goal=self._goal,
+        )
+
+
+def _scope_name(index: int, one: ClassDemandShare) -> str:
+    return f"{one.app}/{index}"
+
+
+def _requirement_class(index: int, one: ClassDemandShare) -> RequirementClass:
+    return RequirementClass(
+        app=_scope_name(index, one),
+        load=one.rate,
+        latency_ms=inf if one.load is None or one.load.needs.latency_ms is None else one.load.needs.latency_ms,
+        accuracy=0.0 if one.load is None else one.load.needs.accuracy,
+        cost=inf if one.load is None or one.load.needs.cost is None else one.load.needs.cost,
+        least=one.least,
     )
-    candidates = _crowded(worker, candidates, demands, wanted, supply)
-    resources, shared = supply.totals(candidates, demands, knobs.slack), {}
-    if knobs.goal == "accuracy":
-        shared = supply.time_shared(candidates)
-        resources |= shared
-        candidates = supply.in_time(candidates, demands, knobs.slack)
-    problem = PlanningProblem(
-        candidates=tuple(candidates),
-        demands=demands,
-        resources=resources,
-        slack=knobs.slack,
-        loading_weight=knobs.loading_weight,
-        objective=knobs.objective,
-        budget_per_s=knobs.budget_per_s,
-        make_before_break=True,
-        time_shared=frozenset(shared),
-        goal=knobs.goal,
-    )
-    return Situation(
-        problem=problem,
-        records=records,
-        serving={one.name: supply.serving.get(one.name, 0) for one in candidates},
-        here=frozenset(one.name for one in candidates if supply.is_here(records[one.name])),
-        classes=tuple(one.load for one in wanted),
-        apps=tuple(one.app for one in wanted),
-        alone=others.alone,
-        offline=_offline(mine),
-        absent=tuple(
-            absent(one, demand, {c.name for c in candidates}, facts, prices)
-            for one, demand in zip(wanted, demands, strict=True)
-        ),
-    )
 
 
-def _offline(beat: WorkerHeartbeat) -> frozenset[str]:
-    """Variants whose instances here have computed lately (mean_batch), and no queries (load)."""
-    online = {one.variant for one in beat.instances if one.load > 0}
-    return frozenset(one.variant for one in beat.instances if one.mean_batch > 0) - online
+def _offline(mine: WorkerHeartbeat) -> frozenset[str]:
+    """Variants whose instances here have computed lately (mean_batch), but no queries (load)."""
+    online = {one.variant for one in mine.instances if one.load > 0}
+    return frozenset(one.variant for one in mine.instances if one.mean_batch > 0) - online
 
 
-def _pressed(load: ClassLoad) -> bool:
-    """Whether so many queries are refused that it is no chance."""
-    return load.refused > CROWDED and (load.turned_away >= FEW or load.turned_away >= MUCH * load.counted)
+def _refuses(load: ClassLoad) -> bool:
+    """Whether so many queries are refused that it is not chance."""
+    enough = load.turned_away >= REFUSED_LEAST or load.turned_away >= REFUSED_MUCH * load.counted
+    return load.refused > REFUSED_SHARE and enough
 
 
-def _crowded(
+def _saturated(
     worker: str,
     candidates: list[CandidateVariant],
     demands: Sequence[RequirementClass],
-    wanted: Sequence[ClassDemandShare],
+    shares: Sequence[ClassDemandShare],
     supply: FleetSupply,
 ) -> list[CandidateVariant]:
-    """While queries of a class are refused its instances are full, whatever their profiles say: what they take is all they can."""
+    """The candidates, with lower rates for those whose class refuses queries: then what its instances take is all that they can."""
     factor: dict[str, float] = {}
-    for demand, one in zip(demands, wanted, strict=True):
-        if one.load is None or not _pressed(one.load):
+    for demand, one in zip(demands, shares, strict=True):
+        if one.load is None or not _refuses(one.load):
             continue
         running = [c for c in candidates if c.running and demand.accepts(c)]
         capacity = sum(c.running * c.saturation_qps for c in running)

@@ -1,4 +1,4 @@
-"""What there is to serve with: devices and instances by heartbeats, and what an instance can carry. Pure."""
+"""Devices and instances of this worker and of the others, and what an instance can carry. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -14,9 +14,15 @@ from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import fits
 from services.core.planning.problem import CandidateVariant, RequirementClass
 
+KEPT = 100_000  # rates that are cached
+LEAST_SHARE = 0.01  # of its cores, that an instance takes without any load
+LEAST_RATE = (
+    0.3  # of the profiled rate: an instance that is Overloaded below it says more about the machine than about itself
+)
+
 
 class OtherWorkers:
-    """digest: None while none has come, or the last one is too old: then nothing is known of others."""
+    """The other workers, by a dispatcher's digest of the fleet. digest: None if none has come lately; then no others are known."""
 
     def __init__(self, worker: str, digest: FleetDigest | None) -> None:
         self._worker = worker
@@ -39,7 +45,7 @@ class OtherWorkers:
         return next((name for name in names if name != self._worker), None)
 
     def holder(self, records: Iterable[VariantRecord]) -> str | None:
-        """The first of the others that has one of these variants, or is loading it."""
+        """The first other worker, by name, that has or is loading one of these variants."""
         found = None
         for record in records:
             name = self._holders.get(record.variant)
@@ -48,28 +54,18 @@ class OtherWorkers:
         return found
 
     def able(self, kinds: Iterable[tuple[str, bool]]) -> str | None:
-        """The first of the others that has a device of one of these kinds."""
+        """The first other worker, by name, that has a device of one of these kinds."""
         return min((self._able[kind] for kind in kinds if kind in self._able), default=None)
 
     def instances(self, records: Iterable[VariantRecord], mine: WorkerHeartbeat) -> int:
-        """How many instances of these variants the others have or are loading."""
+        """How many instances of these variants the other workers have or are loading."""
         names = {record.variant for record in records}
         own = sum(one.variant in names and one.state in COUNTED for one in mine.instances)
         return max(0, sum(row.instances for row in self.variants if row.variant in names) - own)
 
 
-# -- What there is to serve with: devices and instances as heartbeats tell them, and what an instance can carry.
-# Pure.
-
-KEPT = 100_000  # rates
-LEAST_SHARE = 0.01  # of its cores, that an instance takes without any load
-LEAST_RATE = (
-    0.3  # of the profile: an instance that is Overloaded below this says more about the machine than about itself
-)
-
-
 class ProfileCache:
-    """What follows from a variant's profile alone, kept: tables by variant, throughput by variant and latency."""
+    """Caches what follows from a variant's profile alone: its latency table, and throughput by latency."""
 
     def __init__(self) -> None:
         self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
@@ -83,7 +79,7 @@ class ProfileCache:
         return known[1]
 
     def rate(self, record: VariantRecord, limit_s: float) -> float:
-        """`throughput` of one instance."""
+        """`throughput` of one instance, in items/s."""
         table = self.table(record)
         key = (record.variant, limit_s)
         rate = self._rates.get(key)
@@ -95,9 +91,9 @@ class ProfileCache:
 
 
 class FleetSupply:
-    """Devices and instances: this worker's as its heartbeat tells, the others' in sums, as far as they are of kinds that it has not.
+    """Devices and instances: this worker's by its heartbeat, and the sums of other workers' for kinds of device that it lacks.
 
-    Pools are named "cpu/cores", and "away/gpu/cores" on other workers.
+    Resources are named like "cpu/cores", and "away/gpu/cores" on other workers.
     """
 
     def __init__(
@@ -107,10 +103,10 @@ class FleetSupply:
         records: Mapping[str, VariantRecord],
         prices: Mapping[str, float],
         memory_share: float,
-        facts: ProfileCache,
+        profiles: ProfileCache,
         now: float,
     ) -> None:
-        self._facts = facts
+        self._profiles = profiles
         self._prices, self._share, self._now = prices, memory_share, now
         self._records = records
         self._here = {(d.kind, d.simulated) for d in mine.devices if d.alive}
@@ -193,7 +189,7 @@ class FleetSupply:
     def candidate(
         self, record: VariantRecord, serves: tuple[str, ...], limit_s: float, *, barred: bool
     ) -> CandidateVariant | None:
-        """The variant as planning sees it; None when no device could have it."""
+        """The variant as a candidate for plans; None if no device could run it."""
         shapes = [
             (cores, memory)
             for cores, memory in self._shapes.get((record.hardware, record.simulated), ())
@@ -202,13 +198,13 @@ class FleetSupply:
         if not shapes:
             return None
         cores, memory = shapes[0]
-        alone_ms = self._facts.table(record).seconds(1) * 1000.0
+        alone_ms = self._profiles.table(record).seconds(1) * 1000.0
         total, number = self._factors.get(record.variant, (1.0, 1))
         factor = max(1.0, total / number)
-        rate = self._facts.rate(record, limit_s) / factor
+        rate = self._profiles.rate(record, limit_s) / factor
         name = record.variant
         if name in self._overloaded:
-            rate = max(min(rate, self._best[name]), LEAST_RATE * rate)  # what it serves is all that it can
+            rate = max(min(rate, self._best[name]), LEAST_RATE * rate)  # what it serves now is all that it can serve
         price = instance_price_per_s(record, self._prices, cores, memory)
         running = self.running.get(record.variant, 0)
         pool = self._pool(record.hardware, simulated=record.simulated)
@@ -231,15 +227,15 @@ class FleetSupply:
         )
 
     def settled(self, candidates: Sequence[CandidateVariant]) -> bool:
-        """Whether what runs of these has run for a while, so that what it serves says what it can."""
+        """Whether the running instances of these have run for a while, so that what they serve shows what they can serve."""
         return not any(one.name in self._young for one in candidates)
 
     def totals(
         self, candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], slack: float
     ) -> dict[str, float]:
-        """What the candidates may take together: what those that run have, and what is free.
+        """By resource, what the candidates may take together: what the running ones take, and what is free.
 
-        Cores count as free as far as instances that run neither use them now nor will for the load to be carried.
+        A core is free if running instances neither use it now nor will for the load that is to be carried.
         """
         spare = dict(self._spare)
         planned = _utilisations(candidates, demands, slack)
@@ -254,14 +250,14 @@ class FleetSupply:
         return totals
 
     def time_shared(self, candidates: Sequence[CandidateVariant]) -> dict[str, float]:
-        """Cores of this worker that the candidates' instances may compute on, each for a share of the time."""
+        """Cores of this worker on which the candidates' instances may compute, each for a share of the time."""
         pools = {self._cores_of(one) for one in candidates if self.is_here(self._records[one.name])}
         return {pool: max(0.0, self._spare.get(pool, 0.0)) for pool in sorted(pools)}
 
     def in_time(
         self, candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], slack: float
     ) -> list[CandidateVariant]:
-        """The same, with the cores of this worker that an instance can use at most: for all the load that may come to it."""
+        """The candidates, with the cores of this worker that an instance uses at most: for all load that it may get."""
         need = dict.fromkeys((one.name for one in candidates), 0.0)
         for demand, indices in zip(demands, accepted(candidates, demands), strict=True):
             for c in indices:
@@ -282,7 +278,7 @@ class FleetSupply:
 def _utilisations(
     candidates: Sequence[CandidateVariant], demands: Sequence[RequirementClass], slack: float
 ) -> dict[str, float]:
-    """By variant: the share of its time that its busiest demand needs, were it spread over all that may answer it."""
+    """By variant, the share of its time that its largest demand takes, if that is spread over all that may answer it."""
     found = dict.fromkeys((one.name for one in candidates), 0.0)
     for demand, indices in zip(demands, accepted(candidates, demands), strict=True):
         able = [candidates[c] for c in indices]
@@ -294,11 +290,11 @@ def _utilisations(
 
 
 def throughput(table: LatencyTable, limit_s: float) -> float:
-    """Items/s that one instance serves when each must be answered within `limit_s`.
+    """Items/s that one instance serves if each item must be answered within `limit_s` seconds.
 
-    At full load an item waits for the batch under way before its own begins, so both must fit: the largest such batch.
-    Where not even two single items fit, the instance must idle so much that waits stay within what is left (mean wait
-    of M/D/1).
+    At full load an item waits for the batch under way before its own batch begins, so both must fit into the limit: it is the
+    throughput of the largest such batch. If not even two single items fit, the instance must idle so much that the mean wait
+    (M/D/1) fits into what is left.
     """
     handling = HANDLING_MS / 1000.0
     batch = table.max_batch if limit_s == inf else table.largest_batch_within(limit_s / 2)

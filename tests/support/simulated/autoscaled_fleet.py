@@ -1,13 +1,11 @@
 """A fleet on stage with model-autoscalers: load at a rate, what ran when, and what the events say."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from bus.codec import encode
 from bus.messages.catalog import VariantRecord
-from services.autoscaler.models.actor import ModelAutoscaler, ScalingPolicy, Solve, Solved
-from services.autoscaler.models.baselines import FixedVariant
-from services.autoscaler.models.problem import Knobs
+from services.autoscaler.models.actor import ModelAutoscaler, Solve, Solved
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 from services.autoscaler.vms.policy import FleetLimits
@@ -17,7 +15,7 @@ from services.core.cost import Goal
 from services.core.placement import Device
 from services.core.planning.solvers import make_solver
 from services.core.selection.policy import InfaasPolicy
-from services.core.settings import Settings
+from services.core.settings import AutoscalerSettings, Settings, StaticVariant
 from services.executor.actor import make_executor
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
@@ -35,11 +33,11 @@ class ScalingFleet(Fleet):
         self,
         *variants: VariantRecord,
         workers: int = 1,
-        policy: ScalingPolicy = "infaas",
+        policy: Literal["infaas", "replicate", "static", "off"] = "infaas",
         solver: str = "greedy",
         hold_s: float = 5.0,
         goal: Goal = "cost",
-        choice: dict[str, FixedVariant] | None = None,
+        choice: dict[str, StaticVariant] | None = None,
         devices: dict[str, tuple[Device, ...]] | None = None,
         controlled: bool = False,
         **more: Any,
@@ -52,9 +50,8 @@ class ScalingFleet(Fleet):
         self.counts: list[tuple[float, dict[str, dict[str, int]]]] = []
         for n in range(workers):
             name = f"w{n}"
-            actor = ModelAutoscaler(
-                name, self.subjects, PRICES, Knobs(hold_s=hold_s, goal=goal), policy=policy, choice=choice
-            )  # fmt: skip
+            settings = AutoscalerSettings(policy=policy, hold_s=hold_s, choice=choice or {})
+            actor = ModelAutoscaler(name, self.subjects, PRICES, settings, goal=goal)
             self.stage.enter(f"model-{name}", actor, self._solve)
             for record in self.records:
                 self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.autoscaler.models.__main__ import knobs_of
+from bus.subjects import Subjects
+from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.__main__ import kinds_of
 from services.core.settings import PriceSettings, Settings, WorkerSettings, described, faults, listed, words
 from services.dispatcher.edge import load_policy
@@ -274,7 +275,7 @@ def test_the_goal_comes_from_a_file_or_a_variable_and_reaches_both(tmp_path: Pat
     (tmp_path / "infaas.toml").write_text('goal = "accuracy"\n')
     assert load(environ={}).goal == "cost"
     for settings in (load(tmp_path / "infaas.toml", {}), load(environ={"INFAAS_GOAL": "accuracy"})):
-        assert settings.goal == knobs_of(settings).goal == "accuracy"
+        assert settings.goal == make_model_autoscaler(settings, Subjects(), "w0", {})._problems._goal == "accuracy"
         policy = load_policy(settings)
         assert getattr(policy, "goal") == "accuracy"  # noqa: B009  (not every policy has one)
 

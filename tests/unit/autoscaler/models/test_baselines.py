@@ -1,8 +1,9 @@
 """What static systems deal out, and to whom."""
 
 from bus.codec import encode
-from services.autoscaler.models.baselines import Choices, FixedVariant
+from services.autoscaler.models.baselines import Choices
 from services.core.catalog import Catalog, key_of
+from services.core.settings import StaticVariant
 from tests.support.simulated.fleet import variant
 
 
@@ -12,10 +13,10 @@ def test_what_settings_chose_for_several_apps_is_dealt_out_app_after_app_by_kind
         record = variant(name, hardware=hardware)
         catalog.apply(key_of(record), encode(record))
     given = {
-        "d": FixedVariant("y-cpu"),
-        "a": FixedVariant("x-cpu", 2),
-        "b": FixedVariant("z-gpu"),
-        "c": FixedVariant("y-cpu", 3),
-        "e": FixedVariant("unknown"),
+        "d": StaticVariant(variant="y-cpu"),
+        "a": StaticVariant(variant="x-cpu", instances=2),
+        "b": StaticVariant(variant="z-gpu"),
+        "c": StaticVariant(variant="y-cpu", instances=3),
+        "e": StaticVariant(variant="unknown"),
     }
-    assert Choices(given).turns(catalog) == {"a": 0, "b": 0, "c": 2, "d": 5}
+    assert Choices(given).offsets(catalog) == {"a": 0, "b": 0, "c": 2, "d": 5}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from services.autoscaler.models.coverage import missing
+from services.autoscaler.models.coverage import shortfall
 from services.core.planning.problem import CandidateVariant, RequirementClass
 
 APPS = ("a", "b", "c", "d")
@@ -41,7 +41,7 @@ def test_what_is_missing_is_as_little_as_can_be(
     found: list[CandidateVariant], asked: list[RequirementClass], numbers: list[int]
 ) -> None:
     counts = {one.name: n for one, n in zip(found, numbers, strict=False)}
-    short = missing(found, asked, counts, 1.05)
+    short = shortfall(found, asked, counts, 1.05)
     pairs = [(c, k) for c, one in enumerate(found) for k, demand in enumerate(asked) if demand.accepts(one)]
     served = 0.0
     if pairs:
@@ -56,5 +56,5 @@ def test_what_is_missing_is_as_little_as_can_be(
 def test_too_few_instances_are_missing_too() -> None:
     one = candidate(0, ("a",), 10.0, 5.0)
     asked = [RequirementClass(app="a", load=0.0, least=2)]
-    assert missing([one], asked, {"v0": 1}, 1.05) == {0: 0.0}
-    assert missing([one], asked, {"v0": 2}, 1.05) == {}
+    assert shortfall([one], asked, {"v0": 1}, 1.05) == {0: 0.0}
+    assert shortfall([one], asked, {"v0": 2}, 1.05) == {}

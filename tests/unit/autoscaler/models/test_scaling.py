@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from bus.codec import decode
 from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import AskForCapacity
-from services.autoscaler.models.baselines import FixedVariant
+from services.core.settings import StaticVariant
 from tests.support.simulated.autoscaled_fleet import CPU, GPU, ScalingFleet
 from tests.support.simulated.fleet import variant
 
@@ -223,7 +223,7 @@ def test_an_idle_app_keeps_one_instance_and_no_more() -> None:
 
 def test_replicate_never_leaves_its_variant() -> None:
     fleet = ScalingFleet(
-        small(), large(), policy="replicate", devices={"w0": (CPU, GPU)}, choice={"app": FixedVariant(NAME)}
+        small(), large(), policy="replicate", devices={"w0": (CPU, GPU)}, choice={"app": StaticVariant(variant=NAME)}
     )  # fmt: skip
     fleet.load(20, 4, latency_ms=200)
     fleet.load(400, 6, latency_ms=200)
@@ -232,7 +232,7 @@ def test_replicate_never_leaves_its_variant() -> None:
 
 
 def test_static_keeps_what_was_chosen() -> None:
-    fleet = ScalingFleet(small(), policy="static", choice={"app": FixedVariant(NAME, 2)})
+    fleet = ScalingFleet(small(), policy="static", choice={"app": StaticVariant(variant=NAME, instances=2)})
     fleet.load(5, 4, latency_ms=200)
     assert fleet.running(NAME) == 2
     fleet.load(400, 5, latency_ms=200)
@@ -253,7 +253,7 @@ def _by_worker(fleet: ScalingFleet, worker: str) -> int:
 
 
 def test_static_deals_what_was_chosen_out_to_all_workers_though_one_of_them_could_take_all_the_load() -> None:
-    fleet = ScalingFleet(small(), policy="static", workers=3, choice={"app": FixedVariant(NAME, 4)})
+    fleet = ScalingFleet(small(), policy="static", workers=3, choice={"app": StaticVariant(variant=NAME, instances=4)})
     fleet.load(5, 6, latency_ms=200)
     assert [_by_worker(fleet, worker) for worker in ("w0", "w1", "w2")] == [2, 1, 1]
 
@@ -263,7 +263,7 @@ def test_static_deals_only_to_workers_that_have_the_device() -> None:
         large(),
         policy="static",
         workers=2,
-        choice={"app": FixedVariant(large().variant, 2)},
+        choice={"app": StaticVariant(variant=large().variant, instances=2)},
         devices={"w1": (CPU, GPU)},
     )
     fleet.load(5, 8, latency_ms=200)
