@@ -55,9 +55,9 @@ class BatchesDue(msgspec.Struct, frozen=True):
     """Timer: all queries that came in this turn are queued; form batches."""
 
 
-def default_due(work: QueuedQuery) -> float:
+def default_due(query: QueuedQuery) -> float:
     """When the default of a query's app is given, in Unix seconds."""
-    return default_at(work.route.arrived, work.route.deadline)
+    return default_at(query.route.arrived, query.route.deadline)
 
 
 class Executor:
@@ -149,31 +149,31 @@ class Executor:
                 asked.headers, asked.taken = envelope.headers, envelope.now
                 self._fetching[route.uid] = (loaded, asked)
                 return (Do(("fetch", route.uid), FetchInputs(taken.inputs_ref), FETCH),)
-            work = queued_query(route, execute.body, taken.inputs)
+            query = queued_query(route, execute.body, taken.inputs)
             if envelope.headers is not None:
-                work.headers, work.taken = envelope.headers, envelope.now
+                query.headers, query.taken = envelope.headers, envelope.now
         except msgspec.DecodeError as error:
             unread = QueuedQuery(route, execute.body, None, route.items, None)
             unread.headers = envelope.headers
             return self._refuse(loaded, unread, "bad_request", f"inputs: {error}", envelope.now)
-        return self._take(loaded, work, envelope.now)
+        return self._take(loaded, query, envelope.now)
 
-    def _take(self, loaded: Loaded, work: QueuedQuery, now: float) -> Iterable[Effect]:
-        route, pending = work.route, self.pending
+    def _take(self, loaded: Loaded, query: QueuedQuery, now: float) -> Iterable[Effect]:
+        route, pending = query.route, self.pending
         key = (route.uid, route.part)
-        pending[key] = work
-        loaded.queue.push(work)
+        pending[key] = query
+        loaded.queue.push(query)
         if not route.fallback:
             return self._schedule()
-        return (*self._schedule(), *self._default_deadlines.watch(key, work, now, pending))
+        return (*self._schedule(), *self._default_deadlines.watch(key, query, now, pending))
 
     def _defaults_due(self, envelope: Envelope) -> Iterable[Effect]:
         """Dispatchers give the default output of these queries' apps. Their own results are not used any more."""
         now = envelope.now
         due = self._default_deadlines.due(now, self.pending if self.dispatchers.any_alive else {})
-        for work in due:
-            del self.pending[work.route.uid, work.route.part]
-            work.abandoned = True
+        for query in due:
+            del self.pending[query.route.uid, query.route.part]
+            query.abandoned = True
         return (*self._back(due, "late"), *self._default_deadlines.timer(now))
 
     def _again(self, route: Route, known: SentAnswer, now: float) -> list[Effect]:
@@ -208,8 +208,8 @@ class Executor:
                 late = loaded.queue.overdue(now)
             else:
                 batch, late = loaded.queue.form(now)
-            for work in late:
-                effects.extend(self._too_late(loaded, work, now))
+            for query in late:
+                effects.extend(self._too_late(loaded, query, now))
             if batch:
                 if batch[0].route.alone:
                     effects.extend(self._trying(batch[0]))
@@ -222,16 +222,16 @@ class Executor:
         """Report that this query begins, in case that it ends this process."""
         return [Publish(self._subjects.trying(r.dispatcher), Trying(r.uid, r.attempt)) for r in suspect.routes]
 
-    def _too_late(self, loaded: Loaded, work: QueuedQuery, now: float) -> Iterable[Effect]:
-        if work.abandoned:
+    def _too_late(self, loaded: Loaded, query: QueuedQuery, now: float) -> Iterable[Effect]:
+        if query.abandoned:
             return NOTHING
-        self.pending.pop((work.route.uid, work.route.part), None)
-        if work.route.fallback and self.dispatchers.any_alive:
-            return self._back([work], "deadline" if work.route.deadline > now else "late")
-        if work.route.deadline <= now or not self.dispatchers.alive(work.route.dispatcher):
+        self.pending.pop((query.route.uid, query.route.part), None)
+        if query.route.fallback and self.dispatchers.any_alive:
+            return self._back([query], "deadline" if query.route.deadline > now else "late")
+        if query.route.deadline <= now or not self.dispatchers.alive(query.route.dispatcher):
             text = "the deadline passed in the queue: allow more time or ask again"
-            return self._refuse(loaded, work, "deadline", text, now)
-        return self._back([work], "deadline")
+            return self._refuse(loaded, query, "deadline", text, now)
+        return self._back([query], "deadline")
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         done: Done = envelope.message
@@ -255,39 +255,39 @@ class Executor:
         if entry is None:
             return NOTHING
         loaded, run = entry
-        works = run.works
-        if result.errors is not None and len(works) > 1:
+        queries = run.queries
+        if result.errors is not None and len(queries) > 1:
             return self._one_by_one(loaded, run)
-        items = sum(work.items for work in works)
+        items = sum(query.items for query in queries)
         seconds = result.finished - result.started
-        loaded.measured(items, seconds, works[0].route.length)
+        loaded.measured(items, seconds, queries[0].route.length)
         cost = loaded.price_per_s * seconds / items
         effects: list[Effect] = []
         done: dict[str, list[Route]] = {}
         large = result.bytes > self._max_inline
-        for i, work in enumerate(works):
-            route = work.route
-            loaded.served(route, work.items, result.finished - route.arrived, error=result.errors is not None)
-            if work.abandoned:
+        for i, query in enumerate(queries):
+            route = query.route
+            loaded.served(route, query.items, result.finished - route.arrived, error=result.errors is not None)
+            if query.abandoned:
                 continue  # its client has got the default output
             del self.pending[route.uid, route.part]
             if result.errors is not None and route.fallback and self.dispatchers.any_alive:
-                effects.extend(self._back([work], "failed", result.errors[i]))
+                effects.extend(self._back([query], "failed", result.errors[i]))
                 continue
             done.setdefault(route.dispatcher, []).append(route)
-            for other in work.also:
+            for other in query.also:
                 done.setdefault(other.dispatcher, []).append(other)
-            if work.headers is not None:
+            if query.headers is not None:
                 where = {"worker": self.worker, "device": self.device, "variant": loaded.record.variant}
-                effects.extend(spans_of(work, where, result, items))
+                effects.extend(spans_of(query, where, result, items))
             if result.errors is not None:
                 answer: Answer | Refusal = model_error(route, result.errors[i])
             else:
-                answer = answer_of(loaded, self.worker, work, result, i, items, cost)
+                answer = answer_of(loaded, self.worker, query, result, i, items, cost)
                 if large and output_bytes(answer) > self._max_inline:
-                    effects.append(Do(("store", (work, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
+                    effects.append(Do(("store", (query, answer)), StoreOutputs(route.uid.hex(), answer.outputs), FETCH))
                     continue
-            effects.append(self._reply(route, answer, work))
+            effects.append(self._reply(route, answer, query))
         span = (result.started, result.finished)
         for dispatcher, routes in done.items():
             codes = None if result.errors is None else ["model_error"] * len(routes)
@@ -300,24 +300,24 @@ class Executor:
 
     def _one_by_one(self, loaded: Loaded, run: RunBatch) -> Iterable[Effect]:
         """A batch failed: its queries run again alone, so that a bad one fails only itself."""
-        for work in run.works:
-            work.alone = True
-            if not work.abandoned:
-                loaded.queue.push(work)
+        for query in run.queries:
+            query.alone = True
+            if not query.abandoned:
+                loaded.queue.push(query)
         return self._schedule()
 
-    def _reply(self, route: Route, answer: Answer | Refusal, work: QueuedQuery | None = None) -> Publish:
+    def _reply(self, route: Route, answer: Answer | Refusal, query: QueuedQuery | None = None) -> Publish:
         """The answer to the client. It is kept if the client may ask again."""
-        headers = None if work is None or work.headers is None else answer_headers(work)
+        headers = None if query is None or query.headers is None else answer_headers(query)
         return Publish(route.reply_to, self.answers.keep(route, answer) if route.resendable else answer, "", headers)
 
     # -- refusing and handing back
 
-    def _refuse(self, loaded: Loaded, work: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
-        route, span = work.route, (now, now)
+    def _refuse(self, loaded: Loaded, query: QueuedQuery, code: Any, text: str, now: float) -> list[Effect]:
+        route, span = query.route, (now, now)
         loaded.served(route, route.items, now - route.arrived, error=True)
-        effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)), work)]
-        for each in work.routes:
+        effects: list[Effect] = [self._reply(route, Refusal(id=route.id, error=Error(code=code, message=text)), query)]
+        for each in query.routes:
             effects.extend(
                 self.dispatchers.report_done(each.dispatcher, loaded, [each], each.items, span, 0.0, [code], now)
             )
@@ -327,9 +327,11 @@ class Executor:
         dispatcher = route.dispatcher if self.dispatchers.alive(route.dispatcher) else ""
         return Publish(self._subjects.resubmit(dispatcher), HandBack(route, reason, body, text), "", headers)
 
-    def _back(self, works: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
+    def _back(self, queries: Iterable[QueuedQuery], reason: str, text: str = "") -> list[Effect]:
         return [
-            self._hand_back(route, reason, work.body, work.headers, text) for work in works for route in work.routes
+            self._hand_back(route, reason, query.body, query.headers, text)
+            for query in queries
+            for route in query.routes
         ]
 
     # -- large bodies
@@ -339,11 +341,11 @@ class Executor:
         if self.instances.get(loaded.id) is not loaded:
             return self._back([asked], "gone")  # unloaded meanwhile
         try:
-            work = queued_query(asked.route, asked.body, data)
+            query = queued_query(asked.route, asked.body, data)
         except (msgspec.DecodeError, IndexError) as error:
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref: the object holds no inputs: {error}", now)
-        work.also, work.headers, work.taken = asked.also, asked.headers, asked.taken
-        return self._take(loaded, work, now)
+        query.also, query.headers, query.taken = asked.also, asked.headers, asked.taken
+        return self._take(loaded, query, now)
 
     def _arrived(self, uid: bytes) -> tuple[Loaded, QueuedQuery]:
         loaded, asked = self._fetching.pop(uid)
@@ -351,9 +353,9 @@ class Executor:
         return loaded, asked
 
     def _stored(self, key: tuple[QueuedQuery, Answer], ref: Any) -> Iterable[Effect]:
-        work, answer = key
+        query, answer = key
         answer = msgspec.structs.replace(answer, outputs={}, outputs_ref=ref)
-        return (self._reply(work.route, answer, work),)
+        return (self._reply(query.route, answer, query),)
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         """The edge could not carry out a command."""
@@ -364,7 +366,7 @@ class Executor:
             entry = self._runs.running.get(failed.id)
             if entry is None:
                 return NOTHING
-            errors = [reason] * len(entry[1].works)
+            errors = [reason] * len(entry[1].queries)
             return self._ran(failed.id, BatchResult(now, now, [], errors), now)
         kind, key = failed.id
         if kind == "load":
@@ -375,9 +377,9 @@ class Executor:
             loaded, asked = self._arrived(key)
             return self._refuse(loaded, asked, "bad_request", f"inputs_ref cannot be read: {reason}", now)
         if kind == "store":
-            work, answer = key
+            query, answer = key
             error = Error(code="internal", message=f"the outputs could not be stored: {reason}")
-            return (Publish(work.route.reply_to, Refusal(id=answer.id, error=error)),)
+            return (Publish(query.route.reply_to, Refusal(id=answer.id, error=error)),)
         return NOTHING
 
     def _load_failed(self, instance: str, reason: str) -> Iterable[Effect]:
@@ -408,10 +410,10 @@ class Executor:
 
     def _drop(self, loaded: Loaded) -> list[QueuedQuery]:
         """Empty an instance's queue; returns the queries without an end."""
-        works = [work for work in loaded.queue.drop() if not work.abandoned]
-        for work in works:
-            del self.pending[work.route.uid, work.route.part]
-        return works
+        queries = [query for query in loaded.queue.drop() if not query.abandoned]
+        for query in queries:
+            del self.pending[query.route.uid, query.route.part]
+        return queries
 
     def _started(self, envelope: Envelope) -> Iterable[Effect]:
         return self._reporter.start(envelope.now)

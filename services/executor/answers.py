@@ -57,11 +57,11 @@ class RecentAnswers:
 
 
 def answer_of(
-    loaded: Loaded, worker: str, work: QueuedQuery, result: BatchResult, i: int, batch: int, cost: float
+    loaded: Loaded, worker: str, query: QueuedQuery, result: BatchResult, i: int, batch: int, cost: float
 ) -> Answer:
     """The i-th query's answer. batch: items computed together; cost: US$ per item."""
     record = loaded.record
-    route = work.route
+    route = query.route
     latency_ms = (result.finished - route.arrived) * 1000.0
     missed = route.missed or []
     if route.latency_ms is not None and latency_ms > route.latency_ms:
@@ -84,7 +84,7 @@ def answer_of(
         batch,
         False,  # cached
         record.simulated,
-        cost * work.items,
+        cost * query.items,
         missed,
     )
     return replace(answer, reason=result.note) if result.note else answer
@@ -104,29 +104,29 @@ def output_bytes(answer: Answer) -> int:
 SPAN_PART, SPAN_BATCH = "execute", "compute"
 
 
-def answer_headers(work: QueuedQuery) -> Mapping[str, str] | None:
+def answer_headers(query: QueuedQuery) -> Mapping[str, str] | None:
     """The headers of the query's answer. None if the query is not traced."""
-    trace = read(work.headers)
-    return None if trace is None else trace.headers(span_id(work.route.uid, SPAN_PART))
+    trace = read(query.headers)
+    return None if trace is None else trace.headers(span_id(query.route.uid, SPAN_PART))
 
 
-def spans_of(work: QueuedQuery, where: Mapping[str, str], result: BatchResult, batch: int) -> list[Span]:
+def spans_of(query: QueuedQuery, where: Mapping[str, str], result: BatchResult, batch: int) -> list[Span]:
     """The spans of a query that was computed in a batch of so many items, if its trace is recorded. where: worker, device, variant."""
-    trace = read(work.headers)
+    trace = read(query.headers)
     if trace is None or not trace.recorded:
         return []
-    uid = work.route.uid
+    uid = query.route.uid
     whole, inner = span_id(uid, SPAN_PART), span_id(uid, SPAN_BATCH)
     about = {f"infaas.{key}": value for key, value in where.items()}
     error = "model_error" if result.errors is not None else ""
-    more = {"infaas.app": work.route.app, "infaas.query.uid": uid.hex(), "infaas.query.items": work.items}
+    more = {"infaas.app": query.route.app, "infaas.query.uid": uid.hex(), "infaas.query.items": query.items}
     return [
         Span(
             trace=trace,
             span=whole,
             name="infaas execute",
             kind="consumer",
-            start=work.taken,
+            start=query.taken,
             end=result.finished,
             attributes={**about, **more},
             error=error,

@@ -18,30 +18,30 @@ class NotANumber(ValueError):
     """The model returned NaN or infinity for this query."""
 
 
-def single(works: list[QueuedQuery], spec: TensorSpec) -> Array:
+def single(queries: list[QueuedQuery], spec: TensorSpec) -> Array:
     """One array [items, ...] of the model's only input. Raises BadTensor."""
     code = NUMPY_NAMES.get(spec.datatype)
     plain = code is not None and all(
-        type(work.inputs) is TensorView and work.inputs.datatype == spec.datatype for work in works
+        type(query.inputs) is TensorView and query.inputs.datatype == spec.datatype for query in queries
     )
     if plain:
         # The usual case: the bytes are the model's own layout, checked for size by the dispatcher.
-        views: list[TensorView] = [work.inputs for work in works]  # type: ignore[misc]
+        views: list[TensorView] = [query.inputs for query in queries]  # type: ignore[misc]
         if len(views) == 1:
             return fit(to_array(views[0], "inputs"), spec, "inputs")
         joined = b"".join([view.data for view in views])
         whole: Array = np.frombuffer(joined, code).reshape((-1, *views[0].shape[1:]))
         return fit(whole, spec, "inputs")
-    parts = [_one(work.inputs, spec, "inputs") for work in works]
+    parts = [_one(query.inputs, spec, "inputs") for query in queries]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def several(works: list[QueuedQuery], signature: Signature) -> dict[str, Array]:
+def several(queries: list[QueuedQuery], signature: Signature) -> dict[str, Array]:
     """The arrays of a model with several inputs, by name. Raises BadTensor."""
     arrays = {}
     for spec in signature.inputs:
         where = f"inputs.{spec.name}"
-        parts = [_one(work.inputs[spec.name], spec, where) for work in works]  # type: ignore[index,call-overload]
+        parts = [_one(query.inputs[spec.name], spec, where) for query in queries]  # type: ignore[index,call-overload]
         arrays[spec.name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return arrays
 
@@ -58,25 +58,25 @@ def _one(inputs: Inputs | None, spec: TensorSpec, where: str) -> Array:
     return fit(to_array(inputs, where), spec, where)
 
 
-def split(outputs: list[Array], names: tuple[str, ...], works: list[QueuedQuery]) -> list[dict[str, Tensor]]:
+def split(outputs: list[Array], names: tuple[str, ...], queries: list[QueuedQuery]) -> list[dict[str, Tensor]]:
     """Each query's rows of every output. Raises NotANumber, or ValueError if the model returned another number of rows."""
-    total = sum(work.items for work in works)
-    answers: list[dict[str, Tensor]] = [{} for _ in works]
+    total = sum(query.items for query in queries)
+    answers: list[dict[str, Tensor]] = [{} for _ in queries]
     for name, array in zip(names, outputs, strict=True):
         if array.ndim == 0 or array.shape[0] != total:
             raise ValueError(f"output {name!r} has shape {list(array.shape)} for {total} items")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise NotANumber(f"the model returned NaN or infinity in output {name!r}")
         if array.dtype.kind in "OUS":
-            _split_strings(array, name, works, answers)
+            _split_strings(array, name, queries, answers)
             continue
         datatype = datatype_of(array)
         whole = array.tobytes()
         row = len(whole) // total
         tail = list(array.shape[1:])
         at = 0
-        for work, answer in zip(works, answers, strict=True):
-            n = work.items
+        for query, answer in zip(queries, answers, strict=True):
+            n = query.items
             answer[name] = Tensor(datatype, [n, *tail], whole[at : at + n * row])
             at += n * row
     return answers
@@ -87,8 +87,8 @@ def most_bytes(outputs: list[Array]) -> int:
     return sum(UNKNOWN if array.dtype.kind in "OUS" else array.nbytes for array in outputs)
 
 
-def _split_strings(array: Array, name: str, works: list[QueuedQuery], answers: list[dict[str, Tensor]]) -> None:
+def _split_strings(array: Array, name: str, queries: list[QueuedQuery], answers: list[dict[str, Tensor]]) -> None:
     at = 0
-    for work, answer in zip(works, answers, strict=True):
-        answer[name] = from_array(array[at : at + work.items])
-        at += work.items
+    for query, answer in zip(queries, answers, strict=True):
+        answer[name] = from_array(array[at : at + query.items])
+        at += query.items

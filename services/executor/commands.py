@@ -47,7 +47,7 @@ class RunBatch(Struct, frozen=True, gc=False):
     """Compute these queries together. predicted: seconds by the profile. inline: short enough for the event loop itself."""
 
     instance: str
-    works: list[QueuedQuery]
+    queries: list[QueuedQuery]
     predicted: float
     inline: bool
 

@@ -118,20 +118,20 @@ class ExecutorEdge:
 
     def _compute(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Assemble, run, split. An error is reported for the whole batch; the actor then runs its queries one by one."""
-        works = command.works
+        queries = command.queries
         started = now()
         try:
             handle = model.handle
             limit = model.record.max_batch
             if model.one is not None:
-                array = single(works, model.one)
+                array = single(queries, model.one)
                 outputs = handle.run_single(array) if len(array) <= limit else self._pieces(model, array)
             else:
-                named = handle.run(several(works, model.record.signature))
+                named = handle.run(several(queries, model.record.signature))
                 outputs = [named[name] for name in handle.outputs]
-            return BatchResult(started, now(), split(outputs, handle.outputs, works), None, most_bytes(outputs))
+            return BatchResult(started, now(), split(outputs, handle.outputs, queries), None, most_bytes(outputs))
         except (BackendError, BadTensor, NotANumber, ValueError, KeyError, MemoryError) as error:
-            return BatchResult(started, now(), [], [plain(error)] * len(works))
+            return BatchResult(started, now(), [], [plain(error)] * len(queries))
 
     @staticmethod
     def _pieces(model: ModelInMemory, array: Any) -> list[Any]:
@@ -145,10 +145,10 @@ class ExecutorEdge:
     async def _run(self, command: RunBatch) -> BatchResult:
         model = self._loaded.get(command.instance)
         if model is None:
-            return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.works))
+            return BatchResult(now(), now(), [], ["the model is no longer loaded"] * len(command.queries))
         model.running = True
         try:
-            if command.works[0].route.alone:
+            if command.queries[0].route.alone:
                 # It may end this process: the message that it begins must have been sent before.
                 with contextlib.suppress(BusError):
                     await self._bus.flush(1.0)
@@ -158,20 +158,20 @@ class ExecutorEdge:
 
     async def _watched(self, model: ModelInMemory, command: RunBatch) -> BatchResult:
         """Compute in a thread; cancel a run that takes many times its profile."""
-        work = asyncio.get_running_loop().run_in_executor(model.threads, self._compute, model, command)
+        run = asyncio.get_running_loop().run_in_executor(model.threads, self._compute, model, command)
         limit = max(self._settings.watchdog_least_s, self._settings.watchdog * command.predicted)
-        done, _ = await asyncio.wait([work], timeout=limit)
+        done, _ = await asyncio.wait([run], timeout=limit)
         if done:
-            return work.result()
+            return run.result()
         log.error(
             "a run takes too long and is cancelled",
             extra={"instance": command.instance, "limit_s": limit, **about(command)},
         )
         model.handle.cancel()
-        done, _ = await asyncio.wait([work], timeout=CANCEL_GRACE)
+        done, _ = await asyncio.wait([run], timeout=CANCEL_GRACE)
         if not done:
             _end_process(command.instance)
-        return work.result()
+        return run.result()
 
     def _watch_loop(self) -> None:
         """A run on the loop blocks everything else: this thread cancels it."""

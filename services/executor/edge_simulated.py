@@ -64,8 +64,8 @@ class SimulatedEdge:
             return unloaded
         record, table = known
         started = now()
-        items = sum(work.items for work in command.works)
-        seconds = table.at(command.works[0].route.length).seconds(items)
+        items = sum(query.items for query in command.queries)
+        seconds = table.at(command.queries[0].route.length).seconds(items)
         if not _known_size(record) or computable(record, items, seconds):
             result: BatchResult = await self._cpu_edge.perform(command)
         else:
@@ -83,7 +83,7 @@ def _known_size(record: VariantRecord) -> bool:
 
 def _zeros(record: VariantRecord, command: RunBatch) -> BatchResult:
     specs = record.signature.outputs
-    outputs = [{spec.name: _zero(spec, work.items) for spec in specs} for work in command.works]
+    outputs = [{spec.name: _zero(spec, query.items) for spec in specs} for query in command.queries]
     size = sum(len(tensor.data) for answer in outputs for tensor in answer.values())
     return BatchResult(0.0, 0.0, outputs, None, size, ZEROS)
 

@@ -272,11 +272,11 @@ class BatchRuns:
         return False
 
     def begin(self, loaded: Loaded, batch: list[QueuedQuery]) -> Do:
-        items = sum(work.items for work in batch)
+        items = sum(query.items for query in batch)
         predicted = loaded.table.at(batch[0].route.length).seconds(items) * loaded.queue.factor
         self._number += 1
         inline = predicted < self._inline_below and not batch[0].route.alone
-        if inline and any(work.route.fallback for work in batch):
+        if inline and any(query.route.fallback for query in batch):
             inline = False  # the default must be given in time even if this run takes far longer than any before
         run = RunBatch(loaded.id, batch, predicted, inline)
         loaded.running = True

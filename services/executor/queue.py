@@ -99,14 +99,14 @@ class EdfQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[QueuedQuery]:
-        return (work for _, _, work in self._heap)
+        return (query for _, _, query in self._heap)
 
-    def push(self, work: QueuedQuery) -> None:
+    def push(self, query: QueuedQuery) -> None:
         self._order += 1
-        self.items += work.items
-        if work.route.policy == OFFLINE:
-            self.offline += work.items
-        heapq.heappush(self._heap, (work.route.deadline, self._order, work))
+        self.items += query.items
+        if query.route.policy == OFFLINE:
+            self.offline += query.items
+        heapq.heappush(self._heap, (query.route.deadline, self._order, query))
 
     @property
     def most_urgent(self) -> float:
@@ -115,7 +115,7 @@ class EdfQueue:
 
     def oldest(self) -> float | None:
         """Arrival of the query that waits longest, Unix seconds. None if there is none."""
-        return min((work.route.arrived for _, _, work in self._heap), default=None)
+        return min((query.route.arrived for _, _, query in self._heap), default=None)
 
     def form(self, now: float) -> tuple[list[QueuedQuery], list[QueuedQuery]]:
         """The next batch, and the queries that would be late. Both leave the queue.
@@ -143,11 +143,11 @@ class EdfQueue:
             aside: Heap = []
             while heap and room > 0:
                 entry = heapq.heappop(heap)
-                work = entry[2]
-                if work.items <= room and work.shape == first.shape and not work.alone:
-                    batch.append(work)
-                    self.items -= work.items
-                    room -= work.items
+                query = entry[2]
+                if query.items <= room and query.shape == first.shape and not query.alone:
+                    batch.append(query)
+                    self.items -= query.items
+                    room -= query.items
                 else:
                     aside.append(entry)
                     if len(aside) > 64:  # a mixed queue: do not turn it over for every batch
@@ -173,7 +173,7 @@ class EdfQueue:
 
     def drop(self) -> list[QueuedQuery]:
         """Empty the queue."""
-        works = [work for _, _, work in self._heap]
+        queries = [query for _, _, query in self._heap]
         self._heap.clear()
         self.items = self.offline = 0
-        return works
+        return queries

@@ -65,11 +65,13 @@ class SimulatedExecutorEdge:
 
     def __call__(self, command: Any) -> tuple[float, Any]:
         if type(command) is RunBatch:
-            works = command.works
-            items = len(works) if len(works) == 1 and works[0].items == 1 else sum(work.items for work in works)
+            queries = command.queries
+            items = (
+                len(queries) if len(queries) == 1 and queries[0].items == 1 else sum(query.items for query in queries)
+            )
             now = self._environment.now
-            seconds = self._device.run(command.instance, items, works[0].route.length, now)
-            return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(works))
+            seconds = self._device.run(command.instance, items, queries[0].route.length, now)
+            return seconds, BatchResult(now, now + seconds, [NO_OUTPUTS] * len(queries))
         match command:
             case LoadModel():
                 try:

@@ -66,12 +66,12 @@ def set_up(level: str = "INFO", service: str = "") -> None:
 def about(message: Any) -> dict[str, Any]:
     """Which queries a message or command is about, as `extra` of a log line: uid (hexadecimal) and the client's id, or `uids`.
 
-    message: a query's head, a route, or what holds a route, routes, uids or works with routes.
+    message: a query's head, a route, or what holds a route, routes, uids or queries with routes.
     """
     route = getattr(message, "route", message)
-    works = getattr(message, "works", None)
-    if works:
-        return {"uids": [work.route.uid.hex() for work in works]}
+    queries = getattr(message, "queries", None)
+    if queries:
+        return {"uids": [query.route.uid.hex() for query in queries]}
     if uids := getattr(message, "uids", None):
         return {"uids": [uid.hex() for uid in uids]}
     found: dict[str, Any] = {}

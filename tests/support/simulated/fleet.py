@@ -96,14 +96,14 @@ class Device:
             case MeasureMemory():
                 return 0.0, 100.0
             case RunBatch():
-                labels = [work.route.id for work in command.works]
+                labels = [work.route.id for work in command.queries]
                 self.batches.append(labels)
                 if self.poison & {label for label in labels if label}:
                     self.died = True
-                items = sum(work.items for work in command.works)
+                items = sum(work.items for work in command.queries)
                 seconds = self._tables[command.instance].seconds(items) * self.slow
                 seconds *= self._luck.uniform(1.0 - self.spread, 1.0 + self.spread)
-                outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.works]
+                outputs = [{"y": Tensor("FP32", [w.items, 1], b"\0\0\0\0" * w.items)} for w in command.queries]
                 return seconds * self.between, BatchResult(self.stage.now, self.stage.now + seconds, outputs)
         raise AssertionError(command)
 

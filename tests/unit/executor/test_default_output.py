@@ -45,7 +45,7 @@ class Alone:
         return run
 
     def end(self, run: Do, now: float, errors: list[str] | None = None) -> list[Effect]:
-        outputs = [{"y": Tensor("FP32", [1, 1], bytes(4))} for _ in run.command.works]
+        outputs = [{"y": Tensor("FP32", [1, 1], bytes(4))} for _ in run.command.queries]
         return self.tell(Done(run.id, BatchResult(NOW, now, outputs, errors)), now)
 
 

@@ -99,7 +99,7 @@ def on_device(variant: VariantRecord, cache: Path, test: Callable[[SimulatedEdge
 
 def answers(variant: VariantRecord, command: RunBatch, result: BatchResult) -> list[Answer]:
     loaded = Loaded("i", variant, 1.0)
-    return [answer_of(loaded, "w0", work, result, i, 8, 0.1) for i, work in enumerate(command.works)]
+    return [answer_of(loaded, "w0", work, result, i, 8, 0.1) for i, work in enumerate(command.queries)]
 
 
 def test_outputs_are_the_models_own_where_the_cpu_keeps_up(tmp_path: Path) -> None:

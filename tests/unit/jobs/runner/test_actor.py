@@ -218,7 +218,7 @@ def test_a_chunk_that_the_model_refuses_thrice_fails_and_each_try_is_recorded() 
     device = scene.fleet.devices["w0"]
 
     def refusing(command: Any) -> tuple[float, Any]:
-        if isinstance(command, RunBatch) and command.works[0].route.id == "j/0":
+        if isinstance(command, RunBatch) and command.queries[0].route.id == "j/0":
             now = scene.stage.now
             return 0.01, BatchResult(now, now + 0.01, [], ["NaN in output"])
         return device(command)
