@@ -62,4 +62,4 @@ class DispatcherMetrics:
         del now
         if not actor.apps.synced:
             return "the catalogue"
-        return "" if actor.view.workers else "a worker that is heard"
+        return "" if actor.view.workers else "a worker's heartbeat"

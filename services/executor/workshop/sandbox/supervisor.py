@@ -70,9 +70,9 @@ async def _converse(
         raise SandboxCrashed("the sandbox could not be started")
     process.stdin.write(encode(order))
     process.stdin.close()
-    state = _Budget(order.limits)
-    watching = asyncio.ensure_future(state.memory(process.pid))
-    reading = asyncio.ensure_future(_read(process.stdout, state, on_frame))
+    budget = _Budget(order.limits)
+    watching = asyncio.ensure_future(budget.memory(process.pid))
+    reading = asyncio.ensure_future(_read(process.stdout, budget, on_frame))
     try:
         await asyncio.wait({watching, reading}, return_when=asyncio.FIRST_COMPLETED)
         if watching.done():
@@ -96,7 +96,7 @@ class _Budget:
         self.end = now + limits.seconds
         self.until = min(now + START_S, self.end)
 
-    def heard(self, frame: Frame) -> None:
+    def received(self, frame: Frame) -> None:
         if isinstance(frame, Step):
             self.step = frame.step
             self.until = min(time.monotonic() + frame.within, self.end)
@@ -125,7 +125,7 @@ def _resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def _read(stream: asyncio.StreamReader, state: _Budget, on_frame: Callable[[Frame], None]) -> None:
+async def _read(stream: asyncio.StreamReader, budget: _Budget, on_frame: Callable[[Frame], None]) -> None:
     total = 0
     while True:
         try:
@@ -140,7 +140,7 @@ async def _read(stream: asyncio.StreamReader, state: _Budget, on_frame: Callable
             frame: Frame = decode(Frame, body)  # type: ignore[arg-type]
         except BadMessage as error:
             raise SandboxCrashed("the sandbox sent something that is no frame") from error
-        state.heard(frame)
+        budget.received(frame)
         on_frame(frame)
         if isinstance(frame, TaskRefused):
             return
