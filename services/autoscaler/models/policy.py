@@ -1,7 +1,7 @@
 """When a plan is carried out: at once if load is not carried, after T_v if it only saves, never with a dip. Pure.
 
 INFaaS (Romero et al., section 4.2.2) scales up as soon as the headroom is below the slack. It scales down, or to a cheaper variant,
-only after the reason has held for T_v = max(load latency, a minimum) without a break. Make before break: an instance is unloaded
+only after the reason has waited for T_v = max(load latency, a minimum) without a break. Make before break: an instance is unloaded
 only if those that can answer without it carry every class, whatever the plan says. For the goal "accuracy": less of it at once if
 load is not carried, more of it after T_v.
 
@@ -77,21 +77,21 @@ class InfaasScaling:
     def decide(self, seen: Situation, plan: Plan, now: float) -> ScalingDecision:
         """The changes of this plan that are made now."""
         short = self.short(seen)
-        outlook = _outlook(seen, plan, short, short or self.soon(seen))
+        context = _plan_context(seen, plan, short, short or self.soon(seen))
         changes: list[InstanceChange] = []
         requests: list[CapacityRequest] = []
         planned: set[tuple[str, str]] = set()
         by_name = {one.name: one for one in seen.problem.candidates}
         for action in plan.actions:
             one, more = by_name[action.variant], action.delta > 0
-            if more and outlook.pointless:
+            if more and context.pointless:
                 continue
             key = (one.name, "more" if more else "fewer")
             planned.add(key)
-            held = now - self._since.setdefault(key, now)
+            waited = now - self._since.setdefault(key, now)
             if more:
-                if outlook.soon or held >= self._hold:
-                    order = outlook.more(one, action, held)
+                if context.soon or waited >= self._hold:
+                    order = context.more(one, action, waited)
                     if isinstance(order, InstanceChange):
                         changes.append(order)
                     else:
@@ -99,21 +99,21 @@ class InfaasScaling:
             elif one.name in seen.here:
                 if one.name in seen.offline and not short:  # a job uses it: it stays as long as no load lacks capacity
                     self._since[key] = now
-                elif held >= max(one.load_s, self._hold) and outlook.can_spare(one):
-                    changes.append(outlook.fewer(one, held))
+                elif waited >= max(one.load_s, self._hold) and context.can_spare(one):
+                    changes.append(context.fewer(one, waited))
         self._since = {key: at for key, at in self._since.items() if key in planned}
         if short:
             changes.extend(_bridging(changes, requests, by_name, seen))
             requests.extend(_unmet_requests(seen, plan))
-        if outlook.accuracy and not seen.alone:
-            requests.extend(_accuracy_requests(outlook.accuracy, plan))
-        changes.extend(_to_fall_back_on(outlook.kept, changes, by_name, seen))
+        if context.accuracy and not seen.alone:
+            requests.extend(_accuracy_requests(context.accuracy, plan))
+        changes.extend(_to_fall_back_on(context.kept, changes, by_name, seen))
         for change in changes:  # the next change of this variant waits for its own T_v
             self._since.pop((change.variant, "fewer"), None)
         return ScalingDecision(tuple(changes), tuple(requests))
 
 
-class _Outlook(NamedTuple):
+class _PlanContext(NamedTuple):
     """What a situation and its plan mean for each of the plan's actions.
 
     short, soon: items/s that demands lack now, and if the load grows. Only for the goal "accuracy": accuracy; kept: variants of
@@ -133,13 +133,13 @@ class _Outlook(NamedTuple):
         """Whether more instances would carry no more load and bring no accuracy worth mentioning."""
         return self.accuracy is not None and not self.soon and self.after < self.before + GAIN
 
-    def more(self, one: CandidateVariant, action: Action, held: float) -> InstanceChange | CapacityRequest:
-        """More instances: here, or on another worker if the hardware is not here. held: seconds for which they have been planned."""
+    def more(self, one: CandidateVariant, action: Action, waited: float) -> InstanceChange | CapacityRequest:
+        """More instances: here, or on another worker if the hardware is not here. waited: seconds for which they have been planned."""
         seen = self.seen
-        why = _why_more(seen, one, self.soon) if self.soon else f"cheaper than what runs, for {held:.0f} s"
+        why = _why_more(seen, one, self.soon) if self.soon else f"cheaper than what runs, for {waited:.0f} s"
         if self.accuracy:
             swap = f"{self.before:.4g} -> {self.after:.4g}"
-            why = f"{why}; accuracy {swap}" if self.soon else f"more accurate: {swap}, for {held:.0f} s"
+            why = f"{why}; accuracy {swap}" if self.soon else f"more accurate: {swap}, for {waited:.0f} s"
         if one.name in seen.here:
             return InstanceChange(one.name, one.running + action.delta, action.kind, why)
         k = next(k for k, demand in enumerate(seen.problem.demands) if demand.accepts(one))
@@ -154,20 +154,20 @@ class _Outlook(NamedTuple):
             return False
         return _carried_without(self.seen, one) and (self.accuracy is None or self.accuracy.can_spare(one))
 
-    def fewer(self, one: CandidateVariant, held: float) -> InstanceChange:
-        """One instance less. held: seconds for which the plan has been without it."""
-        why = f"not needed for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s"
+    def fewer(self, one: CandidateVariant, waited: float) -> InstanceChange:
+        """One instance less. waited: seconds for which the plan has been without it."""
+        why = f"not needed for {waited:.0f} s: the others carry {_load(self.seen, one):.4g} items/s"
         if self.accuracy and self.accuracy.cores_short():
-            why = f"cores are short for {held:.0f} s: the others carry {_load(self.seen, one):.4g} items/s with them"
+            why = f"cores are short for {waited:.0f} s: the others carry {_load(self.seen, one):.4g} items/s with them"
         return InstanceChange(one.name, one.running - 1, "unload", why)
 
 
-def _outlook(seen: Situation, plan: Plan, short: dict[int, float], soon: dict[int, float]) -> _Outlook:
+def _plan_context(seen: Situation, plan: Plan, short: dict[int, float], soon: dict[int, float]) -> _PlanContext:
     if seen.problem.goal != "accuracy":
-        return _Outlook(seen, short, soon, None, set(), 0.0, 0.0)
+        return _PlanContext(seen, short, soon, None, set(), 0.0, 0.0)
     accuracy = Accuracy(seen)
     before, after = accuracy.of(accuracy.running()), accuracy.of(plan.instances)
-    return _Outlook(seen, short, soon, accuracy, accuracy.fallbacks(), before, after)
+    return _PlanContext(seen, short, soon, accuracy, accuracy.fallbacks(), before, after)
 
 
 def _carried_without(seen: Situation, one: CandidateVariant) -> bool:

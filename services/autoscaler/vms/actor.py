@@ -259,7 +259,7 @@ class Controller:
         if what == "claim":
             return self._claimed(message, turn)
         if what == "inventory" and rest == [str(self._led)]:
-            failed = Inventory(error=error or "nobody answers in time")
+            failed = Inventory(error=error or "the provider did not answer in time")
             self._inventory.listed(message.result if isinstance(message, Done) else failed)
             return NOTHING
         if not turn.epoch or turn.epoch != self._led or not rest:

@@ -101,7 +101,7 @@ class MachineDrain:
         if self.phase == "stopping":
             return False, self._stop(turn) if turn.now >= self._next_try else []
         if self._forced and self.worker not in closed and self._inventory.node(self.worker) is not None:
-            return False, self._stay(worker, "the operator has let it in again", turn)
+            return False, self._stay(worker, "the operator has opened its node again", turn)
         self._forced = self.worker in closed
         if not self._forced and any((device.kind, device.simulated) in wanted for device in worker.devices):
             return True, self._stay(worker, "it is needed after all", turn)
@@ -118,12 +118,12 @@ class MachineDrain:
         if not last or (self._forced and (late or not worker.alive(turn.now))):
             return self._begin_draining(worker, turn)
         if late:
-            return self._stay(worker, "what only it serves does not come up elsewhere", turn)
+            return self._stay(worker, "what only it serves was not loaded elsewhere in time", turn)
         found: list[Effect] = []
         for app, variant in last.items():
             orders = self._load_elsewhere(app, variant, rest, turn)
             if orders is None and not self._forced:
-                why = f"nowhere else is room for {variant}, the last of {app}"
+                why = f"no other worker has room for {variant}, which only this one serves of {app}"
                 return found + self._stay(worker, why, turn)
             found += orders or ()
         return found
@@ -158,7 +158,7 @@ class MachineDrain:
                 at_least=have + 1,
                 app=app,
                 orderer=self._effects.name,
-                reason=f"{self.worker} is to go, and alone serves {app}",
+                reason=f"{self.worker} is being removed, and only it serves {app}",
                 epoch=turn.epoch,
             )
             found.append(self._effects.order(name, "load", order))

@@ -73,7 +73,7 @@ class Machines:
         found: list[Effect] = []
         for node in self._inventory.unrecorded(self._limits.kinds):
             order = self._orders.adopted(node, turn)
-            why = f"its node is told to carry a worker of kind {node.worker}"
+            why = f"its node is set to run a worker of kind {node.worker}"
             if node.open:
                 found += self._begin(order, turn, why, why)
             elif turn.now - self._since > LOST_S:  # workers that run would have been heard by now
@@ -106,7 +106,7 @@ class Machines:
         record = self._record(worker)
         if record is None or record.state != "Booting":
             return []
-        return self._failed(record, f"it could not be noted down: {error}", turn)
+        return self._failed(record, f"its record could not be written: {error}", turn)
 
     def advance(self, turn: Turn) -> list[Effect]:
         """Go on with machines that boot, have come up, or are lost."""
@@ -122,7 +122,7 @@ class Machines:
                     found += self._fill(worker, record, turn)
                 patience, why = self._patience(worker, record)
                 if turn.now - max(worker.seen, record.at) > patience:
-                    found += self._lose(worker, record, why or f"not heard of for {patience:.0f} s", turn)
+                    found += self._lose(worker, record, why or f"silent for {patience:.0f} s", turn)
             elif record.state == "Stopping" and turn.now >= self._next_try.get(record.worker, 0.0):
                 found.append(self.stop(record.worker, turn))
         return found
@@ -140,7 +140,7 @@ class Machines:
             why = f"its node is {f'set to {node.availability}' if node.up else 'down'}"
             return self._failed(record, why, turn)
         if turn.now - record.at > BOOT_S + self._orders.boot_s(record.kind):
-            return self._failed(record, "it did not make itself known in time", turn)
+            return self._failed(record, "its worker sent no heartbeat in time", turn)
         if turn.now >= self._next_try.get(record.worker, 0.0) or (node is not None and not node.worker):
             # An order whose answer was lost, or of an earlier leader; or a machine that was bought is there now.
             return [self._start(record, turn)]
@@ -260,7 +260,7 @@ class Machines:
         if not node.up:
             return DOWN_S, "its node is down"
         if not node.worker:
-            return SILENT_S, "its node is not told to carry a worker any more"
+            return SILENT_S, "its node is not set to run a worker any more"
         return LOST_S + self._orders.boot_s(record.kind), ""  # it may be fetching the image of its next version
 
     def _hardware(self, kind: str) -> str:

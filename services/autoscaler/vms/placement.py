@@ -229,7 +229,7 @@ class InstancePlacement:
             record = self._catalog.variant(name)
             if record is None:
                 continue
-            reason = f"no worker has room for {name}, that {ask.worker} asked for ({ask.why})"
+            reason = f"no worker has room for {name}, which {ask.worker} asked for ({ask.why})"
             need = HardwareNeed(hardware=(record.hardware, record.simulated), reason=reason, record=record)
             machine, effects = add_machine(need)
             found += effects

@@ -38,7 +38,7 @@ class Local:
             reply = await self._bus.request(self._subjects.machines(what), encode(order), timeout)
             error = decode(MachineReply, reply.data).error
         except NoResponders:
-            raise ProviderError(f"nobody here can {what} workers: `infaas up` does, where it runs") from None
+            raise ProviderError(f"no process here can {what} workers: `infaas up` can, where it runs") from None
         except RequestTimeout as late:
             raise TimeoutError from late
         except BadMessage as bad:

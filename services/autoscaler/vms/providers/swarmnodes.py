@@ -136,7 +136,7 @@ def obstacle(one: SwarmNode, order: StartMachine, now: float) -> str:
         return f"the node {one.name} is set to {one.availability}"
     if one.worker:
         if one.worker != order.kind:
-            return f"the node {one.name} carries a worker of kind {one.worker}, not {order.kind}"
+            return f"the node {one.name} runs a worker of kind {one.worker}, not {order.kind}"
         return f"the node {one.name} was given to order {one.order} since" if later(one.order, order.order) else ""
     if one.pool != order.kind:
         return f"the node {one.name} has {f'{POOL}={one.pool}' if one.pool else f'no label {POOL}'}, not {order.kind}"

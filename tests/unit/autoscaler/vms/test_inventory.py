@@ -205,7 +205,7 @@ def test_a_worker_whose_label_the_operator_takes_off_is_given_up_soon() -> None:
     assert fleet.workers == ["n0", "n1"]
     fleet.change("n1", worker="")
     fleet.stage.run(9.0)
-    assert any("not told to carry a worker any more" in event.reason for event in fleet.worker_events("Failed"))
+    assert any("not set to run a worker any more" in event.reason for event in fleet.worker_events("Failed"))
     fleet.stage.run(10.0)
     assert fleet.workers == ["n0", "n1"] == labelled(fleet)  # it is of the pool, and the minimum wants it
 

@@ -240,4 +240,4 @@ def test_a_machine_that_never_speaks_is_given_up_and_stopped() -> None:
     assert len(fleet.started) == 1
     assert [order.worker for order in fleet.stopped] == ["cpu-1-1"]
     assert fleet.machine("cpu-1-1") is None
-    assert "did not make itself known" in fleet.worker_events("Failed")[0].reason
+    assert "sent no heartbeat in time" in fleet.worker_events("Failed")[0].reason

@@ -77,7 +77,7 @@ def test_a_node_that_lacks_everything_that_may_be_left_out() -> None:
         ({"availability": "pause"}, {}, "the node n1 is set to pause"),
         ({"labels": {}}, {}, "the node n1 has no label infaas.pool, not cpu"),
         ({"labels": {"pool": "gpu"}}, {}, "the node n1 has infaas.pool=gpu, not cpu"),
-        ({"labels": {"pool": "cpu", "worker": "gpu"}}, {}, "the node n1 carries a worker of kind gpu, not cpu"),
+        ({"labels": {"pool": "cpu", "worker": "gpu"}}, {}, "the node n1 runs a worker of kind gpu, not cpu"),
         ({"labels": {"worker": "cpu"}}, {}, ""),  # the operator's, without a pool
         ({"labels": {"worker": "cpu", "order": "3-1"}}, {}, ""),  # repeated
         ({"labels": {"worker": "cpu", "order": "3-2"}}, {}, "the node n1 was given to order 3-2 since"),
