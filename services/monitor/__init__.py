@@ -1,1 +1,1 @@
-"""One a worker: which instances are loaded, their states, heartbeats, the cost meter."""
+"""The monitor of each worker: it admits loads, follows instances and their states, sends heartbeats, and meters cost."""
