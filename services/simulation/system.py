@@ -1,4 +1,4 @@
-"""A whole system in an environment: the services' own actors, wired as their __main__ modules wire them, on simulated machines."""
+"""A whole simulated system: the services' own actors, made by the factories that production uses, on simulated machines."""
 
 from collections.abc import Callable
 from itertools import count
@@ -37,15 +37,15 @@ from services.simulation.kernel import Environment
 from services.simulation.offline import OfflineWork
 from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 
-SPREAD = 0.5  # s over which the workers' first words are spread, as machines do not start in step
-INSTANT = 0.001  # s for a load before the scenario begins
-NODES = 200  # of a branch-and-bound search: the same plan on any machine
-MEASURED_EVERY = 8  # decisions
+SPREAD = 0.5  # s over which the starts of the first machines are spread, because real machines do not start in step
+INSTANT = 0.001  # s that a load takes before the scenario begins
+NODES = 200  # limit of a branch-and-bound search in place of time, so that every machine finds the same plan
+MEASURED_EVERY = 8  # decisions, of which one is timed
 GOLDEN = 0.6180339887
 
 
 class TimedPolicy:
-    """A selection policy whose decisions are timed now and then, on the wall's clock; they are not changed."""
+    """A selection policy, with every eighth decision timed by the wall clock. Decisions are unchanged."""
 
     def __init__(self, policy: SelectionPolicy, decided: Callable[[float], None]) -> None:
         self.name = policy.name
@@ -65,9 +65,9 @@ class TimedPolicy:
 
 
 class SimulatedSystem:
-    """All machines and services of one run. begins: when the scenario does; loads before that are instant.
+    """All machines and services of one run. begins: time at which the scenario begins; loads before are instant.
 
-    machines: those that run, by worker.
+    machines: the running ones, by worker. decided: called with the seconds of each timed selection.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class SimulatedSystem:
         self._solver = self._make_solver()
         self._selection = self._make_selection()
 
-    # -- what there is from the beginning
+    # -- at the beginning
 
     def build(self) -> None:
-        """The catalogue, dispatchers, the controller and the machines that run at time 0."""
+        """Start the dispatchers, the controller, the coordinator and the machines of time 0, with the catalogue."""
         self._catalogue()
         settings = self._settings
         for number in range(settings.dispatcher.count):
@@ -172,7 +172,7 @@ class SimulatedSystem:
     # -- machines
 
     def _boot(self, order: StartMachine) -> None:
-        """The controller wants one: it costs from now on, and works once it has booted."""
+        """The controller ordered a machine. It costs from now on, and works once it has booted."""
         spec = self._specs[order.kind]
         if order.worker not in self.machines and order.worker not in self._booting:
             self._booting[order.worker] = spec
@@ -180,7 +180,7 @@ class SimulatedSystem:
             self._environment.at(spec.boot_s, self._appear, (order.worker, spec, True))
 
     def _appear(self, what: tuple[str, MachineSpec] | tuple[str, MachineSpec, bool]) -> None:
-        """A machine is up: its executors, its monitor and its autoscaler begin."""
+        """A machine works: start its executors, monitor, autoscaler and runner."""
         worker, spec, *booted = what
         if worker in self.machines:
             return
@@ -188,7 +188,7 @@ class SimulatedSystem:
         if not booted:
             self.bill.machine(spec, 1, now)
         elif self._booting.pop(worker, None) is None:
-            return  # it was stopped before
+            return  # stopped while it booted
         machine = self.machines[worker] = SimulatedMachine(worker, spec, self._scenario.interference, now)
         self.appears(machine)
         for name, device in machine.devices.items():
@@ -216,11 +216,11 @@ class SimulatedSystem:
             self._environment.enter(f"offline-{worker}", runner, self.offline.runner())
 
     def stop(self, worker: str) -> None:
-        """Asked to stop: everybody says goodbye."""
+        """Stop a worker: its services get Stopping."""
         self._end(worker, goodbye=True)
 
     def kill(self, worker: str) -> None:
-        """As when the plug is pulled."""
+        """Kill a worker: its services end without a message."""
         self._end(worker, goodbye=False)
 
     def _end(self, worker: str, *, goodbye: bool) -> None:
