@@ -36,7 +36,7 @@ class Waiting:
         "silence",
         "subject",
         "tail",
-        "unheard",
+        "undelivered",
     )
 
     def __init__(
@@ -62,7 +62,7 @@ class Waiting:
         self.due = due
         self.pause = FIRST_PAUSE
         self.sent = 1
-        self.unheard = False
+        self.undelivered = False
 
 
 class Exchange:
@@ -84,7 +84,7 @@ class Exchange:
     async def open(self) -> None:
         """Subscribe to the replies. Call it once, before the first request."""
         self._loop = asyncio.get_running_loop()
-        self._subscription = await self._bus.subscribe(self._base + "*", self._heard)
+        self._subscription = await self._bus.subscribe(self._base + "*", self._received)
         self._bus.on_status(self._status)
         self._bus.on_denied(self._denied)
 
@@ -178,12 +178,12 @@ class Exchange:
 
     # -- events
 
-    def _heard(self, delivery: Delivery) -> None:
+    def _received(self, delivery: Delivery) -> None:
         token = delivery.subject[self._skip :]
         if delivery.status:
             one = self._waiting.get(token)
             if one is not None:
-                one.unheard = True
+                one.undelivered = True
                 one.due = min(time.monotonic() + one.pause, one.expires)
                 one.pause = min(2 * one.pause, LONGEST_PAUSE)
             return
@@ -223,8 +223,8 @@ class Exchange:
             self._again(one, now)
 
     def _again(self, one: Waiting, now: float) -> None:
-        if one.unheard:
-            one.unheard = False  # no service took it: `silence` counts from this sending
+        if one.undelivered:
+            one.undelivered = False  # no service took it: `silence` counts from this sending
         else:
             one.silence *= 2
         one.due = min(now + one.silence, one.expires)
@@ -239,7 +239,7 @@ class Exchange:
 
 
 def _too_late(one: Waiting) -> Timeout:
-    if one.unheard:
+    if one.undelivered:
         return Timeout(f"no service listens on {one.subject} (tried {one.sent} times): is a dispatcher running?")
     times = "once" if one.sent == 1 else f"{one.sent} times"
     return Timeout(f"no reply on {one.subject} in time, sent {times}")

@@ -106,7 +106,7 @@ async def wait(
         await bus.flush()
         async with asyncio.timeout(timeout):
             return await _end(bus, subjects, job, statuses, on_progress or (lambda _status: None))
-    except InfaasError:  # some of them are TimeoutErrors, too
+    except InfaasError:  # some of them are TimeoutErrors as well
         raise
     except TimeoutError:
         raise Timeout(f"job {job} has not ended after {timeout} s; it continues") from None

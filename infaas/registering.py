@@ -87,7 +87,7 @@ async def register(
                 saved = Path(directory) / "validation.npz"
                 await asyncio.to_thread(_save, saved, validation, request)
                 return await _run(bus, subjects, path, saved, request, on_progress)
-    except InfaasError:  # some of them are TimeoutErrors, too
+    except InfaasError:  # some of them are TimeoutErrors as well
         raise
     except TimeoutError:
         raise Timeout(f"registration {request.registration} has not ended after {timeout} s; it continues") from None

