@@ -35,7 +35,7 @@ _log = logging.getLogger("infaas.bus")
 
 
 class _Published(NamedTuple):
-    """A message on its way; flushed: no message, but a mark that everything before it has been delivered."""
+    """A message on its way. flushed: it is no message, but marks that everything before it has been delivered."""
 
     sender: "MemoryBus"
     delivery: Delivery
@@ -43,7 +43,7 @@ class _Published(NamedTuple):
 
 
 class Broker:
-    """What the server is elsewhere: routes messages and keeps streams and buckets. max_payload in bytes."""
+    """Takes the place of the server: routes messages, and keeps streams and buckets. max_payload: bytes."""
 
     def __init__(self, max_payload: int = 8 * 2**20) -> None:
         self.max_payload = max_payload
@@ -218,7 +218,7 @@ class MemoryBus:
     def new_inbox(self) -> str:
         return f"_INBOX.{secrets.token_hex(11)}"
 
-    # ---- what is kept
+    # ---- streams and buckets
 
     async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
         self._usable()
@@ -268,7 +268,7 @@ class MemoryBus:
     # ---- life
 
     def on_denied(self, callback: Callable[[str], bool]) -> None:
-        """Everybody in one process may do everything."""
+        """Nothing: within one process everything is allowed."""
 
     def on_status(self, callback: Callable[[Status], None]) -> None:
         self._callbacks.append(callback)
@@ -276,9 +276,9 @@ class MemoryBus:
     async def drain(self) -> None:
         if self._closed:
             return
-        await self.flush()  # what was on its way has been handled
+        await self.flush()  # what was on its way is handled now
         self._end_subscriptions()
-        await self.flush()  # and what the handlers had to say has been sent
+        await self.flush()  # and what the handlers published is sent
         await self.close()
 
     async def close(self) -> None:

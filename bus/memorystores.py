@@ -1,4 +1,4 @@
-"""What the in-process bus keeps: streams with consumers, key-value buckets, object buckets. They live as long as their broker."""
+"""Streams with consumers, key-value buckets and object buckets of the in-process bus. They live as long as their broker."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ Report = Callable[[Exception], None]
 
 
 class MemoryStored:
-    """One message handed to a consumer; until it is acknowledged it comes back after the consumer's ack wait."""
+    """One message that a consumer has fetched. Until it is acknowledged, it comes back after the consumer's ack wait."""
 
     def __init__(self, consumer: "MemoryConsumer", sequence: int, record: "StreamRecord", deliveries: int) -> None:
         self._consumer = consumer
@@ -63,7 +63,7 @@ class MemoryStream:
         return any(matches(pattern, subject) for pattern in self.spec.subjects)
 
     def add(self, subject: str, data: bytes, message_id: str = "") -> int:
-        """Store one message; returns its sequence number, the first one's for a repeated id. Raises BusError when full."""
+        """Store one message. Returns its sequence number; for a repeated id, that of the first one. Raises BusError when full."""
         if message_id in self._known:
             return self._known[message_id]
         now = asyncio.get_running_loop().time()
@@ -140,7 +140,7 @@ class MemoryConsumer:
                         sequence = self._ready.popleft()
                         record = self._stream.records.get(sequence)
                         if record is None:
-                            continue  # it went by age or size
+                            continue  # it was removed by age or size
                         count = self._deliveries[sequence] = self._deliveries.get(sequence, 0) + 1
                         self._timers[sequence] = loop.call_later(self._ack_wait, self._again, sequence)
                         batch.append(MemoryStored(self, sequence, record, count))
@@ -173,14 +173,14 @@ class MemoryWatch:
         self._report = report
         watches.append(self)
 
-    def tell(self, entry: KeyValueEntry | None) -> None:
-        asyncio.get_running_loop().call_soon(self._tell, entry)
+    def send(self, entry: KeyValueEntry | None) -> None:
+        asyncio.get_running_loop().call_soon(self._deliver, entry)
 
     async def drain(self) -> None:
         if self in self._watches:
             self._watches.remove(self)
 
-    def _tell(self, entry: KeyValueEntry | None) -> None:
+    def _deliver(self, entry: KeyValueEntry | None) -> None:
         if self in self._watches:
             try:
                 self._handler(entry)
@@ -189,7 +189,7 @@ class MemoryWatch:
 
 
 class MemoryKeyValue:
-    """One bucket; keys keep the grammar of NATS."""
+    """One key-value bucket, with the same grammar of keys as NATS."""
 
     def __init__(self, report: Report) -> None:
         self._entries: dict[str, KeyValueEntry] = {}
@@ -228,8 +228,8 @@ class MemoryKeyValue:
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> MemoryWatch:
         watch = MemoryWatch(self._watches, handler, self._report)
         for entry in sorted(self._entries.values(), key=lambda entry: entry.revision):
-            watch.tell(entry)
-        watch.tell(None)
+            watch.send(entry)
+        watch.send(None)
         return watch
 
     def _set(self, key: str, value: bytes | None) -> int:
@@ -237,7 +237,7 @@ class MemoryKeyValue:
         self._revision += 1
         entry = self._entries[key] = KeyValueEntry(key, value, self._revision)
         for watch in list(self._watches):
-            watch.tell(entry)
+            watch.send(entry)
         return self._revision
 
 

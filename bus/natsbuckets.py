@@ -1,4 +1,8 @@
-"""Key-value buckets on JetStream, in the layout that every NATS client shares (ADR-8): stream KV_<bucket>, subject $KV.<bucket>.<key>."""
+"""Buckets on JetStream, in the layouts that every NATS client shares.
+
+Key-value buckets (ADR-8): stream KV_<bucket>, subject $KV.<bucket>.<key>. Object buckets (ADR-20): stream OBJ_<bucket>, chunks on
+$O.<bucket>.C.<id>, one description for each object on $O.<bucket>.M.<base64 of its name>.
+"""
 
 import asyncio
 import base64
@@ -23,7 +27,7 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class NatsKeyValue:
-    """One bucket; revisions are the stream's sequence numbers."""
+    """One key-value bucket. Revisions are the stream's sequence numbers."""
 
     def __init__(self, jet: JetStream, bucket: str) -> None:
         self._jet = jet
@@ -123,18 +127,15 @@ def _deleted(delivery: Delivery) -> bool:
     return headers.get(_OPERATION) in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
 
 
-# -- Object buckets on JetStream, in the layout that every NATS client shares (ADR-20): stream OBJ_<bucket>, chunks
-# on $O.<bucket>.C.<id>, one description per object on $O.<bucket>.M.<base64 of its name>.
-
 CHUNK = 128 * 1024
-PIECE = 8 * CHUNK  # read from or written to a file in one go, off the event loop
-ROUND = 16  # chunks asked for at once
-PATIENCE_S = 5.0  # without the next chunk
-ATTEMPTS = 3  # at reading an object that is being replaced, or a consumer that a restart took
+PIECE = 8 * CHUNK  # bytes that are read from or written to a file at once, off the event loop
+ROUND = 16  # chunks in one request
+PATIENCE_S = 5.0  # for the next chunk
+ATTEMPTS = 3  # at reading an object that is being replaced, or whose consumer a restart has ended
 
 
 class _Info(msgspec.Struct, omit_defaults=True):
-    """ADR-20's ObjectInfo, as far as it concerns us."""
+    """ADR-20's ObjectInfo, as far as it is used here."""
 
     name: str
     bucket: str = ""
@@ -286,7 +287,7 @@ class NatsObjectStore:
             raise BusError(f"the description of object {key!r} is not understood: {error}") from None
 
     async def _read(self, key: str, keep: Callable[[list[bytes]], Any], again: Callable[[], Any]) -> None:
-        """Hand the object to `keep` in pieces; when it changes meanwhile, call `again` and start over."""
+        """Pass the object to `keep` in pieces. When it changes meanwhile, call `again` and start over."""
         error = ""
         for _ in range(ATTEMPTS):
             info = await self._find(key)
@@ -310,7 +311,7 @@ class NatsObjectStore:
         raise BusError(f"object {key!r} in bucket {self._bucket} cannot be read: {error}")
 
     async def _chunks(self, info: _Info) -> AsyncIterator[list[bytes]]:
-        """The object's chunks in order, some at a time; it ends early when they stop coming."""
+        """The object's chunks in order, some at a time. It ends early when they stop coming."""
         if info.chunks == 0:
             return
         name = secrets.token_hex(11)
@@ -351,7 +352,7 @@ class NatsObjectStore:
 
 
 async def _pieces(data: bytes | Path | Sequence[Buffer], hashed: Callable[[Buffer], None]) -> AsyncIterator[Buffer]:
-    """`data` in pieces of PIECE bytes at most, each one hashed; neither reading nor hashing holds up the event loop for long."""
+    """`data` in pieces of PIECE bytes at most, each one hashed. Neither reading nor hashing blocks the event loop for long."""
     if not isinstance(data, Path):
         for part in in_pieces(data):
             view = memoryview(part)

@@ -1,8 +1,4 @@
-"""Large message bodies without a page fault for each 4 kB.
-
-glibc maps fresh pages for every allocation above 128 kB and gives them back when it is freed, so that each message of 600 kB
-costs 300 page faults: measured with `benches/bus_core.py --bytes 600000 --window 8`, 1.7 ms of CPU per echoed message against 0.4 ms.
-"""
+"""The bus on a NATS server: core messages here, JetStream in `natsjet` and `natsconsumers`, buckets in `natsbuckets`."""
 
 import asyncio
 import contextlib
@@ -25,7 +21,6 @@ from bus.port import (
     Buffer,
     BusClosed,
     BusError,
-    Connect,
     Consumer,
     Delivery,
     DeliveryHandler,
@@ -39,17 +34,26 @@ from bus.port import (
     Subscription,
 )
 
+MOST_PENDING = 64 * 2**20  # bytes that may wait while the server is away
+RECONNECT_S = 0.25  # between attempts to reconnect, without end
+PING_S = 5  # a server that does not answer two of these counts as gone
+ANONYMOUS = "_INBOX"  # prefix of inboxes whose owner is not known
+_DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
+_log = logging.getLogger("infaas.bus")
+
+# Large bodies. glibc maps fresh pages for every allocation above 128 kB, and gives them back when it is freed. So each message of 600 kB
+# costs 300 page faults: 1.7 ms of CPU for an echoed message, against 0.4 ms (benches/bus_core.py --bytes 600000 --window 8).
 _TRIM_THRESHOLD = -1  # mallopt's parameter numbers, malloc.h
 _MMAP_THRESHOLD = -3
-LARGEST_BODY = 4 * 2**20  # allocations up to here come from the heap
-KEPT_FREE = 16 * 2**20  # so much freed memory stays with the process; a process that sees no large bodies keeps none
+LARGEST_BODY = 4 * 2**20  # bytes; allocations up to this size come from the heap
+KEPT_FREE = 16 * 2**20  # bytes of freed memory that the process keeps; a process without large bodies keeps none
 
 
 @cache
 def keep_large_buffers() -> bool:
-    """Tell malloc to reuse large blocks; returns whether it listens (only glibc does).
+    """Tell malloc to reuse large blocks. Returns whether it does (only glibc can).
 
-    Whoever runs the process decides otherwise with MALLOC_MMAP_THRESHOLD_ or MALLOC_TRIM_THRESHOLD_ in the environment.
+    MALLOC_MMAP_THRESHOLD_ or MALLOC_TRIM_THRESHOLD_ in the environment override this.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return False
@@ -60,19 +64,8 @@ def keep_large_buffers() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, LARGEST_BODY)) and bool(mallopt(_TRIM_THRESHOLD, KEPT_FREE))
 
 
-# -- The bus on a NATS server: core messages here, JetStream in `bus.natsjet` and `bus.natsconsumers`, buckets in
-# `bus.natsbuckets` and `bus.natsbuckets`.
-
-MOST_PENDING = 64 * 2**20
-RECONNECT_S = 0.25  # between attempts to come back, for ever
-PING_S = 5  # a server that answers no two of these is taken for gone
-ANONYMOUS = "_INBOX"  # prefix of inboxes that say nothing of their owner
-_DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
-_log = logging.getLogger("infaas.bus")
-
-
 class NatsBus:
-    """A connection to NATS; make one with `connect`. All methods belong to the event loop that connected."""
+    """A connection to NATS, made by `connect`. Call its methods only in the event loop that connected."""
 
     def __init__(
         self, *, on_error: Callable[[Exception], None] | None = None, max_pending_bytes: int = MOST_PENDING
@@ -82,7 +75,7 @@ class NatsBus:
         self._callbacks: list[Callable[[Status], None]] = []
         self._on_denied: list[Callable[[str], bool]] = []
         self._waiting: dict[str, tuple[asyncio.Future[Delivery], str]] = {}
-        self._deaf: set[str] = set()  # subjects that we may not subscribe
+        self._forbidden: set[str] = set()  # subjects to which the server refused a subscription
         self._inbox = ""
         self._count = 0
         self._up = asyncio.Event()
@@ -104,8 +97,8 @@ class NatsBus:
     ) -> Self:
         """Connect to `url` (nats://user:password@host:port, several separated by commas) within `timeout` seconds.
 
-        Raises BusError when the server is not there, or refuses us. Once connected it reconnects for ever. max_pending_bytes:
-        what may wait while the server is away. options: further options of nats-py's `connect`, such as nkeys_seed.
+        Raises BusError when no server answers, or when it refuses the credentials. Once connected, it reconnects without end.
+        max_pending_bytes: what may wait while the server is away. options: further options of nats-py's `connect`, such as nkeys_seed.
         """
         keep_large_buffers()
         bus = cls(on_error=on_error, max_pending_bytes=max_pending_bytes)
@@ -198,13 +191,13 @@ class NatsBus:
             waiting[0].set_result(delivery)
 
     async def subscribe(self, subject: str, handler: DeliveryHandler, queue: str = "") -> Subscription:
-        self._deaf.discard(subject)  # denied before, after a reconnect perhaps; rights may have changed since
+        self._forbidden.discard(subject)  # rights may have changed since the last refusal
         subscription = NatsSubscription(self._client, self._client.listen(subject, handler, queue), self.flush)
         with contextlib.suppress(BusError):  # disconnected: it is replayed on reconnect
             await self.flush(2.0)
-        if subject in self._deaf:
+        if subject in self._forbidden:
             await subscription.drain()
-            self._deaf.discard(subject)
+            self._forbidden.discard(subject)
             raise Forbidden(f"NATS does not let us hear {subject}: it is not among the rights of our credentials")
         return subscription
 
@@ -222,7 +215,7 @@ class NatsBus:
             raise BusError(f"NATS did not confirm within {timeout} s that it has everything") from None
 
     def listen(self, subject: str, handler: DeliveryHandler) -> Callable[[], None]:
-        """Subscribe without waiting; returns what ends it at once. For the parts of this bus."""
+        """Subscribe without waiting. Returns a function that ends the subscription at once. For the parts of this bus."""
         sid = self._client.listen(subject, handler)
 
         def stop() -> None:
@@ -232,13 +225,13 @@ class NatsBus:
         return stop
 
     def report(self, error: Exception) -> None:
-        """Tell whoever looks after errors."""
+        """Hand an error to the callback for errors."""
         self._report(error)
 
     def new_inbox(self) -> str:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
 
-    # ---- what is kept
+    # ---- streams and buckets
 
     async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
         await self._jet.publish(subject, data, {"Nats-Msg-Id": message_id}, timeout)
@@ -264,7 +257,7 @@ class NatsBus:
 
     @property
     def streams(self) -> Streams:
-        """How streams and buckets are made and kept."""
+        """How streams and buckets are made, and copied to several servers."""
         return self._jet.streams
 
     # ---- life
@@ -283,11 +276,11 @@ class NatsBus:
             self._client.ignore(sid)
         if self._up.is_set():
             with contextlib.suppress(BusError):
-                await self.flush(2.0)  # everything that was on its way has been handled now
+                await self.flush(2.0)  # everything that was on its way is handled now
         for sid in sids:
             self._client.forget(sid)
         with contextlib.suppress(BusError):
-            await self.flush(2.0)  # and what the handlers had to say has been sent
+            await self.flush(2.0)  # and what the handlers published is sent
         await self.close()
 
     async def close(self) -> None:
@@ -298,13 +291,13 @@ class NatsBus:
                 answer.set_exception(BusClosed("the connection to NATS was closed"))
 
     def _complained(self, error: Exception) -> None:
-        """The server did: whoever waits for what it will not do learns it at once."""
+        """The server reported an error. A request or subscription that it refuses fails at once."""
         denied = _DENIED.search(str(error))
         heard = False
         if denied is not None:
             what, subject = denied[1].lower(), denied[2]
             if what == "subscription":
-                self._deaf.add(subject)
+                self._forbidden.add(subject)
                 heard = not subject.startswith(self._inbox_prefix)
             else:
                 for callback in self._on_denied:
@@ -350,15 +343,6 @@ class NatsBus:
     def _handler_failed(self, subject: str, error: Exception) -> None:
         error.add_note(f"while handling a message on {subject}")
         self._report(error)
-
-
-def connector(url: str, *, name: str, **options: Any) -> Connect:
-    """A function that connects anew each time it is called."""
-
-    async def connect() -> NatsBus:
-        return await NatsBus.connect(url, name=name, **options)
-
-    return connect
 
 
 def _expire(answer: "asyncio.Future[Delivery]", subject: str, timeout: float) -> None:

@@ -1,4 +1,13 @@
-"""nats-py's TCP transport, with the received bytes handed on as they come."""
+"""nats-py's client with a direct path for messages: no Msg object, queue, task or coroutine for each message.
+
+nats-py connects, authenticates, sets up TLS, discovers servers, reconnects, and replays subscriptions. Here, bytes go from the
+transport straight into `natsparser`, and from there into plain handlers. Publishing appends to nats-py's buffer of pending commands, which
+is written once in each turn of the event loop.
+
+Overridden or used beyond nats-py's public interface (pinned to nats-py 2.16; tests/contract/test_bus_nats.py fails when one of these
+changes): `_connect_to_server`, `_read_loop`, `_send_ping`, `_process_err`, `_pending`, `_pending_data_size`, `_pongs`, `_subs`, `_status`,
+`_process_info`, `_process_op_err`, `_ps`.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +33,7 @@ class LostConnection(OSError):
 
 
 class _Reader(asyncio.StreamReader):
-    """A stream reader that can hand its bytes on as they come, instead of keeping them for `read`."""
+    """A stream reader that can pass its bytes on as they come, instead of keeping them for `read`."""
 
     _sink: Callable[[bytes], None] | None = None
 
@@ -43,7 +52,7 @@ class _Reader(asyncio.StreamReader):
 
 
 class DirectTransport(TcpTransport):  # type: ignore[misc]
-    """nats-py's TCP transport with our reader; it never waits long for a peer that does not read."""
+    """nats-py's TCP transport with `_Reader`. It never waits long for a peer that does not read."""
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: float) -> None:
         loop = asyncio.get_running_loop()
@@ -90,13 +99,11 @@ class DirectTransport(TcpTransport):  # type: ignore[misc]
         except TimeoutError:
             self.abort()
         except OSError:
-            pass  # it is closed, whatever it died of
+            pass  # it is closed, for whatever reason
 
 
-# -- nats-py's client with a direct path for messages: no Msg object, queue, task or coroutine per message.
-
-WRITE_AT = 64 * 1024  # this much pending is written at once, without waiting for the end of the turn
-BACKLOG = 1024 * 1024  # while the socket holds back more than this, what is new stays in our bounded buffer
+WRITE_AT = 64 * 1024  # pending bytes that are written at once, without waiting for the end of the turn
+BACKLOG = 1024 * 1024  # while more bytes than this wait in the socket, new ones stay in the bounded buffer
 
 
 class DirectClient(Client):  # type: ignore[misc]
@@ -128,7 +135,7 @@ class DirectClient(Client):  # type: ignore[misc]
             await super()._connect_to_server(s)
             return
         s.last_attempt = time.monotonic()
-        await self.drop()  # what became of the attempt before
+        await self.drop()  # what is left of the attempt before
         transport = DirectTransport()
         await transport.connect(s.uri, READ_SIZE, self.options["connect_timeout"])
         self._transport = transport
@@ -169,14 +176,14 @@ class DirectClient(Client):  # type: ignore[misc]
         self._spawn(self._process_info(info))
 
     def _complained(self, text: str) -> None:
-        """-ERR. nats-py closes for good on most of these; a service must come back instead."""
+        """-ERR. nats-py closes for good on most of these. A service must reconnect instead."""
         error = BusError(f"NATS: {text}")
         self._on_trouble(error)
         if "permissions violation" not in text.lower() and "invalid subject" not in text.lower():
             self._spawn(self._process_op_err(error))
 
     def _connect_command(self) -> bytes:
-        """Before any credentials are sent: whoever set up TLS does not talk to a server without, even if somebody pretends it is ours."""
+        """Refuse a server without TLS if TLS is set up, before any credentials are sent: it may not be ours."""
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
             raise errors.Error("this server speaks no TLS, although a certificate authority is configured for it")
         command: bytes = super()._connect_command()
@@ -186,7 +193,7 @@ class DirectClient(Client):  # type: ignore[misc]
         self._complained(err_msg)
 
     def lose_waiting(self) -> None:
-        """Wake whoever waits for a PONG of a connection that is gone."""
+        """Fail everything that waits for a PONG of a connection that is gone."""
         for waiting in self._pongs:
             if not waiting.done():
                 waiting.set_exception(LostConnection("the connection to NATS was lost"))
@@ -214,7 +221,7 @@ class DirectClient(Client):  # type: ignore[misc]
         return sid
 
     def ignore(self, sid: int) -> None:
-        """Ask for nothing more; what is on its way is still handled, until `forget`."""
+        """Ask the server for nothing more. What is on its way is still handled, until `forget`."""
         if self._subs.pop(sid, None) is not None and not self.is_closed:
             self._append(f"UNSUB {sid}\r\n".encode())
 
@@ -280,7 +287,7 @@ class DirectClient(Client):  # type: ignore[misc]
             self._loop.call_soon(self._write_out)
 
     def _write_out(self) -> None:
-        """Hand what is pending to the socket; while disconnected, or while the socket is behind, it stays where it is."""
+        """Write what is pending to the socket. While disconnected, or while the socket is behind, it stays where it is."""
         self._kicked = False
         pending = self._pending
         if not pending or not self.is_connected or self._transport is None:
@@ -294,18 +301,18 @@ class DirectClient(Client):  # type: ignore[misc]
         self._pending = []
         self._pending_data_size = 0
         if size > 4096 * len(pending):
-            transport.writelines(pending)  # large bodies are not copied once more
+            transport.writelines(pending)  # copies large bodies no further time
         else:
             transport.write(b"".join(pending))
 
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
-        """PING goes behind everything published before (nats-py sends it ahead), so that its PONG means "it has arrived"."""
+        """Send PING behind everything published before (nats-py sends it ahead), so that its PONG means that all has arrived."""
         self._pongs.append(self._loop.create_future() if future is None else future)
         self._append(b"PING\r\n")
         self._write_out()
 
     def ping(self) -> "asyncio.Future[Any]":
-        """A future that is done once the server has read everything published so far; LostConnection if that fails."""
+        """A future that is done once the server has read everything published so far. It fails with LostConnection."""
         self._usable()
         future = self._loop.create_future()
         self._pongs.append(future)
@@ -329,7 +336,7 @@ class DirectClient(Client):  # type: ignore[misc]
         await self.close()
 
     async def drop(self) -> None:
-        """Close the connection without a word, in whatever state it is."""
+        """Close the connection at once, in whatever state it is."""
         transport = self._transport
         if isinstance(transport, DirectTransport):
             transport.abort()

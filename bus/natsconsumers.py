@@ -1,4 +1,4 @@
-"""Reading a JetStream stream by asking for messages: pull requests, and the durable consumers that fetch by them."""
+"""Reading a JetStream stream: durable consumers that fetch by pull requests, and ordered readers that get everything in order."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,10 @@ _log = logging.getLogger("infaas.bus")
 
 
 class StreamPosition:
-    """Where a consumed message stands, as its acknowledgement subject tells."""
+    """The position of a consumed message, by its acknowledgement subject.
+
+    stream, consumer: sequence numbers. deliveries: how often it was delivered. pending: how many messages are behind it.
+    """
 
     __slots__ = ("consumer", "deliveries", "pending", "stream")
 
@@ -54,7 +57,7 @@ class NatsStored:
 
 
 class Puller:
-    """Pull requests to one consumer; what comes is put into `arrived`, also when it comes late."""
+    """Pull requests to one consumer. Messages go into `arrived`, even if they come late."""
 
     def __init__(self, jet: JetStream, stream: str, name: str) -> None:
         self._bus = jet.bus
@@ -106,7 +109,7 @@ class Puller:
 
 
 class PullConsumer:
-    """A durable consumer with explicit acknowledgement; everyone who opens the same name shares its messages."""
+    """A durable consumer with explicit acknowledgement. All that open the same name share its messages."""
 
     def __init__(self, jet: JetStream, stream: str, name: str, subject: str, ack_wait_s: float) -> None:
         self._jet = jet
@@ -144,14 +147,14 @@ class PullConsumer:
             return [NatsStored(bus, arrived.popleft()) for _ in range(min(most, len(arrived)))]
 
     async def _wait(self, puller: Puller, most: int, end: float) -> None:
-        """Until something has arrived: first what is there, then the next message and what came with it."""
+        """Wait until something has arrived: first ask for what is there, then for the next message and what came with it."""
         loop = asyncio.get_running_loop()
         status = await self._pull(puller, most - len(puller.arrived), 0.0)
         while not puller.arrived:
             if status not in ("", "404", "408", "lost"):  # the consumer is away: the server restarts, or lost it
                 await asyncio.sleep(0.2)
                 await self._reopen()
-            # Not longer than we stay: what comes later belongs to whoever asks then.
+            # No longer than this fetch lasts: what comes later belongs to the next fetch.
             status = await self._pull(puller, 1, max(end - loop.time(), 0.001))
             if puller.arrived and most > 1:
                 await self._pull(puller, most - 1, 0.0)
@@ -173,18 +176,16 @@ class PullConsumer:
             _log.debug("consumer %s of %s: %s", self._config["name"], self._stream, error)
 
 
-# -- An ordered, gap-free reading of a stream's subjects that outlives reconnects and restarts of the server.
-
-BEAT_S = 5.0  # the server says so often that it is alive; three missed beats make the consumer anew
+HEARTBEAT_S = 5.0  # of the server; after three missed heartbeats the reader makes a new consumer
 RETRY_S = 0.25
 READ_ALL_S = 20.0
 
 
 class OrderedReader:
-    """Delivers each last message per subject, then each new one, in order; `on_synced` once when the first part is over.
+    """Delivers the last message of each subject, then each new one, in order and without gaps. Calls `on_synced` once after the first part.
 
-    The consumer lives in the server's memory without acknowledgements. Whatever ends it (a reconnect, a gap in its sequence,
-    silence), a new one continues behind the last message that arrived.
+    The consumer lives in the server's memory, without acknowledgements. When it ends (a reconnect, a gap in its sequence, silence), a new
+    one continues behind the last message that arrived.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class OrderedReader:
             "num_replicas": 1,
             "filter_subject": self._subject,
             "flow_control": True,
-            "idle_heartbeat": int(BEAT_S * NANO),
+            "idle_heartbeat": int(HEARTBEAT_S * NANO),
             "inactive_threshold": int(30 * NANO),
             "headers_only": self._headers_only,
         }
@@ -266,7 +267,7 @@ class OrderedReader:
         info = await self._jet.create_consumer(self._stream, config)
         if self._stopped:
             self._ignore()
-        # Messages may have come before this answer; those count as delivered in it or not, `seen` knows.
+        # Messages may have come before this answer, which may or may not count them. `_seen` does.
         if info["num_pending"] == 0 and self._seen == 0 and info["delivered"]["consumer_seq"] == 0:
             self._sync()
 
@@ -280,7 +281,7 @@ class OrderedReader:
             if delivery.status != "100":
                 self._renew()
             elif delivery.reply:
-                bus.publish(delivery.reply, b"")  # flow control: we have handled everything so far
+                bus.publish(delivery.reply, b"")  # flow control: everything so far is handled
             else:
                 if "Nats-Consumer-Stalled" in headers:
                     bus.publish(headers["Nats-Consumer-Stalled"], b"")
@@ -308,7 +309,7 @@ class OrderedReader:
                 self._jet.bus.report(error)
 
     def _renew(self) -> None:
-        """Make the consumer anew, as soon as the server lets us; what was under way belongs to a connection that is gone."""
+        """Make a new consumer, as soon as the server allows it. What was under way belongs to a connection that is gone."""
         if self._stopped or self._jet.closed:
             return
         self._ignore()
@@ -330,13 +331,13 @@ class OrderedReader:
                 return
 
     def _check(self) -> None:
-        """Silence means that the consumer is gone, whatever the connection says."""
+        """Make a new consumer after silence: then it is gone, whatever the state of the connection."""
         loop = asyncio.get_running_loop()
         if self._stopped or self._jet.closed:
             return
-        if loop.time() - self._alive > 3 * BEAT_S:
+        if loop.time() - self._alive > 3 * HEARTBEAT_S:
             self._renew()
-        self._watchdog = loop.call_later(BEAT_S, self._check)
+        self._watchdog = loop.call_later(HEARTBEAT_S, self._check)
 
 
 async def read_all(
@@ -347,7 +348,7 @@ async def read_all(
     *,
     headers_only: bool = False,
 ) -> None:
-    """Hand over the last message on each subject, once. Raises NotFound (no such stream), BusError (it takes too long)."""
+    """Pass on the last message of each subject, once. Raises NotFound (no such stream), BusError (it takes too long)."""
     done = asyncio.Event()
     reader = OrderedReader(jet, stream, subject, on_message, done.set, headers_only=headers_only)
     await reader.start()

@@ -1,4 +1,7 @@
-"""Streams and buckets that have to be there: found, made, brought in line, and copied to as many servers as there are."""
+"""JetStream over core requests: its JSON API, durable publishing, and the streams and buckets that must exist.
+
+API: https://docs.nats.io/reference/reference-protocols/nats_api_reference. Error codes: the server's errors.json.
+"""
 
 import asyncio
 import logging
@@ -10,16 +13,16 @@ import msgspec
 from bus.port import Buffer, BusError, Delivery, Forbidden, NoResponders, NotFound, StreamSpec
 
 MOST_REPLICAS = 3
-NO_PEERS = (10005, 10023, 10074)  # not so many servers, or none with room, or no cluster at all
+NO_PEERS = (10005, 10023, 10074)  # too few servers, no server with room, or no cluster
 NOT_YET = (10008, 10009)  # the cluster elects a leader
 STREAM_EXISTS = 10058  # with another configuration
-PATIENCE_S = 20.0  # for a leader, or for whoever may make the stream
+PATIENCE_S = 20.0  # for a leader, or for the service that may make the stream
 PAUSE_S = 0.25
 _log = logging.getLogger("infaas.bus")
 
 
 class JetError(BusError):
-    """JetStream said no. code: the server's own error code."""
+    """JetStream refused. code: the server's own error code."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -27,26 +30,26 @@ class JetError(BusError):
 
 
 class LostStream(BusError):
-    """A stream or bucket that was there is not there any more; the text says what to do."""
+    """A stream or bucket that existed is gone. The text says what to do."""
 
 
 class Hidden(Forbidden):
-    """We have no right to know whether it is there: waiting changes nothing."""
+    """The credentials do not allow to see whether it exists, so waiting changes nothing."""
 
 
 class Api(Protocol):
-    """What is asked of JetStream's API."""
+    """What `Streams` needs of JetStream's API."""
 
     async def call(self, verb: str, body: Any = None) -> dict[str, Any]: ...
     async def stream_info(self, stream: str) -> dict[str, Any]: ...
 
 
 class Streams:
-    """Those of one connection. clustered: whether the server is one of several; replicas: how many copies, 0 as many as fit, up to 3.
-    patience_s: to wait for the cluster's leader, or for whoever may make a stream.
+    """The streams and buckets of one connection: found or made, brought in line, and copied to as many servers as there are.
 
-    before(name) is awaited before a stream is made that is not there, and may raise; seen(name, created) when one has been found or
-    made, with the time of its creation as the server writes it.
+    clustered: whether the server is one of several. replicas: how many copies; 0: as many as fit, up to 3. patience_s: how long to wait for
+    the cluster's leader, or for the service that may make a stream. before(name) is awaited before a missing stream is made, and may
+    raise. seen(name, created) is called when a stream was found or made, with the time of its creation as the server writes it.
     """
 
     def __init__(self, api: Api, clustered: Callable[[], bool]) -> None:
@@ -56,8 +59,8 @@ class Streams:
         self.seen: Callable[[str, str], Awaitable[None]] | None = None
         self._api = api
         self._clustered = clustered
-        self._kept: set[str] = set()  # those that we are to make if need be
-        self._others: set[str] = set()  # those that we may not make
+        self._kept: set[str] = set()  # names that this connection makes if they are missing
+        self._others: set[str] = set()  # names that it may not make
 
     async def make(self, config: dict[str, Any], update: tuple[str, ...] = ()) -> None:
         """Make sure the stream exists; where it does with another configuration, the keys in `update` are brought in line."""
@@ -88,7 +91,7 @@ class Streams:
             await asyncio.sleep(PAUSE_S)
 
     async def created(self, name: str) -> str:
-        """When a stream was made, as the server writes it; raises NotFound."""
+        """When a stream was made, as the server writes it. Raises NotFound."""
         return str((await self._api.stream_info(name))["created"])
 
     async def _made(self, config: dict[str, Any], update: tuple[str, ...]) -> None:
@@ -108,7 +111,7 @@ class Streams:
             except JetError as error:
                 if error.code != STREAM_EXISTS:
                     raise
-                info = await self._api.stream_info(name)  # somebody was faster
+                info = await self._api.stream_info(name)  # another process was faster
         if self.seen is not None:
             await self.seen(name, str(info["created"]))
         if made:
@@ -137,7 +140,7 @@ class Streams:
     # ---- servers join
 
     async def lift(self) -> None:
-        """Copy what has fewer replicas than there could be by now to more servers; never to fewer."""
+        """Copy streams with fewer replicas than possible to more servers, never to fewer."""
         if self._wanted() == (1,):
             return
         for name in sorted(self._kept):
@@ -153,7 +156,7 @@ class Streams:
             try:
                 await self._api.call(f"STREAM.UPDATE.{name}", present | {"num_replicas": replicas})
             except Forbidden:
-                return  # it is another service's to keep
+                return  # it belongs to another service
             except JetError as error:
                 if error.code not in NO_PEERS:
                     _log.warning("%s stays at %d replicas: %s", name, present["num_replicas"], error)
@@ -163,13 +166,13 @@ class Streams:
                 return
 
 
-# -- JetStream over core requests: its JSON API, durable publishing, streams.
+# -- The API
 
 __all__ = ["NANO", "WRONG_SEQUENCE", "JetError", "JetStream", "Requests"]
 
 NANO = 1_000_000_000
 API_S = 5.0
-DUPLICATE_WINDOW_S = 600.0  # a message id is remembered so long; beyond it the reader has to know ids itself
+DUPLICATE_WINDOW_S = 600.0  # how long the server remembers a message id; beyond it, the reader has to know ids itself
 
 NO_CONSUMER = 10014
 NO_MESSAGE = 10037
@@ -187,7 +190,7 @@ class Requests(Protocol):
     def new_inbox(self) -> str: ...
     def report(self, error: Exception) -> None: ...
     def listen(self, subject: str, handler: Callable[[Delivery], None]) -> Callable[[], None]:
-        """Subscribe at once; returns what ends it at once."""
+        """Subscribe at once. Returns a function that ends the subscription at once."""
 
 
 class JetStream:
@@ -210,7 +213,7 @@ class JetStream:
             callback()
 
     def follow(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after every reconnect; returns what ends that."""
+        """Call back after every reconnect. Returns a function that ends this."""
         self._on_reconnect.add(callback)
         return lambda: self._on_reconnect.discard(callback)
 
@@ -228,7 +231,7 @@ class JetStream:
     async def publish(
         self, subject: str, data: Buffer, headers: Mapping[str, str] | None = None, timeout: float = API_S
     ) -> int:
-        """Publish and wait until a stream has it; returns its sequence number there."""
+        """Publish, and wait until a stream has it. Returns its sequence number there."""
         try:
             reply = await self.bus.request(subject, data, timeout, headers)
         except NoResponders:
@@ -269,7 +272,7 @@ class JetStream:
         await self.create_stream(config, changeable)
 
     async def create_consumer(self, stream: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Create a consumer, or confirm that it is there; returns its info."""
+        """Create a consumer, or confirm that it exists. Returns its info."""
         verb = f"CONSUMER.CREATE.{stream}.{config['name']}"
         if config.get("filter_subject"):
             verb = f"{verb}.{config['filter_subject']}"

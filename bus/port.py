@@ -4,13 +4,13 @@ Core messages are at most once, in order per publisher. Durable messages are ack
 least once. Handlers are plain functions, called in the order of arrival on the event loop; they must not block.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 
 class BusError(Exception):
-    """The bus could not do it."""
+    """The bus could not do what was asked."""
 
 
 class NoResponders(BusError):
@@ -30,7 +30,7 @@ class BusClosed(BusError):
 
 
 class Forbidden(BusError):
-    """The bus does not let us: our credentials have no right to this subject."""
+    """The credentials have no right to this subject."""
 
 
 class WrongRevision(BusError):
@@ -58,7 +58,7 @@ Buffer = bytes | bytearray | memoryview  # memoryviews of single bytes
 
 
 def in_pieces(data: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
-    """What may come in one piece or several, as several."""
+    """Data in one piece or several, as a sequence of pieces."""
     return (data,) if isinstance(data, bytes | bytearray | memoryview) else data
 
 
@@ -124,18 +124,18 @@ class Stored(Protocol):
     async def ack(self) -> None: ...
     async def nak(self, delay: float) -> None: ...
     async def extend(self) -> None:
-        """It is still being worked on: its ack wait begins anew."""
+        """Begin its ack wait again: it is still being worked on."""
 
 
 class Consumer(Protocol):
-    """A named position in a stream, shared by everyone who opens it under the same name."""
+    """A named position in a stream, shared by all that open it under the same name."""
 
     async def fetch(self, most: int, timeout: float) -> list[Stored]:
         """Up to `most` messages; an empty list when none came in time."""
 
 
 class StreamSpec(NamedTuple):
-    """A stream to keep. retention "work": a message goes once acknowledged; "limits": it goes by age or size.
+    """A stream that must exist. retention "work": a message is removed when acknowledged; "limits": by age or size.
 
     full "refuse": publishers are refused (and hold) when max_bytes is reached; "oldest": the oldest go.
     """
@@ -167,7 +167,7 @@ class Bus(Protocol):
         headers: Mapping[str, str] | None = None,
         tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
-        """Send and forget: buffered, written at the end of this turn of the loop; kept through a reconnect up to a bound.
+        """Send without waiting. The message is buffered, and written at the end of this turn of the loop. A reconnect keeps it, up to a bound.
 
         tail: the rest of the body, in one piece or several, sent behind `data` without being copied to it; it must not change.
         """
@@ -178,15 +178,15 @@ class Bus(Protocol):
         """Raises NoResponders, RequestTimeout."""
 
     async def subscribe(self, subject: str, handler: DeliveryHandler, queue: str = "") -> Subscription:
-        """Every message on `subject` (wildcards * and >), or one of the queue group's share. An exception in `handler`
-        is reported to the bus's error callback and ends nothing.
+        """Call `handler` with every message on `subject` (wildcards * and >), or with a share of the queue group's. An exception in it goes
+        to the bus's error callback, and ends nothing.
         """
 
     async def flush(self, timeout: float = 5.0) -> None:
-        """Everything published before has reached the server."""
+        """Wait until everything published before has reached the server."""
 
     async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
-        """Returns once the stream has it on disk; a repeated message_id is stored once. Raises BusError."""
+        """Return once the stream has the message on disk. A repeated message_id is stored once. Raises BusError."""
 
     async def ensure_stream(self, spec: StreamSpec) -> None: ...
     async def consumer(self, stream: str, name: str, subject: str = ">", *, ack_wait_s: float = 30.0) -> Consumer:
@@ -195,17 +195,13 @@ class Bus(Protocol):
     async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue: ...
     async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore: ...
     def new_inbox(self) -> str:
-        """A subject nobody else knows."""
+        """A subject that no other process knows."""
 
     def on_status(self, callback: Callable[[Status], None]) -> None: ...
     def on_denied(self, callback: Callable[[str], bool]) -> None:
-        """Told the subject of what was published and not let through, since we have no right to it; returns whether it tells somebody."""
+        """Call back with the subject of a message that was refused for lack of rights. The callback returns whether it reports this."""
 
     async def drain(self) -> None:
         """Stop taking messages, handle what has come, send what is buffered, then close."""
 
     async def close(self) -> None: ...
-
-
-Connect = Callable[[], Awaitable[Bus]]
-Chunks = AsyncIterator[bytes]

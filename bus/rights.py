@@ -1,4 +1,4 @@
-"""Who may publish and subscribe what: one table of all subjects, streams and buckets by role. Pure.
+"""Who may publish and subscribe what: one table of all subjects, streams and buckets by role; and whose requests may be answered.
 
 A test holds that every name in `bus.subjects` stands here; another, that services do nothing else. What a role may do on NATS is
 the sum of its lines: nothing is allowed because nobody has forbidden it.
@@ -42,9 +42,10 @@ ANY_APP = "@"  # instead of an app's name
 
 
 class Identity(NamedTuple):
-    """One user of the bus. app: of a client; verbs: what it may do there. worker: the one that its processes belong to, `*` any.
+    """One user of the bus.
 
-    buckets: object store buckets that it may read and write beside those of its roles, and make where it is no client.
+    app, verbs: the app of a client, and what it may do there. worker: the one that its processes belong to; `*`: any. buckets: object
+    buckets that it may read and write in addition to those of its roles. It may make them unless it is a client.
     """
 
     name: str
@@ -56,21 +57,21 @@ class Identity(NamedTuple):
 
     @property
     def inbox(self) -> str:
-        """The prefix of its inboxes, and of nobody else's."""
+        """The prefix of its inboxes. No other user has it."""
         if self.app:
             return f"{OWN}.{self.app}.{self.name}"
         return f"{OWN}.{ANY_APP}.{self.name}" if ASKERS & set(self.roles) else f"{SERVICE}.{self.name}"
 
 
 class Rights(NamedTuple):
-    """Patterns, sorted."""
+    """What a user may publish and subscribe: patterns, sorted."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 class SubjectRights(NamedTuple):
-    """A name of `Subjects`: its patterns for one identity, who publishes there and who hears it."""
+    """The rights to one name of `Subjects`: its patterns for an identity, the roles that publish there, and those that subscribe."""
 
     name: str
     patterns: Callable[[Subjects, Identity], tuple[str, ...]]
@@ -79,7 +80,7 @@ class SubjectRights(NamedTuple):
 
 
 class StoreRights(NamedTuple):
-    """A stream or bucket of `Subjects`. keys: what `puts` may write there instead of everything."""
+    """The rights to a stream or bucket of `Subjects`. keys: all that roles in `puts` may write there."""
 
     name: str
     kind: Literal["kv", "objects", "stream"]
@@ -272,7 +273,7 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         writes=_r("jobs", "offline"),
     ),
 )
-# Who answers those who asked: the executor with a query's outputs, the others with what they were asked for.
+# Roles that answer requests: the executor with a query's outputs, the others with what they were asked for.
 ANSWERERS: frozenset[Role] = _r("dispatcher", "executor", "registrar", "jobs")
 _CLIENT_LINES: dict[Verb, tuple[str, ...]] = {
     "query": ("query",),
@@ -304,13 +305,13 @@ def rights(identity: Identity, subjects: Subjects) -> Rights:
     for bucket in identity.buckets:
         publish.update((*_reads_objects(bucket), *_writes_objects(bucket)))
         if not identity.app:
-            # No client: whoever makes a stream chooses what it hears, and where to it sends that.
+            # Not for clients: the maker of a stream chooses what it hears, and where it sends that.
             publish.update(_creates(f"OBJ_{bucket}"))
     return Rights(tuple(sorted(publish)), tuple(sorted(subscribe)))
 
 
 def sharing(identities: Iterable[Identity]) -> list[Identity]:
-    """The same users, where operators have everybody's buckets, too: they make them for clients."""
+    """The same users, but operators also have the buckets of all others, since they make them for clients."""
     users = list(identities)
     every = tuple(sorted({bucket for user in users for bucket in user.buckets}))
     return [user._replace(buckets=every) if "operator" in user.roles else user for user in users]
@@ -377,28 +378,29 @@ def _consumes(stream: str) -> Iterable[str]:
     yield f"$JS.ACK.*.*.{stream}.>"
 
 
-# -- Whose requests may be answered: the one thing of a message that NATS does not check is its reply subject. Pure.
+# -- Whose requests may be answered. Of a message, NATS checks everything but its reply subject.
 
-STREAM = "Nats-Stream"  # header of a message that JetStream hands out on request
+STREAM = "Nats-Stream"  # header of a message that JetStream sends on request
 
 
 def from_stream(reply: str, headers: Mapping[str, str] | None) -> bool:
-    """Whether JetStream sent this. No order comes that way: whoever may read a stream can have its messages sent to any subject."""
+    """Whether JetStream sent this message. Such messages are never orders: a reader of a stream can have it send messages to any subject."""
     return reply.startswith("$JS.") or (headers is not None and STREAM in headers)
 
 
 def app_of(reply: str) -> str:
-    """The app whose client wants the answer here; empty where that is not known, or where it may ask for any app."""
+    """The app whose client wants the answer at this reply subject. Empty where it is not known, or where the client may ask for any app."""
     first, _, rest = reply.partition(".")
     app = rest.partition(".")[0]
     return app if first == OWN and app != ANY_APP else ""
 
 
 class ReplyCheck:
-    """Looks at what outsiders ask, before anybody acts on it.
+    """Checks the reply subjects of outsiders' requests, before an actor sees them.
 
-    inbox: one of our own. It tells whether users have inboxes of their own (`infaas auth`): then nobody else's is answered.
-    Otherwise anything is but what belongs to the system and to NATS itself: an answer published there would be an order in our name.
+    inbox: one of the service's own. It shows whether users have inboxes of their own (`infaas auth`). Then only replies to the caller's own
+    inbox are allowed. Otherwise every reply subject is, except those of the system and of NATS: an answer there would be an order in
+    the service's name.
     """
 
     def __init__(self, subjects: Subjects, inbox: str) -> None:
@@ -415,12 +417,12 @@ class ReplyCheck:
             subjects.job_cancel(),
         )
 
-    def guards(self, inlet: str) -> bool:
-        """Whether requests that come in here are outsiders'."""
+    def applies_to(self, inlet: str) -> bool:
+        """Whether requests on this subject come from outsiders."""
         return inlet in self._of_app or inlet in self._others
 
     def may_answer(self, inlet: str, subject: str, reply: str) -> bool:
-        """Whether the reply subject is the caller's own."""
+        """Whether the service may answer at this reply subject. inlet: the pattern on which the request came; subject: its own."""
         if not self._closed:
             return not reply.startswith((self._space, "$"))
         tokens = reply.split(".", 3)

@@ -1,4 +1,7 @@
-"""Subject, stream and bucket names, all derived from the prefix: two prefixes on one NATS never see each other."""
+"""Names of subjects, streams and buckets, all derived from the prefix, and the grammar of subjects, wildcards and keys.
+
+Systems with different prefixes on one NATS never see each other.
+"""
 
 import re
 from collections.abc import Mapping
@@ -63,11 +66,11 @@ class Subjects:
         return f"{self.prefix}.done.{dispatcher}.{uid}"
 
     def trying(self, dispatcher: str) -> str:
-        """Where executors name the suspect that they begin alone."""
+        """Where executors name a suspect query that they run alone."""
         return f"{self.prefix}.trying.{dispatcher}"
 
     def resubmit(self, dispatcher: str = "") -> str:
-        """Where executors hand queries back: to their living dispatcher, else to the dispatchers' queue group."""
+        """Where executors give queries back: to their dispatcher while it lives, otherwise to the dispatchers' queue group."""
         return f"{self.prefix}.resubmit.{dispatcher}" if dispatcher else f"{self.prefix}.resubmit"
 
     def loads(self, dispatcher: str) -> str:
@@ -86,7 +89,7 @@ class Subjects:
         return f"{self.prefix}.demand.{dispatcher}"
 
     def fleet(self, what: str) -> str:
-        """What dispatchers tell of all workers together. what: digest | roster"""
+        """What dispatchers report of all workers together. what: digest | roster"""
         return f"{self.prefix}.fleet.{what}"
 
     def controller(self, what: str) -> str:
@@ -203,14 +206,14 @@ class Subjects:
         return self.prefix.upper().replace("-", "_")
 
 
-# -- The grammar of subjects, wildcards and keys, the same for every bus.
+# -- Grammar, the same for every bus
 
 MOST_SUBJECT = 1000  # bytes; a server closes connections whose control lines (subject, reply subject, sizes) pass 4096
 _KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*\Z")
 
 
 def check_subject(subject: str) -> None:
-    """What could end a protocol line and begin another must never get into it. Raises BusError."""
+    """Refuse what could end a protocol line and begin another one. Raises BusError."""
     if not subject or " " in subject or not subject.isprintable():
         raise BusError(f"{subject[:80]!r} is not a subject: it is empty, or has spaces or control characters")
     if len(subject) > MOST_SUBJECT or (not subject.isascii() and len(subject.encode()) > MOST_SUBJECT):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from bus.natsbus import NatsBus, connector
+from bus.natsbus import NatsBus
 from bus.port import BusError, Delivery, KeyValueEntry, RequestTimeout, Status, StreamSpec
 from tests.support.servers.buses import until
 from tests.support.servers.nats import NatsServer, run
@@ -221,7 +221,7 @@ def test_a_server_that_comes_late_is_waited_for(tmp_path: Path, nats_server: Nat
 
     async def body() -> None:
         server = NatsServer(tmp_path)
-        connecting = asyncio.ensure_future(connector(server.url, name="test")())
+        connecting = asyncio.ensure_future(NatsBus.connect(server.url, name="test"))
         await asyncio.sleep(0.3)
         await asleep(server.start)
         try:

@@ -181,7 +181,7 @@ def test_whose_reply_subject_it_is(reply: str, open_: bool, closed: bool) -> Non
     inlet = SUBJECTS.query()
     for inbox, answered in (("_INBOX.x", open_), ("_SERVICE_.dispatcher.x", closed), ("_INBOX_.@.gateway.x", closed)):
         callers = ReplyCheck(SUBJECTS, inbox)
-        assert callers.guards(inlet)
+        assert callers.applies_to(inlet)
         assert callers.may_answer(inlet, SUBJECTS.query("faces"), reply) is answered
 
 

@@ -193,7 +193,7 @@ class Runtime:
         decode: Callable[[bytes], Any] = bytes if inlet.message is bytes else decoder(inlet.message)
         clock = self._clock
         taken = self.counts.taken.setdefault(inlet.message.__name__, [0])
-        guarded, may_answer = self._callers.guards(inlet.subject), self._callers.may_answer
+        guarded, may_answer = self._callers.applies_to(inlet.subject), self._callers.may_answer
 
         def on_delivery(delivery: Delivery) -> None:
             subject, data, reply, headers, status = delivery
