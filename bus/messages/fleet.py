@@ -257,8 +257,8 @@ class ExecutorExited(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-# -- What dispatchers, who follow every worker, tell each worker's autoscaler of the others: sums, so that it grows
-# with kinds of device and variants and not with workers. Times are Unix seconds, memory MB.
+# -- What dispatchers, which follow every worker, tell each worker's autoscaler of the others. These are sums, which grow with kinds of
+# device and variants, not with workers.
 
 
 class PoolDigest(Struct, frozen=True, array_like=True, gc=False):

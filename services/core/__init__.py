@@ -1,1 +1,1 @@
-"""Pure and shared by all services: the actor contract, the catalogue, the cluster view, selection, cost."""
+"""What all services share: the actor contract, the catalogue, the view of the cluster, selection, planning, cost, settings."""

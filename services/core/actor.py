@@ -18,8 +18,8 @@ from services.core.trace import Span
 class Inlet(Struct, frozen=True, kw_only=True):
     """What an actor listens to: messages of one type on one subject, all of them or a queue group's share.
 
-    message `bytes`: whatever the body is, also an empty one, undecoded. malformed: the actor itself answers for bodies that
-    are no such message, which reach it as `Malformed`; otherwise the runtime refuses them.
+    message: `bytes` stands for any body, undecoded, even an empty one. malformed: a body that cannot be decoded reaches the actor as
+    `Malformed`; otherwise the runtime refuses it.
     """
 
     subject: str
@@ -29,7 +29,7 @@ class Inlet(Struct, frozen=True, kw_only=True):
 
 
 class Watch(Struct, frozen=True, kw_only=True):
-    """A key-value bucket an actor follows: its entries arrive as `Changed`, and `Synced` once when all are in."""
+    """A key-value bucket that an actor follows. Its entries arrive as `Changed`. `Synced` comes once, when all have arrived."""
 
     bucket: str
 
@@ -50,7 +50,7 @@ class Started(Struct, frozen=True):
 
 
 class Stopping(Struct, frozen=True):
-    """The last: say goodbye; what is returned is still carried out, and work under way may finish within the grace."""
+    """The last message. Its effects are still carried out, and work under way may finish within `grace` seconds."""
 
     grace: float
 
@@ -76,13 +76,13 @@ class Synced(Struct, frozen=True):
 
 
 class Malformed(Struct, frozen=True):
-    """The body is not what its inlet takes; error names the field, in words for the sender."""
+    """The body cannot be decoded as its inlet's message. error: names the field, in words for the sender."""
 
     error: str
 
 
 class Undelivered(Struct, frozen=True):
-    """Nobody was listening where a message with this reply subject was published."""
+    """No process listened on the subject of a message with this reply subject."""
 
     reply_subject: str
 
@@ -101,20 +101,20 @@ class Done(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """The edge could not; error is a sentence for people."""
+    """The edge could not carry the command out. error: a sentence for people."""
 
     id: Any
     error: str
 
 
 class TimedOut(Struct, frozen=True):
-    """The edge took longer than the command's timeout; whatever it still does is ignored."""
+    """The edge took longer than the command's timeout. Its result is ignored."""
 
     id: Any
 
 
 class Publish(Struct, frozen=True, gc=False):
-    """Tell the bus. message: a Struct, encoded by the runtime; or bytes, sent as they are."""
+    """Publish on the bus. message: a Struct, which the runtime encodes, or bytes, which it sends as they are."""
 
     subject: str
     message: Any
@@ -123,7 +123,7 @@ class Publish(Struct, frozen=True, gc=False):
 
 
 class After(Struct, frozen=True, gc=False):
-    """The only timer: hand `message` back after `delay` seconds; a later After with the same key replaces it."""
+    """The only timer: `message` comes back after `delay` seconds. A later After with the same key replaces it."""
 
     key: Any
     delay: float
@@ -131,13 +131,13 @@ class After(Struct, frozen=True, gc=False):
 
 
 class Cancel(Struct, frozen=True, gc=False):
-    """Forget the timer with this key, if it is still to come."""
+    """Cancel the timer with this key, if there is one."""
 
     key: Any
 
 
 class Do(Struct, frozen=True, gc=False):
-    """Hand slow or outside work to the actor's edge; it comes back as Done, Failed or TimedOut with the same id."""
+    """Give slow or outside work to the actor's edge. It comes back as Done, Failed or TimedOut with the same id."""
 
     id: Any
     command: Any
@@ -145,13 +145,13 @@ class Do(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """An event for history; the runtime batches it, holds it until the stream has it, and reports `Recorded`."""
+    """Record an event. The runtime batches it, keeps it until the stream has it, and reports `Recorded`."""
 
     event: Event
 
 
 class Halt(Struct, frozen=True, gc=False):
-    """This actor cannot go on; the runtime stops it loudly and starts a new one."""
+    """This actor cannot go on. The runtime logs the reason, stops it, and starts a new one."""
 
     reason: str
 
@@ -173,12 +173,12 @@ class Actor(Protocol):
 
 
 class Edge(Protocol):
-    """An actor's hands. `perform` carries out one command off the decision path.
+    """Carries out an actor's commands. `perform` carries out one, off the decision path.
 
     It may have a method `inline(command)`, too, which carries out short work (predicted under a millisecond) at once on the loop and
     returns its result, or `NotImplemented` to have `perform` do it.
     """
 
     async def perform(self, command: Any) -> Any:
-        """Carry out one command; an exception's text becomes `Failed.error`."""
+        """Carry out one command. An exception's text becomes `Failed.error`."""
         ...

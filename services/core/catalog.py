@@ -1,8 +1,8 @@
-"""The catalogue in memory: a fold of the bucket's entries. Dispatchers decide on it, registrars check against it.
+"""The catalogue in memory, built from the bucket's entries. Dispatchers decide on it, and registrars check against it.
 
 The bucket's keys are `app.<app>`, `model.<model>.<version>` and `variant.<variant>`; values are the MessagePack maps of the
-records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link: variants whose model is not
-there yet stay invisible, so that nobody ever sees half of a registration.
+records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link. Variants whose model is not
+there yet stay invisible, so that nobody sees half of a registration.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,9 +41,9 @@ def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
 
 
 class Catalog:
-    """Apps, models by version and variants, as last told. Look-ups are dictionary accesses.
+    """Apps, models by version, and variants, by the bucket's last entries. Look-ups are dictionary accesses.
 
-    unreadable: keys whose present value could not be understood, with the reason; such an entry counts as absent.
+    unreadable: keys whose value could not be decoded, with the reason. Such an entry counts as absent.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Catalog:
         self._variants: dict[str, VariantRecord] = {}
         self._of_version: dict[tuple[str, str], dict[str, VariantRecord]] = {}
         self._linking: dict[str, set[str]] = {}  # model -> apps that link it
-        self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # what `variants_of` answered last
+        self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # the last answers of `variants_of`
 
     # -- fold
 
@@ -114,7 +114,7 @@ class Catalog:
         return affected
 
     def _stale(self, model: str, version: str) -> set[str]:
-        """The apps that serve this version now; their variants are collected again when next asked for."""
+        """The apps that serve this version now. Their variants are collected again when they are next asked for."""
         apps = {app for app in self._linking.get(model, ()) if self._apps[app].links[model] == version}
         for app in apps:
             self._of_app.pop(app, None)
@@ -126,7 +126,7 @@ class Catalog:
         return self._apps.get(name)
 
     def model(self, name: str, version: str | None = None) -> ModelRecord | None:
-        """One version of a model; without a version the one registered last."""
+        """One version of a model. Without a version, the one registered last."""
         versions = self._models.get(name)
         if not versions:
             return None
@@ -138,7 +138,7 @@ class Catalog:
         return self._variants.get(name)
 
     def variants_of(self, app: str) -> tuple[VariantRecord, ...]:
-        """All variants of an app's models, each model in the version that serves now; empty for an unknown app.
+        """All variants of an app's models, each model in the version that serves now. Empty for an unknown app.
 
         The same tuple until something about it changes.
         """
@@ -152,7 +152,7 @@ class Catalog:
         return found
 
     def variants_at(self, model: str, version: str) -> tuple[VariantRecord, ...]:
-        """All variants of one version of a model, by name; empty until its model record is there."""
+        """All variants of one version of a model, by name. Empty until its model record is there."""
         if version not in self._models.get(model, ()):
             return ()
         variants = self._of_version.get((model, version), {})
@@ -179,12 +179,14 @@ class Catalog:
         return self._variants.values()
 
 
-# -- Variants that are worse than another in every respect: kept, but marked, so that nobody chooses them by
-# mistake.
+# -- Dominated variants are worse than another one in every respect. They are kept, but marked, so that nobody chooses them by mistake.
+#
+# Only variants of the same hardware are compared, since machines of different kinds differ in price and may be full at different times.
+# On one kind, threads and memory decide an instance's price, so they stand for it here.
 
 
 def mark_dominated(variants: Iterable[VariantRecord]) -> tuple[VariantRecord, ...]:
-    """The same variants in the same order, each with `dominated` as it is among them."""
+    """The same variants in the same order, each with `dominated` set by comparison with the others."""
     pool = list(variants)
     return tuple(
         replace(variant, dominated=any(dominates(other, variant) for other in pool if other is not variant))

@@ -173,12 +173,11 @@ def _interpolate(points: list[tuple[int, float]], batch: int) -> float:
     return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
 
 
-# -- What the system serves for: least cost, or most accuracy. One definition for selection, planning and scaling.
-# Pure.
+# -- The goal of selection, planning and scaling: least cost, or most accuracy
 
 Goal = Literal["cost", "accuracy"]
 
 
 def merit(accuracy: float | None) -> float:
-    """What an accuracy counts where more of it is wanted: one that was never measured, nothing."""
+    """What an accuracy counts where accuracy is the goal. One that was not measured counts as 0."""
     return 0.0 if accuracy is None else accuracy

@@ -1,4 +1,4 @@
-"""Deadlines of what waits, the earliest first, with one timer for all of them. Pure."""
+"""Deadlines of what waits, the earliest first, with one timer for all of them."""
 
 import heapq
 from collections.abc import Callable, Mapping

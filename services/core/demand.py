@@ -1,7 +1,7 @@
-"""Requirement classes: queries carry their own needs, and scaling plans for classes of them. Pure.
+"""Requirement classes: queries carry their own needs, and scaling plans for classes of them.
 
-Needs that are close to each other (latency and cost within a quarter of an octave, accuracy within 0.02) fall into one class, which
-asks for the strictest of its members' needs. What names a model, a version or a variant is a class of its own.
+Similar needs (latency and cost within a quarter of an octave, accuracy within 0.02) form one class, which has the strictest needs of its
+members. Queries that name a model, a version or a variant form a class of their own.
 """
 
 from collections import Counter
@@ -12,18 +12,18 @@ from msgspec.structs import replace
 
 from bus.messages.scaling import ClassDemand
 
-OCTAVE = 4  # bands an octave of latency and of cost
+OCTAVE = 4  # bands in an octave of latency, and of cost
 ACCURACY = 0.02  # width of a band of accuracy
-MOST = 32  # classes of one app; with more, bands grow wider
+MOST = 32  # classes of one app; with more, the bands get wider
 
-ANY = "*"  # instead of a worker's name: any of them, or any other
+ANY = "*"  # in place of a worker's name: any worker, or any other one
 
 Band = tuple[str, int | None, int, int | None, str | None, str | None, str | None]
-Counted = tuple[ClassDemand, dict[str, int]]  # needs, and items by the worker that took them ("": nobody could)
+Counted = tuple[ClassDemand, dict[str, int]]  # needs, and items by the worker that took them ("": no worker could)
 
 
 def band(row: ClassDemand, coarse: int = 1) -> Band:
-    """The class that these needs belong to. coarse: bands so many times as wide."""
+    """The class of these needs. coarse: how many times wider the bands are."""
     return (
         row.app,
         None if row.latency_ms is None else floor(OCTAVE * log2(max(row.latency_ms, 1e-6)) / coarse),
@@ -36,7 +36,7 @@ def band(row: ClassDemand, coarse: int = 1) -> Band:
 
 
 def merged(one: ClassDemand, other: ClassDemand) -> ClassDemand:
-    """Both together, with the stricter of their needs."""
+    """Both together, with the stricter of each need."""
     return replace(
         one,
         items=one.items + other.items,
@@ -47,7 +47,7 @@ def merged(one: ClassDemand, other: ClassDemand) -> ClassDemand:
 
 
 def classes(counted: Iterable[Counted]) -> list[Counted]:
-    """One entry for each class; with many classes in an app, in bands wide enough that few are left."""
+    """One entry for each class. When an app has more than MOST classes, the bands are widened until it has not."""
     rows = list(counted)
     coarse = 1
     while True:

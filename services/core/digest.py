@@ -1,7 +1,7 @@
-"""The fleet in sums: what the autoscaler of one worker has to know of all others. Pure.
+"""The fleet in sums: what the autoscaler of one worker must know of all others.
 
-Each worker plans for itself; of the others it needs what is free on kinds of device that it has not, how many instances of a
-variant run there, and who of several workers is first, where one of them must act for all. That is the same for everybody.
+Each worker plans for itself. Of the others it needs to know: what is free on kinds of device that it lacks; how many instances of a
+variant run there; and, where one of several workers must act for all, which one is first. This is the same for every worker.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,9 +19,9 @@ from bus.messages.fleet import (
 from services.core.cost import PER_CORE
 from services.core.lifecycle import COUNTED, SERVING
 
-YOUNG = 3.0  # s for which a fresh instance counts as busy: its work is only about to come
-ROOMY = 0.8  # of saturation: up to this load an instance elsewhere is taken to have room for ours
-FIRST = 2  # workers named: whoever is the first of them knows who would be first without it
+YOUNG = 3.0  # s for which a fresh instance counts as busy, since its work has not arrived yet
+ROOMY = 0.8  # of saturation: an instance elsewhere with less load counts as having room
+FIRST = 2  # workers named: the first one needs to know which one would be first without it
 
 RecordOf = Callable[[str], VariantRecord | None]
 Hardware = tuple[str, bool]  # kind of device, and whether it is simulated
@@ -76,7 +76,7 @@ class _Sums:
 
 
 def busy_cores(status: InstanceStatus, record: VariantRecord | None, now: float) -> float:
-    """Cores that this instance uses of those that it may; a fresh or troubled one all of them."""
+    """How many of its cores this instance uses. A fresh or troubled one uses all."""
     cores = cores_of(record) if record is not None else 1.0
     if status.state != "Active" or now - status.since < YOUNG:
         return cores
@@ -85,23 +85,23 @@ def busy_cores(status: InstanceStatus, record: VariantRecord | None, now: float)
 
 
 def cores_of(record: VariantRecord) -> float:
-    """Of its device's cores, while it computes; a GPU runs one batch at a time, whoever's it is."""
+    """Cores of its device that an instance uses while it computes. A GPU runs one batch at a time, so it counts as one core."""
     return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
 
 
 def digest_of(
-    name: str, beats: Iterable[WorkerHeartbeat], record_of: RecordOf, now: float
+    name: str, heartbeats: Iterable[WorkerHeartbeat], record_of: RecordOf, now: float
 ) -> tuple[FleetDigest, FleetRoster]:
-    """By the last heartbeats of all living workers. name: of the dispatcher that says so."""
+    """The digest of the last heartbeats of all living workers. name: the dispatcher's."""
     pools: dict[Hardware, _Pool] = {}
     variants: dict[tuple[str, Hardware], _Sums] = {}
     workers = 0
-    for beat in sorted(beats, key=lambda beat: beat.worker):
-        if beat.draining or beat.leaving:
+    for heartbeat in sorted(heartbeats, key=lambda heartbeat: heartbeat.worker):
+        if heartbeat.draining or heartbeat.leaving:
             continue
         workers += 1
         devices: dict[str, tuple[Hardware, bool]] = {}
-        for device in beat.devices:
+        for device in heartbeat.devices:
             hardware = (device.kind, device.simulated)
             devices[device.device] = hardware, device.alive
             if not device.alive:
@@ -109,13 +109,13 @@ def digest_of(
             pool = pools.get(hardware)
             if pool is None:
                 pool = pools[hardware] = _Pool()
-            if not pool.names or pool.names[-1] != beat.worker:
-                pool.names.append(beat.worker)
+            if not pool.names or pool.names[-1] != heartbeat.worker:
+                pool.names.append(heartbeat.worker)
             pool.cores += device.cores
             pool.memory += device.memory_mb
             pool.used += device.memory_used_mb
             pool.shapes[device.cores, device.memory_mb] = None
-        for status in beat.instances:
+        for status in heartbeat.instances:
             where = devices.get(status.device)
             if where is None or status.state not in COUNTED:
                 continue
@@ -124,8 +124,8 @@ def digest_of(
             if sums is None:
                 sums = variants[key] = _Sums(record_of(status.variant))
             holders = sums.holders
-            if len(holders) < FIRST and beat.worker not in holders:
-                holders.append(beat.worker)
+            if len(holders) < FIRST and heartbeat.worker not in holders:
+                holders.append(heartbeat.worker)
             sums.instances += 1
             if where[1]:
                 sums.add(status, now)

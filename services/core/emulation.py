@@ -1,15 +1,15 @@
-"""Simulated devices: which kinds there are, and what a variant's measured CPU profile becomes on one of them. Pure.
+"""Simulated devices: their kinds, and the profile that a variant measured on the CPU gets on each of them.
 
-A device kind is a straight line, latency of a batch = fixed_ms + what the CPU took for that batch / speedup, so that small models
-gain nothing and large batches gain most, as on real accelerators. The lines go through published figures of a ResNet50
-family whose one-thread CPU instance takes 200 ms an item (INFaaS, Romero et al., ATC 2021, Table 2, section 6 and figure 6):
+A device kind is a straight line: the latency of a batch = fixed_ms + the CPU's time for that batch / speedup. So small models gain
+nothing and large batches gain most, as on real accelerators. The lines go through published figures of a ResNet50 family whose CPU
+instance with one thread takes 200 ms for an item (INFaaS, Romero et al., ATC 2021, Table 2, section 6 and figure 6):
 
     gpu (one V100 with TensorRT): 300 to 350 items/s one at a time, 750 items/s in batches of 8: 2.0 ms + 1.08 ms an item
     inferentia (one core):        20 ms one at a time, 100 items/s at most:                     10 ms + 10 ms an item
 
 Load times are the middle of what fits the paper's range of 0.59 to 11 s (TensorRT 5 to 10 s, Neuron 3 to 5 s). A TensorRT instance
-took 1.34 GB, 98 MB of it the model: the rest comes on top of the model's own memory. For Neuron nothing is published: its
-instances are taken to be as large as the CPU's, 1 GB. What comes out is an estimate, named `synthetic`, never a measurement.
+took 1.34 GB, 98 MB of it for the model: the rest is added to the model's own memory. For Neuron nothing is published: its instances count
+as large as the CPU's, 1 GB. The result is an estimate, named `synthetic`. It is never called a measurement.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ SINGLE_MS = "cpu_single_ms"  # attribute: what one item took on the CPU, where o
 
 
 class AcceleratorKind(Struct, frozen=True, kw_only=True):
-    """One kind of accelerator. The last three figures are those of a whole device; see the module for the others."""
+    """One kind of accelerator. The last three figures are those of a whole device. The module explains the others."""
 
     fixed_ms: float
     speedup: float
@@ -62,9 +62,9 @@ KINDS: Mapping[str, AcceleratorKind] = {
 
 
 def simulated_devices(counts: Mapping[str, int], first: Mapping[str, int] = {}) -> list[Device]:
-    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind; raises ValueError that names kind and remedy.
+    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind. Raises ValueError that names kind and remedy.
 
-    first: by kind, the number that names begin with (after those of real devices).
+    first: by kind, the number of the first name (after those of real devices).
     """
     for kind, count in counts.items():
         if kind not in KINDS:
@@ -79,9 +79,9 @@ def simulated_devices(counts: Mapping[str, int], first: Mapping[str, int] = {}) 
 
 
 def originals(variants: Iterable[VariantRecord], kind: str) -> list[VariantRecord]:
-    """The measured variants of one model that get a simulated one of this kind, at most one for each largest batch.
+    """The measured variants of one model that get a simulated variant of this kind: at most one for each largest batch.
 
-    fp32 on the fewest CPU threads, since that is what the published ratios compare with; onnxruntime before others.
+    They are fp32 on the fewest CPU threads, which the published ratios compare with. onnxruntime goes before other frameworks.
     """
     best: dict[int, VariantRecord] = {}
     limit = KINDS[kind].largest_batch
@@ -93,7 +93,7 @@ def originals(variants: Iterable[VariantRecord], kind: str) -> list[VariantRecor
 
 
 def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
-    """What this measured variant would be on a simulated device of this kind, under the name `variant`.
+    """This measured variant on a simulated device of this kind, under the name `variant`.
 
     The same artifact, so the same accuracy; latencies, load time, memory and throughput by the kind's line.
     """
@@ -120,11 +120,11 @@ def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
 
 
 def computable(record: VariantRecord, items: int, seconds: float) -> bool:
-    """Whether the CPU can give a simulated variant's real outputs for so many items within `seconds`."""
+    """Whether the CPU can compute a simulated variant's real outputs for so many items within `seconds`."""
     return items * float(record.attributes.get(SINGLE_MS, "inf")) <= seconds * 1000.0
 
 
 def _row(row: ProfileRow, made: AcceleratorKind) -> ProfileRow:
-    """A sleep has no spread worth naming and takes no CPU."""
+    """The simulated row. A sleep has almost no spread, and takes no CPU."""
     ms = made.fixed_ms + row.p50_ms / made.speedup
     return ProfileRow(batch=row.batch, p50_ms=ms, p99_ms=ms, cpu_ms=0.0, wall_over_cpu=1.0, length=row.length)

@@ -1,9 +1,9 @@
-"""The life of one instance, and how well it does for one app: legal moves, and when an instance counts as troubled.
+"""The states of an instance: which changes are legal, and when an instance counts as Overloaded or Interfered.
 
     Inactive -> Loading -> Active <-> Overloaded | Interfered -> Unloading -> Inactive
 
-Every state may fall back to Inactive (a failed load, a dead executor). The states are INFaaS's (Romero et al., section 4.1,
-Fig. 4), which gives no thresholds; the defaults are those of its published code (worker/query_executor.cc, qpsMonitor),
+Every state may change to Inactive (a failed load, a dead executor). The states are INFaaS's (Romero et al., section 4.1,
+Fig. 4), which gives no thresholds. The defaults are those of its published code (worker/query_executor.cc, qpsMonitor),
 which depend on the hardware: see `thresholds_for`.
 """
 
@@ -23,7 +23,7 @@ EDGES: dict[State, frozenset[State]] = {
     "Unloading": frozenset({"Inactive"}),
 }
 SERVING: frozenset[State] = frozenset({"Active", "Overloaded", "Interfered"})
-COUNTED: frozenset[State] = SERVING | {"Loading"}  # is there, or is on its way
+COUNTED: frozenset[State] = SERVING | {"Loading"}  # serves, or will soon
 
 
 def legal(old: State, new: State) -> bool:
@@ -32,7 +32,7 @@ def legal(old: State, new: State) -> bool:
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
-    """When an instance counts as troubled; the defaults are those of one CPU instance among several (`thresholds_for`).
+    """When an instance counts as Overloaded or Interfered. The defaults are those of one CPU instance among several (`thresholds_for`).
 
     overloaded_backlog_s, overloaded_slo_share: work waiting, in seconds, and as a share of the app's SLO; the smaller binds.
     overloaded_clear_share: load and backlog must fall below this share of their limits before Overloaded ends.
@@ -52,7 +52,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     least_items: int = 8
 
 
-# Zeros stand for "by hardware": what a user sets instead holds for all of it.
+# Zero means "by hardware". A value that a user sets holds for all hardware.
 BY_HARDWARE = Thresholds(overloaded_backlog_s=0.0, interfered_ratio=0.0, interfered_load_share=0.0, clear_ratio=0.0)
 GPU_SHORT_S = 0.010  # a GPU's batches below this are judged by their absolute slowness
 GPU_SHORT_LATE_S = 0.015
@@ -60,7 +60,7 @@ GPU_SHORT_MOST = 5.0
 
 
 def thresholds_for(hardware: str, profiled_s: float, instances: int, given: Thresholds = BY_HARDWARE) -> Thresholds:
-    """The thresholds of an instance on this kind of hardware; what `given` sets (not 0) goes before the defaults.
+    """The thresholds of an instance on this kind of hardware. A value in `given` that is not 0 takes the place of the default.
 
     profiled_s: of a batch at the present mean batch. instances: of the variant on this worker, itself included. The defaults
     are the table of the published code:
@@ -71,8 +71,8 @@ def thresholds_for(hardware: str, profiled_s: float, instances: int, given: Thre
         GPU, batch below 10 ms              min(5, 15 ms / batch)  0.3          0.8 s     1.25
         GPU, 10 ms and more                 1.5                    0.3          0.8 s     1.25
 
-    There a single flag stands for both troubles, raised for latency only while arrivals exceed the load share. Here that share
-    tells the two apart: below it, a backlog beside inflated latency is the slowness's doing.
+    The published code has one flag for both states, and raises it for latency only while arrivals exceed the load share. Here, that share
+    tells the two states apart: below it, the slowness causes the backlog.
     """
     if hardware == "gpu":
         short = 0.0 < profiled_s < GPU_SHORT_S
@@ -98,7 +98,7 @@ def _filled(given: Thresholds, ratio: float, share: float, backlog: float, clear
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """What was seen of an instance lately. load: items/s served; saturation: items/s it can serve, by its profile.
+    """Recent measurements of an instance. load: items/s served; saturation: items/s it can serve, by its profile.
 
     backlog_s: seconds of work waiting. latency_s, profiled_s: mean compute time of a batch as measured, and as profiled at
     the batch sizes that ran; items: how many items these two rest on. slo_s: the app's latency objective, 0 for none.
@@ -114,10 +114,10 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 def judge(state: State, seen: Observed, limits: Thresholds, slo_s: float | None = None) -> tuple[State, str]:
-    """The state that a serving instance should have now, and why; the reason is empty when nothing changes.
+    """The state that a serving instance has now, and why. The reason is empty when nothing changes.
 
-    A state is left at milder values than it is entered at, so that noise does not make it flap. slo_s: the latency objective of
-    the app that is judged for, where it is another's than `seen` names.
+    An instance leaves a state at milder values than it enters it, so that noise does not make it change back and forth. slo_s: the latency
+    objective to compare with, if it is not the one in `seen`.
     """
     if state not in SERVING:
         return state, ""

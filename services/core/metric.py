@@ -1,7 +1,7 @@
-"""Numbers that a process shows to Prometheus, as values: families of samples, histograms with fixed bounds. Pure.
+"""The metrics that a process offers to Prometheus, as values: families of samples, and histograms with fixed bounds.
 
 Names follow Prometheus' conventions: `infaas_` first, base units (seconds, bytes, US dollars), `_total` for what only grows.
-A service's mapping (its metrics.py) reads what its actor holds when somebody asks; nothing is counted for it on the way of a query.
+A service's metrics.py reads its actor's state when Prometheus asks. Nothing is counted for it while a query is served.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,13 +16,13 @@ ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """How many values are at most each bound, and their sum. bounds: rising."""
+    """Counts of values up to each bound, and their sum. bounds: rising."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # each bucket's own, the last for what is above all bounds
+        self.counts = [0] * (len(bounds) + 1)  # of each bucket alone; the last one is for values above all bounds
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -30,7 +30,7 @@ class Histogram:
         self.total += value * times
 
     def observe_all(self, values: list[float]) -> None:
-        """Many at once; sorts `values`."""
+        """Observe many values at once. Sorts `values`."""
         values.sort()
         below = 0
         for i, bound in enumerate(self.bounds):
@@ -41,7 +41,7 @@ class Histogram:
         self.total += sum(values)
 
     def scaled(self, bounds: tuple[float, ...], factor: float) -> "Histogram":
-        """The same in another unit: `bounds` are ours in it."""
+        """The same histogram in another unit. bounds: this one's bounds in that unit."""
         other = Histogram(bounds)
         other.counts, other.total = list(self.counts), self.total * factor
         return other
@@ -52,7 +52,7 @@ class Histogram:
 
 
 class MetricFamily:
-    """One metric: all its samples, each with its labels. unit-bearing names as Prometheus wants them."""
+    """One metric: all its samples, each with its labels. Its name carries the unit, as Prometheus wants."""
 
     __slots__ = ("help", "kind", "name", "samples")
 
@@ -67,19 +67,19 @@ class MetricFamily:
 
 
 class Insight(Protocol):
-    """What a service shows of its actor: a module with these two functions."""
+    """What a service offers of its actor: a module or object with these two functions."""
 
     def families(self, actor: Any, /) -> Iterable[MetricFamily]:
         """Its numbers now."""
         ...
 
     def missing(self, actor: Any, now: float, /) -> str:
-        """What it lacks to do its work, in words; empty when it is ready."""
+        """What it lacks to do its work, in words. Empty when it is ready."""
         ...
 
 
 def named(families: Iterable[MetricFamily]) -> list[MetricFamily]:
-    """One family a name: several actors of a process show the same ones."""
+    """One family for each name, since several actors of a process may offer the same one."""
     found: dict[str, MetricFamily] = {}
     for family in families:
         known = found.setdefault(family.name, family)

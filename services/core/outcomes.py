@@ -85,11 +85,11 @@ def refused(route: Route, code: str, now: float, *, default: bool = False) -> Ou
     )
 
 
-# -- Events that a dispatcher (of queries, or of offline work) records, counted.
-
-
 class OutcomeLog:
-    """stored: number of events on disk. flushed: per executor queue, the highest done `seq` whose outcomes are."""
+    """Counts the events that a dispatcher records, so that executors learn which of their batches are safely on disk.
+
+    flushed: by executor queue, the highest `seq` of a done batch whose outcomes are all on disk.
+    """
 
     def __init__(self) -> None:
         self.flushed: dict[str, int] = {}
@@ -103,7 +103,7 @@ class OutcomeLog:
 
     @property
     def recorded(self) -> int:
-        """How many events so far; `on_disk` says of such a number whether they all are kept."""
+        """How many events so far. `on_disk` says whether all up to such a number are on disk."""
         return self._recorded
 
     def on_disk(self, number: int) -> bool:
@@ -128,13 +128,12 @@ class OutcomeLog:
         )
 
 
-# -- When an app's default output is given: one definition for dispatchers, which hold queries, and executors, which
-# run them. Pure.
+# -- When an app's default output is given: one definition for dispatchers, which have queries, and executors, which run them
 
 DEFAULT_SHARE = 0.03  # of the time that the query had
 DEFAULT_MOST = 0.02  # s
 
 
 def default_at(arrived: float, deadline: float) -> float:
-    """The moment, in Unix seconds: before the deadline by what the answer's way to its client may take."""
+    """When to give the default output, in Unix seconds: before the deadline, by the time that an answer may take to its client."""
     return deadline - min(DEFAULT_MOST, DEFAULT_SHARE * max(0.0, deadline - arrived))

@@ -106,8 +106,8 @@ def shortage(variant: str, need: Amount, taken: Amount, limit: Amount, device: s
     )
 
 
-# -- Where quarantines are kept: keys `quarantine.<worker>.<variant>` of the control bucket, so that they outlive a
-# monitor.
+# -- Quarantines: keys `quarantine.<worker>.<variant>` of the control bucket, so that they outlive a monitor. A worker's monitor writes
+# them. The registrar deletes them when an operator releases a variant.
 
 _PREFIX = "quarantine"
 
@@ -117,6 +117,6 @@ def quarantine_key(worker: str, variant: str) -> str:
 
 
 def quarantined_at(key: str) -> tuple[str, str] | None:
-    """(worker, variant) of such a key; None for any other."""
+    """(worker, variant) of such a key. None for any other key."""
     parts = key.split(".")
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == _PREFIX else None

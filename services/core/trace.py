@@ -1,7 +1,7 @@
-"""Traces of single queries: the W3C `traceparent` that comes with one, and the spans that our parts add. Pure.
+"""Traces of single queries: the W3C `traceparent` that comes with one, and the spans that the services add.
 
-Nothing here is done for a query that carries none. Span ids are made from the query's uid, so that nobody needs random numbers
-and a part knows its parent's.
+A query without a trace causes no work here. Span ids are derived from the query's uid, so no random numbers are needed, and every
+service knows its parent's.
 """
 
 import re
@@ -17,7 +17,7 @@ SAMPLED = 1
 
 
 class Trace(Struct, frozen=True):
-    """Where a query's sender stands. trace, parent: hexadecimal; flags: bit 0 = to be recorded; state: the sender's own."""
+    """The trace context of a query's sender. trace, parent: hexadecimal. flags: bit 0 = to be recorded. state: the sender's own."""
 
     trace: str
     parent: str
@@ -29,13 +29,13 @@ class Trace(Struct, frozen=True):
         return bool(self.flags & SAMPLED)
 
     def headers(self, span: str) -> dict[str, str]:
-        """What goes with messages that this span sends."""
+        """The headers of messages that this span sends."""
         parent = {"traceparent": f"00-{self.trace}-{span}-{self.flags:02x}"}
         return {**parent, "tracestate": self.state} if self.state else parent
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """An effect: what one part did for a query. start, end: Unix seconds. error: empty when all went well."""
+    """An effect: what one service did for a query. start, end: Unix seconds. error: empty when all went well."""
 
     trace: Trace
     span: str
@@ -48,7 +48,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def read(headers: Mapping[str, str] | None) -> Trace | None:
-    """The trace in a message's headers; None where there is none, or what stands there is none."""
+    """The trace in a message's headers. None when there is none, or when it is not valid."""
     if not headers:
         return None
     given = headers.get("traceparent") or headers.get("Traceparent")
@@ -63,5 +63,5 @@ def read(headers: Mapping[str, str] | None) -> Trace | None:
 
 
 def span_id(uid: bytes, part: str) -> str:
-    """Of the span that this part makes for the query with this uid; 16 hexadecimal digits."""
+    """The id of the span that this service makes for the query with this uid: 16 hexadecimal digits."""
     return blake2b(uid, digest_size=8, person=part.encode()[:16]).hexdigest()
