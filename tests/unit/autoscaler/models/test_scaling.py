@@ -81,10 +81,10 @@ def test_an_upgrade_is_made_before_the_small_ones_are_broken(solver: str) -> Non
     fleet = ScalingFleet(small(), large(), solver=solver, devices={"w0": (CPU, GPU)})
     fleet.load(20, 4, latency_ms=200)
     assert fleet.running(NAME) == 1
-    for rate in (84, 100, 120, 140, 160, 168):
+    for rate in (84, 100, 120, 140, 160):
         fleet.load(rate, 2.5, latency_ms=200)
     start = fleet.stage.now
-    fleet.load(172, 10, latency_ms=200)
+    fleet.load(170, 10, latency_ms=200)
     assert fleet.running("m-v1-trt-fp32-t1-b8") == 1
     assert "m-v1-trt-fp32-t1-b8" in [name for _, name, _ in fleet.scalings()]
     assert not [name for _, name, _ in fleet.scalings("dispatcher")[1:]]  # the first load was on demand
