@@ -194,10 +194,10 @@ def test_every_request_of_outsiders_is_checked() -> None:
     for actor in (registrar, coordinator, FeedbackActor(SUBJECTS), dispatcher):
         shared = {inlet.subject for inlet in actor.inlets if inlet.queue} - {SUBJECTS.resubmit()}
         assert shared
-        assert all(map(callers.guards, shared))
+        assert all(map(callers.applies_to, shared))
 
 
 def test_what_services_tell_each_other_is_not_looked_at() -> None:
     callers = ReplyCheck(SUBJECTS, "_INBOX.x")
     inner = (SUBJECTS.execute("w", "cpu"), LOAD, SUBJECTS.done("d"), SUBJECTS.worker_heartbeat())
-    assert not any(map(callers.guards, inner))
+    assert not any(map(callers.applies_to, inner))
