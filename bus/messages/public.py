@@ -257,8 +257,6 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     variant: str | None = None
     worker: str | None = None
     count: int | None = None
-    max_batch: int | None = None
-    policy: str | None = None
     latency_ms: float | None = None
     default_output: Any = None
     min_instances: int | None = None
