@@ -13,21 +13,21 @@ NIL = b"\xc0"
 
 
 def in_two(message: Any) -> tuple[bytes, memoryview]:
-    """The encoding of an array-like struct whose last field is a Raw, with that field left where it is: (beginning, rest)."""
+    """The encoding of an array-like struct whose last field is a Raw, in two pieces: (beginning, last field). The Raw is not copied."""
     name = message.__struct_fields__[-1]
     beginning = encode(msgspec.structs.replace(message, **{name: msgspec.Raw(NIL)}))
     return beginning[: -len(NIL)], memoryview(getattr(message, name))
 
 
 class BadMessage(ValueError):
-    """Bytes that are not MessagePack, or do not fit the message type; the text names the field."""
+    """The bytes are not MessagePack, or do not fit the message type. The text names the field."""
 
 
 _decoders: dict[type, Callable[[bytes], Any]] = {}
 
 
 def decoder(message: type[T]) -> Callable[[bytes], T]:
-    """A decoder of one message type; it raises one of DECODE_ERRORS (for hot paths that turn it into a refusal)."""
+    """A decoder of one message type. It raises one of DECODE_ERRORS. It is for hot paths that turn the error into a refusal."""
     found = _decoders.get(message)
     if found is None:
         found = _decoders[message] = msgspec.msgpack.Decoder(message).decode
@@ -35,7 +35,7 @@ def decoder(message: type[T]) -> Callable[[bytes], T]:
 
 
 def decode(message: type[T], data: bytes) -> T:
-    """Decode `data` as `message`; raises BadMessage."""
+    """Decode `data` as `message`. Raises BadMessage."""
     try:
         return decoder(message)(data)
     except DECODE_ERRORS as error:
@@ -46,7 +46,7 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def explain(error: Exception) -> str:
-    """A decoding error in words for the sender: which field, and what was expected there."""
+    """The text of a decoding error for the sender: the field, and what was expected there."""
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
         if text.endswith("at `key` in `$`"):

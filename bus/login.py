@@ -1,4 +1,4 @@
-"""Who we are on NATS: the key of `infaas auth`, our own inboxes, and TLS."""
+"""The credentials of a NATS connection: the key that `infaas auth` created, the connection's own inboxes, and TLS."""
 
 import re
 import ssl
@@ -13,7 +13,7 @@ from bus.port import BusError
 
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
 _INBOX = re.compile(r"^#\s*inbox:\s*(\S+)\s*$", re.MULTILINE)
-# Short variables of the client library and the commands; services have INFAAS_BUS__... besides (docs/settings.md).
+# The short names of environment variables, for the client library and the commands. Services also read INFAAS_BUS__... (docs/settings.md).
 VARIABLES = {
     "nkey_seed": "INFAAS_NKEY_SEED",
     "tls_ca": "INFAAS_TLS_CA",
@@ -23,10 +23,11 @@ VARIABLES = {
 
 
 class Login(Struct, frozen=True, kw_only=True):
-    """nkey_seed: what a file of `infaas auth` holds, or its path. inbox: prefix of our inboxes, else the one in that file.
+    """The credentials of one connection.
 
-    tls_ca: PEM file that vouches for the servers; with it, servers without TLS are refused. tls_certificate, tls_key: our own, for
-    servers that ask for one.
+    nkey_seed: the content of a file that `infaas auth` wrote, or its path. inbox: the prefix of the connection's inboxes; empty = the
+    prefix in that file. tls_ca: a PEM file, or its content, with the certificate authority of the servers. If it is set, servers
+    without TLS are refused. tls_certificate, tls_key: files with the client certificate and its key, for servers that ask for one.
     """
 
     nkey_seed: str = ""
@@ -36,7 +37,7 @@ class Login(Struct, frozen=True, kw_only=True):
     tls_key: str = ""
 
     def options(self) -> dict[str, Any]:
-        """Options of `NatsBus.connect`; raises BusError that says what is wrong with a file."""
+        """The options for `NatsBus.connect`. Raises BusError; its text says what is wrong with a file."""
         found: dict[str, Any] = {}
         inbox = self.inbox
         if self.nkey_seed:
@@ -60,7 +61,7 @@ class Login(Struct, frozen=True, kw_only=True):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if self.tls_certificate:
                 context.load_cert_chain(self.tls_certificate, self.tls_key or None)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # the base class of ssl.SSLError
             raise BusError(
                 f"TLS cannot be set up from tls_ca {self.tls_ca[:200]!r}, tls_certificate {self.tls_certificate!r} and tls_key: {error}"
             ) from error
@@ -68,7 +69,9 @@ class Login(Struct, frozen=True, kw_only=True):
 
 
 def login_from(environ: Mapping[str, str]) -> Login:
-    """What INFAAS_NKEY_SEED and the like say, or INFAAS_BUS__NKEY_SEED and the like, or the file that …_FILE names."""
+    """The credentials from environment variables. Each comes from INFAAS_NKEY_SEED and the like, else from INFAAS_BUS__NKEY_SEED and the
+    like, else from the file that INFAAS_BUS__..._FILE names.
+    """
     found: dict[str, str] = {}
     for field in Login.__struct_fields__:
         long = f"INFAAS_BUS__{field.upper()}"
@@ -79,7 +82,7 @@ def login_from(environ: Mapping[str, str]) -> Login:
 
 
 def _text(seed: str) -> str:
-    """The credentials themselves: given, or in a file."""
+    """The text that holds the seed: `seed` itself, or the content of the file with this path."""
     if _SEED.search(seed):
         return seed
     try:
@@ -88,10 +91,10 @@ def _text(seed: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         place = (
             f" from {seed[:200]!r}" if "/" in seed or "." in seed else ""
-        )  # else it may be a seed with a typo: no secret in logs
+        )  # a text that is no path may be a seed with a typo, and logs must not show secrets
         raise BusError(f"the nkey seed cannot be read{place}: {reason}") from None
 
 
 def merged(first: Login, second: Login) -> Login:
-    """What the second says, and the first where it says nothing."""
+    """The values of `second`, and those of `first` where `second` has none."""
     return replace(first, **{name: value for name, value in asdict(second).items() if value})

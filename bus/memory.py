@@ -1,6 +1,6 @@
-"""The bus within one process: the same semantics as NATS, without a server or a socket.
+"""A bus within one process. It has the semantics of NATS, without a server or a socket.
 
-Connections share one `Broker`. What is published in one turn of the event loop is delivered in a later one, in order.
+Connections share one `Broker`. Messages published in one turn of the event loop are delivered in a later turn, in order.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _log = logging.getLogger("infaas.bus")
 
 
 class _Published(NamedTuple):
-    """A message on its way. flushed: it is no message, but marks that everything before it has been delivered."""
+    """A published message that is not yet delivered. If `flushed` is set, it is a marker: all messages before it have been delivered."""
 
     sender: "MemoryBus"
     delivery: Delivery
@@ -43,7 +43,7 @@ class _Published(NamedTuple):
 
 
 class Broker:
-    """Takes the place of the server: routes messages, and keeps streams and buckets. max_payload: bytes."""
+    """The replacement of the server. It routes messages, and keeps streams and buckets. max_payload: bytes."""
 
     def __init__(self, max_payload: int = 8 * 2**20) -> None:
         self.max_payload = max_payload
@@ -128,7 +128,7 @@ class MemorySubscription:
 
 
 class MemoryBus:
-    """One connection to a `Broker` (its own, when none is given)."""
+    """One connection to a `Broker`. Without a given broker, it has its own."""
 
     def __init__(
         self, broker: Broker | None = None, name: str = "", *, on_error: Callable[[Exception], None] | None = None
@@ -225,7 +225,7 @@ class MemoryBus:
         check_subject(subject)
         if len(data) > self.max_payload:
             raise PayloadTooLarge(f"{len(data)} bytes for {subject}; the bus takes {self.max_payload}")
-        await self.flush(timeout)  # behind what was published before
+        await self.flush(timeout)  # messages published before come first
         stream = next((stream for stream in self._broker.streams.values() if stream.takes(subject)), None)
         if stream is None:
             raise BusError(f"no stream keeps {subject}")
@@ -240,7 +240,7 @@ class MemoryBus:
             stream.spec = spec
 
     async def consumer(self, stream: str, name: str, subject: str = ">", *, ack_wait_s: float = 30.0) -> Consumer:
-        """ack_wait_s: what was fetched and not acknowledged for so long is delivered again."""
+        """ack_wait_s: a fetched message is delivered again if it is not acknowledged within this time."""
         self._usable()
         kept = self._broker.streams.get(stream)
         if kept is None:
@@ -268,7 +268,7 @@ class MemoryBus:
     # ---- life
 
     def on_denied(self, callback: Callable[[str], bool]) -> None:
-        """Nothing: within one process everything is allowed."""
+        """Does nothing, since all subjects are allowed within one process."""
 
     def on_status(self, callback: Callable[[Status], None]) -> None:
         self._callbacks.append(callback)
@@ -276,9 +276,9 @@ class MemoryBus:
     async def drain(self) -> None:
         if self._closed:
             return
-        await self.flush()  # what was on its way is handled now
+        await self.flush()  # handles messages that were already published
         self._end_subscriptions()
-        await self.flush()  # and what the handlers published is sent
+        await self.flush()  # sends messages that the handlers published
         await self.close()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Streams with consumers, key-value buckets and object buckets of the in-process bus. They live as long as their broker."""
+"""Streams with consumers, key-value buckets and object buckets of the in-process bus. They exist as long as their broker."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ Report = Callable[[Exception], None]
 
 
 class MemoryStored:
-    """One message that a consumer has fetched. Until it is acknowledged, it comes back after the consumer's ack wait."""
+    """One message that a consumer has fetched. It is delivered again if it is not acknowledged within the consumer's ack wait."""
 
     def __init__(self, consumer: "MemoryConsumer", sequence: int, record: "StreamRecord", deliveries: int) -> None:
         self._consumer = consumer
@@ -49,7 +49,7 @@ class StreamRecord:
 
 
 class MemoryStream:
-    """Messages in order of arrival, with the limits of its spec."""
+    """A stream: messages in order of arrival, within the limits of its spec."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
@@ -63,7 +63,7 @@ class MemoryStream:
         return any(matches(pattern, subject) for pattern in self.spec.subjects)
 
     def add(self, subject: str, data: bytes, message_id: str = "") -> int:
-        """Store one message. Returns its sequence number; for a repeated id, that of the first one. Raises BusError when full."""
+        """Store one message. Returns its sequence number; for a repeated id, that of the first message. Raises BusError if it is full."""
         if message_id in self._known:
             return self._known[message_id]
         now = asyncio.get_running_loop().time()
@@ -97,7 +97,7 @@ class MemoryStream:
 
 
 class MemoryConsumer:
-    """A named position in a stream, shared by all who opened it."""
+    """A named position in a stream. All that opened it share it."""
 
     def __init__(self, stream: MemoryStream, pattern: str, ack_wait_s: float) -> None:
         self._stream = stream
@@ -140,7 +140,7 @@ class MemoryConsumer:
                         sequence = self._ready.popleft()
                         record = self._stream.records.get(sequence)
                         if record is None:
-                            continue  # it was removed by age or size
+                            continue  # the stream removed it by age or size
                         count = self._deliveries[sequence] = self._deliveries.get(sequence, 0) + 1
                         self._timers[sequence] = loop.call_later(self._ack_wait, self._again, sequence)
                         batch.append(MemoryStored(self, sequence, record, count))
@@ -189,7 +189,7 @@ class MemoryWatch:
 
 
 class MemoryKeyValue:
-    """One key-value bucket, with the same grammar of keys as NATS."""
+    """One key-value bucket. Its keys have the same grammar as those of NATS."""
 
     def __init__(self, report: Report) -> None:
         self._entries: dict[str, KeyValueEntry] = {}
@@ -242,7 +242,7 @@ class MemoryKeyValue:
 
 
 class MemoryObjectStore:
-    """One bucket of large values, each with the loop time at which it was put."""
+    """One bucket of large values. Each value has the event loop's time at which it was stored."""
 
     def __init__(self, max_age_s: float) -> None:
         self._objects: dict[str, tuple[float, bytes]] = {}

@@ -1,7 +1,7 @@
-"""The NATS wire protocol, server to client, read in one synchronous pass per network read.
+"""A parser of the NATS wire protocol, server to client. It handles each network read in one synchronous pass.
 
-Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol. nats-py's own parser matches up to seven regular
-expressions a frame and awaits a coroutine per message; here one `bytes.find` per frame leads straight to the handler.
+Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol. The parser of nats-py matches up to seven regular expressions
+for each frame, and awaits a coroutine for each message. This parser needs one `bytes.find` for each frame, and calls the handler directly.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,21 +12,21 @@ import msgspec
 from bus.port import Delivery, DeliveryHandler
 from bus.subjects import check_headers
 
-LARGE = 32 * 1024  # payloads above this that arrive in pieces are joined once, not searched again with every piece
-MAX_LINE = 1024 * 1024  # a control line longer than this is no NATS server speaking
+LARGE = 32 * 1024  # bytes: larger payloads that arrive in pieces are joined once, not searched again with every piece
+MAX_LINE = 1024 * 1024  # bytes: no NATS server sends a longer control line
 
-_new = tuple.__new__  # makes a Delivery at half the cost of calling its class
+_new = tuple.__new__  # creates a Delivery at half the cost of a call of its class
 _STATUS_LINE = b"NATS/1.0"
 
 
 class ProtocolViolation(Exception):
-    """The peer does not speak the NATS protocol; the connection is of no use any more."""
+    """The peer does not speak the NATS protocol. The connection is unusable."""
 
 
 class Parser:
-    """Feeds `handlers` (by subscription id, as text) and calls the hooks for everything that is not a message.
+    """Calls a handler for each message, and a callback for each other frame. handlers: by subscription id, as text.
 
-    Bytes may be split anywhere. A handler's exception goes to `on_fault` and the next message follows.
+    The input may be split at any byte. If a handler raises an exception, `on_fault` gets it, and the next message follows.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Parser:
         self.reset()
 
     def reset(self) -> None:
-        """Forget half a frame: a new connection begins."""
+        """Discard an incomplete frame. Called when a new connection begins."""
         self._rest = b""
         self._pieces: list[bytes] = []
         self._missing = 0
         self._head: tuple[str, str, str, int] = ("", "", "", 0)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; raises ProtocolViolation."""
+        """Parse the next bytes. Raises ProtocolViolation."""
         pos = 0
         if self._missing:
             pos = self._continue(data)
@@ -123,13 +123,13 @@ class Parser:
             self._rest = data[pos:]
 
     def _begin(self, data: bytes, start: int, stop: int, head: tuple[str, str, str, int]) -> None:
-        """A large payload is incomplete: collect its pieces."""
+        """Begin to collect the pieces of a large payload that is incomplete."""
         self._head = head
         self._pieces = [data[start:]]
         self._missing = stop + 2 - len(data)
 
     def _continue(self, data: bytes) -> int:
-        """The next piece of a large payload; returns where the rest of `data` begins, -1 when all of it was needed."""
+        """Take the next piece of a large payload. Returns where the rest of `data` begins, or -1 if no rest is left."""
         take = self._missing
         if len(data) < take:
             self._pieces.append(data)
@@ -179,7 +179,7 @@ class Parser:
 
 
 def read_headers(raw: bytes) -> tuple[str, dict[str, str] | None]:
-    """Status ("" when there is none) and headers of one header block; a status's words come as header `Description`."""
+    """The status ("" if there is none) and the headers of one header block. The text of a status becomes the header `Description`."""
     lines = raw.decode("utf-8", "replace").split("\r\n")
     first = lines[0][len(_STATUS_LINE) :].strip()
     status, _, description = first.partition(" ")
@@ -194,6 +194,6 @@ def read_headers(raw: bytes) -> tuple[str, dict[str, str] | None]:
 
 
 def write_headers(headers: Mapping[str, str]) -> bytes:
-    """One header block; raises BusError for what would break out of its line."""
+    """One header block. Raises BusError for an invalid name, or a value with line breaks."""
     check_headers(headers)
     return "\r\n".join(["NATS/1.0", *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]).encode()

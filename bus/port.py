@@ -1,7 +1,7 @@
-"""What a bus can do. Two real implementations: `bus.memory.MemoryBus` (one process) and `bus.natsbus.NatsBus`.
+"""The interface of a bus. It has two implementations: `bus.memory.MemoryBus` (one process) and `bus.natsbus.NatsBus`.
 
-Core messages are at most once, in order per publisher. Durable messages are acknowledged by the stream and delivered at
-least once. Handlers are plain functions, called in the order of arrival on the event loop; they must not block.
+Core messages are delivered at most once, in order per publisher. Durable messages are acknowledged by the stream, and delivered at
+least once. Handlers are plain functions. The event loop calls them in the order of arrival. They must not block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 
 class BusError(Exception):
-    """The bus could not do what was asked."""
+    """An operation of the bus failed."""
 
 
 class NoResponders(BusError):
@@ -18,11 +18,11 @@ class NoResponders(BusError):
 
 
 class RequestTimeout(BusError):
-    """Nobody answered in time."""
+    """No reply came in time."""
 
 
 class PayloadTooLarge(BusError):
-    """The body is larger than the server takes; send large bodies by reference (object store)."""
+    """The body is larger than the server accepts. Large bodies are sent by reference (object store)."""
 
 
 class BusClosed(BusError):
@@ -34,15 +34,15 @@ class Forbidden(BusError):
 
 
 class WrongRevision(BusError):
-    """A compare-and-set found another revision."""
+    """A compare-and-set operation found another revision."""
 
 
 class NotFound(BusError):
-    """No such key, object, bucket or stream."""
+    """The key, object, bucket or stream does not exist."""
 
 
 class Delivery(NamedTuple):
-    """One message as it arrived. status: "503" when the bus says that nobody was listening on a forwarded subject."""
+    """One message as it arrived. status: "503" if the bus reports that nobody listens on the subject of a request."""
 
     subject: str
     data: bytes
@@ -58,7 +58,7 @@ Buffer = bytes | bytearray | memoryview  # memoryviews of single bytes
 
 
 def in_pieces(data: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
-    """Data in one piece or several, as a sequence of pieces."""
+    """Data in one or several pieces, as a sequence of pieces."""
     return (data,) if isinstance(data, bytes | bytearray | memoryview) else data
 
 
@@ -66,11 +66,11 @@ class Subscription(Protocol):
     """An open subscription."""
 
     async def drain(self) -> None:
-        """Take nothing new; return once everything already delivered was handled."""
+        """Take no new messages. Return once all delivered messages are handled."""
 
 
 class KeyValueEntry(NamedTuple):
-    """One state of one key. value None: deleted. revision grows with every change in the bucket."""
+    """One state of one key. value: None if the key is deleted. revision: grows with every change in the bucket."""
 
     key: str
     value: bytes | None
@@ -78,14 +78,14 @@ class KeyValueEntry(NamedTuple):
 
 
 class KeyValue(Protocol):
-    """A bucket of small values, each key with a revision."""
+    """A bucket of small values. Each key has a revision."""
 
     async def put(self, key: str, value: bytes) -> int: ...
     async def get(self, key: str) -> KeyValueEntry:
         """Raises NotFound."""
 
     async def create(self, key: str, value: bytes) -> int:
-        """Raises WrongRevision when the key is there already."""
+        """Raises WrongRevision if the key exists."""
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Compare-and-set; raises WrongRevision."""
@@ -93,20 +93,20 @@ class KeyValue(Protocol):
     async def delete(self, key: str) -> None: ...
     async def keys(self) -> list[str]: ...
     async def watch(self, handler: Callable[[KeyValueEntry | None], None]) -> Subscription:
-        """Every key's present value first, then None once, then each change; it survives reconnects."""
+        """Call `handler` with the present entry of each key, then with None once, then with each change. A watch survives reconnects."""
 
 
 class ObjectStore(Protocol):
     """A bucket of large values."""
 
     async def put(self, key: str, data: bytes | Path | Sequence[Buffer]) -> None:
-        """Store bytes, in one piece or several, or a file without reading it whole into memory. Overwrites."""
+        """Store bytes, in one or several pieces, or a file. A file is not read into memory as a whole. An existing object is overwritten."""
 
     async def get(self, key: str) -> bytes:
         """Raises NotFound."""
 
     async def get_to(self, key: str, path: Path) -> None:
-        """Write the object to a file, piece by piece; the digest is checked. Raises NotFound."""
+        """Write the object to a file, piece by piece. The digest is checked. Raises NotFound."""
 
     async def exists(self, key: str) -> bool: ...
     async def delete(self, key: str) -> None: ...
@@ -114,7 +114,7 @@ class ObjectStore(Protocol):
 
 
 class Stored(Protocol):
-    """One durable message being consumed."""
+    """One durable message that a consumer fetched."""
 
     subject: str
     data: bytes
@@ -124,20 +124,21 @@ class Stored(Protocol):
     async def ack(self) -> None: ...
     async def nak(self, delay: float) -> None: ...
     async def extend(self) -> None:
-        """Begin its ack wait again: it is still being worked on."""
+        """Restart the ack wait of the message, since the work on it continues."""
 
 
 class Consumer(Protocol):
-    """A named position in a stream, shared by all that open it under the same name."""
+    """A named position in a stream. All that open it under the same name share it."""
 
     async def fetch(self, most: int, timeout: float) -> list[Stored]:
-        """Up to `most` messages; an empty list when none came in time."""
+        """Up to `most` messages. The list is empty if none came in time."""
 
 
 class StreamSpec(NamedTuple):
-    """A stream that must exist. retention "work": a message is removed when acknowledged; "limits": by age or size.
+    """A stream that must exist.
 
-    full "refuse": publishers are refused (and hold) when max_bytes is reached; "oldest": the oldest go.
+    retention: "work" removes a message when it is acknowledged; "limits" removes messages by age or size.
+    full: what happens when max_bytes is reached. "refuse" refuses new messages, and publishers hold them; "oldest" removes the oldest.
     """
 
     name: str
@@ -157,7 +158,7 @@ class Bus(Protocol):
 
     @property
     def max_payload(self) -> int:
-        """Bytes; larger bodies raise PayloadTooLarge."""
+        """The size of the largest body, in bytes. Larger bodies raise PayloadTooLarge."""
 
     def publish(
         self,
@@ -167,9 +168,10 @@ class Bus(Protocol):
         headers: Mapping[str, str] | None = None,
         tail: Buffer | Sequence[Buffer] = b"",
     ) -> None:
-        """Send without waiting. The message is buffered, and written at the end of this turn of the loop. A reconnect keeps it, up to a bound.
+        """Send without waiting. The message is buffered, and written at the end of this turn of the loop.
 
-        tail: the rest of the body, in one piece or several, sent behind `data` without being copied to it; it must not change.
+        Buffered messages survive a reconnect, up to a limit.
+        tail: the rest of the body, in one or several pieces. It is sent after `data`, without a copy. The caller must not change it.
         """
 
     async def request(
@@ -178,19 +180,20 @@ class Bus(Protocol):
         """Raises NoResponders, RequestTimeout."""
 
     async def subscribe(self, subject: str, handler: DeliveryHandler, queue: str = "") -> Subscription:
-        """Call `handler` with every message on `subject` (wildcards * and >), or with a share of the queue group's. An exception in it goes
-        to the bus's error callback, and ends nothing.
+        """Call `handler` with each message on `subject` (wildcards * and >). In a queue group, each message goes to one member.
+
+        An exception in the handler goes to the error callback of the bus. The subscription continues.
         """
 
     async def flush(self, timeout: float = 5.0) -> None:
-        """Wait until everything published before has reached the server."""
+        """Wait until all messages published before have reached the server."""
 
     async def publish_durable(self, subject: str, data: bytes, message_id: str, timeout: float = 5.0) -> None:
-        """Return once the stream has the message on disk. A repeated message_id is stored once. Raises BusError."""
+        """Return once the stream has the message on disk. A message with a repeated message_id is stored only once. Raises BusError."""
 
     async def ensure_stream(self, spec: StreamSpec) -> None: ...
     async def consumer(self, stream: str, name: str, subject: str = ">", *, ack_wait_s: float = 30.0) -> Consumer:
-        """ack_wait_s: what was fetched and not acknowledged for so long is delivered again. Raises NotFound."""
+        """ack_wait_s: a fetched message is delivered again if it is not acknowledged within this time. Raises NotFound."""
 
     async def key_value(self, bucket: str, *, create: bool = True) -> KeyValue: ...
     async def object_store(self, bucket: str, *, max_age_s: float = 0.0, create: bool = True) -> ObjectStore: ...
@@ -199,9 +202,9 @@ class Bus(Protocol):
 
     def on_status(self, callback: Callable[[Status], None]) -> None: ...
     def on_denied(self, callback: Callable[[str], bool]) -> None:
-        """Call back with the subject of a message that was refused for lack of rights. The callback returns whether it reports this."""
+        """Call `callback` with the subject of each message that is refused for lack of rights. It returns whether it reports the refusal."""
 
     async def drain(self) -> None:
-        """Stop taking messages, handle what has come, send what is buffered, then close."""
+        """Take no new messages, handle those that have arrived, send those that are buffered, then close."""
 
     async def close(self) -> None: ...

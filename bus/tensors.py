@@ -1,6 +1,6 @@
-"""Tensors on the wire and numpy arrays in memory: the Open Inference Protocol's datatypes, checked both ways.
+"""Conversion between tensors on the wire and numpy arrays, with checks. Datatypes are those of the Open Inference Protocol.
 
-numpy is imported by the first conversion, not by this module, so that light processes may import it freely.
+The first conversion imports numpy, not this module, so that small processes can import this module at low cost.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Array = ndarray[Any, Any]
 
-# Open Inference Protocol datatype name -> numpy's name of the same little-endian bytes. BF16 and BYTES are special.
+# Open Inference Protocol datatype -> numpy's name for the same little-endian format. numpy has no names for BF16 and BYTES.
 NUMPY_NAMES = {
     "BOOL": "|b1",
     "INT8": "|i1",
@@ -37,14 +37,14 @@ LARGEST_RANK = 32
 
 
 class BadTensor(ValueError):
-    """A tensor that contradicts itself or its model; the text names the field and what would be right."""
+    """A tensor is inconsistent, or does not fit its model. The text names the field and the correct value."""
 
 
 def to_array(tensor: TensorView | Tensor | list[Any], where: str) -> "Array":
-    """A read-only array over the tensor's own bytes (no copy), or a new one from a nested list of numbers.
+    """A read-only array on the tensor's own bytes (no copy), or a new array from a nested list of numbers.
 
-    where: the field as the sender knows it ("inputs", "inputs.x"), for the error. BF16 is widened to float32, BYTES
-    becomes an object array of str (UTF-8, each with a four-byte length before it). Raises BadTensor.
+    where: the name of the field for the error text ("inputs", "inputs.x"). BF16 is converted to float32. BYTES becomes an object array
+    of str; on the wire, each string is UTF-8 with a four-byte length before it. Raises BadTensor.
     """
     if isinstance(tensor, list):
         return _from_list(tensor, where)
@@ -59,7 +59,7 @@ def to_array(tensor: TensorView | Tensor | list[Any], where: str) -> "Array":
 
 
 def from_array(array: Any) -> Tensor:
-    """The tensor of a numpy array (any layout and byte order). Raises BadTensor for dtypes that the wire has no name for."""
+    """The tensor of a numpy array of any layout and byte order. Raises BadTensor for a dtype that has no datatype on the wire."""
     np = _numpy()
     array = np.asarray(array)
     if array.dtype.kind in "OUS":
@@ -72,7 +72,7 @@ def from_array(array: Any) -> Tensor:
 
 
 def items(shape: list[int], where: str) -> int:
-    """The number of elements of a shape; raises BadTensor unless it has 1 to 32 axes of 1 to 2**31 - 1 each."""
+    """The number of elements of a shape. Raises BadTensor unless the shape has 1 to 32 axes of 1 to 2**31 - 1 each."""
     if not 1 <= len(shape) <= LARGEST_RANK:
         raise BadTensor(
             f"field `{where}.shape` has {len(shape)} axes: give 1 to {LARGEST_RANK}, the first counts items"
@@ -86,9 +86,9 @@ def items(shape: list[int], where: str) -> int:
 
 
 def fit(array: "Array", spec: TensorSpec, where: str) -> "Array":
-    """`array` as the model takes it: [n, *spec.shape] (-1 fits any length), of the model's datatype.
+    """`array` with the shape [n, *spec.shape] (-1 fits any length) and the datatype that the model takes.
 
-    Numbers are converted only where nothing but floating-point precision is lost. Raises BadTensor.
+    Numbers are converted only if no more than floating-point precision is lost. Raises BadTensor.
     """
     wanted = spec.shape
     shape = array.shape[1:]
@@ -106,7 +106,7 @@ def fit(array: "Array", spec: TensorSpec, where: str) -> "Array":
 
 
 def datatype_of(array: "Array") -> str:
-    """The Open Inference Protocol's name for the array's dtype. Raises BadTensor."""
+    """The Open Inference Protocol's name of the array's dtype. Raises BadTensor."""
     if array.dtype.kind in "OUS":
         return "BYTES"
     name = _names().get(array.dtype.newbyteorder("<").str)
@@ -159,7 +159,7 @@ def _special(tensor: TensorView | Tensor, where: str) -> "Array":
 def _unpack_strings(data: bytes | memoryview, count: int, where: str) -> list[str]:
     strings: list[str] = []
     at = 0
-    # Each string takes four bytes at least: a huge count with little data ends here, before anything is allocated.
+    # Each string takes at least four bytes. So the loop ends early, and allocates little, if the count is huge and the data is small.
     while at + 4 <= len(data) and len(strings) <= count:
         length = int.from_bytes(data[at : at + 4], "little")
         at += 4

@@ -1,4 +1,5 @@
-"""Every message, one frozen msgspec Struct each, by conversation.
+"""All messages. Each message is one frozen msgspec Struct. Each module holds the messages of one subject area.
 
-public (outsiders), flow (a query's way), fleet (workers and instances), work (registration), catalog (records), events (history).
+public: clients. flow: the path of a query. fleet: workers and instances. scaling: demand and machines. work: registration.
+jobs: offline jobs. catalog: records. events: history.
 """

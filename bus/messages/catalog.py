@@ -1,4 +1,4 @@
-"""What is known of apps, models, variants and their profiles: records in the catalogue bucket, written by the registrar only.
+"""Records of apps, models, variants and their profiles in the catalogue bucket. Only the registrar writes them.
 
 Keys: `app.<app>`, `model.<model>.<version>`, `variant.<variant>`. A variant's name is unique in the cluster.
 """
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
-    """One input or output of a model. shape excludes the batch axis; -1 marks a length that varies."""
+    """One input or output of a model. shape: without the batch axis; -1 marks an axis of variable length."""
 
     name: str
     datatype: str
@@ -17,14 +17,17 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """A model's inputs and outputs; an app's first registration fixes its app's signature."""
+    """The inputs and outputs of a model. The first model registered for an app fixes the signature of the app."""
 
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
 
 
 class ProfileRow(Struct, frozen=True, kw_only=True):
-    """One measured cell: latency of one batch, in ms. length: bucket of the varying axis, None when lengths are fixed."""
+    """The measured latency, in ms, of one batch size at one input length.
+
+    length: the bucket of the variable axis; None if all lengths are fixed.
+    """
 
     batch: int
     p50_ms: float
@@ -35,7 +38,10 @@ class ProfileRow(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What was measured once on real hardware. provenance: "measured" | "published: <citation>" | "synthetic"."""
+    """The profile of a variant. It is measured once, on real hardware.
+
+    provenance: "measured" | "published: <citation>" | "synthetic".
+    """
 
     rows: list[ProfileRow]
     load_ms: float
@@ -47,11 +53,11 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 class VariantRecord(Struct, frozen=True, kw_only=True):
-    """One way to run one version of a model. artifact: object key (sha256) in the artifacts bucket.
+    """One way to run one version of a model.
 
-    precision: fp32, int8 (static QDQ), int8-dynamic, fp16, bf16. hardware: device kind, "cpu", "gpu", ...
-    memory_gb of the instance's share and threads decide its price, unless price_per_s (US$ per second of an instance) states it.
-    agreement: share of answers equal to fp32's.
+    artifact: object key (sha256) in the artifacts bucket. precision: fp32, int8 (static QDQ), int8-dynamic, fp16, bf16.
+    hardware: device kind, "cpu", "gpu", ... agreement: the share of answers that equal those of the fp32 variant.
+    price_per_s: US$ per second of an instance; if None, the instance's share of the device's memory and its threads decide the price.
     """
 
     variant: str
@@ -76,9 +82,10 @@ class VariantRecord(Struct, frozen=True, kw_only=True):
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):
-    """One registered version of a model. source and validation: object keys (sha256) of what was uploaded.
+    """One registered version of a model.
 
-    inputs_key, labels_key: of the arrays in the validation set. labels: names of the classes; empty where nobody gave any.
+    source, validation: object keys (sha256) of the uploaded files. inputs_key, labels_key: names of the arrays in the validation set.
+    labels: names of the classes; empty if none were given.
     """
 
     model: str
@@ -97,10 +104,11 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
 
 
 class AppRecord(Struct, frozen=True, kw_only=True):
-    """An application and its linked models: model name to the version that serves now.
+    """An application and its linked models.
 
-    default_output: of one item, answered in place of a refusal once nothing better can come in time (docs/contract.md).
-    input_type: what an item of its inputs is in Clipper's words: integers, floats, doubles, bytes or strings.
+    links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can
+    come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
+    strings.
     """
 
     app: str

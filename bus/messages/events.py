@@ -1,6 +1,7 @@
-"""What happened, for the record: `infaas.event.<kind>`, one map `{"id", "rows"}` a message, held by the sender until acknowledged.
+"""Events for the history, on `infaas.event.<kind>`. Each message is one map `{"id", "rows"}`.
 
-Rows become rows of the SQL relations of the same meaning (docs/contract.md section 3). Times are Unix seconds, money US$.
+The sender keeps a message until it is acknowledged. Each row becomes one row of the corresponding SQL relation
+(docs/contract.md section 3). Times are Unix seconds. Money is US$.
 """
 
 from typing import ClassVar
@@ -9,7 +10,7 @@ from msgspec import Struct
 
 
 class Event(Struct, frozen=True, gc=False):
-    """Base of all rows; `kind` names the subject's last token."""
+    """The base of all rows. kind: the last token of the subject."""
 
     kind: ClassVar[str] = ""
     time: float
@@ -29,7 +30,10 @@ class StateEvent(Event, frozen=True, kw_only=True, gc=False):
 
 
 class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
-    """How a query ended. time: arrival. outcome: ok, late, refused, error, default. Absent fields have their defaults."""
+    """The outcome of one query.
+
+    time: when the query arrived. outcome: ok, late, refused, error, default. An absent field has its default value.
+    """
 
     kind: ClassVar[str] = "outcome"
     uid: bytes
@@ -61,7 +65,10 @@ class OutcomeEvent(Event, frozen=True, gc=False, omit_defaults=True):
 
 
 class CostEvent(Event, frozen=True, kw_only=True, gc=False):
-    """One instance and period; the part of a worker that nobody used has app None. simulated: of a simulated device."""
+    """The cost of one instance in one period.
+
+    app: None for the part of a worker that nobody used. simulated: whether the device is simulated.
+    """
 
     kind: ClassVar[str] = "cost"
     seconds: float
@@ -139,7 +146,7 @@ class RegistrationEvent(Event, frozen=True, kw_only=True, gc=False):
 
 
 class JobEvent(Event, frozen=True, kw_only=True, gc=False):
-    """An offline job as it is now. total, done, failed: items. created, started, finished: Unix seconds."""
+    """The present state of an offline job. total, done, failed: items. created, started, finished: Unix seconds."""
 
     kind: ClassVar[str] = "job"
     job: str
@@ -161,7 +168,10 @@ class JobEvent(Event, frozen=True, kw_only=True, gc=False):
 
 
 class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
-    """What an answer should have been: of the query with this id, or of these inputs. label: JSON."""
+    """The true label of an earlier query, or of given inputs.
+
+    id: the id of the query. input_digest: the digest of the inputs. label: JSON.
+    """
 
     kind: ClassVar[str] = "feedback"
     app: str

@@ -1,4 +1,7 @@
-"""Workers, devices, instances: heartbeats, loads, samples. Times are Unix seconds, memory MB, money US$ per hour."""
+"""Workers, devices and instances: heartbeats, orders to load, samples.
+
+Times are Unix seconds. Memory is MB. Prices are US$ per hour unless a name says otherwise.
+"""
 
 from typing import Literal
 
@@ -10,8 +13,10 @@ State = Literal["Inactive", "Loading", "Warm", "Active", "Overloaded", "Interfer
 
 
 class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
-    """One device of a worker. kind: "cpu", "gpu", "inferentia". utilisation: 0..1 over the last period; offline: the part of it
-    that offline work used, which makes way for queries.
+    """One device of a worker.
+
+    kind: "cpu", "gpu", "inferentia". utilisation: 0..1 over the last period. offline: the part of the utilisation that offline work used;
+    queries have priority over offline work.
     """
 
     device: str
@@ -29,10 +34,10 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
-    """One loaded (or loading) variant on one device. app_states: state per app where it differs from `state`.
+    """One variant that is loaded, or is being loaded, on one device.
 
-    queued: items waiting or running. load: items/s served over the last period. latency_ms: mean compute latency of a batch.
-    factor: live correction of the profile (1.0 = as profiled).
+    queued: items that wait or run. load: items/s served over the last period. latency_ms: mean compute latency of a batch.
+    factor: the live correction of the profile (1.0 = as profiled). app_states: the state for each app where it differs from `state`.
     """
 
     instance: str
@@ -50,10 +55,10 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.heartbeat.worker.<worker>`, every 0.5 s and at every change of state. incarnation grows at each restart.
+    """`infaas.heartbeat.worker.<worker>`, every 0.5 s and at every change of state.
 
-    kind: of machine, as the VM-autoscaler counts them; empty = as `hardware` says. quarantined: variants that are not loaded
-    here again until they are released, and why.
+    incarnation: grows at each restart. kind: the kind of machine, as the VM-autoscaler counts them; empty = the same as `hardware`.
+    quarantined: variants that this worker does not load again until they are released, each with the reason.
     """
 
     worker: str
@@ -69,7 +74,10 @@ class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.heartbeat.dispatcher.<dispatcher>`. flushed: per executor queue, the highest done `seq` whose outcomes are on disk."""
+    """`infaas.heartbeat.dispatcher.<dispatcher>`.
+
+    flushed: for each executor queue, the highest `seq` of a DoneBatch whose outcomes are on disk.
+    """
 
     dispatcher: str
     incarnation: int
@@ -79,7 +87,7 @@ class DispatcherHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PlannedBy(Struct, frozen=True):
-    """The solver behind an order, its time in ms, and the objective of its plan (services/core/planning)."""
+    """The solver that made the plan behind an order, its time in ms, and the objective of the plan (services/core/planning)."""
 
     solver: str
     solve_ms: float
@@ -87,10 +95,11 @@ class PlannedBy(Struct, frozen=True):
 
 
 class EnsureLoaded(Struct, frozen=True, kw_only=True):
-    """`infaas.worker.<worker>.load`: at least so many instances of this variant, please. Idempotent; the monitor alone admits.
+    """`infaas.worker.<worker>.load`: have at least `at_least` instances of this variant. Idempotent. Only the monitor admits loads.
 
-    epoch and orderer say who asked (dispatcher id or controller), reason why. app: on whose behalf, for the events, which
-    also show action (empty = "load", or "replicate" where one is there) and what it was planned by.
+    orderer, epoch: who ordered it (dispatcher id or controller). reason: why. The events show app, action and planned.
+    app: the app that needs the variant. action: empty = "load", or "replicate" if the worker already has an instance.
+    planned: the solver that planned it.
     """
 
     variant: VariantRecord
@@ -104,7 +113,7 @@ class EnsureLoaded(Struct, frozen=True, kw_only=True):
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """`infaas.worker.<worker>.release`: unload instances of this variant down to `keep`."""
+    """`infaas.worker.<worker>.release`: unload instances of this variant until `keep` are left."""
 
     variant: str
     keep: int = 0
@@ -115,7 +124,7 @@ class Release(Struct, frozen=True, kw_only=True):
 
 
 class LoadRefused(Struct, frozen=True, kw_only=True):
-    """The reply to an `EnsureLoaded` request that this worker cannot carry out, and why."""
+    """The reply to an `EnsureLoaded` request that this worker cannot carry out. reason: why it cannot."""
 
     worker: str
     variant: str
@@ -123,7 +132,7 @@ class LoadRefused(Struct, frozen=True, kw_only=True):
 
 
 class LoadAccepted(Struct, frozen=True, kw_only=True):
-    """The reply to an `EnsureLoaded` that is under way or already true."""
+    """The reply to an `EnsureLoaded` request that is in progress or already fulfilled."""
 
     worker: str
     variant: str
@@ -131,7 +140,7 @@ class LoadAccepted(Struct, frozen=True, kw_only=True):
 
 
 class LoadReply(Struct, frozen=True, kw_only=True):
-    """`LoadAccepted` or `LoadRefused` as the one who asked reads it: reason is empty when it was accepted."""
+    """`LoadAccepted` or `LoadRefused`, as the requester decodes it. reason: empty if the request was accepted."""
 
     worker: str
     variant: str
@@ -140,9 +149,9 @@ class LoadReply(Struct, frozen=True, kw_only=True):
 
 
 class LoadInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.load`: monitor -> executor. price_per_s: US$ per second of this instance.
+    """`infaas.executor.<worker>.<device>.load`: monitor -> executor.
 
-    cores: of the machine that it may run on; empty = any.
+    price_per_s: US$ per second of this instance. cores: the machine's cores that the instance may run on; empty = any.
     """
 
     instance: str
@@ -152,20 +161,23 @@ class LoadInstance(Struct, frozen=True, kw_only=True):
 
 
 class UnloadInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.unload`: finish what is queued, then let go."""
+    """`infaas.executor.<worker>.<device>.unload`: finish the queued work, then unload the instance."""
 
     instance: str
 
 
 class MoveInstance(Struct, frozen=True, kw_only=True):
-    """`infaas.executor.<worker>.<device>.move`: run this instance on these cores of the machine from now on; it serves meanwhile."""
+    """`infaas.executor.<worker>.<device>.move`: run this instance on these cores of the machine from now on.
+
+    The instance serves during the move.
+    """
 
     instance: str
     cores: list[int]
 
 
 class InstanceMoved(Struct, frozen=True, kw_only=True):
-    """`infaas.monitor.<worker>.moved`. proof: where its threads run now; error: why it could not, empty when it did."""
+    """`infaas.monitor.<worker>.moved`. proof: where its threads run now. error: why the move failed; empty if it succeeded."""
 
     instance: str
     variant: str
@@ -177,7 +189,7 @@ class InstanceMoved(Struct, frozen=True, kw_only=True):
 
 
 class InstanceLoaded(Struct, frozen=True, kw_only=True):
-    """`infaas.monitor.<worker>.loaded`. proof: where it really runs, as the framework reports it."""
+    """`infaas.monitor.<worker>.loaded`. proof: where the instance really runs, as the framework reports it."""
 
     instance: str
     variant: str
@@ -189,7 +201,7 @@ class InstanceLoaded(Struct, frozen=True, kw_only=True):
 
 
 class InstanceFailed(Struct, frozen=True, kw_only=True):
-    """`infaas.monitor.<worker>.failed`: a load failed, or a loaded instance broke."""
+    """`infaas.monitor.<worker>.failed`: a load failed, or a loaded instance failed."""
 
     instance: str
     variant: str
@@ -199,7 +211,7 @@ class InstanceFailed(Struct, frozen=True, kw_only=True):
 
 
 class InstanceUnloaded(Struct, frozen=True, kw_only=True):
-    """`infaas.monitor.<worker>.unloaded`."""
+    """`infaas.monitor.<worker>.unloaded`: an instance is unloaded."""
 
     instance: str
     variant: str
@@ -208,7 +220,11 @@ class InstanceUnloaded(Struct, frozen=True, kw_only=True):
 
 
 class AppSample(Struct, frozen=True, array_like=True, gc=False):
-    """One app's share of an instance's last period: items, batches-weighted latency in s, slowest latency in s, errors."""
+    """One app's share of an instance's last period.
+
+    items: how many ended. latency_sum: the sum of their latencies, in s. latency_max: the highest latency, in s.
+    errors: queries that ended in an error. slo_s: the app's latency objective, in s.
+    """
 
     app: str
     items: int
@@ -219,9 +235,10 @@ class AppSample(Struct, frozen=True, array_like=True, gc=False):
 
 
 class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
-    """What an executor measured of one instance since its last report. busy: seconds computing; predicted: same by profile.
+    """What an executor measured of one instance since its last report.
 
-    offline: how many of the items were offline work, which is no load to scale for; none of it is in `queued`.
+    busy: seconds of computing. predicted: the same work in seconds, by the profile. offline: how many of the items were offline work.
+    Scaling ignores offline work. `queued` excludes it.
     """
 
     instance: str
@@ -237,7 +254,7 @@ class InstanceSample(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.monitor.<worker>.report`, every 0.5 s: executor -> monitor. incarnation: this executor process's."""
+    """`infaas.monitor.<worker>.report`, every 0.5 s: executor -> monitor. incarnation: that of this executor process."""
 
     worker: str
     device: str
@@ -249,7 +266,7 @@ class ExecutorReport(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ExecutorExited(Struct, frozen=True, kw_only=True):
-    """`infaas.exited.<worker>.<device>`: the supervisor saw the process end. To monitors and dispatchers, at once."""
+    """`infaas.exited.<worker>.<device>`: the executor process ended. The supervisor tells monitors and dispatchers at once."""
 
     worker: str
     device: str
@@ -257,15 +274,15 @@ class ExecutorExited(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-# -- What dispatchers, which follow every worker, tell each worker's autoscaler of the others. These are sums, which grow with kinds of
-# device and variants, not with workers.
+# -- Dispatchers follow every worker. They tell each worker's autoscaler about the other workers. These messages hold sums, so that their
+# size grows with device kinds and variants, not with workers.
 
 
 class PoolDigest(Struct, frozen=True, array_like=True, gc=False):
     """All living devices of one kind, on workers that take new work.
 
-    first: the first two workers that have one, in order of their names. shapes: (cores, memory) of the different ones.
-    cores, memory_mb, memory_used_mb: of all together.
+    first: the first two workers that have such a device, in order of their names. workers: how many have one.
+    cores, memory_mb, memory_used_mb: sums over all these devices. shapes: the distinct pairs (cores, memory in MB).
     """
 
     kind: str
@@ -281,11 +298,12 @@ class PoolDigest(Struct, frozen=True, array_like=True, gc=False):
 class VariantDigest(Struct, frozen=True, array_like=True, gc=False):
     """One variant's instances on living devices of one kind, on workers that take new work.
 
-    holders: the first two workers that have one or are loading it, in order of their names; instances: all of them. running:
-    instances with room for more load, loading ones too; serving: those of them that can answer. busy: cores that these use;
-    busy_full: that the others use. answering: instances that can answer, with room or without; factors: the sum of their live
-    corrections; best: the most items/s that one of them serves. overloaded, young: there is one that has been Overloaded for a
-    while; that has only just come.
+    holders: the first two workers, in order of their names, that have an instance or are loading one. instances: how many there are,
+    with those that are loading. running: instances with room for more load, with those that are loading. serving: the running instances
+    that can answer. busy: cores that the running instances use. busy_full: cores that instances without room use.
+    answering: all instances that can answer, with or without room. factors: the sum of their live corrections. best: the highest
+    items/s that one of them serves. overloaded: at least one instance has been Overloaded for a while. young: at least one instance
+    is new.
     """
 
     variant: str
@@ -305,7 +323,10 @@ class VariantDigest(Struct, frozen=True, array_like=True, gc=False):
 
 
 class FleetDigest(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.fleet.digest`, every 0.5 s: a dispatcher -> the autoscalers of all workers. workers: that take new work."""
+    """`infaas.fleet.digest`, every 0.5 s: a dispatcher -> the autoscalers of all workers.
+
+    workers: how many workers take new work.
+    """
 
     dispatcher: str
     at: float
@@ -315,7 +336,7 @@ class FleetDigest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PoolRoster(Struct, frozen=True, array_like=True, gc=False):
-    """Names, in order, of the workers with a living device of this kind that take new work."""
+    """The workers that have a living device of this kind and take new work, in order of their names."""
 
     kind: str
     simulated: bool
@@ -323,7 +344,7 @@ class PoolRoster(Struct, frozen=True, array_like=True, gc=False):
 
 
 class FleetRoster(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.fleet.roster`, every 0.5 s: a dispatcher -> autoscalers whose policy deals instances out by name ("static")."""
+    """`infaas.fleet.roster`, every 0.5 s: a dispatcher -> autoscalers whose policy distributes instances by worker name ("static")."""
 
     dispatcher: str
     at: float

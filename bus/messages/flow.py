@@ -1,16 +1,19 @@
-"""The way of a query inside the system: dispatcher -> executor queue -> done. Arrays on the wire, since they are the hot path."""
+"""The path of a query inside the system: dispatcher -> executor queue -> done.
+
+These messages are encoded as arrays, since they are on the hot path.
+"""
 
 from msgspec import Raw, Struct
 
 
 class Route(Struct, frozen=True, array_like=True, gc=False):
-    """What travels in front of a query's body from dispatcher to executor, and back when it is handed back.
+    """The header that a dispatcher puts in front of a query's body. An executor sends it back if it hands the query back.
 
-    uid (16 bytes) and part name the work; attempt counts its dispatches from 0; deadline and arrived are Unix seconds.
-    alone: it was aboard when an executor died and shares no batch again. resendable: the client may ask again by retry key.
-    fallback: the app has a default output, so it goes back to its dispatcher instead of being refused or late.
-    missed: requirements that the chosen variant is already known to miss. length: of the axis that varies, rounded up to one
-    that was profiled, where it is known. parent/stage: for ensembles and pipelines.
+    uid (16 bytes), part: together they identify the work. attempt: counts its dispatches from 0. deadline, arrived: Unix seconds.
+    alone: the query was in an executor when that died, so it never shares a batch again. resendable: the client may ask again by retry
+    key. fallback: the app has a default output, so the query goes back to its dispatcher instead of being refused or late.
+    missed: requirements that the chosen variant is already known to miss. length: the length of the variable axis, rounded up to a
+    profiled length; None if it is not known. parent, stage: for ensembles and pipelines.
     """
 
     uid: bytes
@@ -44,17 +47,18 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Execute(Struct, frozen=True, array_like=True, gc=False):
-    """`infaas.execute.<worker>.<device>`: a route and the query's body exactly as it came."""
+    """`infaas.execute.<worker>.<device>`: a route and the query's body, unchanged."""
 
     route: Route
     body: Raw
 
 
 class HandBack(Struct, frozen=True, array_like=True, gc=False):
-    """`infaas.resubmit` (queue group of dispatchers): an executor could not serve this; decide again or refuse.
+    """`infaas.resubmit` (queue group of dispatchers): an executor could not serve this query. A dispatcher decides again or refuses.
 
-    reason: "deadline" (no longer fits here), "gone" (instance unloaded), "load_failed", "crashed" (its batch died); of a query
-    whose app has a default output also "late" (its deadline came before its answer) and "failed" (the model did; text says how).
+    reason: "deadline" (it does not meet its deadline here), "gone" (the instance is unloaded), "load_failed", "crashed" (the executor
+    died with its batch). If the app has a default output, also "late" (the deadline came before the answer) and "failed" (the model
+    failed; text says how).
     """
 
     route: Route
@@ -64,9 +68,9 @@ class HandBack(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Trying(Struct, frozen=True, array_like=True, gc=False):
-    """`infaas.trying.<dispatcher>`: this query was aboard when an executor died, and is now begun alone.
+    """`infaas.trying.<dispatcher>`: this query was in an executor when that died. It now starts alone.
 
-    When the executor dies again it was this query, and none of those that wait there.
+    If the executor dies again, this query is the cause, not one of those that wait there.
     """
 
     uid: bytes
@@ -74,11 +78,11 @@ class Trying(Struct, frozen=True, array_like=True, gc=False):
 
 
 class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
-    """`infaas.done.<dispatcher>`: one batch has been answered, straight to the clients.
+    """`infaas.done.<dispatcher>`: one batch is done. The executor sent the answers directly to the clients.
 
-    queue: "<worker>/<device>/<incarnation>"; seq grows by one for each (queue, dispatcher). batch: items that were computed
-    together. codes: None when all went well, else per query "" or a refusal code. The latency of each = finished - arrived,
-    which the dispatcher knows. queued: items left in this instance's queue. cost: US$ per item.
+    queue: "<worker>/<device>/<incarnation>". seq: grows by one for each (queue, dispatcher). batch: items that were computed together.
+    codes: None if all queries succeeded, else "" or a refusal code for each query. queued: items left in the queue of this instance.
+    cost: US$ per item. The latency of each query is finished - arrived; the dispatcher knows when it arrived.
     """
 
     queue: str

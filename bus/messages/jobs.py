@@ -1,6 +1,6 @@
-"""Offline jobs: what outsiders send and hear, and what travels between the coordinator and the workers' runners.
+"""Offline jobs: messages between clients and the coordinator, and between the coordinator and the workers' runners.
 
-A job's input is cut into numbered chunks; each chunk is computed by one worker and leaves one part behind, under its number.
+A job's input is split into numbered chunks. One worker computes each chunk, and stores the result as a part of the same number.
 """
 
 from typing import Literal
@@ -13,10 +13,10 @@ OFFLINE = "offline"  # the policy of offline work in routes and outcomes
 
 
 class SubmitJob(Struct, frozen=True, kw_only=True):
-    """`infaas.job.<app>`: compute every item of `input` and write the outputs in the same order to `output`. Both are URLs.
+    """`infaas.job.<app>`: compute every item of `input`, and write the outputs in the same order to `output`. Both are URLs.
 
-    accuracy: 0..1, at least. model, variant: only this one; without either, the cheapest that meets the accuracy.
-    job: optional id chosen by the client.
+    accuracy: the least accuracy, 0..1. model, variant: use only this one; without both, the cheapest variant that meets the accuracy.
+    job: an id that the client may choose.
     """
 
     input: str
@@ -28,26 +28,26 @@ class SubmitJob(Struct, frozen=True, kw_only=True):
 
 
 class JobAccepted(Struct, frozen=True, kw_only=True):
-    """The immediate reply to `SubmitJob`; progress follows on `infaas.job-status.<id>`."""
+    """The immediate reply to `SubmitJob`. Progress follows on `infaas.job-status.<id>`."""
 
     job: str
 
 
 class CancelJob(Struct, frozen=True, kw_only=True):
-    """`infaas.job-cancel.<id>`: the subject says it all; the body may be empty."""
+    """`infaas.job-cancel.<id>`: cancel the job that the subject names. The body may be empty."""
 
 
 class JobCancelled(Struct, frozen=True, kw_only=True):
-    """The reply to `infaas.job-cancel.<id>`: nothing more of this job is computed."""
+    """The reply to `infaas.job-cancel.<id>`: no more items of this job are computed."""
 
     cancelled: bool = True
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """`infaas.job-status.<id>`: told at every step until `state` is done, failed or cancelled; a request answers with the last.
+    """`infaas.job-status.<id>`: published at every step until `state` is done, failed or cancelled. A request gets the latest status.
 
-    total, done, failed: items; total is None until the input has been read once. cost: US$ so far. step: for people.
-    variants: those that computed it. created, started, finished: Unix seconds.
+    total, done, failed: items. total is None until the input has been read once. cost: US$ so far. step: the present step, for people.
+    variants: those that computed items of the job. created, started, finished: Unix seconds.
     """
 
     job: str
@@ -72,16 +72,17 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
 
 class Position(Struct, frozen=True, array_like=True):
-    """Where in an input file the next item begins: a byte offset, and how many items of what begins there to pass over."""
+    """Where the next item begins in an input file. offset: in bytes. skip: how many items to skip from that offset on."""
 
     offset: int = 0
     skip: int = 0
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """How far the output is on disk: so many chunks and items, which end at this byte of it; there the input goes on.
+    """How much of the output is on disk.
 
-    datatype, shape: of an output's items, for files that hold one array. generation: grows when it all begins anew.
+    chunks, items: how many are on disk. bytes: where they end in the output. position: where the input continues.
+    datatype, shape: those of an output item, for files that hold one array. generation: grows each time the job starts over.
     """
 
     chunks: int = 0
@@ -94,10 +95,10 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
-    """One job as the jobs bucket keeps it, under the job's id. owner: the coordinator that carries it on.
+    """One job in the jobs bucket, under the job's id.
 
-    chunk_items: at most so many items a chunk; it never changes, so that a chunk's number always means the same items.
-    stamp: of the input file, to notice that it was changed meanwhile.
+    owner: the coordinator that runs the job. chunk_items: the most items of a chunk. It never changes, so that a chunk's number always
+    means the same items. stamp: changes when the input file changes, so that the change is detected.
     """
 
     status: JobStatus
@@ -108,9 +109,10 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
 
 class Chunk(Struct, frozen=True, array_like=True):
-    """`infaas.offline.chunks.<job>`, in the jobs' work queue. body: the fields `inputs` or `inputs_ref` of a query.
+    """`infaas.offline.chunks.<job>`, in the work queue of the jobs.
 
-    first: number of its first item, counted from 0. generation: of the checkpoint that it follows.
+    first: the number of its first item, counted from 0. body: the fields `inputs` or `inputs_ref` of a query.
+    generation: that of the job's checkpoint.
     """
 
     job: str
@@ -122,9 +124,9 @@ class Chunk(Struct, frozen=True, array_like=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """What became of one chunk, in the bucket of parts under `<job>/<number>`. outputs: MessagePack, name to tensor.
+    """The result of one chunk, in the bucket of parts under `<job>/<number>`.
 
-    error: why it could not be computed, empty when it was.
+    outputs: MessagePack, name to tensor. error: why the chunk could not be computed; empty if it was computed.
     """
 
     job: str
@@ -138,21 +140,24 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class PartStored(Struct, frozen=True, kw_only=True):
-    """`infaas.offline.part`: runner -> coordinators; a part is in the bucket."""
+    """`infaas.offline.part`: runner -> coordinators. A part is in the bucket."""
 
     job: str
     number: int
 
 
 class RunnerNote(Struct, frozen=True, kw_only=True):
-    """`infaas.offline.note`: runner -> coordinators, while there are jobs. why: it takes nothing now; empty when it does."""
+    """`infaas.offline.note`: runner -> coordinators, while there are jobs.
+
+    why: the reason why the runner takes no chunks now; empty if it takes chunks.
+    """
 
     worker: str
     why: str
 
 
 class JobsHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.offline.alive`, every second: coordinator -> coordinators. When it stops, another one takes its jobs over."""
+    """`infaas.offline.alive`, every second: coordinator -> coordinators. When it stops, another coordinator takes over its jobs."""
 
     coordinator: str
     leaving: bool = False

@@ -1,6 +1,6 @@
-"""What outsiders send and receive (docs/contract.md): queries, answers, refusals, registrations, lists.
+"""Messages that clients send and receive (docs/contract.md): queries, answers, refusals, registrations, lists.
 
-Wire form: MessagePack maps with exactly these field names; unknown fields are ignored, a wrong type is a `bad_request`.
+Wire format: MessagePack maps with exactly these field names. Unknown fields are ignored. A field of the wrong type is a `bad_request`.
 """
 
 from typing import Any, Literal
@@ -30,7 +30,7 @@ class Tensor(Struct, frozen=True, gc=False):
 
 
 class TensorView(Struct, frozen=True, gc=False):
-    """A `Tensor` decoded without copying its bytes; valid as long as the received message is."""
+    """A `Tensor` that is decoded without a copy of its bytes. It is valid as long as the received message is."""
 
     datatype: str
     shape: list[int]
@@ -38,7 +38,7 @@ class TensorView(Struct, frozen=True, gc=False):
 
 
 class TensorHead(Struct, frozen=True, gc=False):
-    """A `Tensor` whose bytes are left undecoded: all that a dispatcher needs to know of it."""
+    """A `Tensor` whose bytes stay undecoded. A dispatcher needs no more of it."""
 
     datatype: str
     shape: list[int]
@@ -46,17 +46,17 @@ class TensorHead(Struct, frozen=True, gc=False):
 
 
 class ObjectRef(Struct, frozen=True, gc=False):
-    """Where a body too large for one message lies in the object store."""
+    """A reference to an object in the object store. It replaces a body that is too large for one message."""
 
     bucket: str
     key: str
 
 
 class Requirements(Struct, frozen=True, kw_only=True, gc=False):
-    """What a query demands: the body of `infaas.explain.<app>`, and the part of a query that selection reads.
+    """The requirements of a query. They are the body of `infaas.explain.<app>`, and the part of a query that selection reads.
 
-    latency_ms: > 0. accuracy: 0..1, at least. cost: US$ per 1,000 queries, at most. priority: 1 (highest) .. 9.
-    deadline: absolute Unix time in seconds; wins over latency_ms where earlier.
+    latency_ms: > 0. accuracy: the least accuracy, 0..1. cost: the most US$ per 1,000 queries. priority: 1 (highest) .. 9.
+    deadline: absolute Unix time in seconds. The earlier of deadline and latency_ms counts.
     """
 
     latency_ms: float | None = None
@@ -71,7 +71,7 @@ class Requirements(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class QueryHead(Requirements, frozen=True, kw_only=True, gc=False):
-    """A query as the dispatcher reads it: everything but the tensors' bytes."""
+    """A query as the dispatcher reads it: all fields. The bytes of the tensors stay undecoded."""
 
     inputs: Raw = Raw()
     id: str | None = None
@@ -81,14 +81,14 @@ class QueryHead(Requirements, frozen=True, kw_only=True, gc=False):
 
 
 class QueryInputs(Struct, frozen=True, kw_only=True, gc=False):
-    """A query as the executor reads it: only what the model needs."""
+    """A query as the executor reads it: only the fields that the model needs."""
 
     inputs: Raw = Raw()
     inputs_ref: ObjectRef | None = None
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """The one good end of a query. Latencies in milliseconds, cost in US$ of this query."""
+    """The reply to a query that succeeds. Latencies are in milliseconds. cost: US$ for this query."""
 
     id: str | None
     outputs: dict[str, Any]
@@ -115,7 +115,7 @@ class Answer(Struct, frozen=True, gc=False):
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
-    """The variant that comes nearest to what could not be met."""
+    """The variant that comes closest to requirements that no variant meets."""
 
     model: str
     variant: str
@@ -125,7 +125,7 @@ class Closest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Error(Struct, frozen=True, kw_only=True, gc=False):
-    """Why a request was refused; `message` names the field and the remedy."""
+    """Why a request was refused. message: names the field and the remedy."""
 
     code: Code
     message: str
@@ -134,18 +134,19 @@ class Error(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Refusal(Struct, frozen=True, kw_only=True, gc=False):
-    """The one bad end of a query or request."""
+    """The reply to a query or request that fails."""
 
     error: Error
     id: str | None = None
 
 
 class Register(Struct, frozen=True, kw_only=True):
-    """`infaas.register`: a model file and its validation set, both already in the uploads bucket.
+    """`infaas.register`: register a model file and its validation set. Both are already in the uploads bucket.
 
-    app: "_" for a model on its own, which apps may link later. format: "onnx" | "pt2" | "torchscript". metric: "top1" | "top5" | "mae" | "rmse" (errors are turned into 1/(1+error)).
+    app: "_" for a model without an app; apps may link it later. format: "onnx" | "pt2" | "torchscript".
+    metric: "top1" | "top5" | "mae" | "rmse"; "mae" and "rmse" are errors, and their accuracy is 1/(1+error).
     latency_ms: the app's default latency objective. labels: names of the classes, in the order of the model's scores.
-    registration: optional id chosen by the client.
+    registration: an id that the client may choose.
     """
 
     app: str
@@ -165,22 +166,22 @@ class Register(Struct, frozen=True, kw_only=True):
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):
-    """The immediate reply to `Register`; progress follows on `infaas.registration.<id>`."""
+    """The immediate reply to `Register`. Progress follows on `infaas.registration.<id>`."""
 
     registration: str
 
 
 class VariantFailure(Struct, frozen=True, kw_only=True):
-    """A variant that could not be built or profiled, and why; the others went on."""
+    """A variant that could not be built or profiled, and the reason. The work on other variants continues."""
 
     variant: str
     reason: str
 
 
 class RegistrationStatus(Struct, frozen=True, kw_only=True):
-    """`infaas.registration.<id>`: progress until `state` is done or failed; a request there answers with the last one.
+    """`infaas.registration.<id>`: published until `state` is done or failed. A request on this subject gets the latest status.
 
-    progress: 0..1. step: what is being done now, for people.
+    progress: 0..1. step: the present step, for people.
     """
 
     registration: str
@@ -196,20 +197,20 @@ class RegistrationStatus(Struct, frozen=True, kw_only=True):
 
 
 class ListRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.list.<apps|models|variants|workers|jobs>`."""
+    """`infaas.list.<apps|models|variants|workers|jobs>`. app, model: optional filters."""
 
     app: str | None = None
     model: str | None = None
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """The reply to a list request: plain maps, since lists may grow fields."""
+    """The reply to a list request. The items are plain maps, since later versions may add fields."""
 
     items: list[dict[str, Any]]
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One variant as `explain` saw it; `why_not` is empty for the one chosen."""
+    """One variant that `explain` considered. why_not: the reason why it was not chosen; empty for the chosen one."""
 
     model: str
     version: str
@@ -226,7 +227,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The reply of `infaas.explain.<app>`: the decision a query would get now."""
+    """The reply of `infaas.explain.<app>`: the decision that a query with these requirements would get now."""
 
     chosen: Candidate | None
     candidates: list[Candidate]
@@ -234,7 +235,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 class Feedback(Struct, frozen=True, kw_only=True):
-    """`infaas.feedback.<app>`: the true label of an earlier query (by id) or of these inputs."""
+    """`infaas.feedback.<app>`: the true label of an earlier query (by id), or of these inputs."""
 
     id: str | None = None
     inputs: Raw = Raw()
@@ -243,13 +244,16 @@ class Feedback(Struct, frozen=True, kw_only=True):
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """Feedback was taken."""
+    """The reply to `Feedback`: the feedback was accepted."""
 
     accepted: bool = True
 
 
 class AdminRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.admin.<verb>`: the fields that the verbs of this version read. count: of `set-replicas`, least instances of an app."""
+    """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
+
+    count: for `set-replicas`, the least number of instances of an app.
+    """
 
     app: str | None = None
     model: str | None = None
@@ -264,6 +268,6 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):
-    """An operator's verb was carried out."""
+    """The reply to `AdminRequest`: the verb was carried out."""
 
     done: bool = True

@@ -1,17 +1,17 @@
-"""How load becomes capacity: demand as dispatchers saw it, asks for more, orders of the one controller, machines.
+"""Scaling: demand that dispatchers measure, requests for capacity, orders of the controller, machines.
 
-Times are Unix seconds. `epoch` is the controller's: it grows with every change of leader, and what carries a smaller one than
-was heard before is refused, so that a leader that has lost its lease cannot act.
+Times are Unix seconds. `epoch` is that of the controller. It grows with every change of leader. A receiver refuses a message with a
+smaller epoch than it has seen, so that a leader that has lost its lease cannot act.
 """
 
 from msgspec import Struct
 
 
 class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
-    """Items of one app's queries with the same needs that went to one worker; worker "" = nobody could take them, "*" = to any.
+    """How many items went to one worker in queries of one app with the same requirements. All counts are of the report's period.
 
-    latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any. items: in the report's period; others: those that went
-    to other workers in it, refused: those that nobody could take.
+    worker: "" = no worker could take them, "*" = any worker. items: those that went to this worker. others: those that went to other
+    workers. refused: those that no worker could take. latency_ms, cost (US$ per 1,000): None = no limit. accuracy: 0 = any.
     """
 
     app: str
@@ -28,10 +28,11 @@ class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
 
 
 class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.demand.<dispatcher>`, every 0.5 s: what came in since the last one, by class. seconds: how long ago that was.
+    """`infaas.demand.<dispatcher>`, every 0.5 s: the demand since the last report, by class. seconds: since the last report.
 
-    To each worker that it concerns `infaas.worker.<worker>.demand`: the classes of the apps that it takes queries of, or is the
-    first that could, a row for each with its own items beside everybody's; docs/adr/0004-digests.md.
+    Each worker that the demand concerns gets its own report on `infaas.worker.<worker>.demand`. It has the classes of the apps whose
+    queries the worker takes, or is the first that could take. Each row has the worker's own items and the totals of the others
+    (docs/adr/0004-digests.md).
     """
 
     dispatcher: str
@@ -41,12 +42,12 @@ class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AskForCapacity(Struct, frozen=True, kw_only=True):
-    """`infaas.controller.ask`: a worker -> the controller: this does not fit here, or must go elsewhere.
+    """`infaas.controller.ask`: a worker -> the controller. The worker asks for capacity on other workers.
 
-    why: "full" (no room on this worker), "interfered" (an instance here is slowed down and this worker has no free cores or
-    other device), "hardware" (a variant of a kind that only other workers have is the better choice), "accuracy" (this worker
-    carries it, though less accurately than others might that have room; no machine is worth adding). variants: those that
-    would do, best first; load: items/s they must carry together; instances: of the first one, were it chosen alone.
+    why: "full" (this worker has no room), "interfered" (an instance here is slowed down, and this worker has no free cores and no other
+    device), "hardware" (a variant on hardware that only other workers have is better), "accuracy" (this worker carries the load, but
+    workers with room might carry it more accurately; this justifies no new machine). variants: those that are suitable, best first.
+    load: items/s that they must carry together. instances: how many of the first variant carry the load alone.
     """
 
     worker: str
@@ -62,7 +63,7 @@ class AskForCapacity(Struct, frozen=True, kw_only=True):
 
 
 class Drain(Struct, frozen=True, kw_only=True):
-    """`infaas.worker.<worker>.drain`: take nothing new and finish what is queued; resume: the order is taken back."""
+    """`infaas.worker.<worker>.drain`: take no new work, and finish the queued work. resume: True cancels an earlier order to drain."""
 
     epoch: int
     reason: str = ""
@@ -71,10 +72,10 @@ class Drain(Struct, frozen=True, kw_only=True):
 
 
 class StartMachine(Struct, frozen=True, kw_only=True):
-    """`infaas.machines.start` (answered by who can start workers here): one more worker of this kind, under this name.
+    """`infaas.machines.start`: start one more worker of this kind, under this name. The process that can start workers replies.
 
-    Idempotent by name. boot_s: wait so long before it starts (simulated machines). order: of this machine's life, "EPOCH-NUMBER",
-    where a name may have several; bought: there is no machine with this name yet, one is to be made. The reply is MachineReply.
+    Idempotent by name. The reply is MachineReply. boot_s: seconds to wait before the start (simulated machines). order: "EPOCH-NUMBER",
+    identifies this life of the machine, since a name may have several. bought: no machine has this name yet, so one must be created.
     """
 
     worker: str
@@ -87,9 +88,9 @@ class StartMachine(Struct, frozen=True, kw_only=True):
 
 
 class StopMachine(Struct, frozen=True, kw_only=True):
-    """`infaas.machines.stop`: end this worker (it has been drained). Idempotent. The reply is MachineReply.
+    """`infaas.machines.stop`: stop this worker. It is already drained. Idempotent. The reply is MachineReply.
 
-    kind, order, bought: as it was started with; empty where it was not started by order.
+    kind, order, bought: those of its StartMachine; empty if no order started it.
     """
 
     worker: str
@@ -100,14 +101,14 @@ class StopMachine(Struct, frozen=True, kw_only=True):
 
 
 class MachineReply(Struct, frozen=True, kw_only=True):
-    """error: empty when it was done or is under way."""
+    """The reply to `StartMachine` and `StopMachine`. error: empty if the order is done or in progress."""
 
     worker: str
     error: str = ""
 
 
 class LeaderRecord(Struct, frozen=True, kw_only=True):
-    """Key `controller` of the control bucket: who leads, since which epoch, until when (Unix s) unless renewed."""
+    """Key `controller` of the control bucket: the leader. until: when its lease ends, in Unix seconds, unless it is renewed."""
 
     holder: str
     epoch: int
@@ -115,11 +116,11 @@ class LeaderRecord(Struct, frozen=True, kw_only=True):
 
 
 class MachineRecord(Struct, frozen=True, kw_only=True):
-    """Key `machine.<worker>` of the control bucket, written by the leader before it acts: what its successor goes on with.
+    """Key `machine.<worker>` of the control bucket. The leader writes it before it acts, so that its successor can continue.
 
-    state: "Booting" (ordered), "Ready", "Draining" (an order to stop follows when it has nothing left to do), "Stopping" (given up:
-    the order to stop is repeated until it is carried out). at: since when. place: variants, and for which app, that this machine
-    was added for. order, bought: as in StartMachine.
+    state: "Booting" (ordered), "Ready", "Draining" (an order to stop follows once it has no work left), "Stopping" (no longer used; the
+    order to stop is repeated until it is carried out). at: since when it has this state. place: the pairs (variant, app) that this
+    machine was added for. order, bought: as in StartMachine.
     """
 
     worker: str

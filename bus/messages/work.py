@@ -1,4 +1,4 @@
-"""Registration work done on a worker: the registrar orders, the worker's workshop builds and profiles in a sandbox."""
+"""Registration work on a worker. The registrar orders it. The worker's workshop builds and profiles variants in a sandbox."""
 
 from msgspec import Struct
 
@@ -6,9 +6,9 @@ from bus.messages.catalog import Profile, Signature
 
 
 class VariantPlan(Struct, frozen=True, kw_only=True):
-    """One variant to build: what the generator decided. Plans that differ only in threads or max_batch share an artifact.
+    """One variant to build, as the generator planned it. Plans that differ only in threads or max_batch share an artifact.
 
-    hardware: the kind of device that it is measured on and runs on.
+    hardware: the kind of device on which the variant is measured and runs.
     """
 
     variant: str
@@ -21,10 +21,10 @@ class VariantPlan(Struct, frozen=True, kw_only=True):
 
 
 class InspectModel(Struct, frozen=True, kw_only=True):
-    """`infaas.workshop.<worker>`: is this file what it says, does it run, what does it take?
+    """`infaas.workshop.<worker>`: inspect a model file. Check its format, check that it runs, and find its signature.
 
-    Object keys are in the uploads bucket; stored: in the artifacts bucket, since the model is registered already. hardware: the
-    kind of device for whose frameworks the worker is to look as well.
+    object, validation: object keys in the uploads bucket. stored: the keys are in the artifacts bucket instead, since the model is already
+    registered. hardware: the worker also checks the frameworks for this kind of device.
     """
 
     registration: str
@@ -40,7 +40,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):
-    """`infaas.workshop.<worker>`: build, prove and profile these variants of an inspected model."""
+    """`infaas.workshop.<worker>`: build, verify and profile these variants of an inspected model."""
 
     registration: str
     model: str
@@ -57,10 +57,10 @@ class BuildVariants(Struct, frozen=True, kw_only=True):
 
 
 class ModelInspected(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.inspected`: source and validation are the content-addressed keys in the artifacts bucket.
+    """`infaas.registrar.inspected`: the result of an inspection.
 
-    fixed_batch: the model takes no batch but 1, whatever was tried. operators: op types, for the generator's rules.
-    frameworks: what this worker can run, by backend name, and why not otherwise.
+    source, validation: content-addressed keys in the artifacts bucket. fixed_batch: the model takes only batches of 1.
+    operators: operator types, for the generator's rules. frameworks: for each backend name, why this worker cannot run it; empty if it can.
     """
 
     registration: str
@@ -77,7 +77,7 @@ class ModelInspected(Struct, frozen=True, kw_only=True):
 
 
 class VariantBuilt(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.built`: one variant was built, proved and profiled."""
+    """`infaas.registrar.built`: one variant was built, verified and profiled."""
 
     registration: str
     worker: str
@@ -90,7 +90,7 @@ class VariantBuilt(Struct, frozen=True, kw_only=True):
 
 
 class VariantFailed(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.variant-failed`: this one could not be built; the others go on."""
+    """`infaas.registrar.variant-failed`: this variant could not be built. The work on other variants continues."""
 
     registration: str
     worker: str
@@ -99,7 +99,7 @@ class VariantFailed(Struct, frozen=True, kw_only=True):
 
 
 class WorkProgress(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.progress`: 0..1 of the current order."""
+    """`infaas.registrar.progress`: the progress of the current order. progress: 0..1."""
 
     registration: str
     worker: str
@@ -108,9 +108,9 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
 
 
 class WorkFinished(Struct, frozen=True, kw_only=True):
-    """`infaas.registrar.finished`: the order is done; reason is set when it failed as a whole.
+    """`infaas.registrar.finished`: the order ended. reason: why it failed as a whole; None if it did not.
 
-    lost: it was laid down, not failed; somebody else may carry it out.
+    lost: the worker gave up the order without a failure, so another worker may carry it out.
     """
 
     registration: str
@@ -121,7 +121,7 @@ class WorkFinished(Struct, frozen=True, kw_only=True):
 
 
 class RegistrarHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
-    """`infaas.registrar.alive`, every second: registrar -> registrars. When it stops, another one takes its registrations over."""
+    """`infaas.registrar.alive`, every second: registrar -> registrars. When it stops, another registrar takes over its registrations."""
 
     registrar: str
     leaving: bool = False

@@ -1,8 +1,8 @@
-"""The catalogue in memory, built from the bucket's entries. Dispatchers decide on it, and registrars check against it.
+"""The catalogue in memory, built from the bucket's entries. Dispatchers base decisions on it. Registrars check registrations against it.
 
-The bucket's keys are `app.<app>`, `model.<model>.<version>` and `variant.<variant>`; values are the MessagePack maps of the
-records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link. Variants whose model is not
-there yet stay invisible, so that nobody sees half of a registration.
+The bucket's keys are `app.<app>`, `model.<model>.<version>` and `variant.<variant>`. The values are the MessagePack maps of the
+records in `bus.messages.catalog`. Writers put variants first, then the model, then the app's link. Variants stay invisible until their
+model exists, so that no reader sees an incomplete registration.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,9 +41,9 @@ def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
 
 
 class Catalog:
-    """Apps, models by version, and variants, by the bucket's last entries. Look-ups are dictionary accesses.
+    """Apps, models by version, and variants, from the last entries of the bucket. Look-ups are dictionary accesses.
 
-    unreadable: keys whose value could not be decoded, with the reason. Such an entry counts as absent.
+    unreadable: keys whose value could not be decoded, each with the reason. Such an entry counts as absent.
     """
 
     def __init__(self) -> None:
@@ -53,12 +53,12 @@ class Catalog:
         self._variants: dict[str, VariantRecord] = {}
         self._of_version: dict[tuple[str, str], dict[str, VariantRecord]] = {}
         self._linking: dict[str, set[str]] = {}  # model -> apps that link it
-        self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # the last answers of `variants_of`
+        self._of_app: dict[str, tuple[VariantRecord, ...]] = {}  # the cache of `variants_of`
 
     # -- fold
 
     def apply(self, key: str, value: bytes | None) -> set[str]:
-        """Take one entry of the bucket (None: deleted). Returns the apps whose record or variants this changes."""
+        """Apply one entry of the bucket (value None: deleted). Returns the apps whose record or variants this changes."""
         kind, _, name = key.partition(".")
         self.unreadable.pop(key, None)
         if kind == "app":
@@ -114,7 +114,7 @@ class Catalog:
         return affected
 
     def _stale(self, model: str, version: str) -> set[str]:
-        """The apps that serve this version now. Their variants are collected again when they are next asked for."""
+        """The apps that serve this version now. Their cached variants are dropped, and collected again at the next look-up."""
         apps = {app for app in self._linking.get(model, ()) if self._apps[app].links[model] == version}
         for app in apps:
             self._of_app.pop(app, None)
@@ -140,7 +140,7 @@ class Catalog:
     def variants_of(self, app: str) -> tuple[VariantRecord, ...]:
         """All variants of an app's models, each model in the version that serves now. Empty for an unknown app.
 
-        The same tuple until something about it changes.
+        It returns the same tuple until the variants change.
         """
         found = self._of_app.get(app)
         if found is None:
@@ -152,7 +152,7 @@ class Catalog:
         return found
 
     def variants_at(self, model: str, version: str) -> tuple[VariantRecord, ...]:
-        """All variants of one version of a model, by name. Empty until its model record is there."""
+        """All variants of one version of a model, in order of their names. Empty until the record of the model exists."""
         if version not in self._models.get(model, ()):
             return ()
         variants = self._of_version.get((model, version), {})
@@ -179,10 +179,11 @@ class Catalog:
         return self._variants.values()
 
 
-# -- Dominated variants are worse than another one in every respect. They are kept, but marked, so that nobody chooses them by mistake.
+# -- A dominated variant is better than another one in no respect, and worse in at least one. It is kept, but marked, so that nobody
+# chooses it by mistake.
 #
 # Only variants of the same hardware are compared, since machines of different kinds differ in price and may be full at different times.
-# On one kind, threads and memory decide an instance's price, so they stand for it here.
+# On one kind, threads and memory decide an instance's price, so they represent it here.
 
 
 def mark_dominated(variants: Iterable[VariantRecord]) -> tuple[VariantRecord, ...]:
@@ -195,9 +196,9 @@ def mark_dominated(variants: Iterable[VariantRecord]) -> tuple[VariantRecord, ..
 
 
 def dominates(better: VariantRecord, worse: VariantRecord) -> bool:
-    """Whether `better` is at least as good in every respect and better in one.
+    """Whether `better` is at least as good in every respect, and better in at least one.
 
-    Respects: accuracy, latency in every cell that was measured of `worse`, load latency, memory, threads, saturation
+    Respects: accuracy, latency at every length and batch size measured for `worse`, load latency, memory, threads, saturation
     throughput and largest batch. An unknown accuracy is worse than any known one.
     """
     if better.hardware != worse.hardware or better.simulated != worse.simulated:
@@ -207,7 +208,7 @@ def dominates(better: VariantRecord, worse: VariantRecord) -> bool:
 
 
 def _figures(variant: VariantRecord, cells_of: VariantRecord) -> Sequence[float]:
-    """All respects as numbers that are better when smaller; a cell that was not measured is infinitely slow."""
+    """All respects as numbers. Smaller is better. A length and batch size that was not measured counts as infinitely slow."""
     profile = variant.profile
     measured = {(row.length, row.batch): row.p50_ms for row in profile.rows}
     return (

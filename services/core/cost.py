@@ -1,7 +1,7 @@
-"""What running costs and how long a batch takes by its profile: one definition of each, used everywhere.
+"""The cost of instances and queries, and the predicted latency of a batch. All code uses these definitions.
 
-Money is US$. `prices` is a mapping of device kind to US$ per hour (services/core/prices.toml, read by services/shell/prices.py):
-per core for the kinds in PER_CORE, per whole device for all others.
+Money is US$. `prices` maps a device kind to US$ per hour (services/core/prices.toml, read by services/shell/prices.py). The price is
+per core for the kinds in PER_CORE, and per whole device for all others.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,20 +12,20 @@ from typing import Literal
 from bus.messages.catalog import ProfileRow, Signature, VariantRecord
 
 PER_CORE = frozenset({"cpu", "inferentia"})
-# What a batch and a load take beside what the profile measured of the model alone, in a process that does nothing else.
-# Measured over models of 5 to 60 µs at 50 to 500 queries/s: 0.05 to 0.07 ms a batch (gathering inputs, splitting outputs,
-# caches gone cold); 30 to 45 ms a load (orders, fetching the file, the framework's first session).
+# The overhead of a batch and of a load. A profile excludes it, since it measures the model alone, in a process that does nothing else.
+# Measured over models of 5 to 60 µs at 50 to 500 queries/s: 0.05 to 0.07 ms for a batch (gathering inputs, splitting outputs,
+# cold caches); 30 to 45 ms for a load (orders, fetching the file, the framework's first session).
 HANDLING_MS = 0.05
 LOADING_S = 0.05
-LENGTHS = 64  # tables of other lengths kept by each table
+LENGTHS = 64  # how many tables of other lengths each table keeps
 
 
 class UnknownPrice(ValueError):
-    """A device kind without a price; the text names the setting to make."""
+    """A device kind has no price. The text names the setting that is missing."""
 
 
 def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> float:
-    """US$ per hour of a whole device with so many cores; raises UnknownPrice."""
+    """US$ per hour of a whole device with `cores` cores. Raises UnknownPrice."""
     try:
         price = prices[kind]
     except KeyError:
@@ -34,9 +34,9 @@ def price_per_hour(kind: str, prices: Mapping[str, float], cores: int = 1) -> fl
 
 
 def device_share(record: VariantRecord, device_cores: int, device_memory_mb: float) -> float:
-    """The part of a device that one instance occupies, 0..1: cores or memory, whichever is larger.
+    """The share of a device that one instance occupies, 0..1. It is the larger of its share of cores and its share of memory.
 
-    Threads count only where cores are sold; on a GPU they are the host's.
+    Threads count only on devices that are priced per core. On a GPU, threads run on the host.
     """
     memory = record.profile.memory_mb / device_memory_mb if device_memory_mb > 0 else 0.0
     cores = record.threads / device_cores if device_cores > 0 and record.hardware in PER_CORE else 0.0
@@ -46,7 +46,7 @@ def device_share(record: VariantRecord, device_cores: int, device_memory_mb: flo
 def instance_price_per_s(
     record: VariantRecord, prices: Mapping[str, float], device_cores: int, device_memory_mb: float
 ) -> float:
-    """US$ per second of one loaded instance: what its record states, else its share of the device times the device's price.
+    """US$ per second of one loaded instance. It is the price in its record, else its share of the device times the device's price.
 
     Raises UnknownPrice.
     """
@@ -57,12 +57,14 @@ def instance_price_per_s(
 
 
 def latency_ms(profile: VariantRecord | Iterable[ProfileRow], batch: int, length: int | None = None) -> float:
-    """Predicted milliseconds to compute one batch of n items: the measured medians.
+    """The predicted latency of one batch of `batch` items, in milliseconds. It is based on the measured medians.
 
-    Linear between measured batch sizes, the first one's below them, proportional to the size beyond them. A larger
-    batch never counts as faster than a smaller one. length: of the varying axis; the next longer bucket that was
-    measured answers, the longest one scaled proportionally beyond it, and the longest when no length is given.
-    Raises ValueError when nothing was measured or the batch is below 1.
+    Between measured batch sizes it is linear. Below the smallest, it is that of the smallest. Above the largest, it is proportional to the
+    size. A larger batch never counts as faster than a smaller one.
+
+    length: the length of the variable axis. The next longer measured bucket gives the latency. Above the longest bucket, the latency is
+    proportional to the length. Without a length, the longest bucket gives it.
+    Raises ValueError if nothing was measured, or if the batch is below 1.
     """
     rows = profile.profile.rows if isinstance(profile, VariantRecord) else list(profile)
     if batch < 1:
@@ -72,45 +74,45 @@ def latency_ms(profile: VariantRecord | Iterable[ProfileRow], batch: int, length
 
 
 def cost_per_1000(record: VariantRecord, price_per_s: float, batch: int = 1) -> float:
-    """US$ for 1,000 items in batches of this size: what their queries will owe (`query_cost`), by the profile."""
+    """US$ for 1,000 items in batches of this size: the cost of their queries (`query_cost`), as the profile predicts it."""
     return price_per_s * (latency_ms(record, batch) + HANDLING_MS) / batch
 
 
 def load_seconds(record: VariantRecord) -> float:
-    """Predicted seconds from the order to load a variant until it can answer."""
+    """The predicted time from the order to load a variant until it can answer, in seconds."""
     return record.profile.load_ms / 1000.0 + LOADING_S
 
 
 def query_cost(price_per_s: float, busy_seconds: float, items_in_batch: int, items: int) -> float:
-    """US$ that one query owes: its items' share of the time that its batch kept the instance busy."""
+    """The cost of one query in US$. A query pays for its items' share of the time for which its batch kept the instance busy."""
     return price_per_s * busy_seconds * items / items_in_batch
 
 
 class LatencyTable:
-    """`latency_ms` of one variant in seconds, precomputed for every batch size up to its largest (hot paths).
+    """`latency_ms` of one variant, in seconds, precomputed for every batch size up to its largest (for hot paths).
 
-    length: of the varying axis, None for the longest that was measured; `at` leads from there to the others.
+    length: the length of the variable axis; None = the longest measured one. `at` gives the tables for other lengths.
     """
 
     __slots__ = ("_at", "_record", "_seconds", "max_batch")
 
     def __init__(self, record: VariantRecord, length: int | None = None) -> None:
-        """Raises ValueError when nothing was measured."""
+        """Raises ValueError if nothing was measured."""
         points, scale = _points(record.profile.rows, length)
         self._record = record
         self._at: dict[int, LatencyTable] = {}
         self.max_batch = max(1, record.max_batch)
         seconds = (_interpolate(points, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
-        self._seconds = [0.0, *accumulate(seconds, max)]  # max: rounding must not break the order that bisect needs
+        self._seconds = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding
 
     def seconds(self, n: int) -> float:
-        """Predicted seconds to compute n items as one batch; proportional beyond the largest batch."""
+        """The predicted time to compute n items as one batch, in seconds. Above the largest batch it is proportional to n."""
         if n <= self.max_batch:
             return self._seconds[n]
         return self._seconds[-1] * n / self.max_batch
 
     def at(self, length: int | None) -> "LatencyTable":
-        """The table for inputs of this length; itself for models whose lengths are fixed."""
+        """The table for inputs of this length. For a model with fixed lengths, it is this table."""
         if length is None:
             return self
         table = self._at.get(length)
@@ -122,12 +124,12 @@ class LatencyTable:
         return table
 
     def largest_batch_within(self, seconds: float) -> int:
-        """The largest batch size, up to max_batch, that is predicted to take no longer; 0 when not even one item fits."""
+        """The largest batch size, up to max_batch, that is predicted to take no longer than `seconds`. 0 if one item takes longer."""
         return max(0, bisect_right(self._seconds, seconds) - 1)
 
 
 def bucket_of(length: int, measured: Sequence[int]) -> int:
-    """A length rounded up to one that was measured; beyond the longest, to the next quarter of it."""
+    """A length rounded up to a measured length. Above the longest measured length, it is rounded up to a multiple of a quarter of that."""
     found = bisect_left(measured, length)
     if found < len(measured):
         return measured[found]
@@ -136,7 +138,10 @@ def bucket_of(length: int, measured: Sequence[int]) -> int:
 
 
 def open_axis(signature: Signature | None) -> tuple[str, int] | None:
-    """The axis by whose length the profile is bucketed: the first input's first open one, the batch axis counted."""
+    """The axis whose length selects the profile's bucket: (name of the input, index of the axis). None if all lengths are fixed.
+
+    It is the first variable axis of the first input that has one. The index counts the batch axis.
+    """
     for spec in signature.inputs if signature is not None else ():
         if -1 in spec.shape:
             return spec.name, spec.shape.index(-1) + 1
@@ -144,7 +149,7 @@ def open_axis(signature: Signature | None) -> tuple[str, int] | None:
 
 
 def _points(rows: list[ProfileRow], length: int | None) -> tuple[list[tuple[int, float]], float]:
-    """The rows of the length bucket that answers, as (batch, ms) in rising order of both; and a factor to apply."""
+    """The rows of the length bucket that is used, as (batch, ms) in rising order of both, and a factor for these latencies."""
     if not rows:
         raise ValueError("the profile has no measured rows")
     buckets = sorted({row.length for row in rows if row.length is not None})
@@ -173,11 +178,11 @@ def _interpolate(points: list[tuple[int, float]], batch: int) -> float:
     return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
 
 
-# -- The goal of selection, planning and scaling: least cost, or most accuracy
+# -- The goal of selection, planning and scaling: the least cost, or the highest accuracy
 
 Goal = Literal["cost", "accuracy"]
 
 
 def merit(accuracy: float | None) -> float:
-    """What an accuracy counts where accuracy is the goal. One that was not measured counts as 0."""
+    """The value of an accuracy if accuracy is the goal. An accuracy that was not measured counts as 0."""
     return 0.0 if accuracy is None else accuracy

@@ -1,7 +1,7 @@
-"""The fleet in sums: what the autoscaler of one worker must know of all others.
+"""The fleet digest: what the autoscaler of one worker must know about all other workers, as sums.
 
-Each worker plans for itself. Of the others it needs to know: what is free on kinds of device that it lacks; how many instances of a
-variant run there; and, where one of several workers must act for all, which one is first. This is the same for every worker.
+Each worker plans for itself. About the others it needs to know: what is free on device kinds that it does not have; how many instances
+of a variant run there; and which worker is first, if one of several must act for all. This is the same for every worker.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,16 +19,16 @@ from bus.messages.fleet import (
 from services.core.cost import PER_CORE
 from services.core.lifecycle import COUNTED, SERVING
 
-YOUNG = 3.0  # s for which a fresh instance counts as busy, since its work has not arrived yet
-ROOMY = 0.8  # of saturation: an instance elsewhere with less load counts as having room
-FIRST = 2  # workers named: the first one needs to know which one would be first without it
+YOUNG = 3.0  # s for which a new instance counts as busy, since its work has not arrived yet
+ROOMY = 0.8  # of saturation: an instance on another worker has room if its load is less
+FIRST = 2  # how many workers are named: the first one needs to know which one is first without it
 
 RecordOf = Callable[[str], VariantRecord | None]
 Hardware = tuple[str, bool]  # kind of device, and whether it is simulated
 
 
 class _Pool:
-    """PoolDigest while it is added up."""
+    """The sums of one PoolDigest."""
 
     __slots__ = ("cores", "memory", "names", "shapes", "used")
 
@@ -39,7 +39,7 @@ class _Pool:
 
 
 class _Sums:
-    """VariantDigest while it is added up."""
+    """The sums of one VariantDigest."""
 
     __slots__ = (
         "answering", "best", "busy", "busy_full", "factors", "holders", "instances", "overloaded", "record", "roomy", "running",
@@ -76,7 +76,7 @@ class _Sums:
 
 
 def busy_cores(status: InstanceStatus, record: VariantRecord | None, now: float) -> float:
-    """How many of its cores this instance uses. A fresh or troubled one uses all."""
+    """How many of its cores this instance uses. An instance that is new, or not in state Active, counts as using all."""
     cores = cores_of(record) if record is not None else 1.0
     if status.state != "Active" or now - status.since < YOUNG:
         return cores
@@ -85,14 +85,14 @@ def busy_cores(status: InstanceStatus, record: VariantRecord | None, now: float)
 
 
 def cores_of(record: VariantRecord) -> float:
-    """Cores of its device that an instance uses while it computes. A GPU runs one batch at a time, so it counts as one core."""
+    """How many cores of its device an instance uses while it computes. A GPU runs one batch at a time, so it counts as one core."""
     return float(max(1, record.threads)) if record.hardware in PER_CORE else 1.0
 
 
 def digest_of(
     name: str, heartbeats: Iterable[WorkerHeartbeat], record_of: RecordOf, now: float
 ) -> tuple[FleetDigest, FleetRoster]:
-    """The digest of the last heartbeats of all living workers. name: the dispatcher's."""
+    """The digest and the roster of the last heartbeats of all living workers. name: the name of the dispatcher."""
     pools: dict[Hardware, _Pool] = {}
     variants: dict[tuple[str, Hardware], _Sums] = {}
     workers = 0

@@ -1,15 +1,15 @@
-"""Simulated devices: their kinds, and the profile that a variant measured on the CPU gets on each of them.
+"""Simulated devices: their kinds, and the profile of a variant on each kind. The profile is derived from the one measured on the CPU.
 
-A device kind is a straight line: the latency of a batch = fixed_ms + the CPU's time for that batch / speedup. So small models gain
-nothing and large batches gain most, as on real accelerators. The lines go through published figures of a ResNet50 family whose CPU
-instance with one thread takes 200 ms for an item (INFaaS, Romero et al., ATC 2021, Table 2, section 6 and figure 6):
+Each device kind is a linear model: the latency of a batch = fixed_ms + the CPU's time for that batch / speedup. So small models gain
+nothing and large batches gain most, as on real accelerators. The models match published figures of a ResNet50 family whose CPU instance
+with one thread takes 200 ms for an item (INFaaS, Romero et al., ATC 2021, Table 2, section 6 and figure 6):
 
     gpu (one V100 with TensorRT): 300 to 350 items/s one at a time, 750 items/s in batches of 8: 2.0 ms + 1.08 ms an item
     inferentia (one core):        20 ms one at a time, 100 items/s at most:                     10 ms + 10 ms an item
 
-Load times are the middle of what fits the paper's range of 0.59 to 11 s (TensorRT 5 to 10 s, Neuron 3 to 5 s). A TensorRT instance
-took 1.34 GB, 98 MB of it for the model: the rest is added to the model's own memory. For Neuron nothing is published: its instances count
-as large as the CPU's, 1 GB. The result is an estimate, named `synthetic`. It is never called a measurement.
+Load times are the middle of the values (TensorRT 5 to 10 s, Neuron 3 to 5 s) that fit the paper's range of 0.59 to 11 s. A TensorRT
+instance took 1.34 GB, of which the model took 98 MB. The rest is added to the model's own memory. No memory figure is published for
+Neuron. Its instances count like those of the CPU, 1 GB. The result is an estimate, named `synthetic`. It is never called a measurement.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from services.core.placement import Device
 
 MOST = 16  # devices of one kind on a worker
 PROVENANCE = "synthetic"
-SINGLE_MS = "cpu_single_ms"  # attribute: what one item took on the CPU, where outputs can be computed
+SINGLE_MS = "cpu_single_ms"  # attribute: ms that one item took on the CPU, which can compute the real outputs
 
 
 class AcceleratorKind(Struct, frozen=True, kw_only=True):
-    """One kind of accelerator. The last three figures are those of a whole device. The module explains the others."""
+    """One kind of accelerator. `largest_batch`, `cores` and `device_memory_mb` are those of a whole device. The module explains the other fields."""
 
     fixed_ms: float
     speedup: float
@@ -48,7 +48,7 @@ KINDS: Mapping[str, AcceleratorKind] = {
         cores=1,
         device_memory_mb=16384.0,
     ),
-    # One chip: four cores with 8 GB together; its compiled models are for small batches.
+    # One chip has four cores with 8 GB together. Its compiled models are for small batches.
     "inferentia": AcceleratorKind(
         fixed_ms=10.0,
         speedup=20.0,
@@ -62,9 +62,9 @@ KINDS: Mapping[str, AcceleratorKind] = {
 
 
 def simulated_devices(counts: Mapping[str, int], first: Mapping[str, int] = {}) -> list[Device]:
-    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind. Raises ValueError that names kind and remedy.
+    """The devices `gpu-0`, `inferentia-0`, ... for a count of each kind. Raises ValueError; its text names the kind and the remedy.
 
-    first: by kind, the number of the first name (after those of real devices).
+    first: by kind, the number in the first name (after those of real devices).
     """
     for kind, count in counts.items():
         if kind not in KINDS:
@@ -81,7 +81,7 @@ def simulated_devices(counts: Mapping[str, int], first: Mapping[str, int] = {}) 
 def originals(variants: Iterable[VariantRecord], kind: str) -> list[VariantRecord]:
     """The measured variants of one model that get a simulated variant of this kind: at most one for each largest batch.
 
-    They are fp32 on the fewest CPU threads, which the published ratios compare with. onnxruntime goes before other frameworks.
+    They are fp32 on the fewest CPU threads, since the published ratios compare with that. onnxruntime is preferred to other frameworks.
     """
     best: dict[int, VariantRecord] = {}
     limit = KINDS[kind].largest_batch
@@ -95,7 +95,7 @@ def originals(variants: Iterable[VariantRecord], kind: str) -> list[VariantRecor
 def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
     """This measured variant on a simulated device of this kind, under the name `variant`.
 
-    The same artifact, so the same accuracy; latencies, load time, memory and throughput by the kind's line.
+    It has the same artifact, and so the same accuracy. Latencies, load time, memory and throughput come from the model of the kind.
     """
     made = KINDS[kind]
     profile = original.profile
@@ -120,7 +120,7 @@ def emulated(original: VariantRecord, kind: str, variant: str) -> VariantRecord:
 
 
 def computable(record: VariantRecord, items: int, seconds: float) -> bool:
-    """Whether the CPU can compute a simulated variant's real outputs for so many items within `seconds`."""
+    """Whether the CPU can compute a simulated variant's real outputs for `items` items within `seconds`."""
     return items * float(record.attributes.get(SINGLE_MS, "inf")) <= seconds * 1000.0
 
 

@@ -1,10 +1,10 @@
-"""The states of an instance: which changes are legal, and when an instance counts as Overloaded or Interfered.
+"""The states of an instance: the legal transitions, and when an instance counts as Overloaded or Interfered.
 
     Inactive -> Loading -> Active <-> Overloaded | Interfered -> Unloading -> Inactive
 
-Every state may change to Inactive (a failed load, a dead executor). The states are INFaaS's (Romero et al., section 4.1,
-Fig. 4), which gives no thresholds. The defaults are those of its published code (worker/query_executor.cc, qpsMonitor),
-which depend on the hardware: see `thresholds_for`.
+Every state may change to Inactive (a failed load, a dead executor). The states are those of INFaaS (Romero et al., section 4.1,
+Fig. 4). The paper gives no thresholds. The defaults are those of its published code (worker/query_executor.cc, qpsMonitor). They depend on
+the hardware: see `thresholds_for`.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from bus.messages.fleet import State
 
 EDGES: dict[State, frozenset[State]] = {
-    "Inactive": frozenset({"Loading", "Active"}),  # straight to Active: found loaded after a restart of the monitor
+    "Inactive": frozenset({"Loading", "Active"}),  # directly to Active: a restarted monitor finds the instance loaded
     "Loading": frozenset({"Active", "Unloading", "Inactive"}),
     "Active": frozenset({"Overloaded", "Interfered", "Unloading", "Inactive"}),
     "Overloaded": frozenset({"Active", "Interfered", "Unloading", "Inactive"}),
@@ -23,23 +23,23 @@ EDGES: dict[State, frozenset[State]] = {
     "Unloading": frozenset({"Inactive"}),
 }
 SERVING: frozenset[State] = frozenset({"Active", "Overloaded", "Interfered"})
-COUNTED: frozenset[State] = SERVING | {"Loading"}  # serves, or will soon
+COUNTED: frozenset[State] = SERVING | {"Loading"}  # the instance serves, or will serve soon
 
 
 def legal(old: State, new: State) -> bool:
-    """Whether an instance may move from one state to the other."""
+    """Whether an instance may change from the old state to the new one."""
     return new in EDGES.get(old, ())
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
     """When an instance counts as Overloaded or Interfered. The defaults are those of one CPU instance among several (`thresholds_for`).
 
-    overloaded_backlog_s, overloaded_slo_share: work waiting, in seconds, and as a share of the app's SLO; the smaller binds.
-    overloaded_clear_share: load and backlog must fall below this share of their limits before Overloaded ends.
-    interfered_ratio, interfered_least_s: measured over profiled latency, and seconds between them; both must be exceeded.
-    interfered_load_share: below this share of saturation a backlog of a slowed-down instance comes from the slowness, so
-    that it counts as Interfered, not Overloaded. clear_ratio: measured over profiled latency at which Interfered ends.
-    least_items: fewer items than this say nothing about latency.
+    overloaded_backlog_s, overloaded_slo_share: limits of the backlog, in seconds of work and as a share of the app's SLO. The smaller
+    limit counts. overloaded_clear_share: Overloaded ends once load and backlog are below this share of their limits.
+    interfered_ratio, interfered_least_s: limits of the ratio of measured to profiled latency, and of their difference in seconds. Both
+    must be exceeded. interfered_load_share: a slow instance with a backlog counts as Interfered, not Overloaded, if its load is below this
+    share of saturation, since then the slowness causes the backlog. clear_ratio: Interfered ends at this ratio of measured to profiled
+    latency. least_items: with fewer items than this, the measured latency is ignored.
     """
 
     overloaded_backlog_s: float = 0.8
@@ -54,16 +54,16 @@ class Thresholds(Struct, frozen=True, kw_only=True):
 
 # Zero means "by hardware". A value that a user sets holds for all hardware.
 BY_HARDWARE = Thresholds(overloaded_backlog_s=0.0, interfered_ratio=0.0, interfered_load_share=0.0, clear_ratio=0.0)
-GPU_SHORT_S = 0.010  # a GPU's batches below this are judged by their absolute slowness
+GPU_SHORT_S = 0.010  # for GPU batches shorter than this, the limit is an absolute latency
 GPU_SHORT_LATE_S = 0.015
 GPU_SHORT_MOST = 5.0
 
 
 def thresholds_for(hardware: str, profiled_s: float, instances: int, given: Thresholds = BY_HARDWARE) -> Thresholds:
-    """The thresholds of an instance on this kind of hardware. A value in `given` that is not 0 takes the place of the default.
+    """The thresholds of an instance on this kind of hardware. A value in `given` that is not 0 replaces the default.
 
-    profiled_s: of a batch at the present mean batch. instances: of the variant on this worker, itself included. The defaults
-    are the table of the published code:
+    profiled_s: profiled latency of a batch of the present mean size. instances: how many instances of the variant this worker has, with
+    this one. The defaults are those of the published code:
 
         hardware                            latency ratio          load share   backlog   clears at
         CPU, the variant's only instance    4.0                    1.0          1.1 s     1.5
@@ -98,10 +98,11 @@ def _filled(given: Thresholds, ratio: float, share: float, backlog: float, clear
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """Recent measurements of an instance. load: items/s served; saturation: items/s it can serve, by its profile.
+    """Recent measurements of an instance.
 
-    backlog_s: seconds of work waiting. latency_s, profiled_s: mean compute time of a batch as measured, and as profiled at
-    the batch sizes that ran; items: how many items these two rest on. slo_s: the app's latency objective, 0 for none.
+    load: items/s that it serves. saturation: items/s that it can serve, by its profile. backlog_s: seconds of work that waits.
+    latency_s, profiled_s: mean compute time of a batch, as measured and as profiled for the batch sizes that ran. items: how many items
+    these two times are based on. slo_s: the app's latency objective in seconds, 0 for none.
     """
 
     load: float
@@ -114,10 +115,10 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 def judge(state: State, seen: Observed, limits: Thresholds, slo_s: float | None = None) -> tuple[State, str]:
-    """The state that a serving instance has now, and why. The reason is empty when nothing changes.
+    """The present state of a serving instance, and the reason. The reason is empty if the state does not change.
 
-    An instance leaves a state at milder values than it enters it, so that noise does not make it change back and forth. slo_s: the latency
-    objective to compare with, if it is not the one in `seen`.
+    The thresholds that end a state are lower than those that begin it, so that noise does not make the state change back and forth.
+    slo_s: the latency objective to compare with, if it is not the one in `seen`.
     """
     if state not in SERVING:
         return state, ""

@@ -1,4 +1,4 @@
-"""How a query ended, as an event: one definition for dispatchers (which write outcomes) and executors (for a dead dispatcher)."""
+"""The outcome of a query as an event. Dispatchers write outcomes. Executors write them in place of a dead dispatcher."""
 
 from collections import deque
 
@@ -19,7 +19,7 @@ def answered(
     cost_per_item: float,
     code: str = "",
 ) -> OutcomeEvent:
-    """The outcome of a query that an executor ended: ok, late, or error when `code` is set."""
+    """The outcome of a query that an executor ended: ok or late. If `code` is set: refused or error."""
     if code:
         outcome = "refused" if code in ("deadline", "overloaded") else "error"
     else:
@@ -27,7 +27,7 @@ def answered(
             route.latency_ms is not None and (finished - route.arrived) * 1000.0 > route.latency_ms
         )
         outcome = "late" if late else "ok"
-    # One for every query: by position it costs a tenth of what keywords cost.
+    # This runs for every query. Positional arguments take a tenth of the time of keyword arguments.
     return OutcomeEvent(
         route.arrived,
         route.uid,
@@ -60,7 +60,7 @@ def answered(
 
 
 def refused(route: Route, code: str, now: float, *, default: bool = False) -> OutcomeEvent:
-    """The outcome of a query that was refused before any executor ended it. default: it got its app's default output instead."""
+    """The outcome of a query that was refused before an executor ended it. default: the query got its app's default output instead."""
     return OutcomeEvent(
         time=route.arrived,
         uid=route.uid,
@@ -86,9 +86,9 @@ def refused(route: Route, code: str, now: float, *, default: bool = False) -> Ou
 
 
 class OutcomeLog:
-    """Counts the events that a dispatcher records, so that executors learn which of their batches are safely on disk.
+    """Counts the events that a dispatcher records. From it, executors learn for which of their batches the outcomes are on disk.
 
-    flushed: by executor queue, the highest `seq` of a done batch whose outcomes are all on disk.
+    flushed: by executor queue, the highest `seq` of a DoneBatch whose outcomes are all on disk.
     """
 
     def __init__(self) -> None:
@@ -103,14 +103,14 @@ class OutcomeLog:
 
     @property
     def recorded(self) -> int:
-        """How many events so far. `on_disk` says whether all up to such a number are on disk."""
+        """The number of events recorded so far. `on_disk` tells whether all events up to a number are on disk."""
         return self._recorded
 
     def on_disk(self, number: int) -> bool:
         return number <= self._stored
 
     def covers(self, batch: DoneBatch) -> None:
-        """All outcomes of this batch have been recorded."""
+        """Note that all outcomes of this batch have been recorded."""
         if self._recorded <= self._stored:
             self.flushed[batch.queue] = batch.seq
         else:
@@ -128,12 +128,12 @@ class OutcomeLog:
         )
 
 
-# -- When an app's default output is given: one definition for dispatchers, which have queries, and executors, which run them
+# -- When an app's default output is sent. Dispatchers and executors both use this definition.
 
-DEFAULT_SHARE = 0.03  # of the time that the query had
+DEFAULT_SHARE = 0.03  # of the time from the query's arrival to its deadline
 DEFAULT_MOST = 0.02  # s
 
 
 def default_at(arrived: float, deadline: float) -> float:
-    """When to give the default output, in Unix seconds: before the deadline, by the time that an answer may take to its client."""
+    """When to send the default output, in Unix seconds. It is before the deadline by the time that an answer may take to reach its client."""
     return deadline - min(DEFAULT_MOST, DEFAULT_SHARE * max(0.0, deadline - arrived))

@@ -1,7 +1,7 @@
-"""Traces of single queries: the W3C `traceparent` that comes with one, and the spans that the services add.
+"""Traces of single queries: the W3C `traceparent` header of a query, and the spans that the services add.
 
-A query without a trace causes no work here. Span ids are derived from the query's uid, so no random numbers are needed, and every
-service knows its parent's.
+A query without a trace causes no work here. Span ids are derived from the query's uid. So no random numbers are needed, and each
+service knows the id of its parent span.
 """
 
 import re
@@ -17,7 +17,10 @@ SAMPLED = 1
 
 
 class Trace(Struct, frozen=True):
-    """The trace context of a query's sender. trace, parent: hexadecimal. flags: bit 0 = to be recorded. state: the sender's own."""
+    """The trace context that a query's sender gives.
+
+    trace, parent: hexadecimal. flags: bit 0 = the trace is recorded. state: the sender's `tracestate`.
+    """
 
     trace: str
     parent: str
@@ -35,7 +38,7 @@ class Trace(Struct, frozen=True):
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """An effect: what one service did for a query. start, end: Unix seconds. error: empty when all went well."""
+    """An effect: one service's work for a query. start, end: Unix seconds. error: empty if the work succeeded."""
 
     trace: Trace
     span: str
@@ -48,7 +51,7 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 def read(headers: Mapping[str, str] | None) -> Trace | None:
-    """The trace in a message's headers. None when there is none, or when it is not valid."""
+    """The trace in a message's headers. None if there is none, or if it is not valid."""
     if not headers:
         return None
     given = headers.get("traceparent") or headers.get("Traceparent")
@@ -63,5 +66,5 @@ def read(headers: Mapping[str, str] | None) -> Trace | None:
 
 
 def span_id(uid: bytes, part: str) -> str:
-    """The id of the span that this service makes for the query with this uid: 16 hexadecimal digits."""
+    """The id of the span that a service creates for the query with this uid: 16 hexadecimal digits. part: the name of the part of the work."""
     return blake2b(uid, digest_size=8, person=part.encode()[:16]).hexdigest()

@@ -1,6 +1,6 @@
-"""A query's head checked against the contract and the app's signature: what does not fit is refused with the field named.
+"""Checks of a query's head against the contract and the app's signature. A query that does not fit is refused; the refusal names the field.
 
-Only heads are looked at: the tensors' bytes stay undecoded, their length is read off the MessagePack frame.
+The bytes of the tensors stay undecoded. Their length is read from the MessagePack frame.
 """
 
 import math
@@ -19,12 +19,12 @@ ITEM_BYTES = {
 }  # fmt: skip
 _FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 _INTEGERS = frozenset(name for name in ITEM_BYTES if "INT" in name)
-# What a model may be given instead of its own datatype: numbers, where nothing but floating-point precision is lost.
+# Datatypes that a model also accepts, by its own datatype: numbers, if no more than floating-point precision is lost.
 _FITTING = dict.fromkeys(_FLOATS, _FLOATS | _INTEGERS) | {name: _INTEGERS | {"BOOL"} for name in _INTEGERS}
 MOST_ITEMS = 65_536
 MOST_AXES = 32
 MOST_KEY = 1000  # characters of an object's name
-_BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # it becomes part of subjects
+_BUCKET = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")  # a bucket's name becomes part of subjects
 _LARGEST = 2**31 - 1
 _BIN_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}  # MessagePack bin 8, 16 and 32: bytes before the content
 
@@ -35,11 +35,11 @@ _any = msgspec.msgpack.Decoder().decode
 
 
 class BadRequest(ValueError):
-    """A field of the query is wrong; the text names it and the remedy."""
+    """A field of the query is wrong. The text names the field and the remedy."""
 
 
 def check_requirements(wish: Requirements) -> None:
-    """Ranges of what a query may demand; NaN fails every comparison and so is refused too. Raises BadRequest."""
+    """Check the ranges of a query's requirements. NaN fails every comparison, so it is refused too. Raises BadRequest."""
     value: float | None
     if (value := wish.latency_ms) is not None and not 0 < value < math.inf:
         raise BadRequest(f"latency_ms must be a positive number of milliseconds, not {value}")
@@ -58,7 +58,7 @@ def check_requirements(wish: Requirements) -> None:
 
 
 def check_name(name: str | None, field: str) -> None:
-    """Names are subject tokens, whoever asks for them. Raises BadRequest."""
+    """Check that a name can be a token of a subject. Raises BadRequest."""
     if name is not None and not valid_name(name):
         raise BadRequest(
             f"{field} {name[:80]!r} is no name: 1 to 64 letters, digits, - or _, beginning with a letter or digit"
@@ -66,10 +66,10 @@ def check_name(name: str | None, field: str) -> None:
 
 
 def count_items(head: QueryHead, app: AppRecord) -> int:
-    """How many items the query's inputs hold, after checking them against the app's signature; raises BadRequest."""
+    """Check the query's inputs against the app's signature. Returns how many items they hold. Raises BadRequest."""
     if head.inputs_ref is not None:
         check_ref(head.inputs_ref)
-        return 1  # the executor counts when it has fetched them
+        return 1  # the executor counts the items once it has fetched them
     raw = head.inputs
     if not len(raw):
         raise BadRequest("field `inputs` is missing: give a tensor, a map of input name to tensor, or a nested list")
@@ -88,7 +88,7 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
 
 
 def check_ref(ref: ObjectRef) -> None:
-    """A reference that can name an object at all. Raises BadRequest."""
+    """Check that a reference has a valid bucket name and a valid key. Raises BadRequest."""
     if not _BUCKET.match(ref.bucket):
         raise BadRequest(f"inputs_ref.bucket {ref.bucket[:80]!r} is no name of a bucket: letters, digits, - and _")
     if not 0 < len(ref.key) <= MOST_KEY:
@@ -96,7 +96,7 @@ def check_ref(ref: ObjectRef) -> None:
 
 
 def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
-    """Length of a checked query's inputs along one input's axis (name, place); None when that is not known here."""
+    """The length of a checked query's inputs along one axis. axis: (name of the input, index of the axis). None if the length is unknown."""
     if head.inputs_ref is not None:
         return None
     name, place = axis
@@ -114,7 +114,7 @@ def length_of(head: QueryHead, axis: tuple[str, int]) -> int | None:
 
 
 def check_tensor(tensor: TensorHead, spec: TensorSpec | None, where: str) -> int:
-    """One tensor's datatype, shape and byte count; its number of items. Raises BadRequest."""
+    """Check one tensor's datatype, shape and byte count. Returns its number of items. Raises BadRequest."""
     size = ITEM_BYTES.get(tensor.datatype)
     if size is None:
         raise BadRequest(f"{where}.datatype {tensor.datatype!r} is none of {', '.join(ITEM_BYTES)}")
@@ -154,7 +154,7 @@ def _check_shape(shape: list[int], spec: TensorSpec, where: str) -> None:
 
 
 def _byte_count(data: msgspec.Raw, where: str) -> int:
-    """Length of a MessagePack bin object, from its frame (no copy)."""
+    """The length of a MessagePack bin object in bytes, from its frame (no copy)."""
     view = memoryview(data)
     kind = view[0]
     header = _BIN_HEADERS.get(kind)
@@ -164,7 +164,7 @@ def _byte_count(data: msgspec.Raw, where: str) -> int:
 
 
 def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
-    """Inputs that are no single tensor: a map of tensors, or a nested list of numbers."""
+    """Check inputs that are not a single tensor: a map of tensors, or a nested list of numbers. Returns the number of items."""
     first = memoryview(raw)[0]
     if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
         return _count_map(raw, signature)
@@ -184,7 +184,7 @@ def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
 
 
 def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int:
-    """A tensor given as a nested list of numbers; its number of items. Raises BadRequest."""
+    """Check a tensor given as a nested list of numbers. Returns its number of items. Raises BadRequest."""
     if not value:
         raise BadRequest(f"{where} holds no items")
     if len(value) > MOST_ITEMS:
@@ -196,7 +196,7 @@ def _check_list(value: list[object], spec: TensorSpec | None, where: str) -> int
 
 
 def _list_shape(value: object, where: str) -> list[int]:
-    """Shape of a rectangular nested list of finite numbers; raises BadRequest."""
+    """The shape of a rectangular nested list of numbers. Raises BadRequest."""
     shape: list[int] = []
     level: list[object] = [value]
     while level and isinstance(level[0], list):
