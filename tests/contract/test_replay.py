@@ -168,7 +168,7 @@ def test_other_machines(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     assert found["policies"][0]["cost"] == pytest.approx(2 * 1.5 / 60)
     assert found["policies"][0]["answered"] == 900
     assert "other machines" in found["cost"]["text"]
-    example = (ROOT / "docs" / "replay.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    example = (ROOT / "docs" / "replay.md").read_text().partition("cheaper.toml <<'END'\n")[2].partition("END\n")[0]
     file.write_text(example)
     found = replay(*HOUR, "--machines", file)
     assert [one["policy"] for one in found["policies"]] == ["infaas", "all from the start"]

@@ -167,7 +167,7 @@ def test_a_refused_query_exits_1_with_the_offer(tmp_path, nats_url, prefix):
         (["query", "--app", "a", "--input", "no-such-file.npy"], 1, "No such file"),
         (["query", "--app", "../etc", "--json-input", "[1]"], 1, "bad_request"),
         (["query", "--app", "a", "--json-input", "[1]", "--latency-ms", "soon"], 2, "latency-ms"),
-        (["bench", "--app", "digits", "--closed", "2", "--rate", "5"], 2, "another kind of load"),
+        (["bench", "--app", "digits", "--closed", "2", "--rate", "5"], 2, "different kinds of load"),
         (["bench", "--app", "digits", "--trace", "no-such-file"], 2, "No such file"),
         (["explain", "--app", "a b"], 1, "bad_request"),
         (["frobnicate"], 2, "frobnicate"),

@@ -59,7 +59,7 @@ class SlowKeyValue(MemoryKeyValue):
         finally:
             self._watches = watches
         for watch in list(watches):
-            self._broker.later(watch._tell, self._entries[key])
+            self._broker.later(watch._deliver, self._entries[key])
         return revision
 
 
