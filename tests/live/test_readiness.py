@@ -20,7 +20,7 @@ from tests.support.servers.nats import NatsServer, free_port, run
 from tests.support.servers.processes import environ
 
 HOST = "127.0.0.1"
-SLOW = 20.0  # s; only ends a test that fails. What bounds an answer is the service's own patience, 1 s
+SLOW = 60.0  # s; only ends a test that fails. What bounds an answer is the service's own patience, 1 s
 
 
 async def asked(port: int, path: str = "/readyz") -> tuple[int, str]:
@@ -75,7 +75,7 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
         nats.stop()
         status, body = await asked(port)
         assert status == 503
-        assert "a connection to NATS" in json.loads(body)["missing"]
+        assert any(part.startswith("a connection to NATS") for part in json.loads(body)["missing"]), body
         nats.start()
         await until(lambda: ready(port), SLOW)
 
@@ -114,7 +114,7 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
             finally:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
-                process.wait(20)
+                process.wait(SLOW)
     finally:
         nats.stop()
         postgres.stop()
