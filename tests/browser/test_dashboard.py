@@ -149,6 +149,7 @@ def _number(text: str) -> int:
     return int(re.sub(r"\D", "", text))
 
 
+@pytest.mark.slow
 def test_an_address_leads_to_the_same_view_again(page: "playwright.Page", loaded: Whole) -> None:
     page.goto(f"{loaded.dashboard}/slo?range=1h&app={APP}")
     page.get_by_text("Who answered").wait_for()

@@ -37,6 +37,7 @@ async def good(gate: Gate) -> Reply:
     return reply
 
 
+@pytest.mark.slow
 def test_whatever_is_sent_is_refused_rightly_and_costs_little(gate: Gate) -> None:
     async def main() -> None:
         await good(gate)
@@ -60,6 +61,7 @@ def test_whatever_is_sent_is_refused_rightly_and_costs_little(gate: Gate) -> Non
     assert gate.alive
 
 
+@pytest.mark.slow
 def test_mutants_of_good_requests(gate: Gate) -> None:
     chance = random.Random(6)
 

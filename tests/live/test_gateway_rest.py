@@ -101,6 +101,7 @@ def get(url: str) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_stops_says_so_first_and_finishes_what_it_has(system: Whole, tmp_path: Path) -> None:
     with gateway(system, tmp_path, drain_s="2") as gate:
         seen: list[int] = []
@@ -146,6 +147,7 @@ def served_by(port: int, pids: set[int]) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_several_gateways_at_one_address(system: Whole, tmp_path: Path) -> None:
     with gateway(system, tmp_path, reuse_port="true") as one:
         with gateway(system, tmp_path, reuse_port="true", port=str(one.port), grpc_port="0") as two:

@@ -297,6 +297,7 @@ def test_a_model_without_validation_or_that_is_none_is_refused(place: Place) -> 
     assert curl(place, "/classify", b"x").status == 400
 
 
+@pytest.mark.slow
 def test_the_command_line_does_the_same(place: Place) -> None:
     where = ("--data-dir", str(place.system.directory))
     done = infaas("admin", "add-app", "--app", "typed", "--latency-ms", "50", "--default-output", "[0]", *where)

@@ -220,6 +220,7 @@ def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
     assert "cancelled" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_bad_item_fails_the_job_by_number_and_what_came_before_is_kept(system: System) -> None:
     x = system.x.copy()
     x[217, 3] = np.nan

@@ -213,6 +213,7 @@ async def command(system: System, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), errors.decode()
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(nats_url, prefix, tmp_path) as system:

@@ -71,6 +71,7 @@ def test_the_blocking_client(system):
             whole.query(APP, np.zeros((1, 3), np.float32))
 
 
+@pytest.mark.slow
 def test_commands(system, tmp_path):
     np.save(tmp_path / "x.npy", system.x[:20])
     here = ("--data-dir", str(system.directory))

@@ -129,6 +129,7 @@ def test_a_second_one_in_the_same_directory_is_refused(system: System) -> None:
     assert live_workers(system.urls["nats"]) == ["w0"]
 
 
+@pytest.mark.slow
 def test_doctor_finds_it_well(system: System) -> None:
     done = infaas("doctor", "--data-dir", str(system.directory), "--json")
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
@@ -136,6 +137,7 @@ def test_doctor_finds_it_well(system: System) -> None:
     assert {name: checks[name]["state"] for name in system_checks} == dict.fromkeys(system_checks, "ok")
 
 
+@pytest.mark.slow
 def test_doctor_names_a_wrong_password(system: System) -> None:
     wrong = system.urls["nats"].replace("nats://infaas:", "nats://infaas:x")
     done = infaas("doctor", INFAAS_NATS_URL=wrong, INFAAS_SQL_DSN=system.urls["sql"])

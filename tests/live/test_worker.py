@@ -27,6 +27,7 @@ async def ready(here: Worker) -> None:
     await until(lambda: here.beats and here.beats[-1].devices[0].alive)
 
 
+@pytest.mark.slow
 def test_a_damaged_artifact_is_quarantined_shown_kept_and_released(nats_url: str, prefix: str, tmp_path: Path) -> None:
     x, _ = tiny_models.digits(4)
     record = replace(measured(GOOD, x, [tiny_models.CLASSES]), artifact=hashlib.sha256(DAMAGED).hexdigest())

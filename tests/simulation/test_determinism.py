@@ -38,6 +38,7 @@ def here() -> dict[str, str]:
     return digests()
 
 
+@pytest.mark.slow
 def test_again_in_this_process(here: dict[str, str]) -> None:
     assert digest(SMALL["failing"]()) == here["failing"]
     assert digest(ALL["varied-84"]()) == here["varied-84"]

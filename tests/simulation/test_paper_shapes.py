@@ -4,6 +4,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benches" / "paper"))
 
 import compare
@@ -11,6 +13,8 @@ import fig1
 import fig6
 import fig7
 import table23
+
+pytestmark = pytest.mark.slow
 
 
 def numbers(figure: compare.Figure) -> Mapping[str, float]:

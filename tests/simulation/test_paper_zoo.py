@@ -57,6 +57,7 @@ def test_the_measured_anchors_come_out(zoo: ModuleType) -> None:
     assert named["resnet152-tf-cpu-t1"].latency_ms == pytest.approx(155 + 592, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_short_figure_5() -> None:
     """Before the first plateau: everybody serves it, and we do with cheaper machines."""
     scenario = replace(read_scenario(PAPER / "fig5.toml", policies=["infaas", "clipper+"]), duration_s=12.0)

@@ -51,6 +51,7 @@ def beat(fleet: Fleet, worker: str) -> WorkerHeartbeat:
     return decode(WorkerHeartbeat, [body for _, heard, body in fleet.stage.heard if heard == subject][-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slo_ms", "workers", "times"),
     [(200.0, 1, 1.5), (200.0, 2, 1.5), (1000.0, 1, 1.5), (1000.0, 2, 1.5), (500.0, 1, 3.0)],

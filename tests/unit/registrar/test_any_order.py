@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -115,6 +116,7 @@ def jump(stage: Stage, seconds: int) -> None:
     stage.ring()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(moves(), min_size=20, max_size=150))
 def test_every_registration_ends_exactly_once(happenings: list[Callable[[Stage], Any]]) -> None:

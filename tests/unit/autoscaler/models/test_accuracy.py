@@ -49,6 +49,7 @@ def ramp(goal: Goal, solver: str) -> tuple[ScalingFleet, list[tuple[float, float
     return stage, [heard(stage, labels) for labels in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["greedy", "ilp"])
 def test_accuracy_goes_down_with_the_load_before_anything_is_refused_and_comes_back(solver: str) -> None:
     stage, steps = ramp("accuracy", solver)

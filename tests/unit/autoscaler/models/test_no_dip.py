@@ -40,6 +40,7 @@ variants = st.lists(
 loads = st.lists(st.tuples(st.sampled_from([0, 2, 20, 60, 120]), st.sampled_from([3.0, 6.0])), min_size=4, max_size=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["greedy", "ilp"])
 @settings(max_examples=15)
 @given(variants, loads)

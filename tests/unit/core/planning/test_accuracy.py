@@ -110,6 +110,7 @@ def posed(seed: int) -> PlanningProblem:
     return replace(make(seed), goal="accuracy", time_shared=shared)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 10_000))
 def test_plans_keep_every_constraint_and_the_exact_one_is_no_worse(seed: int) -> None:
@@ -189,6 +190,7 @@ def test_what_instances_deliver_is_the_most_that_any_sharing_of_the_load_could(s
     assert found.worth + 1000.0 * found.carried == pytest.approx(-best.fun, rel=1e-7, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_comes_near_the_exact_plan() -> None:
     """500 such problems: docs/planning.md."""
     gaps = []

@@ -161,6 +161,7 @@ def test_compressed_messages(channel: grpc.Channel) -> None:
         assert len(stub(channel).ModelInfer(asked, metadata=TOKEN, compression=coding).raw_output_contents[0]) == 80_000
 
 
+@pytest.mark.slow
 def test_a_message_that_does_not_come_is_not_waited_for(stage: Echoing) -> None:
     path = b"/inference.GRPCInferenceService/ModelInfer"
     token = (b"authorization", b"Bearer secret")
