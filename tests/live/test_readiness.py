@@ -17,10 +17,21 @@ from services.shell.http import fetch
 from services.shell.store import WRITER, prepare
 from tests.support.clients.responders import until
 from tests.support.servers.nats import NatsServer, free_port, run
-from tests.support.servers.processes import environ
+from tests.support.servers.processes import environ, eventually
 
 HOST = "127.0.0.1"
 SLOW = 60.0  # s; only ends a test that fails. What bounds an answer is the service's own patience, 1 s
+
+
+def pause(pid: int) -> None:
+    """Stop the process, and wait until all of its threads have stopped: until then it may still answer."""
+
+    def stopped() -> bool:
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(state in "Tt" for state in states)
+
+    os.kill(pid, signal.SIGSTOP)
+    assert eventually(stopped, SLOW)
 
 
 async def asked(port: int, path: str = "/readyz") -> tuple[int, str]:
@@ -64,7 +75,7 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
     async def main(pid: int) -> None:
         await until(lambda: ready(port), SLOW)
 
-        os.kill(nats.pid, signal.SIGSTOP)  # it hangs: the connection is there, and nobody answers on it
+        pause(nats.pid)  # it hangs: the connection is there, and nobody answers on it
         status, body = await asked(port)
         assert status == 503, body
         assert "NATS" in body
@@ -81,7 +92,7 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
 
         backends = readyz_backends(postgres)
         for backend in backends:
-            os.kill(backend, signal.SIGSTOP)
+            pause(backend)
         assert backends
         status, body = await asked(port)
         assert status == 503
@@ -97,7 +108,7 @@ def test_readiness_is_true_at_every_moment(tmp_path: Path) -> None:
         await asyncio.to_thread(postgres.start)
         await until(lambda: ready(port), SLOW)
 
-        os.kill(pid, signal.SIGSTOP)
+        pause(pid)
         with pytest.raises(TimeoutError):
             await fetch(HOST, port, "/healthz", 1.0)
         os.kill(pid, signal.SIGCONT)
