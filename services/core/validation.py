@@ -81,10 +81,15 @@ def count_items(head: QueryHead, app: AppRecord) -> int:
     spec = None
     if signature is not None:
         if len(signature.inputs) != 1:
-            names = ", ".join(s.name for s in signature.inputs)
-            raise BadRequest(f"inputs must be a map with the tensors {names}")
+            raise _not_a_map(signature)
         spec = signature.inputs[0]
     return check_tensor(tensor, spec, "inputs")
+
+
+def _not_a_map(signature: Signature) -> BadRequest:
+    """The error for one tensor where the model takes several."""
+    names = ", ".join(spec.name for spec in signature.inputs)
+    return BadRequest(f"inputs must be a map with the tensors {names}")
 
 
 def check_ref(ref: ObjectRef) -> None:
@@ -177,8 +182,7 @@ def _count_other(raw: msgspec.Raw, signature: Signature | None) -> int:
     spec = None
     if signature is not None:
         if len(signature.inputs) != 1:
-            names = ", ".join(s.name for s in signature.inputs)
-            raise BadRequest(f"inputs must be a map with the tensors {names}")
+            raise _not_a_map(signature)
         spec = signature.inputs[0]
     return _check_list(value, spec, "inputs")
 

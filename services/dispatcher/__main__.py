@@ -4,6 +4,7 @@ from time import perf_counter
 
 from bus.port import Bus
 from bus.subjects import Subjects
+from services.core.metric import MICROSECONDS, Histogram
 from services.core.settings import Settings
 from services.dispatcher.actor import Dispatcher, make_dispatcher
 from services.dispatcher.edge import dispatcher_name, load_policy, uid_maker
@@ -16,13 +17,14 @@ from services.shell.runtime.runtime import Runtime
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One dispatcher actor with a name of its own; several share the queries by queue group."""
     subjects = Subjects(settings.prefix)
-    policy = SampledPolicy(load_policy(settings), perf_counter)
+    seconds = Histogram(MICROSECONDS)
+    policy = SampledPolicy(load_policy(settings), perf_counter, seconds.observe)
     prices = load_prices(settings.prices)
 
     def make() -> Dispatcher:
         return make_dispatcher(settings, subjects, dispatcher_name(), policy, prices, uid_maker())
 
     return [
-        Runtime("dispatcher", make, bus, subjects, insight=DispatcherMetrics(policy.seconds)),
+        Runtime("dispatcher", make, bus, subjects, insight=DispatcherMetrics(seconds)),
         Runtime("feedback", lambda: FeedbackActor(subjects), bus, subjects),
     ]

@@ -15,12 +15,10 @@ from services.autoscaler.vms.actor import make_controller
 from services.autoscaler.vms.policy import PricedKind
 from services.core.catalog import key_of
 from services.core.planning.solvers import make_solver
-from services.core.selection.cluster import ClusterView
-from services.core.selection.eligibility import Ask
-from services.core.selection.policy import Decision, SelectionPolicy, goal_of
 from services.core.settings import MachineKind, StaticVariant
 from services.dispatcher.actor import make_dispatcher
 from services.dispatcher.edge import load_policy
+from services.dispatcher.metrics import SampledPolicy
 from services.executor.actor import make_executor
 from services.jobs.actor import make_coordinator
 from services.jobs.runner.actor import make_runner
@@ -40,28 +38,7 @@ from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 SPREAD = 0.5  # s over which the starts of the first machines are spread, because real machines do not start in step
 INSTANT = 0.001  # s that a load takes before the scenario begins
 NODES = 200  # limit of a branch-and-bound search in place of time, so that every machine finds the same plan
-MEASURED_EVERY = 8  # decisions, of which one is timed
 GOLDEN = 0.6180339887
-
-
-class TimedPolicy:
-    """A selection policy, with every eighth decision timed by the wall clock. Decisions are unchanged."""
-
-    def __init__(self, policy: SelectionPolicy, decided: Callable[[float], None]) -> None:
-        self.name = policy.name
-        self.goal = goal_of(policy)
-        self._select = policy.select
-        self._decided = decided
-        self._count = 0
-
-    def select(self, ask: Ask, now: float, view: ClusterView) -> Decision:
-        self._count += 1
-        if self._count % MEASURED_EVERY:
-            return self._select(ask, now, view)
-        began = perf_counter()
-        decision = self._select(ask, now, view)
-        self._decided(perf_counter() - began)
-        return decision
 
 
 class SimulatedSystem:
@@ -140,7 +117,7 @@ class SimulatedSystem:
     def _new_uid(self) -> bytes:
         return next(self._uids).to_bytes(16, "big")
 
-    def _make_selection(self) -> TimedPolicy:
+    def _make_selection(self) -> SampledPolicy:
         settings = self._settings
         kinds = {
             spec.kind: MachineKind(minimum=spec.minimum, maximum=spec.maximum)
@@ -148,7 +125,7 @@ class SimulatedSystem:
             if spec.maximum
         }
         machines = replace(settings.machines, provider="simulated", kinds=kinds)
-        return TimedPolicy(load_policy(replace(settings, machines=machines)), self._decided)
+        return SampledPolicy(load_policy(replace(settings, machines=machines)), perf_counter, self._decided)
 
     def _make_solver(self) -> SimulatedSolverEdge:
         name = self._settings.autoscaler.solver

@@ -19,13 +19,12 @@ import pytest
 from services.autoscaler.models.actor import ModelAutoscaler
 from services.autoscaler.vms.actor import Controller
 from services.core.planning.solvers import make_solver
-from services.core.selection.policy import BruteForce, Decision, InfaasPolicy, RoundRobin
+from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin
 from services.dispatcher.actor import Dispatcher
 from services.executor.actor import Executor
 from services.jobs.actor import Coordinator
 from services.jobs.runner.actor import Runner
 from services.monitor.actor import MonitorActor
-from services.simulation.system import MEASURED_EVERY, TimedPolicy
 from tests.support.data.small_scenarios import SMALL, Told, load, scenario, settings
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +43,7 @@ WIRING = {
     "services.jobs.runner.actor:make_runner": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
-    "services.core.selection.cluster:ClusterView": {"system.py"},  # in the signature of TimedPolicy
-    "services.core.selection.policy:goal_of": {"system.py"},  # TimedPolicy has its policy's goal
+    "services.dispatcher.metrics:SampledPolicy": {"system.py"},
     "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
     # Names of keys in buckets.
     "services.autoscaler.vms.commands:machine_key": {"edges.py"},
@@ -114,14 +112,13 @@ def test_deciding_code_is_only_used_where_actors_are_wired() -> None:
 
 
 def test_nothing_here_decides() -> None:
-    """TimedPolicy measures; what it returns is tested below."""
     found = {
         (path.name, node.name)
         for path in sources()
         for node in ast.walk(tree(path))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.lstrip("_") in DECIDES
     }
-    assert found == {("system.py", "select")}
+    assert found == set()
 
 
 def test_no_class_here_descends_from_a_services() -> None:
@@ -207,7 +204,7 @@ def test_the_policy_is_productions_own(name: str, policy: type) -> None:
     run.system.build()
     dispatcher = run.kernel.members["d-0"].actor
     timed = dispatcher._policy
-    assert type(timed) is TimedPolicy
+    assert type(timed) is SampledPolicy
     assert type(timed._select.__self__) is policy
     assert timed._select.__func__ is policy.select
 
@@ -224,32 +221,3 @@ def test_the_goal_reaches_the_dispatchers() -> None:
     for run in runs:
         run.system.build()
     assert tuple(run.kernel.members["d-0"].actor.view._goal for run in runs) == goals
-
-
-class Recorder:
-    """A policy that keeps what it was asked and what it said."""
-
-    name = "recorder"
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.said: list[Decision] = []
-
-    def select(self, *asked: Any) -> Any:
-        self.asked.append(asked)
-        self.said.append(object())  # type: ignore[arg-type]
-        return self.said[-1]
-
-
-def test_timed_passes_on_what_it_is_given() -> None:
-    policy, times = Recorder(), list[float]()
-    timed = TimedPolicy(policy, times.append)  # type: ignore[arg-type]
-    asks = [(object(), float(number), object()) for number in range(3 * MEASURED_EVERY)]
-    answers = [timed.select(*ask) for ask in asks]  # type: ignore[arg-type]
-    assert all(answer is said for answer, said in zip(answers, policy.said, strict=True))
-    assert all(
-        one is two for asked, ask in zip(policy.asked, asks, strict=True) for one, two in zip(asked, ask, strict=True)
-    )
-    assert timed.name == "recorder"
-    assert len(times) == 3
-    assert min(times) >= 0.0
