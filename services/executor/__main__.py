@@ -14,7 +14,7 @@ from bus.subjects import Subjects
 from services.core.actor import Edge
 from services.core.placement import Device
 from services.core.settings import Settings
-from services.executor import metrics
+from services.executor import actor
 from services.executor.actor import make_executor
 from services.executor.edge import AcceleratedEdge, ExecutorEdge
 from services.executor.edge_simulated import SimulatedEdge
@@ -40,7 +40,7 @@ async def wire(settings: Settings, bus: Bus, found: Iterable[Accelerator] | None
 
     def runtime(device: Device, its_edge: Edge, name: str = "") -> Runtime:
         make = partial(make_executor, settings, subjects, worker, device, incarnation)
-        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=metrics)
+        return Runtime(name or f"executor-{device.name}", make, bus, subjects, its_edge, insight=actor)
 
     cpu, *others = devices_of(settings.worker, found)
     real = [device for device in others if not device.simulated]

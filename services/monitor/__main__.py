@@ -6,7 +6,7 @@ from bus.port import Bus
 from bus.subjects import Subjects, valid_name
 from services.core.cost import UnknownPrice, price_per_hour
 from services.core.settings import Settings
-from services.monitor import metrics
+from services.monitor import actor
 from services.monitor.actor import MonitorActor, make_monitor
 from services.monitor.edge import MachineEdge
 from services.shell.host.machine import devices_of, worker_name
@@ -35,4 +35,4 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return make_monitor(settings, subjects, worker, ours.hardware, ours.kind, devices, prices, incarnation)
 
     edge = MachineEdge(bus=bus, bucket=subjects.control_bucket)
-    return [Runtime(f"monitor-{worker}", make, bus, subjects, edge, insight=metrics)]
+    return [Runtime(f"monitor-{worker}", make, bus, subjects, edge, insight=actor)]

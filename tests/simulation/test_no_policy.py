@@ -21,6 +21,7 @@ from services.autoscaler.vms.actor import Controller
 from services.core.planning.solvers import make_solver
 from services.core.selection.policy import BruteForce, InfaasPolicy, RoundRobin
 from services.dispatcher.actor import Dispatcher
+from services.dispatcher.metrics import SampledPolicy
 from services.executor.actor import Executor
 from services.jobs.actor import Coordinator
 from services.jobs.runner.actor import Runner

@@ -6,7 +6,7 @@ from typing import Any
 
 from bus.port import Bus
 from bus.subjects import Subjects
-from services.autoscaler.models import metrics
+from services.autoscaler.models import actor
 from services.autoscaler.models.actor import ModelAutoscaler, Solve, Solved, make_model_autoscaler
 from services.core.planning.plan import Solver
 from services.core.planning.solvers import make_solver
@@ -27,7 +27,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     def make() -> ModelAutoscaler:
         return make_model_autoscaler(settings, subjects, worker, prices)
 
-    return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver), insight=metrics)]
+    return [Runtime(f"model-autoscaler-{worker}", make, bus, subjects, SolverEdge(solver), insight=actor)]
 
 
 class SolverEdge:

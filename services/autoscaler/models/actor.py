@@ -40,6 +40,7 @@ from services.core.actor import (
 )
 from services.core.catalog import Catalog
 from services.core.cost import Goal, load_seconds
+from services.core.metric import MetricFamily
 from services.core.planning.plan import Plan
 from services.core.planning.problem import PlanningProblem
 from services.core.settings import AutoscalerSettings, Settings
@@ -327,3 +328,22 @@ def make_model_autoscaler(
         memory_share=settings.monitor.memory_share,
         goal=settings.goal,
     )
+
+
+# -- metrics
+
+
+def families(actor: ModelAutoscaler) -> Iterable[MetricFamily]:
+    load = MetricFamily("infaas_autoscaler_load_items_per_second", "gauge", "Load of this worker when last looked at.")
+    load.add(actor._rate, worker=actor._worker)
+    barred = MetricFamily(
+        "infaas_autoscaler_barred_variants", "gauge", "Variants that were refused here, planned without for now."
+    )
+    barred.add(len(actor._barred), worker=actor._worker)
+    return load, barred
+
+
+def missing(actor: ModelAutoscaler, now: float) -> str:
+    if not actor._synced:
+        return "the catalogue"
+    return "" if now - actor._heartbeat[0] <= GONE else "a heartbeat of its worker's monitor"

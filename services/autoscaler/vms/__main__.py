@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bus.port import Bus
 from bus.subjects import Subjects, valid_name
-from services.autoscaler.vms import metrics
+from services.autoscaler.vms import actor
 from services.autoscaler.vms.actor import Controller, changes_machines, make_controller
 from services.autoscaler.vms.commands import ProviderTraits
 from services.autoscaler.vms.edge import ControllerEdge
@@ -42,7 +42,7 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         return make_controller(settings, subjects, f"vm-{secrets.token_hex(4)}", kinds, traits)
 
     edge = ControllerEdge(bus, subjects, provider)
-    return [Runtime("vm-autoscaler", make, bus, subjects, edge, insight=metrics)]
+    return [Runtime("vm-autoscaler", make, bus, subjects, edge, insight=actor)]
 
 
 def kinds_of(settings: Settings) -> dict[str, PricedKind]:

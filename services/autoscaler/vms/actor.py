@@ -64,6 +64,7 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
+from services.core.metric import MetricFamily
 from services.core.settings import MonitorSettings, Settings
 
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
@@ -437,3 +438,19 @@ def make_controller(
         budget_per_hour=settings.autoscaler.budget_per_hour or inf,
     )
     return Controller(name, subjects, limits, settings.monitor, traits)
+
+
+# -- metrics
+
+
+def families(actor: Controller) -> Iterable[MetricFamily]:
+    leads = MetricFamily("infaas_controller_leads", "gauge", "1 while this VM-autoscaler leads the cluster.")
+    leads.add(int(actor.lease.epoch > 0))
+    workers = MetricFamily("infaas_controller_workers", "gauge", "Workers that this VM-autoscaler knows.")
+    workers.add(len(actor.fleet.workers))
+    return leads, workers
+
+
+def missing(actor: Controller, now: float) -> str:
+    del actor, now
+    return ""
