@@ -136,6 +136,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("monitor"),
     ),
     SubjectRights("event", lambda s, _: (s.event("scaling"), s.event("worker")), _r("monitor", "vm-autoscaler")),
+    SubjectRights("event", lambda s, _: (s.event("shadow"),), _r("operator")),
     SubjectRights("event", lambda s, _: (s.event("registration"),), _r("registrar")),
     SubjectRights("event", lambda s, _: (s.event("job"),), _r("jobs")),
     # a query's way
@@ -165,7 +166,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("dispatcher", "offline"),
         _r("executor", "gateway", "operator"),
     ),
-    SubjectRights("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler")),
+    SubjectRights("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler", "operator")),
     SubjectRights("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights(
         "controller",

@@ -97,6 +97,27 @@ class ScalingEvent(Event, frozen=True, kw_only=True, gc=False):
     objective: float | None = None
 
 
+class ShadowEvent(Event, frozen=True, kw_only=True, gc=False):
+    """What a policy that runs beside the system without acting would have done (`infaas shadow`).
+
+    policy: its name, with the settings that differ from the system's. action: as of a ScalingEvent; `sample` for the rows that only tell
+    the cost, every 10 s. cost_rate: US$ per hour of its machines after the action. apps_cost_rate: the part of it for its loaded
+    instances.
+    """
+
+    kind: ClassVar[str] = "shadow"
+    policy: str
+    scaler: str
+    worker: str | None
+    app: str | None
+    variant: str | None
+    action: str
+    count: int
+    reason: str
+    cost_rate: float
+    apps_cost_rate: float
+
+
 class WorkerEvent(Event, frozen=True, kw_only=True, gc=False):
     kind: ClassVar[str] = "worker"
     worker: str
@@ -186,6 +207,7 @@ EVENTS: tuple[type[Event], ...] = (
     OutcomeEvent,
     CostEvent,
     ScalingEvent,
+    ShadowEvent,
     WorkerEvent,
     WorkerSample,
     InstanceEventSample,

@@ -16,6 +16,7 @@ NAMES = {
     "outcome": "infaas.query_outcomes",
     "cost": "infaas.cost_events",
     "scaling": "infaas.scaling_events",
+    "shadow": "infaas.shadow_events",
     "worker": "infaas.worker_events",
     "worker-sample": "infaas.worker_samples",
     "instance-sample": "infaas.instance_samples",

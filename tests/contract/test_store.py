@@ -21,6 +21,7 @@ RELATIONS = {
     " accuracy_required cost_limit priority items batch cached simulated cost version policy context input_digest parent stage",
     "cost_events": "time seconds worker hardware app model variant busy_seconds cost simulated",
     "scaling_events": "time scaler worker app model variant action count reason solver solve_ms objective",
+    "shadow_events": "time policy scaler worker app variant action count reason cost_rate",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",
     "instance_samples": "time worker device app model variant",

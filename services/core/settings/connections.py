@@ -52,6 +52,7 @@ class KeepDays(Section, frozen=True, kw_only=True):
     cost_events: Annotated[float, _AGGREGATED, "Days that rows of cost_events are kept."] = 30.0
     state_events: Annotated[float, _DAYS, "Days that rows of state_events are kept."] = 90.0
     scaling_events: Annotated[float, _DAYS, "Days that rows of scaling_events are kept."] = 90.0
+    shadow_events: Annotated[float, _DAYS, "Days that rows of shadow_events are kept."] = 90.0
     worker_events: Annotated[float, _DAYS, "Days that rows of worker_events are kept."] = 90.0
     worker_samples: Annotated[float, _DAYS, "Days that rows of worker_samples are kept."] = 7.0
     instance_samples: Annotated[float, _DAYS, "Days that rows of instance_samples are kept."] = 7.0

@@ -15,6 +15,7 @@ BEGIN
       ('instance_samples', interval '2 days', 'worker', 'time DESC', true),
       ('state_events', interval '14 days', 'worker', 'time DESC', true),
       ('scaling_events', interval '14 days', 'scaler', 'time DESC', true),
+      ('shadow_events', interval '14 days', 'policy', 'time DESC', true),
       ('worker_events', interval '14 days', 'worker', 'time DESC', true)
     ) AS w (relation, compress, segment, orders, policy) USING (relation)
   LOOP

@@ -16,6 +16,7 @@ from bus.messages.events import (
     OutcomeEvent,
     RegistrationEvent,
     ScalingEvent,
+    ShadowEvent,
     StateEvent,
     WorkerEvent,
     WorkerSample,
@@ -39,6 +40,10 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
     ScalingEvent: {
         "scaler": "dispatcher", "worker": "w1", "app": "digits", "model": "mlp", "variant": VARIANT, "action": "load",
         "count": 1, "reason": "no instance",
+    },
+    ShadowEvent: {
+        "policy": "static", "scaler": "model", "worker": "w1", "app": "digits", "variant": VARIANT, "action": "load", "count": 1,
+        "reason": "load", "cost_rate": 0.2, "apps_cost_rate": 0.05,
     },
     WorkerEvent: {"worker": "w1", "hardware": "cpu", "from_state": "starting", "to_state": "ready", "reason": "up"},
     WorkerSample: {
