@@ -25,6 +25,7 @@ from services.core.settings.fields import (
     words,
 )
 
+FORECASTERS = ("combined", "last", "mean", "seasonal-naive", "trend")  # of services.core.forecast.forecasters
 ELSEWHERE = ("swarm", "command")  # providers whose machines are others than this one
 _COMMAND = Text(r"(?s)[^\0]*", "words of a command")
 
@@ -46,6 +47,11 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     solver: Annotated[Literal["ilp", "greedy"], "Solver of the planning problem."] = "ilp"
     period_s: Annotated[float, Number(above=0, most=3600), "Seconds between two decisions."] = 1.0
     slack: Annotated[float, Number(above=0, most=1000), "Throughput that is wanted, as a multiple of the load."] = 1.05
+    forecaster: Annotated[
+        str,
+        Text("|".join([*FORECASTERS, r"[\w.]+:\w+"]), f"{', '.join(FORECASTERS)} or module:Class"),
+        "Forecaster of the demand at the moment for which is planned (docs/scaling.md).",
+    ] = "combined"
     loading_weight: Annotated[float, Number(most=1e6), "Weight of loading latency, 1/s (the paper's lambda)."] = 0.1
     objective: Annotated[
         Literal["multiplicative", "additive"],
