@@ -137,6 +137,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     ),
     SubjectRights("event", lambda s, _: (s.event("scaling"), s.event("worker")), _r("monitor", "vm-autoscaler")),
     SubjectRights("event", lambda s, _: (s.event("shadow"),), _r("operator")),
+    SubjectRights("event", lambda s, _: (s.event("objective"),), _r("vm-autoscaler")),
     SubjectRights("event", lambda s, _: (s.event("registration"),), _r("registrar")),
     SubjectRights("event", lambda s, _: (s.event("job"),), _r("jobs")),
     # a query's way
@@ -175,6 +176,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("vm-autoscaler"),
     ),
     SubjectRights("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
+    SubjectRights("controller", lambda s, _: (s.controller("objectives"),), _r("vm-autoscaler"), _r("operator")),
     SubjectRights("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
     SubjectRights(
         "worker",

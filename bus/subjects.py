@@ -93,7 +93,7 @@ class Subjects:
         return f"{self.prefix}.fleet.{what}"
 
     def controller(self, what: str) -> str:
-        """what: ask. Heard by the one that leads."""
+        """what: ask (heard by the one that leads) | objectives (what it publishes of all apps)"""
         return f"{self.prefix}.controller.{what}"
 
     def machines(self, order: str) -> str:

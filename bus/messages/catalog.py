@@ -108,7 +108,7 @@ class AppRecord(Struct, frozen=True, kw_only=True):
 
     links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can
     come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
-    strings.
+    strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings.
     """
 
     app: str
@@ -119,3 +119,4 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     min_instances: int = 1
     created: float = 0.0
     input_type: str | None = None
+    slo_target: float | None = None

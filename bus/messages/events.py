@@ -202,6 +202,24 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     input_digest: str | None
 
 
+class AppObjective(Event, frozen=True, kw_only=True, gc=False):
+    """One app's objective, what is reached, and what the autoscalers expect.
+
+    slo_target: the share of queries to be answered in time. reached: the share of the last minutes; None if there were no queries.
+    load: items/s now. forecast: items/s for the time when what is ordered now would be ready. capacity: items/s that the loaded instances
+    carry in time. headroom: capacity/forecast; None if nothing is expected.
+    """
+
+    kind: ClassVar[str] = "objective"
+    app: str
+    slo_target: float
+    reached: float | None
+    load: float
+    forecast: float
+    capacity: float
+    headroom: float | None
+
+
 EVENTS: tuple[type[Event], ...] = (
     StateEvent,
     OutcomeEvent,
@@ -214,4 +232,5 @@ EVENTS: tuple[type[Event], ...] = (
     RegistrationEvent,
     JobEvent,
     FeedbackEvent,
+    AppObjective,
 )

@@ -6,6 +6,8 @@ smaller epoch than it has seen, so that a leader that has lost its lease cannot 
 
 from msgspec import Struct
 
+from bus.messages.events import AppObjective
+
 
 class ClassDemand(Struct, frozen=True, array_like=True, gc=False):
     """How many items went to one worker in queries of one app with the same requirements. All counts are of the report's period.
@@ -60,6 +62,14 @@ class AskForCapacity(Struct, frozen=True, kw_only=True):
     latency_ms: float | None = None
     accuracy: float = 0.0
     reason: str = ""
+
+
+class ObjectiveReport(Struct, frozen=True, kw_only=True):
+    """`infaas.controller.objectives`: the controller publishes the objectives of all apps. apps: in order of their names."""
+
+    at: float
+    epoch: int
+    apps: list[AppObjective]
 
 
 class Drain(Struct, frozen=True, kw_only=True):

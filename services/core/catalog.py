@@ -40,6 +40,11 @@ def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
     return variant_key(record.variant)
 
 
+def target_of(app: AppRecord | None, default: float) -> float:
+    """The share of an app's queries to be answered in time, above 0 and below 1. default: that of the settings."""
+    return default if app is None or app.slo_target is None else app.slo_target
+
+
 class Catalog:
     """Apps, models by version, and variants, from the last entries of the bucket. Look-ups are dictionary accesses.
 

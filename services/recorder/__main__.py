@@ -10,6 +10,7 @@ from bus.subjects import Subjects
 from services.core.settings import BusSettings, Settings
 from services.recorder import actor
 from services.recorder.actor import make_recorder
+from services.recorder.catalog import CatalogWriter
 from services.recorder.edge import DatabaseProbe, RecorderEdge
 from services.shell.prices import load_prices
 from services.shell.runtime.runtime import Runtime
@@ -45,7 +46,8 @@ async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
         os.nice(max(0, NICE - os.nice(0)))
     subjects = Subjects(settings.prefix)
     store = Store(settings.store.dsn, "infaas recorder")
-    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), load_prices(settings.prices))
+    catalog = CatalogWriter(store, load_prices(settings.prices), settings.autoscaler.slo_target)
+    edge = RecorderEdge(bus, store, streams(subjects, settings.bus), catalog)
     reachable = DatabaseProbe(settings.store.dsn).missing
     make = partial(make_recorder, subjects)
     return [Runtime("recorder", make, bus, subjects, edge, insight=actor, reachable=reachable)]

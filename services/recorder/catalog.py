@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from bus.codec import BadMessage, decode
 from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from services.core.catalog import target_of
 from services.core.cost import PER_CORE, UnknownPrice, cost_per_1000, instance_price_per_s, latency_ms
 from services.recorder.tables import moment
 from services.shell.store import Store
@@ -22,11 +23,15 @@ Connection = psycopg.Connection[Any]
 
 
 class CatalogWriter:
-    """Writes catalogue entries. prices: US$ an hour by device kind. Not for several threads at once."""
+    """Writes catalogue entries. Not for several threads at once.
 
-    def __init__(self, store: Store, prices: Mapping[str, float]) -> None:
+    prices: US$ an hour by device kind. slo_target: of apps without a target of their own.
+    """
+
+    def __init__(self, store: Store, prices: Mapping[str, float], slo_target: float) -> None:
         self._store = store
         self._prices = prices
+        self._slo_target = slo_target
 
     def write(self, changes: Mapping[str, bytes | None], present: frozenset[str] | None) -> None:
         """Write these entries in one transaction (None: deleted). With `present`, delete rows of all other keys, and write the prices.
@@ -45,7 +50,7 @@ class CatalogWriter:
         try:
             with connection.transaction():  # a savepoint: an entry that cannot be written leaves nothing behind
                 if kind == "app":
-                    _app(connection, name, None if value is None else decode(AppRecord, value))
+                    _app(connection, name, None if value is None else decode(AppRecord, value), self._slo_target)
                 elif kind == "model":
                     model, _, version = name.partition(".")
                     _model(connection, (model, version), None if value is None else decode(ModelRecord, value))
@@ -129,7 +134,7 @@ class CatalogWriter:
                     self._entry(connection, key, None)
 
 
-def _app(connection: Connection, name: str, record: AppRecord | None) -> None:
+def _app(connection: Connection, name: str, record: AppRecord | None, slo_target: float) -> None:
     connection.execute("DELETE FROM infaas_internal.app_models WHERE app = %s", (name,))
     if record is None:
         connection.execute("DELETE FROM infaas_internal.apps WHERE app = %s", (name,))
@@ -147,6 +152,7 @@ def _app(connection: Connection, name: str, record: AppRecord | None) -> None:
             "inputs": None if signature is None else _json(signature.inputs),
             "outputs": None if signature is None else _json(signature.outputs),
             "created": moment(record.created),
+            "slo_target": target_of(record, slo_target),
         },
     )
     connection.cursor().executemany(

@@ -29,11 +29,11 @@ class RecorderEdge:
     are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time.
     """
 
-    def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], prices: Mapping[str, float]) -> None:
+    def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], catalog: CatalogWriter) -> None:
         self._bus = bus
         self._events = EventWriter(store)
         self._maintenance = Maintenance(store)
-        self._catalog = CatalogWriter(store, prices)
+        self._catalog = catalog
         self._streams = streams
         self._consumers: dict[str, Consumer] = {}
         self._check_at: dict[str, float] = {}

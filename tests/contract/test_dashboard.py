@@ -91,7 +91,7 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
         f"variant.{VARIANT}": encode(variant_record()),
         f"variant.{GPU}": encode(variant_record(variant=GPU, hardware="gpu", simulated=True, accuracy=0.98)),
     }
-    CatalogWriter(store_, {"cpu": 0.048, "gpu": 3.0}).write(catalogue, frozenset(catalogue))
+    CatalogWriter(store_, {"cpu": 0.048, "gpu": 3.0}, 0.99).write(catalogue, frozenset(catalogue))
     outcomes = []
     for i in range(240):
         fields: dict[str, Any] = {"time": now - 140 + i / 2}

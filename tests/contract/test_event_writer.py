@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
-from bus.messages.events import EVENTS, Event, JobEvent, OutcomeEvent, RegistrationEvent
+from bus.messages.events import EVENTS, AppObjective, Event, JobEvent, OutcomeEvent, RegistrationEvent
 from services.recorder.events import EventMessage, EventWriter
 from services.recorder.tables import TABLES
 from services.shell.store import Store
@@ -61,6 +61,17 @@ def test_every_field_arrives_as_it_was_sent(ledger: EventWriter, ask: Any) -> No
     expected = msgspec.structs.asdict(sent)
     expected["time"] = datetime.fromtimestamp(sent.time, UTC)
     assert {**found, "uid": found["uid"].bytes, "parent": found["parent"].bytes} == expected
+
+
+def test_an_objective_without_queries_or_forecast_has_neither_share_nor_headroom(ledger: EventWriter, ask: Any) -> None:
+    busy = event(AppObjective, time=1_700_000_000.0)
+    idle = event(AppObjective, time=1_700_000_001.0, app="idle", reached=None, load=0.0, forecast=0.0, headroom=None)
+    ledger.write([message(busy, idle)])
+    columns = "app, slo_target, reached, load, forecast, capacity, headroom"
+    assert ask(f"SELECT {columns} FROM infaas.objective_events ORDER BY time") == [
+        ("digits", 0.99, 0.995, 100.0, 120.0, 150.0, 1.25),
+        ("idle", 0.99, None, 0.0, 0.0, 150.0, None),
+    ]
 
 
 # ---- one outcome a uid

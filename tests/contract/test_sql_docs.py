@@ -37,7 +37,7 @@ def used_dsn(database_dsn: str, reader_dsn: str) -> Iterator[str]:
         "model.mlp.1": encode(model_record()),
         "app.digits": encode(app_record()),
     }
-    CatalogWriter(store, {"cpu": 0.048}).write(catalogue, frozenset(catalogue))
+    CatalogWriter(store, {"cpu": 0.048}, 0.99).write(catalogue, frozenset(catalogue))
     others: list[Event] = [event(kind, time=now - 5) for kind in EVENTS if kind not in (OutcomeEvent, StateEvent)]
     states = [event(StateEvent, time=now - 9), event(StateEvent, time=now - 8, to_state="Overloaded")]
     others.append(event(ScalingEvent, time=now - 6, scaler="model", action="upgrade", reason="accuracy"))

@@ -43,7 +43,7 @@ class Recorder:
     def __init__(self, writer: str, reader: str) -> None:
         self.store = Store(writer, "test")
         self.ledger = EventWriter(self.store)
-        self.mirror = CatalogWriter(self.store, {"cpu": 0.048, "gpu": 3.0})
+        self.mirror = CatalogWriter(self.store, {"cpu": 0.048, "gpu": 3.0}, 0.99)
         self._reader = psycopg.connect(reader, autocommit=True)
 
     def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -282,8 +282,22 @@ def test_objectives_by_the_minute(db: Recorder) -> None:
     rows = [outcome(time=minute + i, outcome=kind, latency_ms=float(i + 1)) for i, kind in enumerate(kinds)]
     db.ledger.write([message(*rows), message(outcome(time=minute + 60, app="other"))])
     found = db.ask("SELECT * FROM slo_by_app_minutely ORDER BY minute")
-    assert found[0] == (datetime.fromtimestamp(minute, UTC), "digits", 10, 1, 1, 2, 0.6, 4.0, pytest.approx(6.94))
+    assert found[0] == (datetime.fromtimestamp(minute, UTC), "digits", 10, 1, 1, 2, 0.6, 4.0, pytest.approx(6.94), None)
     assert found[1][:3] == (datetime.fromtimestamp(minute + 60, UTC), "other", 1)
+
+
+def test_targets_stand_beside_attainment_and_follow_the_catalogue(db: Recorder) -> None:
+    db.ledger.write([message(outcome(time=HOUR), outcome(time=HOUR, app="own"), outcome(time=HOUR, app="gone"))])
+    apps = {"app.digits": encode(app_record()), "app.own": encode(app_record(app="own", slo_target=0.999))}
+    db.mirror.write(apps, frozenset(apps))
+    assert db.ask("SELECT app, slo_target FROM slo_by_app_minutely ORDER BY app") == [
+        ("digits", 0.99),  # the setting's
+        ("gone", None),
+        ("own", 0.999),
+    ]
+    assert db.ask("SELECT app, slo_target FROM apps ORDER BY app") == [("digits", 0.99), ("own", 0.999)]
+    db.mirror.write({"app.own": encode(app_record(app="own", slo_target=0.9))}, None)
+    assert db.ask("SELECT slo_target FROM slo_by_app_minutely WHERE app = 'own'") == [(0.9,)]
 
 
 def test_asking_for_some_minutes_reads_only_their_rows(db: Recorder) -> None:

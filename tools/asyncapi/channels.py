@@ -235,6 +235,12 @@ def scaling_channels() -> list[Channel]:
         _inner("fleet-roster", NAMES.fleet("roster"), digest.FleetRoster, "dispatcher -> autoscalers that are static"),
         _inner("controller-ask", NAMES.controller("ask"), scaling.AskForCapacity, "worker -> controller"),
         _inner(
+            "controller-objectives",
+            NAMES.controller("objectives"),
+            scaling.ObjectiveReport,
+            "controller -> whoever asks how the apps do",
+        ),
+        _inner(
             "controller-reply",
             NAMES.controller("reply.{controller}.{order}"),
             fleet.LoadReply,

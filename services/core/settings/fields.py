@@ -39,18 +39,24 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Number(NamedTuple):
-    """A number of at least `least`, or more than `above`, and at most `most`. zero: 0 is right as well, and means this."""
+    """A number of at least `least`, or more than `above`, and at most `most`, or less than `below`.
+
+    zero: 0 is right as well, and means this.
+    """
 
     least: float = 0.0
     most: float = inf
     above: float | None = None
     zero: str = ""
+    below: float | None = None
 
     @property
     def words(self) -> str:
         """The bounds, as in "must be ..."."""
         low = f"at least {_short(self.least)}" if self.above is None else f"above {_short(self.above)}"
         high = f" and at most {_short(self.most)}" if self.most < inf else ""
+        if self.below is not None:
+            high = f" and below {_short(self.below)}"
         if self.zero:
             from_zero = self.least == 0 and self.above is None
             low = f"{low} (0: {self.zero})" if from_zero else f"0 ({self.zero}), or {low}"
@@ -64,9 +70,8 @@ class Number(NamedTuple):
             return None
         value = max(-1e300, min(value, 1e300)) if isinstance(value, int) else value  # larger ones are no float
         enough = value >= self.least if self.above is None else value > self.above
-        return (
-            None if isfinite(value) and enough and value <= self.most else f"must be {self.words}, not {_short(value)}"
-        )
+        right = isfinite(value) and enough and value <= self.most and (self.below is None or value < self.below)
+        return None if right else f"must be {self.words}, not {_short(value)}"
 
 
 class Text(NamedTuple):
@@ -195,6 +200,7 @@ SECONDS = Number(above=0, most=DAY)
 WAIT = Number(most=365 * DAY)
 SHARE = Number(most=1)
 PART = Number(above=0, most=1)
+TARGET = Number(above=0, below=1)  # share of queries to be answered in time; all of them would cost without limit
 COUNT = Number(1, 1e9)
 AMOUNT = Number(most=1e9)
 PORT = Number(1, 65535)

@@ -11,6 +11,7 @@ from services.core.settings.fields import (
     MEMORY,
     PART,
     SECONDS,
+    TARGET,
     TOKEN,
     WAIT,
     Accelerators,
@@ -44,6 +45,9 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
         Literal["infaas", "replicate", "static", "off"],
         "Who decides: the planner; one variant an app, more or fewer of it; `choice`, never changed; or nobody.",
     ] = "infaas"
+    slo_target: Annotated[
+        float, TARGET, "Share of an app's queries to be answered in time, for apps without a target of their own."
+    ] = 0.99
     solver: Annotated[Literal["ilp", "greedy"], "Solver of the planning problem."] = "ilp"
     period_s: Annotated[float, Number(above=0, most=3600), "Seconds between two decisions."] = 1.0
     slack: Annotated[float, Number(above=0, most=1000), "Throughput that is wanted, as a multiple of the load."] = 1.05

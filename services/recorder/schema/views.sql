@@ -22,10 +22,12 @@ FROM infaas.cost_by_variant_hourly
 GROUP BY hour, app;
 
 -- attainment: the share of all queries that were answered in time; latencies of those that were answered at all. Offline work
--- has no objective: its queries wait for spare capacity and are left out.
+-- has no objective: its queries wait for spare capacity and are left out. slo_target: what attainment should be now; null if the app
+-- is no longer there.
 CREATE OR REPLACE VIEW infaas.slo_by_app_minutely AS
-SELECT minute, app, queries, late, refused, errors, good::double precision / queries AS attainment, p50_ms, p99_ms
-FROM infaas_internal.slo_minutely;
+SELECT s.minute, s.app, s.queries, s.late, s.refused, s.errors, s.good::double precision / s.queries AS attainment,
+       s.p50_ms, s.p99_ms, a.slo_target
+FROM infaas_internal.slo_minutely s LEFT JOIN infaas_internal.apps a USING (app);
 
 -- state: that of the variant's best instance. Prices are those of an instance on the devices that are there now (a device of its own
 -- size where there is none), as dispatchers count.

@@ -8,6 +8,7 @@ from typing import Any
 from bus.codec import encode
 from bus.messages.catalog import AppRecord, ModelRecord, Profile, ProfileRow, Signature, TensorSpec, VariantRecord
 from bus.messages.events import (
+    AppObjective,
     CostEvent,
     Event,
     FeedbackEvent,
@@ -62,6 +63,10 @@ _DEFAULTS: dict[type[Event], dict[str, Any]] = {
         "job": "j1", "app": "digits", "model": None, "variant": None, "accuracy": 0.9, "input": "file:///in.npy",
         "output": "file:///out.npy", "state": "running", "total": 500, "done": 32, "failed": 0, "reason": None, "cost": 1e-6,
         "created": 1.7e9, "started": 1.7e9, "finished": None,
+    },
+    AppObjective: {
+        "app": "digits", "slo_target": 0.99, "reached": 0.995, "load": 100.0, "forecast": 120.0, "capacity": 150.0,
+        "headroom": 1.25,
     },
     FeedbackEvent: {"app": "digits", "id": "q1", "context": None, "label": "7", "input_digest": None},
 }  # fmt: skip

@@ -29,7 +29,7 @@ def catalogue(dsn: str, *, apps: tuple[str, ...] = ("digits", "faces"), **varian
     links = {"digits": {"mlp": "1"}, "faces": {"big": "1"}}
     records |= {f"app.{app}": app_record(app=app, links=links[app], default_output={"secret": 1}) for app in apps}
     store = Store(dsn, "test")
-    CatalogWriter(store, PRICES).write({key: encode(one) for key, one in records.items()}, frozenset(records))
+    CatalogWriter(store, PRICES, 0.99).write({key: encode(one) for key, one in records.items()}, frozenset(records))
     store.close()
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bus.codec import encode
 from bus.messages.catalog import ProfileRow, VariantRecord
-from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, variant_key
+from services.core.catalog import Catalog, app_key, dominates, key_of, mark_dominated, model_key, target_of, variant_key
 from tests.support.simulated.registrations import PROFILE, app_record, model_record, variant_record
 
 
@@ -30,6 +30,12 @@ def test_looks_up_what_was_put() -> None:
     assert list(catalog.apps) == [app]
     assert list(catalog.models) == [model]
     assert list(catalog.variants) == [variant]
+
+
+def test_an_app_without_a_target_has_that_of_the_settings() -> None:
+    assert target_of(app_record(slo_target=0.999), 0.99) == 0.999
+    assert target_of(app_record(), 0.95) == 0.95
+    assert target_of(None, 0.95) == 0.95
 
 
 def test_knows_nothing_of_strangers() -> None:
