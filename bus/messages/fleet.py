@@ -15,8 +15,9 @@ State = Literal["Inactive", "Loading", "Warm", "Active", "Overloaded", "Interfer
 class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     """One device of a worker.
 
-    kind: "cpu", "gpu", "inferentia". utilisation: 0..1 over the last period. offline: the part of the utilisation that offline work used;
-    queries have priority over offline work.
+    kind: "cpu", "gpu", "inferentia". memory_used_mb, cores_used: what instances that somebody needs have been promised.
+    memory_reclaimable_mb, cores_reclaimable: what reclaimable instances take; it counts as free. utilisation: 0..1 over the last
+    period. offline: the part of the utilisation that offline work used; queries have priority over offline work.
     """
 
     device: str
@@ -31,6 +32,8 @@ class DeviceStatus(Struct, frozen=True, kw_only=True, gc=False):
     alive: bool = True
     incarnation: int = 0
     offline: float = 0.0
+    memory_reclaimable_mb: float = 0.0
+    cores_reclaimable: float = 0.0
 
 
 class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
@@ -38,6 +41,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
 
     queued: items that wait or run. load: items/s served over the last period. latency_ms: mean compute latency of a batch.
     factor: the live correction of the profile (1.0 = as profiled). app_states: the state for each app where it differs from `state`.
+    reclaimable: nobody needs it. It serves until somebody else needs its place.
     """
 
     instance: str
@@ -52,6 +56,7 @@ class InstanceStatus(Struct, frozen=True, kw_only=True, gc=False):
     factor: float = 1.0
     app_states: dict[str, State] = {}
     ready_at: float = 0.0
+    reclaimable: bool = False
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, gc=False):
@@ -97,6 +102,7 @@ class PlannedBy(Struct, frozen=True):
 class EnsureLoaded(Struct, frozen=True, kw_only=True):
     """`infaas.worker.<worker>.load`: have at least `at_least` instances of this variant. Idempotent. Only the monitor admits loads.
 
+    Reclaimable instances do not count. Those that are needed again lose their mark first, then others are loaded.
     orderer, epoch: who ordered it (dispatcher id or controller). reason: why. The events show app, action and planned.
     app: the app that needs the variant. action: empty = "load", or "replicate" if the worker already has an instance.
     planned: the solver that planned it.
@@ -113,10 +119,14 @@ class EnsureLoaded(Struct, frozen=True, kw_only=True):
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """`infaas.worker.<worker>.release`: unload instances of this variant until `keep` are left."""
+    """`infaas.worker.<worker>.release`: unload instances of this variant until `keep` are left. Idempotent.
+
+    reclaim: the surplus is marked as reclaimable instead. It serves until its place is needed.
+    """
 
     variant: str
     keep: int = 0
+    reclaim: bool = False
     orderer: str = ""
     reason: str = ""
     epoch: int = 0

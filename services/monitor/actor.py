@@ -2,7 +2,8 @@
 
 policy.py, mitigation.py and services.core decide; loading.py holds what is loaded and obeys orders; executors.py handles what
 executors say; effects.py makes what is sent. A monitor that starts while its executors run adopts the instances that they report.
-The instances of an executor that ends are gone; those that served are loaded again.
+The instances of an executor that ends are gone; those that served and are needed are loaded again. A new monitor does not know which
+instances are reclaimable; whoever ordered that repeats its order.
 """
 
 from collections import Counter

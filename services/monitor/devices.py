@@ -63,6 +63,11 @@ class MonitoredDevice:
                 cores += cores_needed(instance.record)
         return Amount(memory_mb, cores)
 
+    def reclaimable(self) -> Amount:
+        """The part of `committed` that nobody needs. Loads of others may take it."""
+        instances = self.instances.values()
+        return sum((i.takes for i in instances if i.reclaimable and i.state in COUNTED), NOTHING)
+
     def occupied(self) -> Amount:
         """What is taken now: with instances that are being unloaded, without loads that have not been ordered."""
         there = (i for i in self.instances.values() if i.state != "Loading" or i.ordered is not None)
@@ -89,33 +94,37 @@ class MonitoredDevice:
         return cores / max(1, self.spec.cores)
 
     def status(self, utilisation: float) -> DeviceStatus:
-        """As heartbeats carry it. Used memory and cores are those that are promised to instances."""
-        committed = self.committed()
+        """As heartbeats carry it. Used memory and cores are those that are promised to instances that somebody needs."""
+        reclaimable = self.reclaimable()
+        used = self.committed() - reclaimable
         return DeviceStatus(
             device=self.spec.name,
             kind=self.spec.kind,
             cores=self.spec.cores,
             memory_mb=self.spec.memory_mb,
-            memory_used_mb=committed.memory_mb,
-            cores_used=committed.cores,
+            memory_used_mb=used.memory_mb,
+            cores_used=used.cores,
             utilisation=utilisation,
             price_per_hour=self.price_per_hour,
             simulated=self.spec.simulated,
             alive=self.alive,
             incarnation=self.incarnation or 0,
             offline=min(utilisation, self.offline_use),
+            memory_reclaimable_mb=reclaimable.memory_mb,
+            cores_reclaimable=reclaimable.cores,
         )
 
 
 class Account:
     """What one instance owes for the present period."""
 
-    __slots__ = ("busy", "owner", "record", "seconds", "share", "weighted")
+    __slots__ = ("busy", "claimed", "owner", "record", "seconds", "share", "weighted")
 
     def __init__(self, record: VariantRecord, share: float, owner: str | None) -> None:
         self.record = record
         self.share = share  # of the device, while loaded
         self.owner = owner
+        self.claimed = True  # False: it is reclaimable
         self.seconds = 0.0  # loaded, in this period
         self.weighted = 0.0  # device-seconds owed
         self.busy: dict[str, float] = {}  # app -> seconds computed
@@ -125,7 +134,8 @@ class Meter:
     """The cost meter of one device: what each instance owes for a period, and what is idle.
 
     An instance costs its share of the device for the time that it is loaded. If shares add up to more than the device (cores may
-    be shared), they shrink in proportion. The rest is booked as idle. So the rows of a period add up to the device's price.
+    be shared), they shrink in proportion. The rest is booked as idle, with the shares of reclaimable instances: nobody has a claim
+    to them. So the rows of a period add up to the device's price.
 
     price_per_s: US$ of the whole device. simulated: the device is simulated, so nobody pays.
     """
@@ -162,6 +172,17 @@ class Meter:
         if account is not None:
             self._left.append(account)
 
+    def release(self, instance: str, now: float) -> None:
+        """An instance is reclaimable from now on."""
+        self._advance(now)
+        self._loaded[instance].claimed = False
+
+    def claim(self, instance: str, app: str | None, now: float) -> None:
+        """A reclaimable instance is needed again. app: by whom; None: by its last owner."""
+        self._advance(now)
+        account = self._loaded[instance]
+        account.claimed, account.owner = True, app or account.owner
+
     def used(self, instance: str, busy: Mapping[str, float]) -> None:
         """An instance computed so many seconds for these apps. The last app is its owner from now on."""
         account = self._loaded.get(instance)
@@ -191,10 +212,11 @@ class Meter:
         if elapsed <= 0:
             return
         self._at = now
-        shares = max(1.0, fsum(account.share for account in self._loaded.values()))
+        shares = max(1.0, fsum(account.share for account in self._loaded.values() if account.claimed))
         for account in self._loaded.values():
             account.seconds += elapsed
-            account.weighted += elapsed * account.share / shares
+            if account.claimed:
+                account.weighted += elapsed * account.share / shares
 
     def _rows(self, account: Account) -> list[CostEvent]:
         """An instance's period, split by the time it computed for each app. If it computed nothing, its owner pays."""

@@ -46,7 +46,7 @@ class MonitoredInstance:
     apps: the state for each app that uses it; None: for no app. owner: the app that it was loaded for, or that used it last.
     factor: measured over profiled time of a batch, slowly moving. ordered: when its load was ordered. unlisted: reports in a row
     without it. cores: those that it is pinned to; empty: any. move_after: it may be moved again from then on. replaces: the
-    instance that is unloaded once this one serves.
+    instance that is unloaded once this one serves. reclaimable: nobody needs it; it serves until its place is needed.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class MonitoredInstance:
         self.cores: list[int] = []
         self.move_after = 0.0
         self.replaces: str | None = None
+        self.reclaimable = False
         self._reports: deque[tuple[float, float, InstanceSample]] = deque()
         self._sums: Recent | None = None
         self._app_seen: dict[str, tuple[float, float]] = {}  # app -> time of its last items, its SLO then
@@ -262,6 +263,7 @@ class MonitoredInstance:
             factor=self.factor,
             app_states=self._app_states(),
             ready_at=self.since + load_seconds(self.record) if loading else 0.0,
+            reclaimable=self.reclaimable,
         )
 
     def _app_states(self) -> dict[str, State]:

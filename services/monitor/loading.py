@@ -18,7 +18,7 @@ from services.core.settings import MonitorSettings
 from services.monitor.devices import MonitoredDevice
 from services.monitor.effects import MonitorEffects
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import LoadFailures, make_room, scaler, to_release
+from services.monitor.policy import LoadFailures, make_room, scaler, to_keep, to_release
 
 REFUSE_AFTER = 10.0  # s without an executor after which loads are refused; before, they wait for it
 REMEMBERED = 1000  # instances that ended
@@ -56,19 +56,31 @@ class InstanceTable:
     # -- admission
 
     def place(self, record: VariantRecord, now: float) -> tuple[MonitoredDevice, list[Effect]] | str:
-        """A device with room for one more instance, and the evictions that make the room. Or why there is none."""
+        """A device with room for one more instance, and the evictions that make the room. Or why there is none.
+
+        It is the device on which the fewest instances that are needed go, then the fewest reclaimable ones. Among equals one where
+        the load can begin at once, then the one with most memory that is free.
+        """
         obstacle = self.failures.obstacle(record.variant, now)
         if obstacle:
             return obstacle
         fitting, obstacle = self._fitting(record, now)
         need = needs_of(record)
+        best: tuple[tuple[int, int, bool], MonitoredDevice, list[MonitoredInstance]] | None = None
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
-            short = short_of(need, self._free(device))
-            evictions: list[Effect] | None = [] if short.none else self._evict(device, short, record.variant, now)
-            if evictions is not None:
-                return device, evictions
-            obstacle = shortage(record.variant, need, device.committed(), self._limit(device), device.spec.name)
-        return obstacle or "this worker has no device"
+            victims = self._victims(device, short_of(need, self._free(device)), now)
+            if victims is None:
+                taken = device.committed() - device.reclaimable()
+                obstacle = shortage(record.variant, need, taken, self._limit(device), device.spec.name)
+                continue
+            now_free = self._limit(device) - device.occupied()
+            waits = not device.alive or bool(device.waiting()) or not short_of(need, now_free).none
+            order = (sum(not victim.reclaimable for victim in victims), len(victims), waits)
+            if best is None or order < best[0]:
+                best = order, device, victims
+        if best is None:
+            return obstacle or "this worker has no device"
+        return best[1], self._evict(best[2], record.variant, now)
 
     def others_with_room(self, instance: MonitoredInstance, now: float) -> list[MonitoredDevice]:
         """Other devices than its own where this instance fits without evictions, the least used first."""
@@ -101,15 +113,18 @@ class InstanceTable:
     def _free(self, device: MonitoredDevice) -> Amount:
         return self._limit(device) - device.committed()
 
-    def _evict(self, device: MonitoredDevice, short: Amount, variant: str, now: float) -> list[Effect] | None:
-        """The evictions that free so much; None if idle instances do not suffice."""
+    def _victims(self, device: MonitoredDevice, short: Amount, now: float) -> list[MonitoredInstance] | None:
+        """The instances whose eviction frees so much; None if reclaimable and idle ones do not suffice."""
+        if short.none:
+            return []
         candidates = device.instances.values()
-        victims = make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
-        if victims is None:
-            return None
+        return make_room(candidates, short, self._apps_of, self._least, now, self._settings.idle_s)
+
+    def _evict(self, victims: Iterable[MonitoredInstance], variant: str, now: float) -> list[Effect]:
         found: list[Effect] = []
         for victim in victims:
-            why = f"makes room for {variant}; not used for {now - victim.last_used:.0f} s"
+            unused = f"not used for {now - victim.last_used:.0f} s"
+            why = f"makes room for {variant}; {'reclaimable' if victim.reclaimable else unused}"
             found.append(self._effects.scaling("monitor", "evict", victim.record, victim.owner, why, now))
             found += self.unload(victim, why, now)
         return found
@@ -192,6 +207,34 @@ class InstanceTable:
             found += self.unload(instance, reason, now)
         return released, found
 
+    def mark(self, variant: str, keep: int, reason: str, now: float) -> tuple[list[MonitoredInstance], list[Effect]]:
+        """Mark this variant's instances as reclaimable until so many others are left. Returns those that change, too.
+
+        A load that has not been ordered yet is given up instead, since it serves nobody.
+        """
+        marked = [instance for instance in to_release(self.of(variant), keep) if not instance.reclaimable]
+        found: list[Effect] = []
+        for instance in marked:
+            if instance.state == "Loading" and instance.ordered is None:
+                found += self.gone(instance, reason, now)
+                continue
+            instance.reclaimable = True
+            self._devices[instance.device].meter.release(instance.id, now)
+        self._effects.heartbeat_due |= bool(marked)
+        return marked, found
+
+    def claim(self, variant: str, count: int, app: str | None, now: float) -> list[MonitoredInstance]:
+        """Up to so many of this variant's reclaimable instances are needed again. Returns them."""
+        claimed = to_keep(self.of(variant), count)
+        for instance in claimed:
+            instance.reclaimable = False
+            instance.owner = app or instance.owner
+            self._devices[instance.device].meter.claim(instance.id, app, now)
+        if claimed:
+            self._effects.heartbeat_due = True
+            self.used.update([app] if app is not None else [])
+        return claimed
+
     def unload(self, instance: MonitoredInstance, reason: str, now: float) -> list[Effect]:
         """Unload it once its queue is empty; at once if its load has not been ordered yet."""
         if instance.state == "Loading" and instance.ordered is None:
@@ -212,7 +255,7 @@ class InstanceTable:
         return found + self.order_waiting(device, now)
 
     def executor_ended(self, device: MonitoredDevice, reason: str, now: float) -> list[Effect]:
-        """The executor process and its instances are gone. Those that served are loaded again by the next process."""
+        """The executor process and its instances are gone. Those that are needed are loaded again by the next process."""
         device.dead, device.incarnation = device.incarnation, None
         device.became_silent(now)
         self._effects.heartbeat_due = True
@@ -227,8 +270,8 @@ class InstanceTable:
         return found
 
     def lost(self, old: MonitoredInstance, reason: str, now: float) -> list[Effect]:
-        """It is gone though nobody ordered that. An instance that served is loaded again."""
-        served = old.state in SERVING
+        """It is gone though nobody ordered that. An instance that served and that somebody needs is loaded again."""
+        served = old.state in SERVING and not old.reclaimable
         found = self.gone(old, reason, now)
         if not served or self.draining:
             return found
@@ -297,22 +340,27 @@ class WorkerOrders:
 
     def ensure(self, order: EnsureLoaded, now: float) -> tuple[LoadAccepted | LoadRefused, list[Effect]]:
         record = order.variant
-        have = self._table.of(record.variant)
+        have = [instance for instance in self._table.of(record.variant) if not instance.reclaimable]
         found: list[Effect] = []
+        why, by = order.reason or f"ordered by {order.orderer or 'somebody'}", scaler(order.orderer)
         obstacle = self._outdated(order.epoch) or self._closed()
         if order.at_least > MOST_INSTANCES:
             obstacle = f"at_least is {order.at_least}; one worker takes at most {MOST_INSTANCES} instances of a variant"
+        if len(have) < order.at_least and not obstacle:
+            claimed = self._table.claim(record.variant, order.at_least - len(have), order.app, now)
+            if claimed:
+                owner, count = order.app or claimed[0].owner, len(claimed)
+                found.append(self._effects.scaling(by, "keep", record, owner, why, now, count, order.planned))
+                have += claimed
         while len(have) < order.at_least and not obstacle:
             place = self._table.place(record, now)
             if isinstance(place, str):
                 obstacle = place
                 break
             device, evictions = place
-            why = order.reason or f"ordered by {order.orderer or 'somebody'}"
             action = order.action or ("replicate" if have else "load")
             instance, admitted = self._table.admit(device, record, order.app, why, now)
             have.append(instance)
-            by = scaler(order.orderer)
             event = self._effects.scaling(by, action, record, order.app, why, now, planned=order.planned)
             found += [*evictions, *admitted, event]
         if obstacle:
@@ -325,11 +373,12 @@ class WorkerOrders:
         if obstacle:
             return self._refused(order.variant, obstacle), []
         why = order.reason or f"ordered by {order.orderer or 'somebody'}"
-        released, found = self._table.release(order.variant, order.keep, why, now)
+        action, obey = ("release", self._table.mark) if order.reclaim else ("unload", self._table.release)
+        released, found = obey(order.variant, order.keep, why, now)
         if released:
             first = released[0]
             by, count = scaler(order.orderer), len(released)
-            found.append(self._effects.scaling(by, "unload", first.record, first.owner, why, now, count, order.planned))
+            found.append(self._effects.scaling(by, action, first.record, first.owner, why, now, count, order.planned))
         left = [instance.id for instance in self._table.of(order.variant)]
         return LoadAccepted(worker=self._worker, variant=order.variant, instances=left), found
 

@@ -126,7 +126,9 @@ class Migrations:
         settings = self._settings
         for instance in list(self._table.instances.values()):
             waited = instance.state == "Interfered" and now - instance.since >= settings.mitigate_after_s
-            if waited and now >= instance.move_after and instance.latency_s > 0:  # its queries have not just ended
+            if (
+                waited and not instance.reclaimable and now >= instance.move_after and instance.latency_s > 0
+            ):  # its queries have not just ended
                 instance.move_after = now + settings.mitigate_again_s
                 found += self._mitigate(instance, now)
         return found

@@ -1,11 +1,13 @@
-"""What a worker's monitor decides: which instances it evicts or releases, and when a failed load may be tried again. Pure.
+"""What a worker's monitor decides: which instances it evicts, releases or keeps, and when a failed load may be tried again. Pure.
 
 When an instance is Overloaded or Interfered is decided in `services.core.lifecycle`; where an Interfered one goes, in mitigation.py.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
-from services.core.lifecycle import COUNTED, Thresholds
+from services.core.lifecycle import COUNTED, SERVING, Thresholds
 from services.core.placement import NOTHING, Amount, short_of
 from services.core.settings import MonitorSettings
 from services.monitor.instances import MonitoredInstance
@@ -35,37 +37,59 @@ def make_room(
     now: float,
     idle_s: float,
 ) -> list[MonitoredInstance] | None:
-    """The instances to unload so that so much becomes free, least recently used first. None if they do not suffice.
+    """The instances to unload so that so much becomes free. None if they do not suffice.
 
-    Only idle instances are evicted, and each app that `apps_of` names keeps `least(app)` instances. instances: those on the
-    device; the caller counts the room of those that are being unloaded. idle_s: unused for so long is idle.
+    Reclaimable instances go first, even busy ones; an app's last one that serves goes after the others. Then go instances that
+    are idle, and each app that `apps_of` names keeps `least(app)` serving instances. Within each group the least recently used goes
+    first. No instance goes whose room the others make unnecessary.
+
+    instances: those on the device; the caller counts the room of those that are being unloaded. idle_s: unused for so long is idle.
     """
-    present = [instance for instance in instances if instance.state in COUNTED]
-    serving: dict[str, int] = {}
-    for instance in present:
-        for app in apps_of(instance):
-            serving[app] = serving.get(app, 0) + 1
+    present = sorted((i for i in instances if i.state in COUNTED), key=lambda instance: instance.last_used)
+    serving = Counter(app for instance in present if instance.state in SERVING for app in apps_of(instance))
+
+    def kept(instance: MonitoredInstance, most: float) -> bool:
+        """Whether one of its apps would have too few instances that serve. most: instances that an app may claim."""
+        return instance.state in SERVING and any(serving[app] <= min(most, least(app)) for app in apps_of(instance))
+
+    def idle(instance: MonitoredInstance) -> bool:
+        return instance.state == "Active" and instance.queued == 0 and now - instance.last_used >= idle_s
+
+    groups: tuple[Callable[[MonitoredInstance], bool], ...] = (
+        lambda instance: instance.reclaimable and not kept(instance, 1),
+        lambda instance: instance.reclaimable,
+        lambda instance: not instance.reclaimable and idle(instance) and not kept(instance, inf),
+    )
     victims: list[MonitoredInstance] = []
     freed = NOTHING
-    for instance in sorted(present, key=lambda instance: instance.last_used):
-        if short_of(need, freed).none:
-            break
-        idle = instance.state == "Active" and instance.queued == 0 and now - instance.last_used >= idle_s
-        apps = list(apps_of(instance))
-        if not idle or any(serving[app] <= least(app) for app in apps):
-            continue
-        for app in apps:
-            serving[app] -= 1
-        victims.append(instance)
-        freed += instance.takes
-    return victims if short_of(need, freed).none else None
+    for allowed in groups:
+        for instance in present:
+            if short_of(need, freed).none or instance in victims or not allowed(instance):
+                continue
+            if instance.state in SERVING:
+                serving.subtract(apps_of(instance))
+            victims.append(instance)
+            freed += instance.takes
+    if not short_of(need, freed).none:
+        return None
+    for victim in victims[::-1]:
+        if short_of(need, freed - victim.takes).none:
+            victims.remove(victim)
+            freed -= victim.takes
+    return victims
 
 
 def to_release(instances: Sequence[MonitoredInstance], keep: int) -> list[MonitoredInstance]:
-    """Which of one variant's instances to unload so that `keep` are left: first those that are loading, then the least busy ones."""
+    """Which of one variant's instances are more than `keep`: first reclaimable ones, then those that are loading, then the least busy."""
     present = [instance for instance in instances if instance.state in COUNTED]
-    present.sort(key=lambda instance: (instance.state != "Loading", instance.queued, instance.last_used))
+    present.sort(key=lambda i: (not i.reclaimable, i.state != "Loading", i.queued, i.last_used))
     return present[: max(0, len(present) - max(0, keep))]
+
+
+def to_keep(instances: Sequence[MonitoredInstance], count: int) -> list[MonitoredInstance]:
+    """Which `count` of one variant's reclaimable instances are needed again: those that `to_release` would choose last."""
+    reclaimable = [instance for instance in instances if instance.reclaimable]
+    return to_release(reclaimable, 0)[::-1][: max(0, count)]
 
 
 def scaler(orderer: str) -> str:

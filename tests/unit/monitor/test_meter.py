@@ -48,6 +48,15 @@ class Bill(RuleBasedStateMachine):
         self.meter.vacate(name, self.now)
 
     @precondition(lambda self: self.loaded)
+    @rule(data=st.data(), again=st.booleans(), app=st.sampled_from([None, *APPS]))
+    def one_is_reclaimable_or_needed_again(self, data: st.DataObject, again: bool, app: str | None) -> None:
+        name = data.draw(st.sampled_from(sorted(self.loaded)))
+        if again:
+            self.meter.claim(name, app, self.now)
+        else:
+            self.meter.release(name, self.now)
+
+    @precondition(lambda self: self.loaded)
     @rule(data=st.data(), busy=st.dictionaries(st.sampled_from(APPS), st.floats(0.0, 10.0)))
     def one_works(self, data: st.DataObject, busy: dict[str, float]) -> None:
         self.meter.used(data.draw(st.sampled_from(sorted(self.loaded))), busy)
@@ -75,6 +84,28 @@ class Bill(RuleBasedStateMachine):
 
 
 TestBill = Bill.TestCase
+
+
+def test_a_reclaimable_instance_is_booked_as_idle() -> None:
+    meter = Meter("w1", "cpu", 2.0, 0.0)
+    meter.occupy("a", RECORD, 0.75, "faces", 0.0)
+    meter.occupy(
+        "b", RECORD, 0.75, "digits", 0.0
+    )  # both are promised more than there is, so each pays two thirds of its share
+    meter.release("a", 2.0)
+    meter.used("a", {"cars": 1.5})
+    meter.claim("a", "digits", 6.0)
+    meter.vacate("b", 6.0)
+    b, a, idle = meter.close(10.0)
+    assert (a.app, a.seconds, a.busy_seconds) == ("cars", 10.0, 1.5)
+    assert a.cost == pytest.approx(2.0 * (2.0 * 0.5 + 4.0 * 0.75))
+    assert b.cost == pytest.approx(2.0 * (2.0 * 0.5 + 4.0 * 0.75))
+    assert idle.cost == pytest.approx(2.0 * 4.0 * 0.25 * 2)
+    [again, _] = meter.close(11.0)
+    assert (again.app, again.cost) == ("digits", pytest.approx(1.5)), "who needs it again pays"
+    meter.release("a", 11.0)
+    [free, idle] = meter.close(12.0)
+    assert (free.seconds, free.cost, idle.cost) == (1.0, 0.0, pytest.approx(2.0))
 
 
 def test_an_instance_costs_its_share_and_the_rest_is_idle() -> None:

@@ -5,10 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.fleet import State
+from services.core.lifecycle import SERVING
 from services.core.placement import Amount
 from services.monitor.instances import MonitoredInstance
-from services.monitor.policy import LoadFailures, make_room, scaler, to_release
+from services.monitor.policy import LoadFailures, make_room, scaler, to_keep, to_release
 from tests.support.simulated.monitored_worker import variant
+
+SLIGHTLY = 1e-6  # MB, for sums in another order
 
 
 def instance(
@@ -19,9 +22,10 @@ def instance(
     state: State = "Active",
     queued: int = 0,
     memory_mb: float = 100.0,
+    reclaimable: bool = False,
 ) -> MonitoredInstance:
     made = MonitoredInstance(name, variant(name, memory_mb=memory_mb), "cpu", state, 0.0, app)
-    made.last_used, made.queued = used, queued
+    made.last_used, made.queued, made.reclaimable = used, queued, reclaimable
     return made
 
 
@@ -60,30 +64,91 @@ def test_what_is_in_use_stays(busy: dict[str, object]) -> None:
     assert room([instance("a", **fields)], 50.0) is None  # type: ignore[arg-type]
 
 
+def test_a_loading_instance_does_not_replace_the_last_one_that_serves() -> None:
+    both = [instance("a", 10.0, app="faces"), instance("coming", 20.0, app="faces", state="Loading")]
+    assert room(both, 50.0) is None
+
+
+def test_reclaimable_instances_go_first_even_busy_ones() -> None:
+    instances = [
+        instance("idle", 1.0),
+        instance("busy", 99.5, queued=3, state="Overloaded", reclaimable=True),
+        instance("coming", 99.0, state="Loading", reclaimable=True),
+        instance("old", 50.0, reclaimable=True),
+    ]
+    assert room(instances, 100.0) == ["old"]
+    assert room(instances, 200.0) == ["old", "coming"]
+    assert room(instances, 300.0) == ["old", "coming", "busy"]
+    assert room(instances, 400.0) == ["old", "coming", "busy", "idle"]
+    assert room(instances, 401.0) is None
+
+
+def test_the_last_reclaimable_instance_of_an_app_goes_after_the_others() -> None:
+    last = instance("last", 1.0, app="faces", reclaimable=True)
+    other = instance("other", 50.0, app="digits", reclaimable=True)
+    digits = instance("digits", 99.9, app="digits")
+    assert room([last, other, digits], 100.0) == ["other"]
+    assert room([last, other, digits], 200.0) == ["other", "last"]
+    assert room([last, instance("idle", 2.0)], 100.0) == ["last"], "nobody needs it, whatever the app's minimum"
+    assert room([last, other, digits], 100.0, least=0) == ["last"]
+
+
+def test_what_the_others_make_unnecessary_stays() -> None:
+    small, large = instance("small", 1.0, reclaimable=True), instance("large", 2.0, memory_mb=300.0, reclaimable=True)
+    assert room([small, large], 250.0) == ["large"]
+    idle = instance("idle", 50.0, memory_mb=300.0)
+    assert room([small, idle], 300.0) == ["idle"], "the reclaimable one alone would not do"
+
+
 @given(
     st.lists(
-        st.tuples(st.floats(0, 99), st.sampled_from([None, "x", "y"]), st.integers(0, 1), st.floats(1, 200)),
+        st.tuples(
+            st.floats(0, 99),
+            st.sampled_from([None, "x", "y"]),
+            st.integers(0, 1),
+            st.floats(1, 200),
+            st.booleans(),
+            st.sampled_from(["Active", "Loading", "Overloaded", "Unloading"]),
+        ),
         max_size=12,
     ),
     st.floats(1, 1000),
     st.integers(0, 3),
 )
 def test_room_is_enough_and_leaves_every_app_its_least(
-    drawn: list[tuple[float, str | None, int, float]], need: float, least: int
+    drawn: list[tuple[float, str | None, int, float, bool, State]], need: float, least: int
 ) -> None:
     instances = [
-        instance(f"i{n}", used, app=app, queued=queued, memory_mb=memory)
-        for n, (used, app, queued, memory) in enumerate(drawn)
+        instance(f"i{n}", used, app=app, queued=queued, memory_mb=memory, reclaimable=reclaimable, state=state)
+        for n, (used, app, queued, memory, reclaimable, state) in enumerate(drawn)
     ]
+    spare = sum(i.memory_mb for i in instances if i.reclaimable and i.state != "Unloading")
     gone = room(instances, need, least)
     if gone is None:
+        assert spare < need + SLIGHTLY
         return
-    assert sum(i.memory_mb for i in instances if i.id in gone) >= need
-    assert not any(i.queued for i in instances if i.id in gone)
-    for app in ("x", "y"):
-        before = sum(app in i.apps for i in instances)
-        after = sum(app in i.apps for i in instances if i.id not in gone)
-        assert after >= min(before, least)
+    victims = [i for i in instances if i.id in gone]
+    assert sum(i.memory_mb for i in victims) >= need - SLIGHTLY
+    for one in victims:
+        assert sum(i.memory_mb for i in victims if i is not one) < need + SLIGHTLY, "none goes without need"
+    needed = [i for i in victims if not i.reclaimable]
+    assert not needed or spare < need + SLIGHTLY, "nothing that is needed goes while reclaimable instances suffice"
+    assert all(i.state == "Active" and not i.queued for i in needed)
+    for app in {app for i in needed for app in i.apps if app}:
+        assert sum(app in i.apps and i.state in SERVING for i in instances if i.id not in gone) >= least
+
+
+def test_a_mark_is_taken_from_the_busiest_first() -> None:
+    instances = [
+        instance("needed", 99.0),
+        instance("idle", 60.0, reclaimable=True),
+        instance("busy", 50.0, queued=3, reclaimable=True),
+        instance("coming", 99.0, state="Loading", reclaimable=True),
+    ]
+    assert [i.id for i in to_keep(instances, 2)] == ["busy", "idle"]
+    assert len(to_keep(instances, 9)) == 3
+    assert to_keep(instances, -1) == []
+    assert [i.id for i in to_release(instances, 1)] == ["coming", "idle", "busy"], "before any that is needed"
 
 
 def test_release_takes_what_is_not_loaded_yet_then_the_idle() -> None:

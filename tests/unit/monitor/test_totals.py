@@ -22,8 +22,10 @@ from bus.messages.fleet import (
     UnloadInstance,
 )
 from bus.messages.scaling import Drain
+from services.core.lifecycle import COUNTED
 from services.core.placement import NOTHING, Amount, Device, cores_needed, short_of, total
 from services.core.settings import MonitorSettings
+from services.monitor.loading import needs_of
 from tests.support.simulated.monitored_worker import World, variant
 
 SETTINGS = MonitorSettings(memory_share=0.8, cores_overcommit=2.0, quarantine_after=0)
@@ -88,6 +90,24 @@ class Totals(RuleBasedStateMachine):
     @rule(record=st.sampled_from(VARIANTS), keep=st.integers(0, 2), epoch=st.integers(0, 3))
     def release(self, record: Any, keep: int, epoch: int) -> None:
         self.world.tell(Release(variant=record.variant, keep=keep, epoch=epoch))
+
+    @rule(record=st.sampled_from(VARIANTS), keep=st.integers(0, 2))
+    def mark(self, record: Any, keep: int) -> None:
+        self.world.tell(Release(variant=record.variant, keep=keep, reclaim=True))
+
+    @rule(record=st.sampled_from(VARIANTS))
+    def room_that_counts_as_free_is_given(self, record: Any) -> None:
+        """Unless the worker takes nothing: what is needed and the new instance must fit, then it is admitted."""
+        devices = [d for d in self.world.beat.devices if d.kind == record.hardware]
+        used = [Amount(d.memory_used_mb, d.cores_used) + needs_of(record) for d in devices]
+        fits = any(short_of(one, LIMITS[d.device]).none for one, d in zip(used, devices, strict=True))
+        needed = {s.instance for s in self.world.beat.instances if not s.reclaimable and s.state in COUNTED}
+        have = sum(s.variant == record.variant for s in self.world.beat.instances if s.instance in needed)
+        order = EnsureLoaded(variant=record, at_least=have + 1)
+        [reply] = [m for m in self.world.tell(order, reply="_INBOX.1") if isinstance(m, LoadAccepted | LoadRefused)]
+        if fits and not self.world.beat.draining:
+            assert isinstance(reply, LoadAccepted) or "tried again" in reply.reason, reply
+            assert needed <= {s.instance for s in self.world.beat.instances if s.state in COUNTED}
 
     @rule(resume=st.booleans())
     def drain(self, resume: bool) -> None:
@@ -172,6 +192,7 @@ class Totals(RuleBasedStateMachine):
     def what_is_promised_fits(self) -> None:
         for device in self.world.beat.devices:
             used = Amount(device.memory_used_mb, device.cores_used)
+            used += Amount(device.memory_reclaimable_mb, device.cores_reclaimable)
             assert short_of(used, LIMITS[device.device]).none, device
 
     @invariant()

@@ -33,6 +33,7 @@ class Walk(RuleBasedStateMachine):
         reply = self.world.ensure(VARIANTS[name], at_least, app)
         if isinstance(reply, LoadAccepted):
             assert len(reply.instances) >= at_least
+            assert not any(self.world.told()[instance].reclaimable for instance in reply.instances)
             assert len(set(reply.instances)) == len(reply.instances)
         else:
             assert reply.reason
@@ -42,6 +43,18 @@ class Walk(RuleBasedStateMachine):
         self.world.tell(Release(variant=name, keep=keep))
         serving = [s for s in self.world.told().values() if s.variant == name and s.state != "Unloading"]
         assert len(serving) <= max(keep, 0)
+
+    @rule(name=st.sampled_from("abc"), keep=st.integers(0, 2))
+    def mark(self, name: str, keep: int) -> None:
+        world, order = self.world, Release(variant=name, keep=keep, reclaim=True)
+        going = {instance for instance, state in world.states().items() if state == "Unloading"}
+        world.tell(order)
+        present = [s for s in world.told().values() if s.variant == name and s.state != "Unloading"]
+        assert sum(not status.reclaimable for status in present) <= keep
+        assert {instance for instance, state in world.states().items() if state == "Unloading"} == going
+        told, events = world.told(), len(world.events)
+        world.tell(order)
+        assert (world.told(), len(world.events)) == (told, events), "the same order again changes nothing"
 
     @precondition(lambda self: self.world.executor is not None)
     @rule(fail=st.sampled_from(["", "", "no such operator"]))
@@ -94,7 +107,7 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def memory_is_never_promised_twice(self) -> None:
         [device] = self.world.beat.devices
-        assert device.memory_used_mb <= LIMIT
+        assert device.memory_used_mb + device.memory_reclaimable_mb <= LIMIT
         taken = sum(VARIANTS[name].profile.memory_mb for name in self.world.loaded.values())
         assert taken <= LIMIT, "what is loaded and what is still unloading share the memory"
 
