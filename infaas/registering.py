@@ -46,6 +46,7 @@ async def register(
     task: str | None = None,
     metric: str = "top1",
     latency_ms: float | None = None,
+    slo_target: float | None = None,
     default_output: Any = None,
     inputs_key: str = "x",
     labels_key: str = "y",
@@ -57,7 +58,7 @@ async def register(
     model_file: .onnx, .pt2 or TorchScript. format: needed only if the file's name does not tell it. validation: an .npz with inputs
     (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: default: the next number. metric:
     top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective.
-    timeout: seconds for the whole registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with
+    slo_target: the share of the app's queries to be answered in time, above 0 and below 1; None: the app keeps what it has. timeout: seconds for the whole registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with
     `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected,
     Timeout.
     """
@@ -73,6 +74,7 @@ async def register(
         metric=metric,
         default_output=default_output,
         latency_ms=latency_ms,
+        slo_target=slo_target,
         inputs_key=inputs_key,
         labels_key=labels_key,
         labels=list(labels),

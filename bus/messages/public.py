@@ -145,7 +145,8 @@ class Register(Struct, frozen=True, kw_only=True):
 
     app: "_" for a model without an app; apps may link it later. format: "onnx" | "pt2" | "torchscript".
     metric: "top1" | "top5" | "mae" | "rmse"; "mae" and "rmse" are errors, and their accuracy is 1/(1+error).
-    latency_ms: the app's default latency objective. labels: names of the classes, in the order of the model's scores.
+    latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and
+    below 1; None: the app keeps what it has. labels: names of the classes, in the order of the model's scores.
     registration: an id that the client may choose.
     """
 
@@ -163,6 +164,7 @@ class Register(Struct, frozen=True, kw_only=True):
     labels_key: str = "y"
     registration: str | None = None
     labels: list[str] = []
+    slo_target: float | None = None
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):
@@ -252,7 +254,8 @@ class Accepted(Struct, frozen=True, kw_only=True):
 class AdminRequest(Struct, frozen=True, kw_only=True):
     """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
 
-    count: for `set-replicas`, the least number of instances of an app.
+    count: for `set-replicas`, the least number of instances of an app. slo_target: the share of an app's queries to be answered in time,
+    above 0 and below 1.
     """
 
     app: str | None = None
@@ -265,6 +268,7 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     default_output: Any = None
     min_instances: int | None = None
     input_type: str | None = None
+    slo_target: float | None = None
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):

@@ -9,15 +9,17 @@ from infaas.cli.options import DataDir, Json, Whole, json_or_text
 from infaas.cli.output import show, usage
 from infaas.connecting import connect
 
+_APP = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
 # verb: the fields that it needs, and the fields that it may have
 VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "add-app": (("app",), ("latency_ms", "default_output", "min_instances", "input_type")),
-    "set-app": (("app",), ("latency_ms", "default_output", "min_instances", "input_type")),
+    "add-app": (("app",), _APP),
+    "set-app": (("app",), _APP),
     "delete-app": (("app",), ()),
     "link-model": (("app", "model"), ("version", "latency_ms", "default_output")),
     "unlink-model": (("app", "model"), ()),
     "set-version": (("app", "model", "version"), ()),
     "set-replicas": (("app", "count"), ()),
+    "set-target": (("app", "slo_target"), ()),
     "delete-version": (("model", "version"), ()),
     "release-variant": (("variant",), ("worker",)),
 }
@@ -41,6 +43,7 @@ def admin(
     min_instances: Whole | None = None,
     count: Whole | None = None,
     input_type: InputType = None,
+    slo_target: float | None = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
@@ -48,12 +51,14 @@ def admin(
 
     Nothing restarts. The verbs, with the options that each needs and may have:
 
-    * add-app, set-app: `--app`; may have `--latency-ms`, `--default-output`, `--min-instances`, `--input-type`
+    * add-app, set-app: `--app`; may have `--latency-ms`, `--default-output`, `--min-instances`, `--input-type`,
+      `--slo-target`
     * delete-app: `--app`
     * link-model: `--app`, `--model`; may have `--model-version`, `--latency-ms`, `--default-output`
     * unlink-model: `--app`, `--model`
     * set-version: `--app`, `--model`, `--model-version` (a newer or an older one)
     * set-replicas: `--app`, `--count`
+    * set-target: `--app`, `--slo-target`
     * delete-version: `--model`, `--model-version`
     * release-variant: `--variant`; may have `--worker`
 
@@ -81,6 +86,8 @@ def admin(
         Instances that the app always keeps.
     count
         Instances that the app always keeps (set-replicas).
+    slo_target
+        The share of the app's queries to be answered in time, above 0 and below 1.
 
     """
     if verb not in VERBS:
@@ -96,6 +103,7 @@ def admin(
         "min_instances": min_instances,
         "count": count,
         "input_type": input_type,
+        "slo_target": slo_target,
     }
     given = {field: value for field, value in fields.items() if value is not None}
     needed, possible = VERBS[verb]

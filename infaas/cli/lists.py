@@ -13,13 +13,13 @@ from bus.port import BusError, KeyValueEntry
 from infaas.cli.options import DataDir, Json
 from infaas.cli.output import Column, print_table, show
 from infaas.client import Client
-from infaas.connecting import connect
+from infaas.connecting import connect, find_sql
 
 Item = dict[str, Any]
 
 
 def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
-    """List the apps with their models, inputs, outputs and default latency objective.
+    """List the apps with their models, inputs, outputs, latency objective, and the share of queries answered in time beside its target.
 
     Parameters
     ----------
@@ -32,11 +32,13 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False
         Column("models", "models"),
         Column("variants", "variants"),
         Column("latency ms", "latency_ms"),
+        *_OBJECTIVE[:3],
         Column("least instances", "min_instances"),
         Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []]),
         Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []]),
     )
-    return _list(data_dir, json, columns, "no apps yet: `infaas register` makes the first", lambda c: c.apps(app=app))
+    empty = "no apps yet: `infaas register` makes the first"
+    return _list(data_dir, json, columns, empty, lambda c: _with_history(c.apps(app=app), data_dir))
 
 
 def models(*, app: str | None = None, model: str | None = None, data_dir: DataDir = None, json: Json = False) -> int:
@@ -102,7 +104,7 @@ def status(*, data_dir: DataDir = None, json: Json = False) -> int:
 
     async def work() -> Item:
         async with connect(data_dir=data_dir) as client:
-            return await overview(client)
+            return await overview(client, data_dir)
 
     show(asyncio.run(work()), json, render_overview)
     return 0
@@ -188,13 +190,14 @@ def _when(seconds: float | None) -> str | None:
 
 # `infaas status`: the whole system on one page.
 
+_HISTORY_S = 3  # for the database's answers
 _SYNC_S = 5.0  # within which the last statuses of all registrations arrive
 
 
-async def overview(client: Client) -> Item:
+async def overview(client: Client, data_dir: Path | None = None) -> Item:
     """The lists of apps, variants, workers and registrations. Raises what the client's lists raise."""
     apps, variants, workers, registrations = await asyncio.gather(
-        client.apps(), client.variants(), client.workers(), _registrations(client)
+        _with_history(client.apps(), data_dir), client.variants(), client.workers(), _registrations(client)
     )
     return {"apps": apps, "variants": variants, "workers": workers, "registrations": registrations}
 
@@ -225,6 +228,17 @@ def render_overview(found: Item) -> None:
         print(f"registration of {one.get('model')} for {one.get('app')} failed: {one.get('reason')}")
 
 
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.5g} %"
+
+
+_OBJECTIVE = (
+    Column("target", lambda item: _percent(item.get("slo_target"))),
+    Column("in time, 1 h", lambda item: _percent(item.get("attainment_1h"))),
+    Column("5 min", lambda item: _percent(item.get("attainment_5m"))),
+    Column("forecast/s", "forecast"),
+    Column("headroom", "headroom"),
+)
 _APP_COLUMNS = (
     Column("app", "app"),
     Column("models", "models"),
@@ -233,6 +247,7 @@ _APP_COLUMNS = (
     Column("accuracy", "accuracy"),
     Column("latency ms", "latency"),
     Column("US$/1000", "cost"),
+    *_OBJECTIVE,
 )
 
 
@@ -240,7 +255,7 @@ def _app(app: Item, variants: list[Item]) -> Item:
     own = [variant for variant in variants if variant["app"] == app["app"]]
     states = Counter(variant["state"] for variant in own)
     return {
-        "app": app["app"],
+        **app,
         "models": len(app["models"]),
         "variants": len(own),
         "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
@@ -258,6 +273,42 @@ def _range(items: list[Item], name: str) -> str | None:
 def _count(variants: list[Item], what: str) -> str:
     distinct = len({item[what] for item in variants})
     return f"{distinct} {what}s"
+
+
+# The history has what apps reached, and what the autoscalers expect of them.
+
+_REACHED = """
+SELECT app, sum(attainment * queries) / sum(queries),
+       sum(attainment * queries) FILTER (WHERE recent) / sum(queries) FILTER (WHERE recent)
+FROM (SELECT *, minute > now() - interval '5 minutes' AS recent FROM infaas.slo_by_app_minutely) minutes
+WHERE minute > now() - interval '1 hour' GROUP BY app"""
+_EXPECTED = """
+SELECT DISTINCT ON (app) app, forecast, headroom FROM infaas.objective_events
+WHERE time > now() - interval '1 minute' ORDER BY app, time DESC"""
+
+
+async def _with_history(asked: Awaitable[list[Item]], data_dir: Path | None) -> list[Item]:
+    """The apps, each with the shares answered in time (1 h, 5 minutes), the forecast (items/s) and the headroom; None: unknown."""
+    history = asyncio.create_task(asyncio.to_thread(_history, data_dir))
+    apps = await asked
+    reached, expected = await history
+    for app in apps:
+        app["attainment_1h"], app["attainment_5m"] = reached.get(app["app"], [None, None])
+        app["forecast"], app["headroom"] = expected.get(app["app"], [None, None])
+    return apps
+
+
+def _history(data_dir: Path | None) -> tuple[dict[str, list[Any]], ...]:
+    """By app what the two queries say. Empty if the database cannot be asked; the lists do not depend on it."""
+    import psycopg  # noqa: PLC0415  (the command line starts without it)
+
+    limits = f"-c statement_timeout={1000 * _HISTORY_S}"
+    try:
+        with psycopg.connect(find_sql(data_dir), connect_timeout=_HISTORY_S, options=limits) as connection:
+            connection.read_only = True
+            return tuple({app: rest for app, *rest in connection.execute(query)} for query in (_REACHED, _EXPECTED))
+    except psycopg.Error:
+        return {}, {}  # `infaas doctor` tells what is wrong with the database
 
 
 async def _registrations(client: Client) -> list[Item]:

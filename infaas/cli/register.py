@@ -49,6 +49,7 @@ def register(
     task: str | None = None,
     metric: Literal["top1", "top5", "mae", "rmse"] = "top1",
     latency_ms: float | None = None,
+    slo_target: float | None = None,
     default_output: str | None = None,
     labels: Path | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
@@ -83,6 +84,9 @@ def register(
         How outputs are scored against the labels. An error e of mae or rmse counts as the accuracy 1 / (1 + e).
     latency_ms
         The app's default latency objective, in milliseconds.
+    slo_target
+        The share of the app's queries to be answered in time, above 0 and below 1. Default: what the app has, at first
+        autoscaler.slo_target of the settings.
     default_output
         What the app answers for an item if no model can answer in time, as JSON.
     labels
@@ -96,6 +100,7 @@ def register(
         "task": task,
         "metric": metric,
         "latency_ms": latency_ms,
+        "slo_target": slo_target,
         "default_output": None if default_output is None else json_or_text(default_output),
         "labels": [] if labels is None else _lines(labels),
         "format": format,

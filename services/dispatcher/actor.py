@@ -58,7 +58,11 @@ class CheckDue(msgspec.Struct, frozen=True):
 
 
 class Dispatcher:
-    """Pure actor. name: unique id of this dispatcher's life. prices: US$ per hour by kind. new_uid: 16 fresh bytes."""
+    """Pure actor.
+
+    name: unique id of this dispatcher's life. prices: US$ per hour by kind. new_uid: 16 fresh bytes. slo_target: of apps without a
+    target of their own.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Dispatcher:
         prices: Mapping[str, float],
         new_uid: Callable[[], bytes],
         settings: DispatcherSettings,
+        slo_target: float,
     ) -> None:
         self.name = name
         self.view = ClusterView(prices, goal_of(policy))
@@ -78,6 +83,7 @@ class Dispatcher:
         self._policy = policy
         self._admission = Admission(self.apps, new_uid, settings.default_deadline_s, settings.max_inline)
         self._settings = settings
+        self._slo_target = slo_target
         self._loads = LoadsOnDemand(name, subjects)
         self._outcomes = OutcomeRecorder(name, policy.name, new_uid)
         self._demand = DemandCounter(name, subjects)
@@ -359,7 +365,7 @@ class Dispatcher:
         return NOTHING
 
     def _question(self, envelope: Envelope) -> Iterable[Effect]:
-        return answer_question(envelope, self.apps.catalog, self.view, self._policy)
+        return answer_question(envelope, self.apps.catalog, self.view, self._policy, self._slo_target)
 
     # -- time
 
@@ -417,4 +423,4 @@ def make_dispatcher(
     new_uid: Callable[[], bytes],
 ) -> Dispatcher:
     """A dispatcher. Parameters as for `Dispatcher`."""
-    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher)
+    return Dispatcher(name, subjects, policy, prices, new_uid, settings.dispatcher, settings.autoscaler.slo_target)

@@ -5,7 +5,7 @@ from typing import Any
 
 from bus.messages.public import Candidate, Error, Explanation, Listing, ListRequest, Refusal, Requirements
 from services.core.actor import NOTHING, Effect, Envelope, Publish
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, target_of
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, VariantInstances
 from services.core.selection.instances import Worker
@@ -14,16 +14,19 @@ from services.core.validation import BadRequest, check_name, check_requirements
 
 
 def answer_question(
-    envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy
+    envelope: Envelope, catalog: Catalog, view: ClusterView, policy: SelectionPolicy, slo_target: float
 ) -> Iterable[Effect]:
-    """The reply to a ListRequest or to Requirements. Nothing if nobody waits for one, or another service replies."""
+    """The reply to a ListRequest or to Requirements. Nothing if nobody waits for one, or another service replies.
+
+    slo_target: of apps without a target of their own.
+    """
     if not envelope.reply:
         return NOTHING
     about, asked, now = envelope.subject.rpartition(".")[2], envelope.message, envelope.now
     if isinstance(asked, ListRequest):
         if about == "jobs":
             return NOTHING  # their coordinator answers
-        return (Publish(envelope.reply, listing(about, asked, now, catalog, view)),)
+        return (Publish(envelope.reply, listing(about, asked, now, catalog, view, slo_target)),)
     return (Publish(envelope.reply, explain(about, asked, now, view, policy)),)
 
 
@@ -156,7 +159,9 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
 # -- lists: the replies to `infaas.list.<what>`, with the numbers that decisions use
 
 
-def listing(what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView) -> Listing | Refusal:
+def listing(
+    what: str, ask: ListRequest, now: float, catalog: Catalog, view: ClusterView, slo_target: float
+) -> Listing | Refusal:
     """The items of one kind. An unknown kind is a bad_request that names the known ones."""
     try:
         check_name(ask.app, "app")
@@ -164,7 +169,7 @@ def listing(what: str, ask: ListRequest, now: float, catalog: Catalog, view: Clu
     except BadRequest as error:
         return Refusal(error=Error(code="bad_request", message=str(error)))
     if what == "apps":
-        return Listing(items=_apps(ask, catalog))
+        return Listing(items=_apps(ask, catalog, slo_target))
     if what == "models":
         return Listing(items=_models(ask, catalog))
     if what == "variants":
@@ -175,7 +180,7 @@ def listing(what: str, ask: ListRequest, now: float, catalog: Catalog, view: Clu
     return Refusal(error=Error(code="bad_request", message=text))
 
 
-def _apps(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
+def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[str, Any]]:
     return [
         {
             "app": app.app,
@@ -183,6 +188,7 @@ def _apps(ask: ListRequest, catalog: Catalog) -> list[dict[str, Any]]:
             "versions": dict(app.links),
             "variants": len(catalog.variants_of(app.app)),
             "latency_ms": app.latency_ms,
+            "slo_target": target_of(app, slo_target),
             "default_output": app.default_output,
             "min_instances": app.min_instances,
             "inputs": _specs(app.signature.inputs) if app.signature else [],

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from bus.messages.catalog import AppRecord
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog
+from services.core.settings.fields import TARGET
 from services.registrar.checks import app_fields, names, signature_difference
 from services.registrar.commands import (
     AddApp,
@@ -50,12 +51,12 @@ def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
         min_instances=change.min_instances,
         created=change.at,
         input_type=change.input_type,
+        slo_target=change.slo_target,
     )
 
 
 def _set(record: AppRecord, change: SetApp) -> AppRecord:
-    fields = ("latency_ms", "default_output", "min_instances", "input_type")
-    return replace(record, **{field: value for field in fields if (value := getattr(change, field)) is not None})
+    return replace(record, **{field: value for field in SETTINGS if (value := getattr(change, field)) is not None})
 
 
 def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefused:
@@ -81,6 +82,7 @@ def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefu
         signature=record.signature or change.signature,
         latency_ms=record.latency_ms if change.latency_ms is None else change.latency_ms,
         default_output=record.default_output if change.default_output is None else change.default_output,
+        slo_target=record.slo_target if change.slo_target is None else change.slo_target,
     )
 
 
@@ -98,10 +100,11 @@ NEEDS = {
     "unlink-model": ("app", "model"),
     "set-version": ("app", "model", "version"),
     "set-replicas": ("app",),
+    "set-target": ("app",),
     "delete-version": ("model", "version"),
     "release-variant": ("variant",),
 }
-SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type")
+SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
 
 
 def change_for(
@@ -113,7 +116,7 @@ def change_for(
         return Error(code="bad_request", message=f"verb: {verb!r} is not known here; known are {', '.join(NEEDS)}")
     given = {field: getattr(request, field) for field in ("app", "model", "version", "variant", "worker")}
     wrong = names(**{field: value for field, value in given.items() if field in needs or value is not None})
-    wrong += app_fields(request.latency_ms, request.default_output, request.input_type)
+    wrong += app_fields(request.latency_ms, request.default_output, request.slo_target, request.input_type)
     wrong += [
         f"{field}: must be 0 or more"
         for field in ("min_instances", "count")
@@ -121,6 +124,8 @@ def change_for(
     ]
     if verb == "set-replicas" and request.count is None:
         wrong.append("count: must be the least number of instances that the app keeps")
+    if verb == "set-target" and request.slo_target is None:
+        wrong.append(f"slo_target: must be the share of the app's queries to be answered in time, {TARGET.words}")
     if verb == "set-app" and all(getattr(request, field) is None for field in SETTINGS):
         wrong.append(f"set-app: give at least one of {', '.join(SETTINGS)}")
     if wrong:
@@ -136,11 +141,14 @@ def change_for(
             default_output=request.default_output,
             min_instances=1 if request.min_instances is None else request.min_instances,
             input_type=request.input_type,
+            slo_target=request.slo_target,
         )
     if verb == "set-app":
         return SetApp(app=app, **{field: getattr(request, field) for field in SETTINGS})
     if verb == "set-replicas":
         return SetApp(app=app, min_instances=request.count)
+    if verb == "set-target":
+        return SetApp(app=app, slo_target=request.slo_target)
     if verb == "delete-app":
         return DeleteApp(app=app)
     if verb == "unlink-model":

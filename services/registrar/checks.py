@@ -10,6 +10,7 @@ from bus.messages.catalog import Signature, TensorSpec
 from bus.messages.public import Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
 from services.core.settings import RegistrarSettings
+from services.core.settings.fields import TARGET
 
 FORMATS = ("onnx", "pt2", "torchscript")
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
@@ -38,7 +39,7 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         *_matches("validation", request.validation, OBJECT_KEY),
         *_matches("inputs_key", request.inputs_key, ARRAY_KEY),
         *_matches("labels_key", request.labels_key, ARRAY_KEY),
-        *app_fields(request.latency_ms, request.default_output),
+        *app_fields(request.latency_ms, request.default_output, request.slo_target),
     ]
     if request.task is not None and not 0 < len(request.task) <= MOST_TEXT:
         wrong.append(f"task: must be 1 to {MOST_TEXT} characters long")
@@ -56,13 +57,17 @@ def names(**fields: Any) -> list[str]:
     return [f"{field}: must be {NAME_RULE}" for field, value in fields.items() if not valid_name(value)]
 
 
-def app_fields(latency_ms: float | None, default_output: Any, input_type: str | None = None) -> list[str]:
+def app_fields(
+    latency_ms: float | None, default_output: Any, slo_target: float | None, input_type: str | None = None
+) -> list[str]:
     """Errors of an app's settings."""
     wrong = []
     if latency_ms is not None and not (isfinite(latency_ms) and latency_ms > 0):
         wrong.append("latency_ms: must be a number above 0")
     if default_output is not None and len(msgspec.msgpack.encode(default_output)) > MOST_DEFAULT:
         wrong.append(f"default_output: must fit into {MOST_DEFAULT // 1024} kB")
+    if slo_target is not None and (refused := TARGET.refuse(slo_target)) is not None:
+        wrong.append(f"slo_target: {refused}; 0.99 means that 99 of 100 queries are to be answered in time")
     if input_type is not None:
         wrong += _one_of("input_type", input_type, INPUT_TYPES)
     return wrong

@@ -65,8 +65,8 @@ class PutStatus(Struct, frozen=True):
 class LinkModel(Struct, frozen=True, kw_only=True):
     """Let an app serve this version of a model.
 
-    create: add the app when it is not there. linked: refuse unless the app links the model already. latency_ms, default_output: new
-    values of the app's settings, unless None.
+    create: add the app when it is not there. linked: refuse unless the app links the model already. latency_ms, default_output,
+    slo_target: new values of the app's settings, unless None.
     """
 
     app: str
@@ -78,6 +78,7 @@ class LinkModel(Struct, frozen=True, kw_only=True):
     linked: bool = False
     latency_ms: float | None = None
     default_output: Any = None
+    slo_target: float | None = None
 
 
 class AddApp(Struct, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ class AddApp(Struct, frozen=True, kw_only=True):
     default_output: Any = None
     min_instances: int = 1
     input_type: str | None = None
+    slo_target: float | None = None
 
 
 class SetApp(Struct, frozen=True, kw_only=True):
@@ -99,6 +101,7 @@ class SetApp(Struct, frozen=True, kw_only=True):
     default_output: Any = None
     min_instances: int | None = None
     input_type: str | None = None
+    slo_target: float | None = None
 
 
 class DeleteApp(Struct, frozen=True, kw_only=True):

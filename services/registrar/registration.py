@@ -277,4 +277,5 @@ class Registration:
             create=True,
             latency_ms=request.latency_ms,
             default_output=request.default_output,
+            slo_target=request.slo_target,
         )

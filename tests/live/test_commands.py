@@ -4,12 +4,17 @@ import asyncio
 import json
 import os
 import sys
+import time
 
 import numpy as np
 import pytest
 
+from bus.messages.events import AppObjective
 from bus.natsbus import NatsBus
+from services.recorder.events import EventWriter
+from services.shell.store import Store
 from tests.support.clients.responders import Responder, answer, refusal
+from tests.support.data.events import event, message, outcome
 from tests.support.servers.nats import free_port, run
 
 CLOSEST = {"model": "m", "variant": "m-v1", "accuracy": 0.9, "latency_ms": 12.0, "cost": 0.25}
@@ -18,10 +23,12 @@ APP = {
     "models": ["mlp"],
     "variants": 2,
     "latency_ms": 20.0,
+    "slo_target": 0.999,
     "min_instances": 1,
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}],
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
 }
+UNKNOWN = dict.fromkeys(("attainment_1h", "attainment_5m", "forecast", "headroom"))  # without a database
 VARIANT = {
     "app": "digits",
     "model": "mlp",
@@ -72,11 +79,11 @@ def behave(body, n):
 class Commands:
     """Runs commands against this test's own peer."""
 
-    def __init__(self, directory, url, prefix):
+    def __init__(self, directory, url, prefix, sql="postgresql://nobody@127.0.0.1:1/none"):
         self.directory = directory
         self.url = url
         self.prefix = prefix
-        places = {"nats": url, "sql": "postgresql://nobody@127.0.0.1:1/none", "prefix": prefix, "running": True}
+        places = {"nats": url, "sql": sql, "prefix": prefix, "running": True}
         (directory / "endpoints.json").write_text(json.dumps(places))
 
     async def __aenter__(self):
@@ -186,7 +193,7 @@ def test_wrong_use_is_one_line_on_stderr(tmp_path, nats_url, prefix, arguments, 
 def test_lists(tmp_path, nats_url, prefix):
     async def work(infaas):
         for command, shown, items in (
-            ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20"], [APP]),
+            ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20", "99.9 %"], [{**APP, **UNKNOWN}]),
             ("variants", ["mlp-v1-ort-fp32-t1-b8", "Active (x2)", "81,234", "1.23e-05", "0.93"], [VARIANT]),
             ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "mlp-v1-ort-fp32-t1-b8"], [WORKER]),
             ("models", ["no models"], []),
@@ -224,9 +231,37 @@ def test_status_is_one_page(tmp_path, nats_url, prefix):
             assert part in out
         assert "good" not in out
         code, out, _ = await infaas("status", "--json")
-        assert json.loads(out)["apps"] == [APP]
+        assert json.loads(out)["apps"] == [{**APP, **UNKNOWN}]
 
     with_commands(tmp_path, nats_url, prefix, work)
+
+
+def test_targets_stand_beside_what_was_reached_and_is_expected(tmp_path, nats_url, prefix, database_dsn, reader_dsn):
+    now = time.time()
+    store = Store(database_dsn, "test")
+    ok, late = outcome(time=now - 1), outcome(time=now - 2, outcome="late")
+    before = [outcome(time=now - 900 + i, outcome="refused") for i in range(2)]
+    long_ago = [outcome(time=now - 4000, outcome="refused")]
+    newest = event(AppObjective, time=now - 1, forecast=1234.0, headroom=1.75)
+    older = event(AppObjective, time=now - 3, forecast=1.0, headroom=9.5)
+    EventWriter(store).write([message(ok, late, *before, *long_ago), message(newest, older)])
+    store.close()
+
+    async def main():
+        async with Commands(tmp_path, nats_url, prefix, reader_dsn) as infaas:
+            _, out, _ = await infaas("apps", "--json")
+            assert json.loads(out)["items"] == [
+                {**APP, "attainment_1h": 0.25, "attainment_5m": 0.5, "forecast": 1234.0, "headroom": 1.75}
+            ]
+            for command, shown in (
+                ("apps", ["99.9 %", "25 %", "50 %"]),
+                ("status", ["99.9 %", "50 %", "1,234", "1.75"]),
+            ):
+                code, out, err = await infaas(command)
+                assert (code, err) == (0, "")
+                assert [part for part in shown if part not in out] == []
+
+    run(main())
 
 
 def test_explain_names_the_chosen_and_why_not_the_others(tmp_path, nats_url, prefix):

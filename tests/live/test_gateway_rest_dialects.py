@@ -297,6 +297,26 @@ def test_a_model_without_validation_or_that_is_none_is_refused(place: Place) -> 
     assert curl(place, "/classify", b"x").status == 400
 
 
+def test_a_target_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None:
+    fields = {"name": "aimed", "input_type": "floats", "default_output": "0", "latency_slo_micros": 50000}
+    fine(place, "/admin/add_app", fields)
+    fine(place, "/admin/set_target", {"name": "aimed", "slo_target": 0.999})
+    where = ("--data-dir", str(place.system.directory))
+    assert infaas("admin", "set-target", "--app", "aimed", "--slo-target", "1.5", *where).returncode == 1
+    for wrong in (0, 1, 1.5, 10**400, "most", None):
+        said = curl(place, "/admin/set_target", {"name": "aimed", "slo_target": wrong})
+        assert (said.status, set(said.body)) == (400, {"error", "cause"}), wrong
+    assert "above 0 and below 1" in curl(place, "/admin/set_target", {"name": "aimed", "slo_target": 99}).body["cause"]
+    assert "there is no app" in curl(place, "/admin/set_target", {"name": "nobody", "slo_target": 0.9}).body["cause"]
+    assert curl(place, "/admin/set_target", {"slo_target": 0.9}).status == 400
+    [app] = json.loads(infaas("apps", "--app", "aimed", "--json", *where).stdout)["items"]
+    assert app["slo_target"] == 0.999
+    assert infaas("admin", "set-target", "--app", "aimed", "--slo-target", "0.9", *where).stdout == "done\n"
+    [app] = json.loads(infaas("apps", "--app", "aimed", "--json", *where).stdout)["items"]
+    assert app["slo_target"] == 0.9
+    fine(place, "/admin/delete_app", {"name": "aimed"})
+
+
 @pytest.mark.slow
 def test_the_command_line_does_the_same(place: Place) -> None:
     where = ("--data-dir", str(place.system.directory))

@@ -89,6 +89,10 @@ def operations() -> Iterator[Operation]:
     )  # fmt: skip
     one = record("model_name", "model_version", **model)
     yield _change("delete_versioned_model", "Delete a version that no application serves.", one)
+    yield _change(
+        "set_target", "The share of an application's queries to be answered in time, above 0 and below 1.",
+        record("name", "slo_target", name=TEXT, slo_target=NUMBER),
+    )  # fmt: skip
     yield _change("set_model_version", "Let every application that links the model serve this version.", one)
     verbose = record(verbose=FLAG)
     yield _look(

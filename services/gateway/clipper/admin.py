@@ -143,6 +143,13 @@ class ClipperAdminApi:
             await self._change("set-version", {"app": app, "model": model, "version": wanted})
         return PlainTextResponse(SUCCESS)
 
+    async def set_target(self, request: Request) -> PlainTextResponse:
+        """Set the share of an application's queries to be answered in time."""
+        body = await _body(request)
+        return await self._change(
+            "set-target", {"app": field(body, "name", str), "slo_target": field(body, "slo_target", (int, float))}
+        )
+
     # -- descriptions
 
     async def get_all_applications(self, request: Request) -> JsonReply:
@@ -225,6 +232,8 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
         return False
     if verb == "set-version":
         return bool(app.links.get(model) == fields["version"])
+    if verb == "set-target":
+        return bool(app.slo_target == fields["slo_target"])
     return verb == "add-app" or (model in app.links) == (verb == "link-model")
 
 

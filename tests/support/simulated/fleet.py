@@ -132,7 +132,7 @@ class Fleet:
     def start_dispatcher(self, name: str) -> None:
         policy = self.policy or InfaasPolicy()
         new_uid = lambda: next(self._uids).to_bytes(16, "big")  # noqa: E731
-        actor = Dispatcher(name, self.subjects, policy, PRICES, new_uid, DispatcherSettings())
+        actor = Dispatcher(name, self.subjects, policy, PRICES, new_uid, DispatcherSettings(), 0.99)
         self.stage.enter(name, actor)
         for record in self.records:
             self.stage.send(name, Changed("infaas-catalog", key_of(record), encode(record)))

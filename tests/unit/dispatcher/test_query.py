@@ -62,7 +62,7 @@ RECORD = variant()
 
 
 def dispatcher(name: str, *, worker: bool = True) -> Dispatcher:
-    actor = Dispatcher(name, Subjects(), InfaasPolicy(), PRICES, lambda: UID, DispatcherSettings())
+    actor = Dispatcher(name, Subjects(), InfaasPolicy(), PRICES, lambda: UID, DispatcherSettings(), 0.99)
     for record in catalogue(RECORD):
         tell(actor, Changed("infaas-catalog", key_of(record), encode(record)))
     tell(actor, Synced("infaas-catalog"))

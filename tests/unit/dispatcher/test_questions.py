@@ -4,10 +4,12 @@ from typing import Any
 
 import msgspec
 
+from bus.codec import encode
+from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest, Requirements
 from services.core.actor import Changed
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, key_of
 from services.core.placement import quarantine_key
 from services.core.selection.cluster import ClusterView
 from services.dispatcher.questions import listing
@@ -26,7 +28,7 @@ def shown(*beats: WorkerHeartbeat) -> tuple[str, str]:
     view = ClusterView(PRICES)
     for each in beats:
         view.heartbeat(each, 0.0)
-    found = listing("workers", ListRequest(), 0.0, Catalog(), view)
+    found = listing("workers", ListRequest(), 0.0, Catalog(), view, 0.99)
     assert isinstance(found, Listing)
     [item] = found.items
     return item["kind"], item["state"]
@@ -39,6 +41,15 @@ def test_booting_ready_down_draining() -> None:
     assert shown(alive, silent) == ("big", "Down")
     assert shown(alive, beat(alive=True, kind="big", draining=True)) == ("big", "Draining")
     assert shown(alive, beat(alive=True, kind="big", draining=True, leaving=True)) == ("big", "Draining")
+
+
+def test_apps_are_listed_with_the_targets_that_hold() -> None:
+    catalog = Catalog()
+    for record in (AppRecord(app="own", links={}, slo_target=0.999), AppRecord(app="usual", links={})):
+        catalog.apply(key_of(record), encode(record))
+    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
+    assert isinstance(found, Listing)
+    assert {item["app"]: item["slo_target"] for item in found.items} == {"own": 0.999, "usual": 0.95}
 
 
 def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:

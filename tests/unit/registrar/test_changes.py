@@ -1,5 +1,6 @@
 """What becomes of an app's record, and which operators' verbs are understood."""
 
+from math import nan
 from typing import Any
 
 import pytest
@@ -48,9 +49,10 @@ def test_the_first_link_makes_the_app_and_fixes_its_signature() -> None:
 
 
 def test_later_links_add_and_keep_what_they_do_not_name() -> None:
-    before = app_record(latency_ms=5.0, default_output=[0], min_instances=3)
+    before = app_record(latency_ms=5.0, default_output=[0], min_instances=3, slo_target=0.999)
     assert changed(before, LINK) == replace(before, links={"mlp": "1", "cnn": "1"})
     assert changed(before, replace(LINK, latency_ms=9.0)).latency_ms == 9.0
+    assert changed(before, replace(LINK, slo_target=0.9)).slo_target == 0.9
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_signatures() -> None:
@@ -75,8 +77,8 @@ def test_unlink_add_and_delete() -> None:
     assert changed(app_record(), UnlinkModel(app="digits", model="mlp")).links == {}
     assert refused(app_record(), UnlinkModel(app="digits", model="cnn")).code == "unknown_model"
     assert amend(app_record(), DeleteApp(app="digits")) is None
-    assert changed(None, AddApp(app="a", at=3.0, min_instances=0)) == AppRecord(
-        app="a", links={}, created=3.0, min_instances=0
+    assert changed(None, AddApp(app="a", at=3.0, min_instances=0, slo_target=0.9)) == AppRecord(
+        app="a", links={}, created=3.0, min_instances=0, slo_target=0.9
     )
     assert refused(app_record(), AddApp(app="digits", at=3.0)).code == "bad_request"
 
@@ -85,6 +87,7 @@ def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
     before = app_record(latency_ms=5.0, default_output=[0], min_instances=3)
     assert changed(before, SetApp(app="digits", default_output="none")) == replace(before, default_output="none")
     assert changed(before, SetApp(app="digits", min_instances=0)) == replace(before, min_instances=0)
+    assert changed(before, SetApp(app="digits", slo_target=0.95)) == replace(before, slo_target=0.95)
     assert refused(None, SetApp(app="digits", latency_ms=1.0)).code == "unknown_app"
 
 
@@ -114,6 +117,9 @@ def test_verbs_become_changes() -> None:
     assert asked("set-version", app="a", model="mlp", version="1") == replace(link, version="1", linked=True)
     assert asked("set-app", app="a", latency_ms=3.0) == SetApp(app="a", latency_ms=3.0)
     assert asked("set-replicas", app="a", count=2) == SetApp(app="a", min_instances=2)
+    assert asked("set-target", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
+    assert asked("set-app", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
+    assert asked("add-app", app="a", slo_target=0.95) == AddApp(app="a", at=7.0, slo_target=0.95)
     assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
     assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
@@ -142,6 +148,32 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
         ("set-app", {"app": "a"}, "bad_request", "default_output"),
         ("set-replicas", {"app": "a"}, "bad_request", "count"),
         ("set-replicas", {"app": "a", "count": -1}, "bad_request", "count"),
+        ("set-target", {"app": "a"}, "bad_request", "slo_target: must be the share"),
+        (
+            "set-target",
+            {"app": "a", "slo_target": 0.0},
+            "bad_request",
+            "slo_target: must be above 0 and below 1, not 0; 0.99",
+        ),
+        (
+            "set-target",
+            {"app": "a", "slo_target": 1.0},
+            "bad_request",
+            "slo_target: must be above 0 and below 1, not 1; 0.99",
+        ),
+        (
+            "set-target",
+            {"app": "a", "slo_target": 1.5},
+            "bad_request",
+            "slo_target: must be above 0 and below 1, not 1.5",
+        ),
+        (
+            "set-target",
+            {"app": "a", "slo_target": nan},
+            "bad_request",
+            "slo_target: must be above 0 and below 1, not nan",
+        ),
+        ("set-app", {"app": "a", "slo_target": 99.0}, "bad_request", "slo_target: must be above 0 and below 1, not 99"),
         ("delete-version", {"model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
     ],
 )

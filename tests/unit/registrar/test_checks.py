@@ -17,7 +17,13 @@ BAD_NAMES = ["", "../x", "a b", "a>", "*", "a\0b", "a.b", "-a", "_", "a" * 65, "
 
 def test_a_good_request_passes() -> None:
     full = replace(
-        REQUEST, version="v-1", task="digits from pixels", metric="rmse", latency_ms=5.0, default_output=[1, 2]
+        REQUEST,
+        version="v-1",
+        task="digits from pixels",
+        metric="rmse",
+        latency_ms=5.0,
+        default_output=[1, 2],
+        slo_target=0.5,
     )
     assert registration_error(REQUEST, RegistrarSettings()) is None
     assert registration_error(full, RegistrarSettings()) is None
@@ -55,6 +61,10 @@ def test_names_must_be_names(field: str, name: str) -> None:
         ("latency_ms", -1.0),
         ("latency_ms", nan),
         ("latency_ms", inf),
+        ("slo_target", 0.0),
+        ("slo_target", 1.0),
+        ("slo_target", 1.5),
+        ("slo_target", nan),
         ("task", ""),
         ("task", "x" * 201),
         ("default_output", "x" * 70_000),

@@ -14,6 +14,8 @@ from services.registrar.changes import NEEDS
         (["set-version", "--app", "a"], ["set-version needs", "--model", "--model-version"]),
         (["add-app", "--app", "a", "--model", "m"], ["add-app takes no --model"]),
         (["set-replicas", "--app", "a", "--count", "1.5"], ["--count", "whole number"]),
+        (["set-target", "--app", "a"], ["set-target needs", "--slo-target"]),
+        (["set-target", "--app", "a", "--slo-target", "most"], ["--slo-target", "most"]),
         ([], ["verb"]),
     ],
 )
@@ -28,7 +30,10 @@ def test_bad_usage_exits_2_with_one_line(
         assert word.lower() in told.err.lower()
 
 
+_VALUES = {"set-replicas": ("count",), "set-target": ("slo_target",)}  # what they need beside names
+
+
 def test_the_command_knows_the_verbs_that_the_registrar_knows() -> None:
     assert {verb: {*needed} for verb, (needed, _) in VERBS.items()} == {
-        verb: {*needed, *(("count",) if verb == "set-replicas" else ())} for verb, needed in NEEDS.items()
+        verb: {*needed, *_VALUES.get(verb, ())} for verb, needed in NEEDS.items()
     }
