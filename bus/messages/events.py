@@ -153,6 +153,7 @@ class InstanceEventSample(Event, frozen=True, kw_only=True, gc=False):
     queue: int
     latency_ms: float
     mean_batch: float
+    reclaimable: bool = False
 
 
 class RegistrationEvent(Event, frozen=True, kw_only=True, gc=False):

@@ -289,7 +289,7 @@ class ExecutorExited(Struct, frozen=True, kw_only=True):
 
 
 class PoolDigest(Struct, frozen=True, array_like=True, gc=False):
-    """All living devices of one kind, on workers that take new work.
+    """All living devices of one kind, on workers that take new work. Used is what instances that somebody needs have been promised.
 
     first: the first two workers that have such a device, in order of their names. workers: how many have one.
     cores, memory_mb, memory_used_mb: sums over all these devices. shapes: the distinct pairs (cores, memory in MB).
@@ -306,7 +306,7 @@ class PoolDigest(Struct, frozen=True, array_like=True, gc=False):
 
 
 class VariantDigest(Struct, frozen=True, array_like=True, gc=False):
-    """One variant's instances on living devices of one kind, on workers that take new work.
+    """One variant's instances on living devices of one kind, on workers that take new work. Reclaimable ones do not count.
 
     holders: the first two workers, in order of their names, that have an instance or are loading one. instances: how many there are,
     with those that are loading. running: instances with room for more load, with those that are loading. serving: the running instances

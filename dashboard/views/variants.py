@@ -8,6 +8,7 @@ from dashboard.widgets import show_empty, show_live
 
 MAX_INSTANCES = 24  # in the timeline
 MAX_CHANGES = 2000  # rows that changes.sql returns
+RECLAIMABLE = "reclaimable"  # shown beside the state
 
 widgets.page_title("Variants", "Which variants are loaded where, in which state, and why that changed.")
 chosen = widgets.choose_window()
@@ -22,7 +23,10 @@ def now() -> None:
         )
         return
     shown = running.assign(
-        state=[[state] for state in running["state"]],
+        state=[
+            [state, *([RECLAIMABLE] if reclaimable else [])]
+            for state, reclaimable in zip(running["state"], running["reclaimable"], strict=True)
+        ],
         on=[
             formats.mark_simulated(f"{worker} {device}", bool(simulated))
             for worker, device, simulated in zip(
@@ -34,7 +38,7 @@ def now() -> None:
     widgets.table(
         shown,
         {
-            "state": widgets.state_column(charts.STATES),
+            "state": widgets.state_column({**charts.STATES, RECLAIMABLE: charts.IDLE_COLOUR}),
             "app": "app",
             "variant": "variant",
             "on": "on",

@@ -163,7 +163,7 @@ def _render_workers(items: list[Item]) -> None:
             Column("instance of", "variant"),
             Column("worker", "worker"),
             Column("device", "device"),
-            Column("state", "state"),
+            Column("state", lambda one: f"{one['state']}{' (reclaimable)' * bool(one.get('reclaimable'))}"),
             Column("queued", "queued"),
             Column("items/s", "load"),
             Column("latency ms", "latency_ms"),
@@ -178,8 +178,10 @@ def _spec(spec: Item) -> str:
 
 
 def _state(item: Mapping[str, Any]) -> str:
-    instances = item.get("instances") or 0
-    notes = [f"x{instances}"] * (instances > 1) + ["dominated"] * bool(item.get("dominated"))
+    instances, reclaimable = item.get("instances") or 0, item.get("reclaimable") or 0
+    notes = [f"x{instances}"] * (instances > 1)
+    notes += [f"{reclaimable} reclaimable" if instances > 1 else "reclaimable"] * bool(reclaimable)
+    notes += ["dominated"] * bool(item.get("dominated"))
     suffix = f" ({', '.join(notes)})" if notes else ""
     return f"{item.get('state')}{suffix}"
 
@@ -212,7 +214,9 @@ def render_overview(found: Item) -> None:
     )
     for worker in workers:
         devices = ", ".join(f"{d['device']} {d['utilisation']:.0%}" for d in worker["devices"])
-        print(f"  {worker['worker']}: {worker['state']}, {devices}, {len(worker['instances'])} instances")
+        free = sum(bool(one.get("reclaimable")) for one in worker["instances"])
+        note = f" ({free} reclaimable)" * bool(free)
+        print(f"  {worker['worker']}: {worker['state']}, {devices}, {len(worker['instances'])} instances{note}")
     if apps:
         print()
         print_table([_app(app, variants) for app in apps], _APP_COLUMNS, "")

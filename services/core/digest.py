@@ -17,7 +17,7 @@ from bus.messages.fleet import (
     WorkerHeartbeat,
 )
 from services.core.cost import PER_CORE
-from services.core.lifecycle import COUNTED, SERVING
+from services.core.lifecycle import SERVING, needed
 
 YOUNG = 3.0  # s for which a new instance counts as busy, since its work has not arrived yet
 ROOMY = 0.8  # of saturation: an instance on another worker has room if its load is less
@@ -117,7 +117,7 @@ def digest_of(
             pool.shapes[device.cores, device.memory_mb] = None
         for status in heartbeat.instances:
             where = devices.get(status.device)
-            if where is None or status.state not in COUNTED:
+            if where is None or not needed(status):
                 continue
             key = status.variant, where[0]
             sums = variants.get(key)

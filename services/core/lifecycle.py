@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bus.messages.fleet import State
+from bus.messages.fleet import InstanceStatus, State
 
 EDGES: dict[State, frozenset[State]] = {
     "Inactive": frozenset({"Loading", "Active"}),  # directly to Active: a restarted monitor finds the instance loaded
@@ -24,6 +24,11 @@ EDGES: dict[State, frozenset[State]] = {
 }
 SERVING: frozenset[State] = frozenset({"Active", "Overloaded", "Interfered"})
 COUNTED: frozenset[State] = SERVING | {"Loading"}  # the instance serves, or will serve soon
+
+
+def needed(status: InstanceStatus) -> bool:
+    """Whether the instance serves or will serve, and somebody needs it. Others are reclaimable, or they are being unloaded."""
+    return status.state in COUNTED and not status.reclaimable
 
 
 def legal(old: State, new: State) -> bool:

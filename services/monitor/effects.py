@@ -235,6 +235,7 @@ class MonitorEffects:
                 queue=instance.queued,
                 latency_ms=instance.latency_s * 1000.0,
                 mean_batch=instance.mean_batch,
+                reclaimable=instance.reclaimable,
             )
             for instance in present
             for app, load, utilisation in instance.by_app(now - seconds)

@@ -25,7 +25,7 @@ RELATIONS = {
     "objective_events": "time app slo_target reached load forecast capacity headroom",
     "worker_events": "time worker hardware from_state to_state reason",
     "worker_samples": "time worker device",
-    "instance_samples": "time worker device app model variant",
+    "instance_samples": "time worker device app model variant reclaimable",
     "variant_states": "app model variant worker device state since",
     "cost_by_app_hourly": "hour app cost queries cost_per_1000",
     "cost_by_variant_hourly": "hour app model variant hardware cost queries cost_per_1000",

@@ -43,6 +43,7 @@ VARIANT = {
     "cost_per_1000": 0.0000123,
     "state": "Active",
     "instances": 2,
+    "reclaimable": 1,
     "simulated": False,
 }
 WORKER = {
@@ -55,7 +56,7 @@ WORKER = {
         }
     ],
     "instances": [
-        {"variant": VARIANT["variant"], "device": "cpu", "state": "Active", "queued": 3, "load": 5.0, "latency_ms": 1.0, "mean_batch": 2.0}
+        {"variant": VARIANT["variant"], "device": "cpu", "state": "Active", "reclaimable": True, "queued": 3, "load": 5.0, "latency_ms": 1.0, "mean_batch": 2.0}
     ],
 }  # fmt: skip
 EXPLANATION = {
@@ -194,8 +195,12 @@ def test_lists(tmp_path, nats_url, prefix):
     async def work(infaas):
         for command, shown, items in (
             ("apps", ["digits", "mlp", "x: FP32[n, 4]", "y: FP32[n, any]", "20", "99.9 %"], [{**APP, **UNKNOWN}]),
-            ("variants", ["mlp-v1-ort-fp32-t1-b8", "Active (x2)", "81,234", "1.23e-05", "0.93"], [VARIANT]),
-            ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "mlp-v1-ort-fp32-t1-b8"], [WORKER]),
+            (
+                "variants",
+                ["mlp-v1-ort-fp32-t1-b8", "Active (x2, 1 reclaimable)", "81,234", "1.23e-05", "0.93"],
+                [VARIANT],
+            ),
+            ("workers", ["w0", "plain", "25%", "0.5 of 2", "500 of 8000", "Active (reclaimable)"], [WORKER]),
             ("models", ["no models"], []),
         ):
             code, out, err = await infaas(command)
@@ -223,7 +228,7 @@ def test_status_is_one_page(tmp_path, nats_url, prefix):
         assert (code, err) == (0, "")
         for part in (
             "1 of 1 workers ready, 1 apps, 1 variants, 1 instances",
-            "cpu 25%",
+            "cpu 25%, 1 instances (1 reclaimable)",
             "1 Active",
             "registering m for a: building, 40 %",
             "no ONNX file",

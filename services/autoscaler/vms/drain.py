@@ -16,7 +16,7 @@ from services.autoscaler.vms.placement import pack
 from services.autoscaler.vms.policy import Hardware, Remove
 from services.core.actor import Effect
 from services.core.catalog import Catalog
-from services.core.lifecycle import COUNTED, SERVING
+from services.core.lifecycle import SERVING, needed
 from services.core.settings import MonitorSettings
 
 QUIET_S = (
@@ -130,7 +130,7 @@ class MachineDrain:
 
     def _served_only_here(self, worker: FleetWorker, rest: Collection[FleetWorker]) -> dict[str, str]:
         """App to one of its variants here, for each app that has too few instances serving on the others."""
-        here = {one.variant: one for one in worker.instances if one.state in SERVING}
+        here = {one.variant: one for one in worker.instances if one.state in SERVING and needed(one)}
         found: dict[str, str] = {}
         for app in self._catalog.apps:
             variants = [record.variant for record in self._catalog.variants_of(app.app)]
@@ -147,12 +147,12 @@ class MachineDrain:
         record = self._catalog.variant(variant)
         if record is None:
             return None
-        if any(one.variant == variant and one.state == "Loading" for other in rest for one in other.instances):
+        if any(one.state == "Loading" for other in rest for one in other.of(variant)):
             return []
         where = pack(record, 1, rest, self._share) or pack(record, 1, rest, self._share, overcommit=self._overcommit)
         found: list[Effect] = []
         for name in where:
-            have = sum(one.variant == variant and one.state in COUNTED for one in self._fleet.workers[name].instances)
+            have = len(self._fleet.workers[name].of(variant))
             order = EnsureLoaded(
                 variant=record,
                 at_least=have + 1,

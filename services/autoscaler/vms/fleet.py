@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.policy import Hardware, PricedKind, WorkerSummary
-from services.core.lifecycle import COUNTED, SERVING
+from services.core.lifecycle import SERVING, needed
 from services.core.selection.cluster import busy_share
 
 Threads = Callable[[str], int]
@@ -102,8 +102,8 @@ class FleetWorker:
         return list(self.heartbeat.instances) if self.heartbeat is not None else []
 
     def of(self, variant: str) -> list[InstanceStatus]:
-        """This variant's instances that are loaded or loading."""
-        return [one for one in self.instances if one.variant == variant and one.state in COUNTED]
+        """This variant's instances that are loaded or loading, without reclaimable ones."""
+        return [one for one in self.instances if one.variant == variant and needed(one)]
 
     def hardware_of(self, status: InstanceStatus) -> Hardware | None:
         assert self.heartbeat is not None
@@ -262,9 +262,9 @@ class Fleet:
         return [w for w in self.workers.values() if w.alive(now) and self.state(w, now) == "Ready"]
 
     def serving(self, variants: Iterable[str], workers: Iterable[FleetWorker]) -> int:
-        """How many instances of these variants serve on these workers."""
-        wanted = set(variants)
-        return sum(one.variant in wanted and one.state in SERVING for worker in workers for one in worker.instances)
+        """How many instances of these variants serve on these workers, without reclaimable ones."""
+        found = (one for worker in workers for variant in set(variants) for one in worker.of(variant))
+        return sum(one.state in SERVING for one in found)
 
 
 def _begins(worker: FleetWorker, record: MachineRecord | None) -> bool:

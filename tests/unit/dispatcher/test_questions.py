@@ -6,7 +6,7 @@ import msgspec
 
 from bus.codec import encode
 from bus.messages.catalog import AppRecord
-from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
+from bus.messages.fleet import DeviceStatus, EnsureLoaded, Release, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest, Requirements
 from services.core.actor import Changed
 from services.core.catalog import Catalog, key_of
@@ -54,6 +54,20 @@ def test_apps_are_listed_with_the_targets_that_hold() -> None:
 
 def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:
     assert shown(beat(alive=True)) == ("cpu", "Ready")
+
+
+def test_lists_say_what_is_reclaimable() -> None:
+    fleet = Fleet(variant(), workers=1)
+    fleet.stage.publish(fleet.subjects.worker("w0", "load"), EnsureLoaded(variant=variant(), at_least=2))
+    fleet.stage.run(1.0)
+    fleet.stage.publish(fleet.subjects.worker("w0", "release"), Release(variant=NAME, keep=1, reclaim=True))
+    fleet.stage.run(1.0)
+    [item] = said(fleet, fleet.subjects.list("variants"), ListRequest())["items"]
+    assert (item["state"], item["instances"], item["reclaimable"]) == ("Active", 2, 1)
+    [item] = said(fleet, fleet.subjects.list("workers"), ListRequest())["items"]
+    assert sorted(one["reclaimable"] for one in item["instances"]) == [False, True]
+    [device] = item["devices"]
+    assert device["memory_reclaimable_mb"] == device["memory_used_mb"] > 0
 
 
 # -- A variant that one worker cannot load is served by another one; where none can, everybody is told so. Virtual

@@ -2,7 +2,7 @@
 
 import itertools
 
-from bus.messages.fleet import EnsureLoaded
+from bus.messages.fleet import EnsureLoaded, Release
 from bus.messages.scaling import AskForCapacity
 from bus.messages.work import WorkFinished
 from tests.support.simulated.controllers import CloudFleet, kind
@@ -125,6 +125,21 @@ def test_the_last_instance_of_an_app_is_loaded_elsewhere_before_its_worker_goes(
     asked.append(fleet.ask(variant=NAME, latency_ms=200))
     fleet.stage.run(1.0)
     assert all_answered(fleet, asked)
+
+
+def test_what_nobody_needs_keeps_no_worker_and_is_loaded_nowhere_else() -> None:
+    other = variant("other-v1", model="other", base_ms=10.0)
+    fleet = CloudFleet(slow(), workers=2, limits={"idle_s": 10.0})
+    fleet.register(*catalogue(other, app="elsewhere"))
+    for worker, record, app in (("w0", other, "elsewhere"), ("w1", slow(), "app")):
+        fleet.stage.publish(fleet.subjects.worker(worker, "load"), EnsureLoaded(variant=record, app=app))
+    fleet.stage.run(1.0)
+    fleet.stage.publish(fleet.subjects.worker("w1", "release"), Release(variant=NAME, reclaim=True))
+    fleet.stage.run(1.0)
+    assert fleet.states(NAME) == {"w1": ["Active"]}
+    fleet.stage.run(20.0)
+    assert fleet.workers == ["w0"]
+    assert fleet.states(NAME) == {}
 
 
 def test_a_worker_that_builds_a_model_is_not_idle() -> None:
