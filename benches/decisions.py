@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from msgspec.structs import replace
 
+from benches.scoreboard.accuracy import accuracy_cases
 from benches.scoreboard.scenarios import Built, Case, cost_cases, write
 from services.simulation.report import RunReport
 from services.simulation.run import SimulationError, simulate
@@ -152,7 +153,7 @@ def detail(row: Row) -> str:
 
 
 def cases() -> list[Case]:
-    return list(cost_cases())
+    return [*cost_cases(), *accuracy_cases()]
 
 
 def changed(built: Built, settings: Sequence[str]) -> Built:
