@@ -33,6 +33,8 @@ class QueryTemplate:
             fields["accuracy"] = needs.accuracy
         if needs.cost is not None:
             fields["cost"] = needs.cost
+        named = {"model": needs.model, "version": needs.version, "variant": needs.variant}
+        fields.update({name: value for name, value in named.items() if value is not None})
         self.app = app
         self.subject = subjects.query(app)
         self.body = encode({"inputs": Tensor("BOOL", [items], b"\0" * items), **fields})

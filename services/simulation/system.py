@@ -101,7 +101,8 @@ class SimulatedSystem:
         number = 0
         for spec in self._policy.machines:
             for index in range(spec.start):
-                self._environment.at(SPREAD * (number * GOLDEN % 1.0), self._appear, (f"{spec.kind}-{index}", spec))
+                name = spec.workers[index] if spec.workers else f"{spec.kind}-{index}"
+                self._environment.at(SPREAD * (number * GOLDEN % 1.0), self._appear, (name, spec))
                 number += 1
 
     def _catalogue(self) -> None:

@@ -27,11 +27,17 @@ class StaticChoice(Struct, frozen=True):
 
 
 class QueryNeeds(Struct, frozen=True, kw_only=True):
-    """What queries ask for. latency_ms, cost (US$ per 1,000): at most, None: no limit. accuracy: at least, 0: any."""
+    """What queries ask for. latency_ms, cost (US$ per 1,000): at most, None: no limit. accuracy: at least, 0: any.
+
+    model, version, variant: the only ones that may answer; None: any.
+    """
 
     latency_ms: float | None = None
     accuracy: float = 0.0
     cost: float | None = None
+    model: str | None = None
+    version: str | None = None
+    variant: str | None = None
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
@@ -62,6 +68,7 @@ class MachineSpec(Struct, frozen=True, kw_only=True):
     """A kind of machine. start: number at time 0. The VM-autoscaler keeps the number between minimum and maximum.
 
     devices: simulated, named after their kind ("cpu", "gpu", "gpu1", ...). boot_s: from the order to the first heartbeat.
+    workers: names of those that run at time 0; left out: KIND-0, KIND-1, ...
     """
 
     kind: str
@@ -71,6 +78,7 @@ class MachineSpec(Struct, frozen=True, kw_only=True):
     start: int = 0
     minimum: int = 0
     maximum: int = 0
+    workers: tuple[str, ...] = ()
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ machines: they keep those of time 0.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -130,7 +130,7 @@ class Policies:
         tree: Mapping[str, Any],
         location: Location,
     ) -> PolicySpec:
-        settings = settings_of(location, DEFAULTS, {"goal": self._objective}, self._common, _base_tree(base), tree)
+        settings = settings_of(location, DEFAULTS, {"goal": self._objective}, self._common, base_tree(base), tree)
         machines = self._started(block, hardware, fixed=settings.autoscaler.policy == "static")
         spec = PolicySpec(name=name, base=base, hardware=hardware, machines=machines, choice={}, settings=settings)
         chosen_by = settings.autoscaler.policy
@@ -154,27 +154,7 @@ class Policies:
         return replace(spec, choice=choice, settings=settings)
 
     def _base(self, base: str, location: Location) -> str:
-        if base in BASES:
-            return BASES[base]
-        if ":" not in base:
-            known = [*BASES, *self._blocks]
-            location.refuse(
-                f"there is no policy {shown(base)}{meant(base, known)}; a class of your own is module:Class"
-            )
-        folder = str(self._folder.resolve())
-        added = folder not in sys.path
-        if added:
-            sys.path.append(folder)
-        try:
-            load_policy(Settings(dispatcher=DispatcherSettings(policy=base)))
-        except SettingsError as error:
-            location.refuse(str(error).removeprefix("dispatcher.policy "))
-        except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
-            location.refuse(f"{shown(base)} cannot be loaded: {type(error).__name__}: {error}")
-        finally:
-            if added and folder in sys.path:
-                sys.path.remove(folder)
-        return base
+        return base_of(base, self._blocks, self._folder, location)
 
     def _choices(
         self, table: Mapping[str, Any], location: Location, hardware: frozenset[str] | None
@@ -226,7 +206,33 @@ class Policies:
         }
 
 
-def _base_tree(base: str) -> dict[str, Any]:
+def base_of(name: str, blocks: Collection[str], folder: Path, location: Location) -> str:
+    """The base that a name stands for: a built-in one, or a user's class, which is imported, also from `folder`.
+
+    blocks: other names that may have been meant. Raises ScenarioError, which names the location.
+    """
+    if name in BASES:
+        return BASES[name]
+    if ":" not in name:
+        known = [*BASES, *blocks]
+        location.refuse(f"there is no policy {shown(name)}{meant(name, known)}; a class of your own is module:Class")
+    path = str(folder.resolve())
+    added = path not in sys.path
+    if added:
+        sys.path.append(path)
+    try:
+        load_policy(Settings(dispatcher=DispatcherSettings(policy=name)))
+    except SettingsError as error:
+        location.refuse(str(error).removeprefix("dispatcher.policy "))
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+        location.refuse(f"{shown(name)} cannot be loaded: {type(error).__name__}: {error}")
+    finally:
+        if added and path in sys.path:
+            sys.path.remove(path)
+    return name
+
+
+def base_tree(base: str) -> dict[str, Any]:
     """The settings that a base stands for. Everything else is the services' default, the solver too."""
     scaling: dict[str, Any] = {"policy": base if base in _CHOSEN else "infaas"}
     if base == "infaas-ilp":

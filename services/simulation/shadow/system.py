@@ -1,0 +1,291 @@
+"""The simulated system on which a policy runs beside the real one: the same demand, catalogue and first machines. Pure.
+
+It is the whole simulator: dispatchers, workers, autoscalers and controller are the services' own. Its clock follows the real one. Nothing
+of it is connected to the bus.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import numpy as np
+from msgspec import Struct
+
+from bus.codec import decode
+from bus.messages.catalog import VariantRecord
+from bus.messages.events import Event, ScalingEvent
+from bus.messages.fleet import DeviceStatus, EnsureLoaded, WorkerHeartbeat
+from bus.messages.public import Answer, Refusal
+from bus.messages.scaling import DemandReport
+from bus.subjects import Subjects
+from services.autoscaler.vms.policy import PricedKind
+from services.core.actor import Publish
+from services.core.catalog import variant_key
+from services.core.placement import Device
+from services.core.settings import Settings
+from services.simulation.clients import QueryTemplate
+from services.simulation.kernel import NETWORK, Kernel
+from services.simulation.scenario.machines import LONGEST_KIND
+from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, Scenario, StaticChoice
+from services.simulation.shadow.live import LiveSystem, price_of
+from services.simulation.system import SimulatedSystem
+
+ORDERER = "shadow"
+LEAD = 1.5  # s that the first machines need until they take orders
+LOADED = 1.2  # s after their start at which the real system's instances are ordered
+MOST = 1000.0  # queries/s of a dispatcher's report; of more, several are sent as one
+TEMPLATES = 4096  # kinds of query that are kept
+CHOSEN = ("static", "replicate")  # scaling policies that never remove what they have not chosen
+INBOX = "_INBOX.s."
+
+
+class ShadowSpec(Struct, frozen=True, kw_only=True):
+    """What runs. name: of the policy, with the settings that differ. base: of services/simulation/scenario/policies.py. kinds: of machine that may be started.
+
+    prices: US$ per hour by kind of device. boot_s: of machines whose kind does not say it.
+    """
+
+    name: str
+    base: str
+    settings: Settings
+    kinds: Mapping[str, PricedKind]
+    prices: Mapping[str, float]
+    boot_s: float
+
+
+class ShadowSystem:
+    """items: those of queries that ended since `begins`. in_time, refused: of these. heard: demand until `begins`, by arrival: the system
+    starts with what a policy loads for it. Loads before `begins` are instant.
+    """
+
+    def __init__(
+        self,
+        spec: ShadowSpec,
+        live: LiveSystem,
+        heard: Sequence[tuple[float, DemandReport]],
+        begins: float,
+        rng: np.random.Generator,
+    ) -> None:
+        self.items = self.in_time = self.refused = 0
+        self.subjects = Subjects()
+        self._begins = begins
+        self._rng = rng
+        self._real = live.real_kinds(begins)
+        self._events: list[ScalingEvent] = []
+        self._templates: dict[tuple[object, ...], QueryTemplate] = {}
+        self._open: dict[str, tuple[float, QueryTemplate, int]] = {}
+        self._sent = 0
+        workers = live.workers(begins)
+        first = min((at for at, _ in heard), default=begins)
+        self._kernel = Kernel(first - LEAD, self._recorded)
+        self._kernel.received = self._received
+        self._prices = {**spec.prices, **live.prices(begins)}
+        machines = machines_of({one.worker: (one, live.devices(one, self._real)) for one in workers}, spec)
+        self._system = SimulatedSystem(
+            self._kernel, self._scenario(), _policy(spec, machines), begins, decided=lambda _: None
+        )
+        for key, value in live.entries(self._real):
+            self._kernel.put(self.subjects.catalog_bucket, key, value)
+        self._system.build()
+        if spec.settings.autoscaler.policy not in CHOSEN:
+            self._kernel.at(LOADED, self._load, {one.worker: live.loaded(one) for one in workers})
+        for at, report in heard:
+            self.offer(report, at)
+
+    def _scenario(self) -> Scenario:
+        return Scenario(
+            name=ORDERER, duration_s=1.0, seed=0, objective="cost", metrics_every_s=1.0, apps=(), models=(), variants=(),
+            prices=self._prices, needs={}, policies=(), loads=(),
+        )  # fmt: skip
+
+    def _load(self, loaded: Mapping[str, Counter[str]]) -> None:
+        for worker, variants in loaded.items():
+            for variant, count in variants.items():
+                value = self._kernel.get(self.subjects.catalog_bucket, variant_key(variant))
+                if value is not None:
+                    record = decode(VariantRecord, value)
+                    order = EnsureLoaded(variant=record, at_least=count, orderer=ORDERER, reason="it runs there")
+                    self._kernel.publish(self.subjects.worker(worker, "load"), order, self.subjects.loads(ORDERER))
+
+    # -- what comes in
+
+    def entry(self, key: str, value: bytes | None) -> None:
+        """An entry of the catalogue, as `simulated_entry` gives it."""
+        self._kernel.put(self.subjects.catalog_bucket, key, value)
+
+    @property
+    def real_kinds(self) -> set[str]:
+        """The kinds of device that were real on some worker when it began."""
+        return self._real
+
+    def offer(self, report: DemandReport, at: float) -> None:
+        """Send the report's queries, spread over as much time as it covers, from `at` on.
+
+        Reports say how many items came, not in how many queries. Each item is a query, unless they are too many.
+        """
+        seconds = max(report.seconds, 0.1)
+        size = ceil(sum(row.items + row.refused for row in report.rows) / (MOST * seconds))
+        for row in report.rows:
+            items = row.items + row.refused
+            needs = QueryNeeds(
+                latency_ms=row.latency_ms,
+                accuracy=row.accuracy,
+                cost=row.cost,
+                model=row.model,
+                version=row.version,
+                variant=row.variant,
+            )
+            times = self._rng.random(ceil(items / size) if items else 0) * seconds
+            for offset in times.tolist():
+                count = min(size, items)
+                query = self._template(row.app, needs, count), count
+                self._kernel.at(max(0.0, at + offset - self._kernel.now), self._send, query)
+                items -= count
+
+    def _template(self, app: str, needs: QueryNeeds, items: int) -> QueryTemplate:
+        key = (app, needs, items)
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= TEMPLATES:
+                self._templates.clear()
+            found = self._templates[key] = QueryTemplate(app, needs, items, self.subjects, 2 * NETWORK + 1e-6)
+        return found
+
+    def _send(self, query: tuple[QueryTemplate, int]) -> None:
+        template, items = query
+        self._sent += 1
+        inbox = f"{INBOX}{self._sent}"
+        if self._kernel.now >= self._begins:
+            self._open[inbox] = self._kernel.now, template, items
+        self._kernel.publish(template.subject, template.head, inbox, template.body)
+
+    def _received(self, reply: Publish) -> None:
+        found = self._open.pop(reply.subject, None)
+        if found is None:
+            return
+        sent, template, items = found
+        self.items += items
+        if type(reply.message) is Answer:
+            self.in_time += items * (self._kernel.now - sent <= template.limit)
+        elif type(reply.message) is Refusal:
+            self.refused += items
+
+    # -- what comes of it
+
+    def advance(self, now: float) -> list[ScalingEvent]:
+        """Process everything that is due; returns what was scaled since the last call. Raises ActorHalted."""
+        self._kernel.run(max(now, self._kernel.now))
+        self._system.bill.advance(now)
+        events, self._events = self._events, []
+        return events
+
+    def _recorded(self, name: str, event: Event) -> None:
+        del name
+        if type(event) is ScalingEvent and self._kernel.now >= self._begins:
+            self._events.append(event)
+
+    @property
+    def cost(self) -> float:
+        """US$ of its machines since `begins`."""
+        return self._system.bill.total
+
+    @property
+    def cost_rate(self) -> float:
+        """US$ per hour of its machines now."""
+        return 3600.0 * self._system.bill.rate
+
+    @property
+    def apps_cost_rate(self) -> float:
+        """US$ per hour of its loaded instances."""
+        return sum(
+            price_of(resident.record, self._prices, device.spec.cores, device.spec.memory_mb)
+            for machine in self._system.machines.values()
+            for device in machine.devices.values()
+            for resident in device.residents.values()
+        )
+
+    @property
+    def machines(self) -> dict[str, int]:
+        """How many machines run, by kind."""
+        return dict(Counter(machine.spec.kind for machine in self._system.machines.values()))
+
+    @property
+    def instances(self) -> int:
+        """How many instances are loaded, or being loaded."""
+        return sum(
+            len(device.residents) for machine in self._system.machines.values() for device in machine.devices.values()
+        )
+
+
+def _policy(spec: ShadowSpec, machines: tuple[MachineSpec, ...]) -> PolicySpec:
+    chosen = spec.settings.autoscaler.choice
+    choice = {app: StaticChoice(one.variant, one.instances) for app, one in chosen.items()}
+    return PolicySpec(
+        name=spec.name, base=spec.base, hardware=None, machines=machines, choice=choice, settings=spec.settings
+    )
+
+
+# -- kinds of machine
+
+_MEMORY = 64.0  # MB by which machines of one kind may differ
+
+
+def machines_of(
+    workers: Mapping[str, tuple[WorkerHeartbeat, Sequence[DeviceStatus]]], spec: ShadowSpec
+) -> tuple[MachineSpec, ...]:
+    """Kinds of machine: those that run, under their names, and those that the settings allow.
+
+    workers: heartbeat and devices of each. Workers of one kind with other devices than the first are a kind of their own, of which no
+    more can be started.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    shapes: dict[tuple[object, ...], str] = {}
+    for name, (heartbeat, devices) in sorted(workers.items()):
+        kind = (heartbeat.kind or heartbeat.hardware)[: LONGEST_KIND - 4]
+        shape = (kind, *((one.device, one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices))
+        label, number = shapes.get(shape, kind), 2
+        while label in groups and shapes.get(shape) != label:
+            label, number = f"{kind}-{number}", number + 1
+        shapes[shape] = label
+        groups[label].append(name)
+    found = []
+    for label, names in groups.items():
+        devices = workers[names[0]][1]
+        known = spec.kinds.get(label)
+        count = len(names)
+        found.append(
+            MachineSpec(
+                kind=label,
+                devices=tuple(
+                    Device(
+                        name=one.device, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, simulated=True
+                    )
+                    for one in devices
+                ),
+                price_per_hour=sum(one.price_per_hour for one in devices),
+                boot_s=known.boot_s if known is not None and known.boot_s else spec.boot_s,
+                start=count,
+                minimum=known.minimum if known is not None else count,
+                maximum=max(known.maximum, count) if known is not None else count,
+                workers=tuple(names),
+            )
+        )
+    for name, one in spec.kinds.items():
+        if name not in groups and one.maximum:
+            found.append(
+                MachineSpec(
+                    kind=name,
+                    devices=tuple(_simulated(device) for device in one.devices),
+                    price_per_hour=one.price_per_hour,
+                    boot_s=one.boot_s or spec.boot_s,
+                    minimum=one.minimum,
+                    maximum=one.maximum,
+                )
+            )
+    return tuple(found)
+
+
+def _simulated(device: Device) -> Device:
+    return Device(
+        name=device.name, kind=device.kind, cores=device.cores, memory_mb=device.memory_mb, simulated=True
+    )
