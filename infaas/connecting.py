@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ DEFAULT_SQL = "postgresql://infaas_reader@127.0.0.1:5433/infaas"
 class SystemAddress:
     """URLs with credentials; "" if unknown. sql: of the read-only role. writer: of the recorder's role. metrics: of the metrics page.
 
-    data_dir: the data directory that they were read from, if any.
+    data_dir: the data directory that they were read from, if any. settings: those that decide what is scaled, as far as known.
     """
 
     nats: str
@@ -34,6 +34,7 @@ class SystemAddress:
     data_dir: Path | None = None
     writer: str = ""
     metrics: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def locate(data_dir: str | Path | None = None, environ: Mapping[str, str] | None = None) -> SystemAddress:
@@ -78,7 +79,16 @@ def read_endpoints(data_dir: Path) -> SystemAddress:
     if not found.get("running"):
         raise NotConnected(f"the system in {data_dir} is stopped: {start}")
     prefix, writer = str(found.get("prefix", "infaas")), str(found.get("writer", ""))
-    return SystemAddress(found["nats"], found["sql"], prefix, data_dir, writer, str(found.get("metrics") or ""))
+    settings = found.get("settings")
+    return SystemAddress(
+        nats=found["nats"],
+        sql=found["sql"],
+        prefix=prefix,
+        data_dir=data_dir,
+        writer=writer,
+        metrics=str(found.get("metrics") or ""),
+        settings=settings if isinstance(settings, dict) else {},
+    )
 
 
 class Connecting:

@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "infaas.cli.replay:replay",
         "Simulate recorded traffic under other policies: what would it have cost?",
     ),
+    "shadow": (
+        "infaas.cli.shadow:shadow",
+        "Run another scaling policy on the live demand, without acting: what would it do and cost?",
+    ),
     "apps": ("infaas.cli.lists:apps", "List the apps."),
     "models": ("infaas.cli.lists:models", "List the registered models."),
     "variants": ("infaas.cli.lists:variants", "List the variants with their measured figures."),

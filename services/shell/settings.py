@@ -113,6 +113,18 @@ def _pairs(value: str, keys: list[str]) -> dict[str, str]:
     return {key.strip(): number.strip() for key, _, number in pairs}
 
 
+# Sections whose settings decide what is scaled and served where. None of them holds a secret but machines.swarm.
+DECIDING = ("goal", "dispatcher", "executor", "monitor", "worker", "autoscaler", "machines", "prices", "jobs")
+
+
+def deciding(settings: Settings) -> dict[str, Any]:
+    """These settings as a tree, without the Swarm's and other programs' access."""
+    tree: dict[str, Any] = msgspec.to_builtins(settings)
+    found = {name: tree[name] for name in DECIDING}
+    found["machines"] = {key: value for key, value in found["machines"].items() if key not in ("swarm", "command")}
+    return found
+
+
 def login_of(settings: BusSettings) -> Login:
     """The credentials and TLS files, as `NatsBus.connect` takes them."""
     return Login(

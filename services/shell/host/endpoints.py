@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ FILE = "endpoints.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SystemEndpoints:
-    """URLs with credentials. sql: the read-only role; writer: the role of the recorder. What does not exist yet is None."""
+    """URLs with credentials. sql: the read-only role; writer: the role of the recorder. What does not exist yet is None.
+
+    settings: those that decide what is scaled, as a tree, so that `infaas shadow` starts from them.
+    """
 
     nats: str
     sql: str
@@ -30,6 +33,7 @@ class SystemEndpoints:
     gateway: str | None = None
     gateway_grpc: str | None = None
     metrics: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def public(self) -> dict[str, str | None]:
         """What `infaas up --json` prints."""

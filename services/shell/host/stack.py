@@ -36,7 +36,7 @@ from services.shell.host.supervise import Child, Supervisor, ended
 from services.shell.host.worker import publish_exit
 from services.shell.metrics.system import SystemMetrics
 from services.shell.runtime.known_streams import KnownStreams, StreamFile
-from services.shell.settings import login_of
+from services.shell.settings import deciding, login_of
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +139,7 @@ class Stack:
             gateway=gateway_url(gateway, chosen["gateway"]) if "gateway" in chosen else None,
             gateway_grpc=at(gateway.address, chosen["gateway_grpc"]) if "gateway_grpc" in chosen else None,
             metrics=metrics,
+            settings=deciding(spec.settings),
         )
         write_endpoints(spec.data_dir, found, chosen | ({"metrics": self._metrics.port} if metrics else {}))
         return found

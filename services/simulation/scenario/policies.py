@@ -289,7 +289,8 @@ def settings_of(location: Location, *trees: Mapping[str, Any]) -> Settings:
 
 def _refusal(location: Location, text: str) -> ScenarioError:
     """A refusal without the services' default, which may be another one in a scenario."""
-    return ScenarioError(f"{location.file}: {location.key}.{text.partition('; left out, it is ')[0]}")
+    said = text.partition("; left out, it is ")[0]
+    return ScenarioError(f"{location.file}: {location.key}.{said}" if location.key else f"{location.file}: {said}")
 
 
 def _explained(tree: dict[str, Any], error: msgspec.ValidationError) -> str:

@@ -33,7 +33,7 @@ from services.core.actor import (
     Watch,
 )
 from services.simulation.kernel import ActorHalted
-from services.simulation.shadow.live import LiveOutcomes, LiveScaling, LiveSystem, simulated_entry
+from services.simulation.shadow.live import LiveOutcomes, LiveScaling, LiveSystem
 from services.simulation.shadow.system import ShadowSpec, ShadowSystem
 
 LISTEN = 5.0  # s before the start; static policies choose by the demand of this time
@@ -70,7 +70,9 @@ class Shadow:
             Started: self._start,
             Tick: self._look,
             Stopping: self._stop,
-            Malformed: lambda _: NOTHING,  # a refusal would go to the one who publishes events, in place of the stream's answer
+            Malformed: lambda _: (
+                NOTHING
+            ),  # a refusal would go to the one who publishes events, in place of the stream's answer
             Undelivered: lambda _: NOTHING,
             Recorded: lambda _: NOTHING,
         }
@@ -119,7 +121,7 @@ class Shadow:
         change: Changed = envelope.message
         self._live.changed(change.key, change.value)
         if self._system is not None:
-            self._system.entry(change.key, simulated_entry(change.key, change.value, self._system.real_kinds))
+            self._system.entry(change.key, change.value)
         return NOTHING
 
     def _synced_all(self, envelope: Envelope) -> Iterable[Effect]:
@@ -159,14 +161,14 @@ class Shadow:
         self._real_cost += elapsed * live.cost_rate(now) / 3600.0
         self._real_apps_cost += elapsed * live.apps_cost_rate(now) / 3600.0
         self._actions.update(event.action for event in events if event.count)
-        effects = [self._event(event) for event in events]
+        effects: list[Effect] = [self._event(event) for event in events]
         if now - self._sampled >= SAMPLE:
             effects.append(self._sample(now))
         return effects
 
     def _begin(self, now: float) -> ShadowSystem | None:
         """Start the simulated system. None, with a fault, if there is nothing to start it with."""
-        if not self._synced or not any(True for _ in self._live.catalog.apps()):
+        if not self._synced or not any(True for _ in self._live.catalog.apps):
             self.fault = "nothing is registered there: register a model first (infaas register)"
         elif not self._live.workers(now):
             self.fault = "no worker sends heartbeats: see what is missing with infaas doctor"
@@ -254,11 +256,15 @@ class Shadow:
                 "cost_rate": self._real_cost / hours,
                 "apps_cost_rate": self._real_apps_cost / hours,
                 "actions": dict(sorted(live.actions.items())),
-                "machines": dict(sorted(Counter(one.kind or one.hardware for one in live.workers(self._looked)).items())),
+                "machines": dict(
+                    sorted(Counter(one.kind or one.hardware for one in live.workers(self._looked)).items())
+                ),
                 "instances": sum(live.loaded(one).total() for one in live.workers(self._looked)),
             },
             "notes": (
-                [f"this machine was too slow to follow the demand {self._late} times: what it says about latency is too good or too bad"]
+                [
+                    f"this machine was too slow to follow the demand {self._late} times: what it says about latency is too good or too bad"
+                ]
                 if self._late
                 else []
             ),

@@ -1,7 +1,8 @@
 """The running system, folded from what it publishes: its workers, catalogue, prices, cost, outcomes and scaling actions. Pure."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -110,37 +111,29 @@ class LiveSystem:
         return sum(device.price_per_hour for one in self.workers(now) for device in one.devices)
 
     def apps_cost_rate(self, now: float) -> float:
-        """US$ per hour of their loaded instances."""
+        """US$ per hour of their loaded instances that somebody needs. Reclaimable ones are idle."""
         prices = self.prices(now)
         total = 0.0
         for worker in self.workers(now):
             devices = {device.device: device for device in worker.devices}
             for instance in worker.instances:
                 record, device = self.catalog.variant(instance.variant), devices.get(instance.device)
-                if record is not None and device is not None and instance.state in COUNTED:
-                    total += price_of(record, prices, device.cores, device.memory_mb)
+                if record is None or device is None or instance.reclaimable or instance.state not in COUNTED:
+                    continue
+                with suppress(UnknownPrice):
+                    total += 3600.0 * instance_price_per_s(record, prices, device.cores, device.memory_mb)
         return total
 
-    def entries(self, real: set[str]) -> Iterable[tuple[str, bytes]]:
-        """The catalogue's entries as a simulated system takes them. real: kinds of device whose simulated variants are left out."""
-        for key, value in self._entries.items():
-            found = simulated_entry(key, value, real)
-            if found is not None:
-                yield key, found
+    def entries(self) -> Iterable[tuple[str, bytes]]:
+        """The catalogue's entries."""
+        return self._entries.items()
 
 
-def price_of(record: VariantRecord, prices: dict[str, float], cores: int, memory_mb: float) -> float:
-    """US$ per hour of one loaded instance; 0 without a price."""
-    try:
-        return 3600.0 * instance_price_per_s(record, prices, cores, memory_mb)
-    except UnknownPrice:
-        return 0.0
-
-
-def simulated_entry(key: str, value: bytes | None, real: set[str]) -> bytes | None:
+def simulated_entry(key: str, value: bytes | None, real: set[str], slo_target: float | None = None) -> bytes | None:
     """An entry of the catalogue as a simulated system takes it: variants simulated, inputs of one byte an item, no default output.
 
-    None for what it does not have: unreadable records, and simulated variants of kinds in `real`.
+    None for what it does not have: unreadable records, and simulated variants of kinds in `real`. slo_target: that of all apps; None:
+    their own.
     """
     kind = key.partition(".")[0]
     if value is None or kind not in _RECORDS:
@@ -150,7 +143,8 @@ def simulated_entry(key: str, value: bytes | None, real: set[str]) -> bytes | No
     except BadMessage:
         return None
     if isinstance(record, AppRecord):
-        return encode(replace(record, signature=SIGNATURE, default_output=None))
+        target = record.slo_target if slo_target is None else slo_target
+        return encode(replace(record, signature=SIGNATURE, default_output=None, slo_target=target))
     if isinstance(record, VariantRecord):
         if record.simulated and record.hardware in real:
             return None

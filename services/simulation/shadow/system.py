@@ -5,7 +5,7 @@ of it is connected to the bus.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -19,7 +19,7 @@ from bus.messages.public import Answer, Refusal
 from bus.messages.scaling import DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.policy import PricedKind
-from services.core.actor import Publish
+from services.core.actor import NOTHING, Changed, Effect, Envelope, Handler, Inlet, Publish, Started, Synced, Watch
 from services.core.catalog import variant_key
 from services.core.placement import Device
 from services.core.settings import Settings
@@ -27,7 +27,7 @@ from services.simulation.clients import QueryTemplate
 from services.simulation.kernel import NETWORK, Kernel
 from services.simulation.scenario.machines import LONGEST_KIND
 from services.simulation.scenario.model import MachineSpec, PolicySpec, QueryNeeds, Scenario, StaticChoice
-from services.simulation.shadow.live import LiveSystem, price_of
+from services.simulation.shadow.live import LiveSystem, simulated_entry
 from services.simulation.system import SimulatedSystem
 
 ORDERER = "shadow"
@@ -42,7 +42,7 @@ INBOX = "_INBOX.s."
 class ShadowSpec(Struct, frozen=True, kw_only=True):
     """What runs. name: of the policy, with the settings that differ. base: of services/simulation/scenario/policies.py. kinds: of machine that may be started.
 
-    prices: US$ per hour by kind of device. boot_s: of machines whose kind does not say it.
+    prices: US$ per hour by kind of device. boot_s: of machines whose kind does not say it. slo_target: of all apps; None: their own.
     """
 
     name: str
@@ -51,6 +51,40 @@ class ShadowSpec(Struct, frozen=True, kw_only=True):
     kinds: Mapping[str, PricedKind]
     prices: Mapping[str, float]
     boot_s: float
+    slo_target: float | None = None
+
+
+class FleetObserver:
+    """An actor in the simulated system that folds its heartbeats and catalogue, as the real ones are folded."""
+
+    def __init__(self, subjects: Subjects, seen: LiveSystem) -> None:
+        self._subjects = subjects
+        self._seen = seen
+        self._on: dict[type, Handler] = {
+            WorkerHeartbeat: self._heartbeat,
+            Changed: self._changed,
+            Started: lambda _: NOTHING,
+            Synced: lambda _: NOTHING,
+        }
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        return (Inlet(subject=self._subjects.worker_heartbeat(), message=WorkerHeartbeat),)
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return (Watch(bucket=self._subjects.catalog_bucket),)
+
+    def handle(self, envelope: Envelope) -> Iterable[Effect]:
+        return self._on[type(envelope.message)](envelope)
+
+    def _heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
+        self._seen.heartbeat(envelope.message, envelope.now)
+        return NOTHING
+
+    def _changed(self, envelope: Envelope) -> Iterable[Effect]:
+        self._seen.changed(envelope.message.key, envelope.message.value)
+        return NOTHING
 
 
 class ShadowSystem:
@@ -68,8 +102,10 @@ class ShadowSystem:
     ) -> None:
         self.items = self.in_time = self.refused = 0
         self.subjects = Subjects()
+        self._spec = spec
         self._begins = begins
         self._rng = rng
+        self._observed = LiveSystem()
         self._real = live.real_kinds(begins)
         self._events: list[ScalingEvent] = []
         self._templates: dict[tuple[object, ...], QueryTemplate] = {}
@@ -84,8 +120,9 @@ class ShadowSystem:
         self._system = SimulatedSystem(
             self._kernel, self._scenario(), _policy(spec, machines), begins, decided=lambda _: None
         )
-        for key, value in live.entries(self._real):
-            self._kernel.put(self.subjects.catalog_bucket, key, value)
+        for key, value in live.entries():
+            self.entry(key, value)
+        self._kernel.enter("observer", FleetObserver(self.subjects, self._observed))
         self._system.build()
         if spec.settings.autoscaler.policy not in CHOSEN:
             self._kernel.at(LOADED, self._load, {one.worker: live.loaded(one) for one in workers})
@@ -110,13 +147,11 @@ class ShadowSystem:
     # -- what comes in
 
     def entry(self, key: str, value: bytes | None) -> None:
-        """An entry of the catalogue, as `simulated_entry` gives it."""
-        self._kernel.put(self.subjects.catalog_bucket, key, value)
-
-    @property
-    def real_kinds(self) -> set[str]:
-        """The kinds of device that were real on some worker when it began."""
-        return self._real
+        """Apply an entry of the real system's catalogue."""
+        bucket = self.subjects.catalog_bucket
+        found = simulated_entry(key, value, self._real, self._spec.slo_target)
+        if found is not None or self._kernel.get(bucket, key) is not None:
+            self._kernel.put(bucket, key, found)
 
     def offer(self, report: DemandReport, at: float) -> None:
         """Send the report's queries, spread over as much time as it covers, from `at` on.
@@ -196,13 +231,8 @@ class ShadowSystem:
 
     @property
     def apps_cost_rate(self) -> float:
-        """US$ per hour of its loaded instances."""
-        return sum(
-            price_of(resident.record, self._prices, device.spec.cores, device.spec.memory_mb)
-            for machine in self._system.machines.values()
-            for device in machine.devices.values()
-            for resident in device.residents.values()
-        )
+        """US$ per hour of its loaded instances that somebody needs."""
+        return self._observed.apps_cost_rate(self._kernel.now)
 
     @property
     def machines(self) -> dict[str, int]:
@@ -241,6 +271,8 @@ def machines_of(
     groups: dict[str, list[str]] = defaultdict(list)
     shapes: dict[tuple[object, ...], str] = {}
     for name, (heartbeat, devices) in sorted(workers.items()):
+        if not devices:
+            continue
         kind = (heartbeat.kind or heartbeat.hardware)[: LONGEST_KIND - 4]
         shape = (kind, *((one.device, one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices))
         label, number = shapes.get(shape, kind), 2
@@ -257,9 +289,7 @@ def machines_of(
             MachineSpec(
                 kind=label,
                 devices=tuple(
-                    Device(
-                        name=one.device, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, simulated=True
-                    )
+                    Device(name=one.device, kind=one.kind, cores=one.cores, memory_mb=one.memory_mb, simulated=True)
                     for one in devices
                 ),
                 price_per_hour=sum(one.price_per_hour for one in devices),
@@ -286,6 +316,4 @@ def machines_of(
 
 
 def _simulated(device: Device) -> Device:
-    return Device(
-        name=device.name, kind=device.kind, cores=device.cores, memory_mb=device.memory_mb, simulated=True
-    )
+    return Device(name=device.name, kind=device.kind, cores=device.cores, memory_mb=device.memory_mb, simulated=True)

@@ -1,0 +1,260 @@
+"""A shadow beside a simulated system, which takes the place of the real one: what it records, and that it changes nothing there."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.codec import encode
+from bus.messages.catalog import AppRecord
+from bus.messages.events import ScalingEvent, ShadowEvent
+from bus.messages.fleet import DeviceStatus, WorkerHeartbeat
+from bus.messages.scaling import ClassDemand, DemandReport
+from bus.subjects import Subjects
+from services.autoscaler.vms.policy import PricedKind
+from services.core.actor import Changed, Envelope, Malformed, Record, Started, Stopping, Synced, Tick
+from services.core.catalog import app_key
+from services.simulation.run import BEGINS
+from services.simulation.scenario.model import MachineSpec, Scenario
+from services.simulation.scenario.policies import base_tree, settings_of
+from services.simulation.scenario.toml import Location
+from services.simulation.shadow.actor import LISTEN, Shadow, make_shadow
+from services.simulation.shadow.live import LiveOutcome, LiveOutcomes, LiveScaling
+from services.simulation.shadow.system import ShadowSpec
+from tests.support.data.events import event
+from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine, scenario, settings
+
+SOLVER = {"autoscaler": {"solver": "greedy"}}
+ELASTIC = machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=3, boot_s=1.7)
+RISING = scenario(
+    load((0.0, 10.0), (12.0, 10.0), (13.0, 260.0), (40.0, 260.0)), duration_s=40.0, machines=(ELASTIC,), interference={}
+)
+
+
+def spec(base: str = "infaas", kinds: Iterable[MachineSpec] = (), **sections: dict[str, Any]) -> ShadowSpec:
+    return ShadowSpec(
+        name=base,
+        base=base,
+        settings=settings_of(Location("test"), SOLVER, base_tree(base), sections),
+        kinds={
+            one.kind: PricedKind(
+                name=one.kind, devices=one.devices, price_per_hour=one.price_per_hour, minimum=one.minimum,
+                maximum=one.maximum, boot_s=one.boot_s,
+            )
+            for one in kinds
+        },
+        prices=PRICES,
+        boot_s=2.0,
+    )  # fmt: skip
+
+
+class Beside(Told):
+    """A run with shadows in the same kernel from time 2 on."""
+
+    def __init__(self, given: Scenario, *specs: ShadowSpec) -> None:
+        super().__init__(given)
+        self.shadows = [make_shadow(Subjects(), one) for one in specs]
+        for number, shadow in enumerate(self.shadows):
+            self.kernel.at(BEGINS + 2.0 - self.kernel.now, self._enter, (f"shadow-{number}", shadow))
+
+    def _enter(self, what: tuple[str, Shadow]) -> None:
+        self.kernel.enter(*what)
+
+    @property
+    def recorded(self) -> list[ShadowEvent]:
+        return [one for _, one in self.log if isinstance(one, ShadowEvent)]
+
+    def actions(self) -> list[ShadowEvent]:
+        return [one for one in self.recorded if one.action != "sample"]
+
+
+def test_a_system_does_the_same_with_shadows_beside_it() -> None:
+    alone, beside = Told(RISING), Beside(RISING, spec("infaas", [ELASTIC]), spec("static"))
+    one, other = alone.result(), beside.result()
+    assert {key: value for key, value in one.items() if key != "events"} == {
+        key: value for key, value in other.items() if key != "events"
+    }
+    assert alone.rows() == [row for row in beside.rows() if row[2] != ShadowEvent.kind]
+    assert beside.actions()  # they did something
+
+
+def test_the_same_policy_beside_a_system_answers_as_much_and_costs_as_much() -> None:
+    run = Beside(RISING, spec("infaas", [ELASTIC]))
+    result = run.result()
+    found = run.shadows[0].document()
+    assert not run.shadows[0].fault
+    offered = sum(result["series"]["offered_qps"][8:])
+    assert found["shadow"]["items"] == pytest.approx(offered, rel=0.1)
+    assert found["shadow"]["in_time"] == pytest.approx(1.0 - result["slo_violation_ratio"], abs=0.12)
+    assert found["shadow"]["cost_rate"] == pytest.approx(found["real"]["cost_rate"], rel=0.25)
+    assert found["shadow"]["actions"].get("add_worker", 0) > 0  # the real one adds machines, too
+    assert found["shadow"]["machines"]["cpu"] > 1
+
+
+def test_each_action_tells_what_the_fleet_costs_after_it() -> None:
+    run = Beside(RISING, spec("infaas", [ELASTIC]))
+    run.result()
+    added = [one for one in run.actions() if one.action == "add_worker" and one.count]
+    assert added
+    first = run.recorded[0]
+    assert first.action == "sample"
+    assert first.cost_rate == pytest.approx(ELASTIC.price_per_hour)
+    assert added[0].cost_rate == pytest.approx(first.cost_rate + ELASTIC.price_per_hour)
+    assert added[0].scaler == "vm"
+    assert added[0].reason
+    assert all(one.policy == "infaas" for one in run.recorded)
+    loads = [one for one in run.actions() if one.variant and one.action in ("load", "replicate")]
+    assert loads
+    assert max(one.apps_cost_rate for one in run.recorded) > first.apps_cost_rate
+    assert all(0.0 <= one.apps_cost_rate <= one.cost_rate + 1e-9 for one in run.recorded)
+
+
+def test_the_cost_is_told_every_ten_seconds_and_at_the_end() -> None:
+    run = Beside(RISING, spec("static"))
+    run.kernel.at(BEGINS + 39.0 - run.kernel.now, lambda _: run.kernel.leave("shadow-0", goodbye=True))
+    run.result()
+    times = [one.time - BEGINS for one in run.recorded if one.action == "sample"]
+    assert times == pytest.approx([7.0, 17.0, 27.0, 37.0, 39.0], abs=0.3)
+    assert "of" in run.recorded[-1].reason
+    assert run.recorded[-1].count == 0
+
+
+def test_a_static_system_is_chosen_by_the_first_demand_and_adds_no_machine() -> None:
+    run = Beside(RISING, spec("static", [ELASTIC]))
+    run.result()
+    found = run.shadows[0].document()["shadow"]
+    assert found["machines"] == {"cpu": 1}
+    assert found["instances"] == 1
+    assert "add_worker" not in found["actions"]
+    assert found["in_time"] < 0.9  # one instance for 10/s gets 260/s
+
+
+def test_what_is_loaded_at_the_start_is_loaded_there_too() -> None:
+    quiet = scenario(load((0.0, 4.0)), duration_s=14.0)
+    run = Beside(quiet, spec("infaas", autoscaler={"hold_s": 1000.0}))
+    run.result()
+    found = run.shadows[0].document()
+    assert found["shadow"]["instances"] >= found["real"]["instances"] >= 1
+    assert found["shadow"]["machines"] == found["real"]["machines"] == {"mixed": 2}
+    assert found["shadow"]["in_time"] == 1.0
+
+
+def test_a_policy_that_fails_says_so_and_ends() -> None:
+    name = f"{__name__}:Broken"
+    broken = ShadowSpec(
+        name=name, base=name, settings=settings(dispatcher={"policy": name}), kinds={}, prices=PRICES, boot_s=1.0
+    )
+    run = Beside(scenario(load((0.0, 20.0)), duration_s=12.0), broken)
+    run.result()
+    assert "the policy failed: d-0 failed: RuntimeError('no idea')" in run.shadows[0].fault
+
+
+class Broken:
+    """A user's policy that fails."""
+
+    name = "broken"
+
+    def select(self, ask: Any, now: float, view: Any) -> Any:
+        del ask, now, view
+        raise RuntimeError("no idea")
+
+
+# -- alone: bad input
+
+
+def alone(base: str = "infaas") -> tuple[Shadow, Callable[..., list[Any]]]:
+    """A shadow without any system. The function hands it messages, all at a time."""
+    shadow = make_shadow(Subjects(), spec(base))
+
+    def tell(now: float, *messages: Any) -> list[Any]:
+        return [effect for message in messages for effect in shadow.handle(Envelope(now, message))]
+
+    tell(0.0, Started())
+    return shadow, tell
+
+
+APP = Changed("b", app_key("a"), encode(AppRecord(app="a", links={})))
+
+
+def test_nothing_registered_and_no_worker_are_said_with_the_remedy() -> None:
+    shadow, tell = alone()
+    tell(1.0, Synced("b"))
+    assert tell(LISTEN + 1.0, Tick()) == [] or not shadow.document()
+    assert "infaas register" in shadow.fault
+    shadow, tell = alone()
+    tell(1.0, APP, Synced("b"))
+    tell(LISTEN + 1.0, Tick())
+    assert "no worker sends heartbeats" in shadow.fault
+    assert "infaas doctor" in shadow.fault
+    assert tell(LISTEN + 2.0, Tick(), Stopping(1.0)) == []
+
+
+def heartbeat(now: float) -> WorkerHeartbeat:
+    cpu = DeviceStatus(
+        device="cpu", kind="cpu", cores=2, memory_mb=4000.0, memory_used_mb=0.0, cores_used=0.0, utilisation=0.0,
+        price_per_hour=0.1,
+    )  # fmt: skip
+    return WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=now, devices=[cpu], instances=[])
+
+
+def test_it_listens_before_it_begins() -> None:
+    shadow, tell = alone()
+    tell(1.0, APP, Synced("b"), heartbeat(1.0))
+    tell(LISTEN - 0.1, heartbeat(2.0), Tick())
+    assert shadow.document() == {}
+    assert tell(LISTEN - 0.05, Stopping(1.0)) == []
+    tell(LISTEN + 0.1, Tick())
+    assert shadow.began == pytest.approx(LISTEN + 0.1)
+    assert not shadow.fault
+
+
+def test_the_real_systems_outcomes_and_actions_count_from_the_beginning() -> None:
+    shadow, tell = alone()
+    ok, late = LiveOutcome("ok"), LiveOutcome("late", 3)
+    unload = event(ScalingEvent, action="unload")
+    tell(1.0, APP, Synced("b"), LiveOutcomes([ok]), LiveScaling([unload]))
+    tell(LISTEN + 1.0, heartbeat(LISTEN), Tick())
+    offline, part = LiveOutcome("ok", 5, "offline"), LiveOutcome("ok", 5, None, b"0" * 16)
+    tell(
+        LISTEN + 2.0,
+        LiveOutcomes([ok, late, offline, part]),
+        LiveScaling([unload, event(ScalingEvent, action="load", count=0)]),
+    )
+    tell(LISTEN + 3.0, Tick())
+    real = shadow.document()["real"]
+    assert (real["items"], real["in_time"], real["actions"]) == (4, 0.25, {"unload": 1})
+
+
+def test_what_cannot_be_read_is_passed_over_without_a_reply() -> None:
+    """The reply subject of an event is where its sender waits for the stream."""
+    shadow, tell = alone()
+    assert tell(1.0, Malformed("no map")) == []
+    assert all(inlet.malformed for inlet in shadow.inlets)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "unknown", "_"]), st.integers(0, 3000), st.integers(0, 50),
+            st.none() | st.floats(0.001, 1e6), st.floats(0.0, 1.0), st.none() | st.floats(0.0, 1e6),
+        ),
+        max_size=4,
+    ),
+    st.floats(0.0, 1e4),
+)  # fmt: skip
+def test_any_demand_is_offered_item_by_item(rows: list[tuple[Any, ...]], seconds: float) -> None:
+    """Whatever it asks for: each item is answered or refused, and nothing but events comes out."""
+    shadow, tell = alone()
+    tell(1.0, APP, Synced("b"))
+    tell(LISTEN, heartbeat(LISTEN), Tick())
+    demands = [
+        ClassDemand(app, "*", items, latency, accuracy, cost, refused=refused)
+        for app, items, refused, latency, accuracy, cost in rows
+    ]
+    tell(LISTEN + 0.1, DemandReport(dispatcher="d", at=LISTEN, seconds=min(seconds, 1.0), rows=demands))
+    out = tell(LISTEN + 60.0, heartbeat(LISTEN + 60.0), Tick())
+    assert shadow.document()["shadow"]["items"] == sum(one.items + one.refused for one in demands)
+    assert all(isinstance(one, Record) for one in out[1:])
+    assert not shadow.fault
