@@ -13,7 +13,7 @@ from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock
 from services.simulation.scenario.model import CostSpec, QueryNeeds
 from services.simulation.scenario.toml import TomlTable, meant, name_at, number_at, shown, whole_at
 
-APP_KEYS = ("name", "latency_ms", "accuracy", "cost")
+APP_KEYS = ("name", "latency_ms", "accuracy", "cost", "slo_target")
 VARIANT_KEYS = (
     *("app", "model", "name", "hardware", "cost_per_s", "accuracy", "running", "uses", "memory_gb"),
     *profiles.KEYS,
@@ -50,11 +50,13 @@ def catalogue(
 ) -> Catalogue:
     """Apps with their needs, models and variants. Raises ScenarioError."""
     asked: dict[str, QueryNeeds] = {}
+    targets: dict[str, float | None] = {}
     for block in scenario.blocks("app", APP_KEYS, _ELSEWHERE):
         name = block.name("name")
         if name in asked:
             block.at("name").refuse(f"{name} occurs twice: state other needs of some of its queries in [[load]]")
         asked[name] = needs_of(block)
+        targets[name] = _target(block)
     blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
@@ -77,7 +79,9 @@ def catalogue(
     by_name = {one.variant: one for one in linked.variants}
     return Catalogue(
         apps=tuple(
-            AppRecord(app=app, links=linked.links[app], signature=SIGNATURE, latency_ms=needs.latency_ms)
+            AppRecord(
+                app=app, links=linked.links[app], signature=SIGNATURE, latency_ms=needs.latency_ms, slo_target=targets.get(app)
+            )
             for app, needs in asked.items()
         ),
         models=tuple(
@@ -91,6 +95,16 @@ def catalogue(
         needs=asked,
         serving={app: tuple(by_name[one.variant] for one in records) for app, records in serving.items()},
     )  # fmt: skip
+
+
+def _target(block: TomlTable) -> float | None:
+    """The share of queries to be answered in time; None: that of the settings."""
+    target = block.maybe("slo_target", above=True)
+    if target is not None and target >= 1.0:
+        block.at("slo_target").refuse(
+            f"must be below 1, not {target:g}: nobody can promise to answer every query in time"
+        )
+    return target
 
 
 def _apps_of(block: TomlTable, known: Mapping[str, QueryNeeds] | None) -> frozenset[str]:

@@ -46,6 +46,8 @@ BAD = [
     ("app.1.name", "faces", "app[1].name: faces occurs twice"),
     ("app.0.latency_ms", -300, "app[0].latency_ms: must be above 0, not -300"),
     ("app.0.accuracy", 75, "app[0].accuracy: must be at least 0 and at most 1, not 75"),
+    ("app.0.slo_target", 0, "app[0].slo_target: must be above 0, not 0"),
+    ("app.0.slo_target", 1, "app[0].slo_target: must be below 1, not 1"),
     ("app.0.qps", 10, "app[0].qps: has no place here: state the number of queries in [[load]]"),
     ("app.2", {"name": "boats"}, "app[2]: no [[variant]] serves boats"),
     ("variant", [], "variant: there must be at least one [[variant]]"),
