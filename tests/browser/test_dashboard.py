@@ -30,6 +30,7 @@ PAGES = {
     "Cost": ["Rate", "So far", "Idle"],
     "SLO": ["Why queries were missed", "unsatisfiable", "In time", "Who answered"],
     "Applications": ["Best accuracy", "accuracy", "Registrations"],
+    "Shadow": ["Policies", "Cost", "What they would have done"],
     "Explain": ["would answer", "Only variant"],
     "Jobs": ["Items done", "Unfinished"],
 }
@@ -57,6 +58,8 @@ def loaded(system: Whole) -> Iterator[Whole]:
         )
         assert done.returncode == 0, done.stderr
         infaas("query", "--app", APP, "--input", str(jobs / "seen.npy"), "--accuracy", "1", *where)
+        done = infaas("shadow", "static", "--seconds", "10", *where)
+        assert done.returncode == 0, done.stderr
         yield system
     finally:
         asked.terminate()

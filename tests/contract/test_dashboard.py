@@ -22,6 +22,7 @@ from bus.messages.events import (
     OutcomeEvent,
     RegistrationEvent,
     ScalingEvent,
+    ShadowEvent,
     StateEvent,
     WorkerEvent,
     WorkerSample,
@@ -39,7 +40,7 @@ from tests.support.data.events import VARIANT, app_record, event, message, model
 from tests.support.servers.postgres import READER_PASSWORD, WRITER_PASSWORD, clone, drop
 
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"
-PAGES = ("overview", "variants", "workers", "cost", "slo", "applications", "explain", "jobs")
+PAGES = ("overview", "variants", "workers", "cost", "slo", "applications", "shadow", "explain", "jobs")
 GPU = "mlp-v1-simgpu-fp32-t1-b64"
 NOWHERE = f"nats://127.0.0.1:{free_port()}"
 
@@ -141,6 +142,32 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
         ],
         states,
         [event(ScalingEvent, time=now - 120, reason="no instance meets a query's needs")],
+        [
+            *(
+                event(
+                    ShadowEvent,
+                    time=now - 130 + 10 * i,
+                    scaler="shadow",
+                    worker=None,
+                    app=None,
+                    variant=None,
+                    action="sample",
+                    count=0,
+                    reason=f"99.00% of {100 * i} items in time; 1 cpu, 1 instances",
+                    cost_rate=0.048,
+                    apps_cost_rate=0.012,
+                )
+                for i in range(12)
+            ),
+            event(
+                ShadowEvent,
+                time=now - 75,
+                action="unload",
+                reason="nobody needs it",
+                cost_rate=0.048,
+                apps_cost_rate=0.0,
+            ),
+        ],
         [
             event(WorkerSample, time=now - 20 + 5 * i, device=device, hardware=hardware)
             for i in range(30)
@@ -264,6 +291,19 @@ def test_applications_show_what_variants_trade(past: str) -> None:
     assert metric(test, "Best accuracy")[0] == "0.98"
     test.toggle(key="simulated").set_value(False).run()
     assert metric(test, "Best accuracy")[0] == "0.97"
+
+
+def test_a_shadows_actions_and_cost_are_beside_the_systems(past: str) -> None:
+    test = page("shadow", past)
+    assert not test.exception and not test.error
+    row = table(test, "ran").iloc[0]
+    assert (row["policy"], row["actions"], row["real_actions"]) == ("static", 1, 1)
+    assert row["reached"] == "99.00% of 1100 items in time; 1 cpu, 1 instances"
+    assert row["cost_rate"] == pytest.approx(0.048)
+    assert row["real_cost_rate"] == pytest.approx(0.24 * 10 / 11)  # ten bills in 110 s, with the simulated GPU
+    assert row["real_apps_cost_rate"] == pytest.approx(0.048 * 10 / 11)
+    action = table(test, "reason").iloc[0]
+    assert (action["action"], action["reason"]) == ("unload", "nobody needs it")
 
 
 def test_jobs_show_progress_and_reasons(past: str) -> None:

@@ -1,0 +1,97 @@
+"""Shadow: what policies that run beside the system would do and cost, beside what it does and costs."""
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, formats, series, widgets
+from dashboard.store import history
+from dashboard.widgets import show_empty, show_live
+from dashboard.window import Window
+
+REAL = "the system"
+
+widgets.page_title("Shadow", "What other policies would do with the same demand. They act on simulated machines only.")
+chosen = widgets.choose_window()
+
+
+def page() -> None:
+    window = widgets.up_to_now(chosen)
+    found = history("shadows", window)
+    if found.empty:
+        show_empty(
+            "No policy ran beside the system in this range.",
+            "`infaas shadow POLICY` runs one on the live demand without acting, as `infaas shadow static --seconds 600`.",
+        )
+        return
+    st.subheader("Policies", anchor=False)
+    _policies(found, window)
+    _costs(window)
+    _actions(window)
+
+
+def _policies(found: pd.DataFrame, window: Window) -> None:
+    shown = found.assign(
+        ran=[formats.seconds(each.total_seconds()) for each in found["until"] - found["since"]],
+        percent=100 * found["real_attainment"],
+    )
+    widgets.table(
+        shown,
+        {
+            "policy": "policy",
+            "since": widgets.time_column("since", window),
+            "ran": "ran for",
+            "reached": "answered, and what it has now",
+            "percent": widgets.number_column(
+                "system: in time", "%.2f %%", help="Share of all queries of these minutes"
+            ),
+            "cost_rate": widgets.number_column("machines, US$/h", "%.4g"),
+            "real_cost_rate": widgets.number_column("system: machines", "%.4g"),
+            "apps_cost_rate": widgets.number_column("instances, US$/h", "%.4g", help="Those that somebody needs"),
+            "real_apps_cost_rate": widgets.number_column("system: instances", "%.4g"),
+            "actions": widgets.number_column("actions", "%d"),
+            "real_actions": widgets.number_column("system: actions", "%d"),
+        },
+        "policies",
+    )
+
+
+def _costs(window: Window) -> None:
+    coarse, spent = series.spent(window)
+    rates = history("shadow_cost", coarse)
+    bills = [("machines", "cost_rate", spent), ("instances", "apps_cost_rate", spent[spent["app"].notna()])]
+    for part, (title, column, rows) in zip(st.columns(2), bills, strict=True):
+        real = series.spending(coarse, "policy", rows.assign(policy=REAL))
+        ours = rates.rename(columns={column: "rate"})[["time", "policy", "rate"]]
+        with part.container(border=True):
+            st.markdown(f"**Cost** of {title}, US$/h")
+            both = ours if real.empty else pd.concat([real[["time", "policy", "rate"]], ours])
+            charts.draw(both, charts.lines("rate", "policy", unit="US$/h"), title, coarse)
+
+
+def _actions(window: Window) -> None:
+    ours = history("shadow_actions", window)
+    st.subheader("What they would have done", anchor=False)
+    if ours.empty:
+        show_empty(
+            "They would have changed nothing in this range.",
+            "A longer range shows earlier actions; `infaas bench` changes the load.",
+        )
+        return
+    widgets.table(
+        ours,
+        {
+            "time": widgets.time_column(window=window),
+            "policy": "policy",
+            "action": "action",
+            "variant": "variant",
+            "reason": st.column_config.TextColumn("why", width="large"),
+            "worker": "worker",
+            "app": "app",
+            "count": widgets.number_column("n", "%d", help="How many instances or workers"),
+            "scaler": "by",
+        },
+        "actions",
+    )
+
+
+show_live(chosen, page)
