@@ -195,7 +195,7 @@ def _cells(figure: _Figure, values: Sequence[float | None]) -> list[str]:
 
 
 def _details(run: Mapping[str, Any], wide: int) -> None:
-    """Print what was scaled and refused, the offline jobs, and the speed of the simulation."""
+    """Print what was scaled and refused, missed targets, the offline jobs, and the speed of the simulation."""
     actions = ", ".join(f"{name} {count:,}" for name, count in run["scale_actions"].items()) or "no scaling"
     refusals = ", ".join(f"{name} {count:,}" for name, count in run["refusals"].items())
     jobs = run.get("jobs") or ()
@@ -205,11 +205,30 @@ def _details(run: Mapping[str, Any], wide: int) -> None:
     parts = [
         actions,
         f"refused: {refusals}" if refusals else "",
+        _missed(run["apps"]),
         f"offline: {finished} of {len(jobs)} jobs, {done:,} of {inputs:,} items" if jobs else "",
         f"decided in {number(decided)} us (p99)" if decided is not None else "",
         f"{number(run['events_per_s'])} events/s" if run["events_per_s"] is not None else "",
     ]
     print(f"{run['policy'].ljust(wide)}  {'; '.join(part for part in parts if part)}")
+
+
+_MOST_MISSED = 5
+
+
+def _missed(apps: Mapping[str, Mapping[str, Any]]) -> str:
+    """The apps that miss their target, the worst first: the share in time of the share wanted."""
+    short = {
+        app: one["slo_target"] - one["attainment"]
+        for app, one in apps.items()
+        if one["slo_target"] is not None and one["attainment"] is not None and one["attainment"] < one["slo_target"]
+    }
+    if not short:
+        return ""
+    worst = sorted(short, key=lambda app: -short[app])
+    shares = [f"{app} {100 * apps[app]['attainment']:.5g} % of {100 * apps[app]['slo_target']:g} %" for app in worst]
+    more = f", and {len(worst) - _MOST_MISSED} more" if len(worst) > _MOST_MISSED else ""
+    return f"targets missed: {', '.join(shares[:_MOST_MISSED])}{more}"
 
 
 OnProgress = Callable[[str, float], None]  # policy, and the scenario's seconds so far

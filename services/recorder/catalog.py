@@ -153,6 +153,7 @@ def _app(connection: Connection, name: str, record: AppRecord | None, slo_target
             "outputs": None if signature is None else _json(signature.outputs),
             "created": moment(record.created),
             "slo_target": target_of(record, slo_target),
+            "own_target": record.slo_target is not None,
         },
     )
     connection.cursor().executemany(

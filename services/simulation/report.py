@@ -5,6 +5,7 @@ defines all figures.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from math import ceil, inf
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from bus.messages.events import Event, JobEvent, ScalingEvent
+from services.core.catalog import target_of
 from services.simulation.scenario.model import PolicySpec, Scenario
 from services.simulation.statistics import (
     UNITS,
@@ -38,12 +40,20 @@ class RunReport:
     """The report of one policy's run. Feed it during the run, then call `finished` once."""
 
     def __init__(
-        self, policy: str, duration_s: float, every_s: float, *, base: str = "", hardware: dict[str, str] | None = None
+        self,
+        policy: str,
+        duration_s: float,
+        every_s: float,
+        *,
+        base: str = "",
+        hardware: dict[str, str] | None = None,
+        targets: Mapping[str, float] | None = None,
     ) -> None:
-        """hardware: the kind of device of each variant."""
+        """hardware: the kind of device of each variant. targets: the share of each app's queries to be answered in time."""
         self._policy, self._base = policy, base or policy
         self._duration, self._every = duration_s, every_s
         self._hardware = hardware or {}
+        self._targets = targets or {}
         self._apps: defaultdict[str, AppCounts] = defaultdict(AppCounts)
         self._variants: defaultdict[str, int] = defaultdict(int)
         self._units = AccuracyUnits()
@@ -64,7 +74,15 @@ class RunReport:
     def of(cls, scenario: Scenario, policy: PolicySpec) -> "RunReport":
         """An empty report for this run."""
         hardware = {record.variant: record.hardware for record in scenario.variants}
-        return cls(policy.name, scenario.duration_s, scenario.metrics_every_s, base=policy.base, hardware=hardware)
+        usual = policy.settings.autoscaler.slo_target
+        return cls(
+            policy.name,
+            scenario.duration_s,
+            scenario.metrics_every_s,
+            base=policy.base,
+            hardware=hardware,
+            targets={app.app: target_of(app, usual) for app in scenario.apps},
+        )
 
     def offered(self, app: str, now: float) -> None:
         """A query was sent, at its intended time."""
@@ -162,7 +180,7 @@ class RunReport:
             "cost_per_1000": _ratio(1000.0 * cost, sums.answered),
             "mean_utilisation": self._series.mean_utilisation(),
             "scale_actions": dict(sorted(self._actions.items())),
-            "apps": {app: _app(tally) for app, tally in sorted(self._apps.items())},
+            "apps": {app: _app(tally, self._targets.get(app)) for app, tally in sorted(self._apps.items())},
             "variants": dict(sorted(self._variants.items())),
             "hardware": {name: kind for name, kind in sorted(self._hardware.items()) if name in used},
             "scaling": {"decisions": self._scalings, "more": self._more},
@@ -220,9 +238,10 @@ class RunReport:
         self._end = inf
 
 
-def _app(tally: AppCounts) -> dict[str, Any]:
+def _app(tally: AppCounts, target: float | None) -> dict[str, Any]:
     p50, p99 = tally.latency.quantiles(0.5, 0.99)
     failed = tally.offered - tally.answered - tally.refused
+    in_time = tally.answered - tally.late
     return {
         "queries": tally.offered,
         "answered": tally.answered,
@@ -231,6 +250,8 @@ def _app(tally: AppCounts) -> dict[str, Any]:
         "failed": failed,
         "refusals": dict(sorted(tally.refusals.items())),
         "slo_violation_ratio": _ratio(tally.late + tally.refused + failed, tally.offered) or 0.0,
+        "slo_target": target,
+        "attainment": _ratio(in_time, tally.offered),
         "effective_accuracy": _ratio(tally.accuracy, UNITS * tally.rated),
         "max_accuracy_drop": tally.drop.most,
         "p50_ms": _times(p50, _MS),

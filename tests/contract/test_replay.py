@@ -125,6 +125,34 @@ def test_what_happened_and_what_would_have(database_dsn: str, replay: Run) -> No
     assert found["notes"] == []
 
 
+def test_targets_are_the_recorded_ones_and_policies_may_have_others(
+    database_dsn: str, replay: Run, tmp_path: Path
+) -> None:
+    minute(database_dsn)
+    past, file = tmp_path / "past.mp", tmp_path / "targets.toml"
+    replay(*HOUR, "--export", past)
+    file.write_text("""
+[[policy]]
+name = "infaas"
+[[policy]]
+name = "more"
+base = "infaas"
+settings = { autoscaler = { slo_target = 0.999 } }
+""")
+    for source in (HOUR, ("--file", past)):
+        found = replay(*source, "--machines", file)
+        runs = {"recorded": found["recorded"], **{one["policy"]: one for one in found["policies"]}}
+        assert {
+            name: [one["apps"][app]["slo_target"] for app in ("digits", "faces")] for name, one in runs.items()
+        } == {
+            "recorded": [0.95, 0.995],
+            "infaas": [0.95, 0.995],
+            "more": [0.999, 0.995],
+        }
+        digits = found["recorded"]["apps"]["digits"]
+        assert digits["attainment"] == pytest.approx(1 - digits["slo_violation_ratio"])
+
+
 def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     minute(database_dsn)
     plain, small = tmp_path / "past.mp", tmp_path / "past.mp.gz"

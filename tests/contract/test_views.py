@@ -295,7 +295,10 @@ def test_targets_stand_beside_attainment_and_follow_the_catalogue(db: Recorder) 
         ("gone", None),
         ("own", 0.999),
     ]
-    assert db.ask("SELECT app, slo_target FROM apps ORDER BY app") == [("digits", 0.99), ("own", 0.999)]
+    assert db.ask("SELECT app, slo_target, own_target FROM apps ORDER BY app") == [
+        ("digits", 0.99, False),
+        ("own", 0.999, True),
+    ]
     db.mirror.write({"app.own": encode(app_record(app="own", slo_target=0.9))}, None)
     assert db.ask("SELECT slo_target FROM slo_by_app_minutely WHERE app = 'own'") == [(0.9,)]
 

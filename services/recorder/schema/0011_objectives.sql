@@ -11,14 +11,14 @@ CREATE TABLE infaas.objective_events (
 );
 CREATE INDEX objective_events_time ON infaas.objective_events (time DESC);
 
--- The target that holds: the app's own, or else that of the settings. Null until the recorder has written the app again.
-ALTER TABLE infaas_internal.apps ADD COLUMN slo_target double precision;
+-- slo_target: the target that holds, the app's own or else that of the settings. Null until the recorder has written the app again.
+ALTER TABLE infaas_internal.apps ADD COLUMN slo_target double precision, ADD COLUMN own_target boolean NOT NULL DEFAULT false;
 CREATE OR REPLACE VIEW infaas.apps AS
 SELECT a.app,
        coalesce(l.models, '{}') AS models,
        coalesce(l.versions, '{}') AS versions,
        coalesce(l.variants, 0) AS variants,
-       a.latency_ms, a.default_output, a.min_instances, a.inputs, a.outputs, a.created, a.slo_target
+       a.latency_ms, a.default_output, a.min_instances, a.inputs, a.outputs, a.created, a.slo_target, a.own_target
 FROM infaas_internal.apps a
 LEFT JOIN LATERAL (
   SELECT array_agg(m.model ORDER BY m.model) AS models,

@@ -163,6 +163,9 @@ def _machines(
 ) -> tuple[list[MachineBlock], dict[str, float], CostSpec, dict[str, Any]]:
     """QueryClasses of machine, prices by kind of device, the meter, and settings for all policies."""
     settings = file.table("settings")
+    if head.slo_target is not None:
+        autoscaler = {"slo_target": head.slo_target, **_section(settings, "autoscaler")}
+        settings = {**settings, "autoscaler": autoscaler}
     if "worker" in file:
         if options.counts:
             raise ReplayError(f"--worker: {options.machines} says which machines there are: write start and max there")

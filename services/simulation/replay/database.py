@@ -94,6 +94,7 @@ def _head(connection: Connection, span: TimeRange) -> RecordingHead:
         only=only,
         queries=count,
         apps=apps,
+        slo_target=usual_target_of(connection),
         variants=variants_of(connection, {one.app for one in apps}, notes),
         prices=prices,
         workers=_workers(connection, begins, ends, bill, prices, notes),
@@ -274,12 +275,27 @@ RECORDED = "recorded"  # in place of what is not needed
 
 
 def apps_of(connection: Connection) -> list[AppRecord]:
-    """All apps."""
-    rows = connection.execute("SELECT app, versions, latency_ms, min_instances FROM apps ORDER BY app")
+    """All apps, each with the target of its own, if it has one."""
+    rows = connection.execute(
+        "SELECT app, versions, latency_ms, min_instances, CASE WHEN own_target THEN slo_target END FROM apps ORDER BY app"
+    )
     return [
-        AppRecord(app=app, links=dict(versions), signature=SIGNATURE, latency_ms=latency, min_instances=least)
-        for app, versions, latency, least in rows
+        AppRecord(
+            app=app,
+            links=dict(versions),
+            signature=SIGNATURE,
+            latency_ms=latency,
+            min_instances=least,
+            slo_target=target,
+        )
+        for app, versions, latency, least, target in rows
     ]
+
+
+def usual_target_of(connection: Connection) -> float | None:
+    """The target of apps without one of their own; None if each has one."""
+    row = connection.execute("SELECT slo_target FROM apps WHERE NOT own_target LIMIT 1").fetchone()
+    return None if row is None else row[0]
 
 
 def variants_of(connection: Connection, apps: set[str], notes: list[str]) -> list[VariantRecord]:

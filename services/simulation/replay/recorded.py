@@ -24,7 +24,10 @@ class RecordedRun:
         links = {link for app in head.apps if only is None or app.app in only for link in app.links.items()}
         hardware = {one.variant: one.hardware for one in head.variants if (one.model, one.version) in links}
         self._shown = None if only is None else frozenset(hardware)
-        self._report = RunReport(RECORDED, head.duration_s, every_s, base=RECORDED, hardware=hardware)
+        usual = head.slo_target
+        targets = {app.app: usual if app.slo_target is None else app.slo_target for app in head.apps}
+        known = {app: target for app, target in targets.items() if target is not None}
+        self._report = RunReport(RECORDED, head.duration_s, every_s, base=RECORDED, hardware=hardware, targets=known)
         self._open: list[tuple[float, int, RecordedQuery]] = []  # by when they ended
         self._count = 0
 

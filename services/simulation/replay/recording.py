@@ -13,6 +13,7 @@ from msgspec import Struct
 from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import valid_name
 from services.core.placement import Device
+from services.core.settings.fields import TARGET
 
 VERSION = 1
 LONGEST = 400 * 86400.0  # s
@@ -73,7 +74,7 @@ class RecordedJob(Struct, frozen=True, kw_only=True):
 class RecordingHead(Struct, frozen=True, kw_only=True):
     """Everything but the queries. only: its apps; None: all. queries: their number. billed: whether cost was recorded.
 
-    simulated_cost: the cost of simulated devices, by app as in bins. actions: number of scaling actions, by kind.
+    slo_target: of apps without a target of their own; None: not recorded. simulated_cost: the cost of simulated devices, by app as in bins. actions: number of scaling actions, by kind.
     """
 
     format: Literal["infaas-recording"] = "infaas-recording"
@@ -93,6 +94,7 @@ class RecordingHead(Struct, frozen=True, kw_only=True):
     actions: dict[str, int]
     jobs: list[RecordedJob] = []
     notes: list[str] = []
+    slo_target: float | None = None
 
     @property
     def duration_s(self) -> float:
@@ -123,6 +125,10 @@ def head_fault(head: RecordingHead) -> str:
     for i, app in enumerate(head.apps):
         if not valid_name(app.app):
             return f"apps[{i}].app: {app.app[:70]!r} is no name"
+        if app.slo_target is not None and (refused := TARGET.refuse(app.slo_target)):
+            return f"apps[{i}].slo_target: {refused}"
+    if head.slo_target is not None and (refused := TARGET.refuse(head.slo_target)):
+        return f"slo_target: {refused}"
     for i, one in enumerate(head.variants):
         fault = _variant_fault(one)
         if fault:

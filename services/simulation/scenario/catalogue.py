@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord, ModelRecord, Signature, TensorSpec, VariantRecord
 from services.core.cost import PER_CORE, price_per_hour
+from services.core.settings.fields import TARGET
 from services.simulation.scenario import profiles
 from services.simulation.scenario.machines import MB, UNLIMITED_MB, MachineBlock, largest_of
 from services.simulation.scenario.model import CostSpec, QueryNeeds
@@ -56,7 +57,7 @@ def catalogue(
         if name in asked:
             block.at("name").refuse(f"{name} occurs twice: state other needs of some of its queries in [[load]]")
         asked[name] = needs_of(block)
-        targets[name] = _target(block)
+        targets[name] = target_in(block)
     blocks = scenario.blocks("variant", VARIANT_KEYS)
     if not blocks:
         scenario.at("variant").refuse("there must be at least one [[variant]]: nothing could answer")
@@ -80,7 +81,11 @@ def catalogue(
     return Catalogue(
         apps=tuple(
             AppRecord(
-                app=app, links=linked.links[app], signature=SIGNATURE, latency_ms=needs.latency_ms, slo_target=targets.get(app)
+                app=app,
+                links=linked.links[app],
+                signature=SIGNATURE,
+                latency_ms=needs.latency_ms,
+                slo_target=targets.get(app),
             )
             for app, needs in asked.items()
         ),
@@ -97,13 +102,12 @@ def catalogue(
     )  # fmt: skip
 
 
-def _target(block: TomlTable) -> float | None:
-    """The share of queries to be answered in time; None: that of the settings."""
-    target = block.maybe("slo_target", above=True)
-    if target is not None and target >= 1.0:
-        block.at("slo_target").refuse(
-            f"must be below 1, not {target:g}: nobody can promise to answer every query in time"
-        )
+def target_in(block: TomlTable) -> float | None:
+    """The target that a block states; None if it states none."""
+    target = block.maybe("slo_target")
+    refused = None if target is None else TARGET.refuse(target)
+    if refused is not None:
+        block.at("slo_target").refuse(refused)
     return target
 
 

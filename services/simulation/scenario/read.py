@@ -4,20 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from services.core.settings import AutoscalerSettings
 from services.shell.prices import load_prices
 from services.simulation.scenario.baseline import Peaks
-from services.simulation.scenario.catalogue import catalogue
+from services.simulation.scenario.catalogue import catalogue, target_in
 from services.simulation.scenario.faults import faults_of, interference_of
 from services.simulation.scenario.loads import jobs_of, loads_of
 from services.simulation.scenario.machines import cost_of, device_prices, machines_of, priced
 from services.simulation.scenario.model import Scenario, WorkloadSpec
 from services.simulation.scenario.policies import DEFAULTS, Policies, objective_of, settings_of, tree_at
-from services.simulation.scenario.toml import Location, TomlTable, read_toml, text_at, whole_at
+from services.simulation.scenario.toml import Location, TomlTable, read_toml, table_at, text_at, whole_at
 from services.simulation.workload import WorkloadError, mean_rate
 
 _TABLES = (
     *("scenario", "variant", "app", "worker", "load", "baseline", "policy"),
-    *("job", "fault", "interference", "cost", "settings"),
+    *("job", "fault", "interference", "cost", "settings", "autoscaler"),
 )
 KEYS = ("name", "duration_s", "seed", "policies", "objective", "metrics_every_s")
 _ELSEWHERE = {
@@ -25,6 +26,9 @@ _ELSEWHERE = {
     "lambda": "has no place here: write it as [settings.autoscaler] loading_weight",
     "resources": "has no place here: state what machines have in [[worker]] blocks",
     **{key: f"has no place here: write it in [scenario], as {key}" for key in KEYS},
+}
+_SETTINGS = {
+    key: f"has no place here: write it as [settings.autoscaler] {key}" for key in AutoscalerSettings.__struct_fields__
 }
 _LONGEST = 1e7  # seconds
 _MOST_SAMPLES = 1e6
@@ -42,7 +46,7 @@ def read_scenario(path: Path, *, policies: Sequence[str] = (), seed: int | None 
 def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | None = None) -> Scenario:
     """The scenario in a file's content. path: the file's, for refusals and relative paths."""
     location = Location(str(path))
-    file = TomlTable(content, location, _TABLES, _ELSEWHERE)
+    file = _with_target(TomlTable(content, location, _TABLES, _ELSEWHERE))
     if "scenario" not in file:
         location.at("scenario").refuse("is missing: a [scenario] table states at least duration_s")
     header = TomlTable(file.get("scenario"), location.at("scenario"), KEYS)
@@ -86,6 +90,20 @@ def derive(content: Any, path: Path, policies: Sequence[str] = (), seed: int | N
         interference=interference_of(file, machines),
         cost=cost,
     )
+
+
+def _with_target(file: TomlTable) -> TomlTable:
+    """`[autoscaler] slo_target` among the settings, where it is the same as in [settings.autoscaler]."""
+    table = TomlTable(file.table("autoscaler"), file.at("autoscaler"), ("slo_target",), _SETTINGS)
+    target = target_in(table)
+    if target is None:
+        return file
+    settings = file.table("settings")
+    section = table_at(settings.get("autoscaler", {}), file.at("settings").at("autoscaler"))
+    if "slo_target" in section:
+        table.at("slo_target").refuse("is stated in [settings.autoscaler], too: leave one of them out")
+    stated = {**settings, "autoscaler": {**section, "slo_target": target}}
+    return TomlTable({**file.content, "settings": stated}, file.location, _TABLES)
 
 
 def _possible(load: WorkloadSpec, duration_s: float, location: Location) -> None:

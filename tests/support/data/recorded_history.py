@@ -19,7 +19,7 @@ OTHER = "big-v1-ort-fp32-t1-b64"
 
 
 def catalogue(dsn: str, *, apps: tuple[str, ...] = ("digits", "faces"), **variant: Any) -> None:
-    """Two apps, one model each; `faces` is served by a better, slower one."""
+    """Two apps, one model each; `faces` is served by a better, slower one, and has a target of its own."""
     records: dict[str, Any] = {
         f"variant.{VARIANT}": variant_record(**variant),
         f"variant.{OTHER}": variant_record(variant=OTHER, model="big", accuracy=0.99),
@@ -27,9 +27,13 @@ def catalogue(dsn: str, *, apps: tuple[str, ...] = ("digits", "faces"), **varian
         "model.big.1": model_record(model="big"),
     }
     links = {"digits": {"mlp": "1"}, "faces": {"big": "1"}}
-    records |= {f"app.{app}": app_record(app=app, links=links[app], default_output={"secret": 1}) for app in apps}
+    targets = {"faces": 0.995}
+    records |= {
+        f"app.{app}": app_record(app=app, links=links[app], default_output={"secret": 1}, slo_target=targets.get(app))
+        for app in apps
+    }
     store = Store(dsn, "test")
-    CatalogWriter(store, PRICES, 0.99).write({key: encode(one) for key, one in records.items()}, frozenset(records))
+    CatalogWriter(store, PRICES, 0.95).write({key: encode(one) for key, one in records.items()}, frozenset(records))
     store.close()
 
 

@@ -13,7 +13,8 @@ from services.simulation.report import KEPT, MEASURED, RunReport, Sample
 
 
 def report(duration: float = 20.0, every: float = 2.0) -> RunReport:
-    return RunReport("mine", duration, every, base="infaas", hardware={"big": "gpu", "small": "cpu", "never": "cpu"})
+    hardware = {"big": "gpu", "small": "cpu", "never": "cpu"}
+    return RunReport("mine", duration, every, base="infaas", hardware=hardware, targets={"a": 0.999})
 
 
 def end(one: RunReport, cost: float = 0.0, open_queries: int = 0) -> dict[str, Any]:
@@ -51,6 +52,8 @@ def test_each_query_ends_in_one_of_four_ways() -> None:
     a, b = found["apps"]["a"], found["apps"]["b"]
     assert (a["queries"], a["answered"], a["late"], a["refused"], a["failed"]) == (5, 2, 1, 2, 1)
     assert a["slo_violation_ratio"] == pytest.approx(4 / 5)
+    assert (a["slo_target"], a["attainment"]) == (0.999, pytest.approx(1 / 5))
+    assert (b["slo_target"], b["attainment"]) == (None, 1.0)
     assert (b["p99_ms"], b["effective_accuracy"]) == (pytest.approx(30_000, rel=0.01), None)
     assert found["simulated"] is True
 

@@ -308,6 +308,24 @@ def test_offline_jobs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -
     assert "offline: 1 of 2 jobs, 510 of 1,500 items" in capsys.readouterr().out
 
 
+def test_only_missed_targets_are_told_the_worst_first(capsys: pytest.CaptureFixture[str]) -> None:
+    of = document(1, 2)
+    of["policies"][0]["apps"] = {
+        "met": {"slo_target": 0.99, "attainment": 0.99},
+        "near": {"slo_target": 0.99, "attainment": 0.98996},
+        "unasked": {"slo_target": 0.99, "attainment": None},
+        "far": {"slo_target": 0.999, "attainment": 0.5},
+    }
+    print_runs(of)
+    assert "targets missed: far 50 % of 99.9 %, near 98.996 % of 99 %;" in capsys.readouterr().out
+    of["policies"][0]["apps"] = {f"a{i}": {"slo_target": 0.99, "attainment": 0.9} for i in range(8)}
+    print_runs(of)
+    assert "a4 90 % of 99 %, and 3 more;" in capsys.readouterr().out
+    of["policies"][0]["apps"] = {"met": {"slo_target": 0.99, "attainment": 1.0}}
+    print_runs(of)
+    assert "targets" not in capsys.readouterr().out
+
+
 def test_one_policy_is_not_the_best_of_anything(capsys: pytest.CaptureFixture[str]) -> None:
     print_runs(document(1, 2))
     assert "*" not in capsys.readouterr().out

@@ -138,9 +138,9 @@ def test_the_catalogue_of_a_scenario_serves_each_app(tmp_path):
     }
 
 
-def test_an_app_has_its_target_or_that_of_the_settings(tmp_path):
-    assert read(tmp_path, changed(("app.0.slo_target", 0.999))).apps[0].slo_target == 0.999
-    assert read(tmp_path, SOUND).apps[0].slo_target is None
+def test_an_app_may_have_a_target_of_its_own(tmp_path):
+    scenario = read(tmp_path, changed(("app.0.slo_target", 0.999)))
+    assert {app.app: app.slo_target for app in scenario.apps} == {"faces": 0.999, "cars": None}
 
 
 def test_apps_come_from_the_variants_where_no_block_names_any(tmp_path):

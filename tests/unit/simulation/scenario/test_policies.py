@@ -63,6 +63,19 @@ def test_settings_of_a_policy_lie_over_those_of_all(tmp_path):
     assert found.monitor.memory_share == 1.0
 
 
+def test_the_target_of_all_apps_may_be_stated_in_either_place_but_not_in_both(tmp_path):
+    short, long = ("autoscaler.slo_target", 0.9), ("settings.autoscaler.slo_target", 0.9)
+    other = ("settings.autoscaler.slack", 1.2)
+    for stated in ((short, other), (long, other)):
+        autoscaler = policy(tmp_path, *stated, base="infaas").settings.autoscaler
+        assert (autoscaler.slo_target, autoscaler.slack) == (0.9, 1.2)
+    assert policy(tmp_path, base="infaas").settings.autoscaler.slo_target == 0.99
+    own = {"autoscaler": {"slo_target": 0.5}}
+    assert policy(tmp_path, short, base="infaas", settings=own).settings.autoscaler.slo_target == 0.5
+    with pytest.raises(ScenarioError, match=r"autoscaler.slo_target: is stated in \[settings.autoscaler\], too"):
+        read(tmp_path, changed(short, long))
+
+
 def test_the_objective_is_the_goal_of_the_services_unless_a_policy_has_its_own(tmp_path):
     accurate = ("scenario.objective", "accuracy")
     assert policy(tmp_path, base="infaas").settings.goal == "cost"
