@@ -59,14 +59,15 @@ class InstanceTable:
         """A device with room for one more instance, and the evictions that make the room. Or why there is none.
 
         It is the device on which the fewest instances that are needed go, then the fewest reclaimable ones. Among equals one where
-        the load can begin at once, then the one with most memory that is free.
+        the load can begin at once, of these the one with most free memory. Where the load must wait for others to go, it takes the place
+        that it fits best, so that larger loads, whose orders may follow, fit into the others.
         """
         obstacle = self.failures.obstacle(record.variant, now)
         if obstacle:
             return obstacle
         fitting, obstacle = self._fitting(record, now)
         need = needs_of(record)
-        best: tuple[tuple[int, int, bool], MonitoredDevice, list[MonitoredInstance]] | None = None
+        best: tuple[tuple[int, int, bool, float], MonitoredDevice, list[MonitoredInstance]] | None = None
         for device in sorted(fitting, key=lambda device: -self._free(device).memory_mb):
             victims = self._victims(device, short_of(need, self._free(device)), now)
             if victims is None:
@@ -75,7 +76,8 @@ class InstanceTable:
                 continue
             now_free = self._limit(device) - device.occupied()
             waits = not device.alive or bool(device.waiting()) or not short_of(need, now_free).none
-            order = (sum(not victim.reclaimable for victim in victims), len(victims), waits)
+            left = self._free(device).memory_mb + sum(victim.memory_mb for victim in victims) - need.memory_mb
+            order = (sum(not victim.reclaimable for victim in victims), len(victims), waits, left if waits else -left)
             if best is None or order < best[0]:
                 best = order, device, victims
         if best is None:

@@ -4,14 +4,12 @@ import msgspec
 import pytest
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, VariantRecord
+from bus.messages.catalog import AppRecord
 from bus.messages.events import ScalingEvent, StateEvent, WorkerEvent
 from bus.messages.fleet import (
     EnsureLoaded,
     ExecutorExited,
-    ExecutorReport,
     InstanceLoaded,
-    InstanceSample,
     LoadAccepted,
     LoadInstance,
     LoadRefused,
@@ -22,7 +20,7 @@ from bus.messages.fleet import (
 from bus.messages.scaling import Drain, LeaderRecord
 from services.core.actor import Changed, Do, Envelope, Failed, TimedOut
 from services.core.cost import LOADING_S, instance_price_per_s
-from services.core.placement import Device, quarantine_key
+from services.core.placement import quarantine_key
 from services.core.settings import MonitorSettings
 from services.monitor.effects import KeepQuarantine
 from tests.support.simulated.monitored_worker import CPU, PRICES, S, World, variant
@@ -180,168 +178,6 @@ def test_release_drains_and_unloads() -> None:
     assert world.states() == {"v.w1-1": "Active"}
     assert [(e.scaler, e.action, e.count) for e in world.of(ScalingEvent)][-1] == ("model", "unload", 2)
     assert world.of(StateEvent)[-1].to_state == "Inactive"
-
-
-def mark(keep: int = 0, name: str = "v") -> Release:
-    return Release(variant=name, keep=keep, reclaim=True, orderer="model-autoscaler", reason="idle")
-
-
-def marks(world: World) -> dict[str, bool]:
-    return {name: status.reclaimable for name, status in world.told().items()}
-
-
-def test_a_reclaimable_instance_serves_on_and_its_room_counts_as_free() -> None:
-    world = World()
-    world.ensure(variant(), at_least=3)
-    world.obey()
-    world.report(queued={"v.w1-1": 5})
-    reply = ask(world, mark(keep=1))
-    assert reply == LoadAccepted(worker="w1", variant="v", instances=["v.w1-1", "v.w1-2", "v.w1-3"])
-    assert marks(world) == {"v.w1-1": False, "v.w1-2": True, "v.w1-3": True}
-    assert set(world.states().values()) == {"Active"}
-    [device] = world.beat.devices
-    assert (device.memory_used_mb, device.memory_reclaimable_mb) == (100.0, 200.0)
-    assert (device.cores_used, device.cores_reclaimable) == (1.0, 2.0)
-    event = world.of(ScalingEvent)[-1]
-    assert (event.scaler, event.action, event.count, event.reason) == ("model", "release", 2, "idle")
-
-
-def test_the_same_mark_again_changes_nothing_whoever_is_busy_then() -> None:
-    world = World()
-    world.ensure(variant(), at_least=3)
-    world.obey()
-    world.tell(mark(keep=1))
-    before, events = marks(world), len(world.events)
-    world.report({"v.w1-1": {"faces": 30}, "v.w1-2": {"faces": 30}}, queued={"v.w1-1": 9})
-    sent, events = len(world.published), len(world.events)
-    world.tell(mark(keep=1))
-    world.tell(mark(keep=2))
-    assert (len(world.published), len(world.events)) == (sent, events)
-    assert marks(world) == before
-
-
-def test_an_order_to_load_takes_marks_away_before_it_loads() -> None:
-    world = World()
-    world.ensure(variant(), at_least=3)
-    world.obey()
-    world.tell(mark())
-    world.report(queued={"v.w1-2": 5})
-    world.published.clear()
-    assert world.ensure(variant()).instances == ["v.w1-2"]
-    event = world.of(ScalingEvent)[-1]
-    assert (event.scaler, event.action, event.count, event.app) == ("dispatcher", "keep", 1, "faces")
-    events = len(world.events)
-    assert world.ensure(variant()).instances == ["v.w1-2"]
-    assert len(world.events) == events, "nothing changes"
-    assert len(world.ensure(variant(), at_least=4).instances) == 4
-    assert not any(marks(world).values())
-    assert [(e.action, e.count) for e in world.of(ScalingEvent)][-2:] == [("keep", 2), ("replicate", 1)]
-    assert [m.instance for _, m in world.published if isinstance(m, LoadInstance)] == ["v.w1-4"]
-
-
-def test_a_load_that_has_not_begun_is_given_up_instead_of_marked() -> None:
-    world = World(executor=None)
-    world.ensure(variant())
-    world.tell(mark())
-    assert world.told() == {}
-    assert [event.action for event in world.of(ScalingEvent)] == ["load", "release"]
-
-
-def test_a_plain_release_unloads_reclaimable_instances_first() -> None:
-    world = World()
-    world.ensure(variant(), at_least=2)
-    world.obey()
-    world.tell(mark(keep=1))
-    [marked] = [name for name, reclaimable in marks(world).items() if reclaimable]
-    world.report(queued={marked: 5})
-    world.tell(Release(variant="v", keep=1))
-    assert {name for name, state in world.states().items() if state == "Unloading"} == {marked}
-
-
-def test_a_busy_reclaimable_instance_answers_its_queue_before_its_place_is_taken() -> None:
-    world = World()
-    old = world.load(variant("old", memory_mb=800.0))
-    world.tell(mark(name="old"))
-    world.report({old: {"faces": 30}}, queued={old: 20})
-    world.published.clear()
-    assert world.ensure(variant("new", memory_mb=300.0)).instances == ["new.w1-1"]
-    assert world.states() == {old: "Unloading", "new.w1-1": "Loading"}
-    assert [m for _, m in world.published if isinstance(m, LoadInstance | UnloadInstance)] == [
-        UnloadInstance(instance=old)
-    ]
-    world.obey()
-    world.obey()
-    assert world.states() == {"new.w1-1": "Active"}
-    [evicted] = [event for event in world.of(ScalingEvent) if event.action == "evict"]
-    assert evicted.reason == "makes room for new; reclaimable"
-
-
-def test_a_refusal_counts_only_what_is_needed() -> None:
-    world = World()
-    world.load(variant("a", memory_mb=500.0))
-    world.load(variant("b", memory_mb=100.0))
-    world.tell(mark(name="b"))
-    reason = world.ensure(variant("c", memory_mb=400.0)).reason
-    assert reason == "c needs 400 MB; instances in use take 500 of the 800 MB that cpu sets aside"
-    assert set(world.states().values()) == {"Active"}
-
-
-def test_a_reclaimable_instance_is_not_loaded_again_after_a_crash() -> None:
-    world = World()
-    world.ensure(variant(), at_least=2)
-    world.obey()
-    world.tell(mark(keep=1))
-    world.tell(ExecutorExited(worker="w1", device="cpu", at=world.now, reason="killed"))
-    assert world.states() == {"v.w1-3": "Loading"}
-
-
-def test_a_new_monitor_knows_no_marks_until_the_order_is_repeated() -> None:
-    world = World()
-    world.catalogue(variant())
-    world.loaded["v.w1-5"] = "v"
-    world.report()
-    assert marks(world) == {"v.w1-5": False}
-    world.tell(mark())
-    assert marks(world) == {"v.w1-5": True}
-
-
-def test_a_load_goes_to_the_device_where_least_is_lost() -> None:
-    gpus = [Device(name=f"gpu-{n}", kind="gpu", cores=1, memory_mb=1000.0, simulated=True) for n in range(3)]
-    world = World(gpus, executor=None)
-
-    def gpu(name: str, memory_mb: float) -> VariantRecord:
-        return msgspec.structs.replace(variant(name, memory_mb=memory_mb), hardware="gpu", simulated=True)
-
-    def report() -> None:
-        for device in gpus:
-            here = [(n, s.variant) for n, s in world.told().items() if s.device == device.name and n in loaded]
-            samples = [InstanceSample(n, name, 0, 0.0, 0, 0, 0.0, 0.0, []) for n, name in here]
-            world.tell(
-                ExecutorReport(
-                    worker="w1", device=device.name, incarnation=1, at=world.now, seconds=0.5, samples=samples,
-                    memory_mb=1.0,
-                )
-            )  # fmt: skip
-
-    loaded: set[str] = set()
-    report()
-    for name, memory_mb in (("idle", 700.0), ("marked", 750.0), ("going", 790.0)):
-        [instance] = world.ensure(gpu(name, memory_mb), app=None).instances
-        device = world.told()[instance].device
-        facts = {"instance": instance, "variant": name, "device": device, "incarnation": 1}
-        world.tell(InstanceLoaded(load_ms=1.0, memory_mb=0.0, proof="", **facts))  # type: ignore[arg-type]
-        loaded.add(instance)
-    world.advance(1.5)
-    report()
-    world.advance(1.5)
-    report()
-    world.tell(mark(name="marked"))
-    world.tell(Release(variant="going"))
-    where = {status.variant: status.device for status in world.told().values()}
-    for name, beside in (("first", "going"), ("second", "marked"), ("third", "idle")):
-        [instance] = world.ensure(gpu(name, 500.0), app=None).instances
-        assert world.told()[instance].device == where[beside], name
-    assert isinstance(world.ensure(gpu("fourth", 500.0), app=None), LoadRefused)
 
 
 def test_a_release_while_it_loads_is_repeated_once_it_is_loaded() -> None:
