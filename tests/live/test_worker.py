@@ -139,6 +139,43 @@ def test_totals_hold_when_many_order_at_once(nats_url: str, prefix: str, tmp_pat
     run(main())
 
 
+@pytest.mark.parametrize("reclaim", [False, True])
+def test_a_full_busy_worker_is_swapped_in_one_turn(
+    nats_url: str, prefix: str, tmp_path: Path, *, reclaim: bool
+) -> None:
+    """Three variants take all the memory and have queries; three of other sizes take their place, none is refused."""
+    x, _ = tiny_models.digits(4)
+    made = measured(GOOD, x, [tiny_models.CLASSES])
+    monitor = replace(BRISK, memory_share=0.8, idle_s=60.0)
+    sizes = {"a": 300.0, "b": 300.0, "c": 200.0, "d": 500.0, "e": 200.0, "f": 100.0}
+    records = {
+        name: replace(made, variant=name, profile=replace(made.profile, memory_mb=mb)) for name, mb in sizes.items()
+    }
+
+    async def main() -> None:
+        async with worker(nats_url, prefix, tmp_path, monitor) as here:
+            for record in records.values():
+                await here.catalogue(record, GOOD)
+            await ready(here)
+            load, release = here.subjects.worker("w1", "load"), here.subjects.worker("w1", "release")
+            for name in "abc":
+                await here.order(load, EnsureLoaded(variant=records[name], app=APP), 20.0)
+            await until(lambda: list(here.states().values()) == ["Active"] * 3)
+            asked = [asyncio.create_task(here.ask(x, variant=name)) for name in "abc" * 20]
+            await asyncio.sleep(0)
+            turn = [here.order(release, Release(variant=name, reclaim=reclaim), 20.0) for name in "abc"]
+            turn += [here.order(load, EnsureLoaded(variant=records[name], app=APP), 20.0) for name in "def"]
+            replies = await asyncio.gather(*turn)
+            assert not [reply["reason"] for reply in replies if reply.get("reason")]
+            assert all("outputs" in reply or reply["error"] for reply in await asyncio.gather(*asked))
+            await until(lambda: here.states() == {f"{name}.w1-1": "Active" for name in "def"})
+            for beat in here.beats:
+                taken = sum(sizes[one.variant] for one in beat.instances if one.state != "Loading")
+                assert taken <= 800.0
+
+    run(main())
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_draining_worker_answers_what_it_has_and_loads_nothing(
     nats_url: str, prefix: str, tmp_path: Path, *, resume: bool
