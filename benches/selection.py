@@ -122,7 +122,7 @@ def fill(view: ClusterView, seconds: float) -> tuple[list[float], int, int]:
         decision = policy.select(ask, at, view)
         taken.append((clock() - began) / 1000)
         if decision.assignments:
-            view.instances[decision.assignments[0]].take(1)
+            view.instances[decision.assignments[0]].take(1, at, ask.deadline)
     queues = [instance.own for instance in view.instances.values()]
     return taken, min(queues), max(queues)
 

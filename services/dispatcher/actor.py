@@ -166,7 +166,7 @@ class Dispatcher:
     def _decide(self, query: Query, now: float) -> Iterable[Effect]:
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments:
-            effect = self._dispatch(query, self.view.instances[decision.assignments[0]])
+            effect = self._dispatch(query, self.view.instances[decision.assignments[0]], now)
             return (effect,) if decision.load is None else (effect, *self._order(query, decision.load, now))
         effects: list[Effect] = []
         if decision.load is not None:
@@ -193,8 +193,8 @@ class Dispatcher:
             return self._wait(query, now)
         return self._outcomes.refused(query, error, now)
 
-    def _dispatch(self, query: Query, instance: Instance) -> Publish:
-        self.in_flight.dispatch(query, instance)
+    def _dispatch(self, query: Query, instance: Instance, now: float) -> Publish:
+        self.in_flight.dispatch(query, instance, now)
         route = query.sent = query.route(self.name, instance.id, self._policy.name)
         key = (instance.worker.name, instance.device)
         subject = self._queues.get(key)
@@ -214,7 +214,10 @@ class Dispatcher:
         effects = self._outcomes.done(batch, self.view.records.get(batch.variant), self.in_flight.remove)
         instance = self.view.instances.get(batch.instance)
         if instance is not None:
-            instance.batch_done(batch.queued)
+            if batch.finished > batch.started:
+                instance.batch_done(batch.queued, min(batch.finished, envelope.now), envelope.now)
+            else:
+                instance.ended_without_batch(batch.queued)
         if self.in_flight.retries and self.in_flight.retrying is None:
             effects.extend(self._next_retry(envelope.now))
         return effects
@@ -309,7 +312,7 @@ class Dispatcher:
         """An instance could not answer in time: another one may, in the time left."""
         decision = self._policy.select(query.ask, now, self.view)
         if decision.assignments and decision.assignments[0] != full and query.attempt < MOST_DISPATCHES:
-            return (self._dispatch(query, self.view.instances[decision.assignments[0]]),)
+            return (self._dispatch(query, self.view.instances[decision.assignments[0]], now),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._end(query, Error(code="deadline", message=text), now)
 

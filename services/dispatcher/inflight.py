@@ -31,17 +31,17 @@ class InFlight:
     def __len__(self) -> int:
         return len(self.dispatched) + len(self.waiting) + len(self.retries)
 
-    def dispatch(self, query: Query, instance: Instance) -> None:
+    def dispatch(self, query: Query, instance: Instance, now: float) -> None:
         query.instance = instance
         query.attempt += 1
-        instance.take(query.items)
+        instance.take(query.items, now, query.ask.deadline)
         self.dispatched[query.uid] = query
 
     def remove(self, uid: bytes) -> Query | None:
         """Remove a dispatched query. None if it is not, or no longer, ours."""
         query = self.dispatched.pop(uid, None)
         if query is not None and query.instance is not None:
-            query.instance.own -= query.items
+            query.instance.release(query.items)
             query.instance = None
         if uid == self.retrying:
             self.retrying = None

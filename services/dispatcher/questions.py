@@ -101,8 +101,8 @@ def _candidate(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, wh
     load_ms = record.profile.load_ms
     worker = None
     if instances:
-        best = min(instances, key=lambda instance: instance.predict(ask.items, ask.length))
-        seconds = best.predict(ask.items, ask.length)
+        best = min(instances, key=lambda instance: instance.predict(ask.items, ask.length, ask.deadline, now))
+        seconds = best.predict(ask.items, ask.length, ask.deadline, now)
         worker = best.worker.name
         load_ms = max(0.0, best.ready_at - now) * 1000.0 if not group.active else 0.0
     return Candidate(
@@ -136,7 +136,9 @@ def _why_not(i: int, app: AppView, ask: Ask, now: float, view: ClusterView, deci
     if app.cost[i] > ask.cost:
         return f"costs US$ {app.cost[i]:.3g} per 1,000, more than {ask.cost:g}"
     slack = ask.deadline - now
-    waits = [instance.predict(ask.items, ask.length) for instance in (*group.active, *group.troubled)]
+    waits = [
+        instance.predict(ask.items, ask.length, ask.deadline, now) for instance in (*group.active, *group.troubled)
+    ]
     if waits and min(waits) > slack:
         return f"its queue would take {min(waits) * 1e3:.3g} ms, more than the {slack * 1e3:.3g} ms left"
     if group.active:

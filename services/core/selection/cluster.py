@@ -11,7 +11,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import Goal, instance_price_per_s
 from services.core.selection.eligibility import AppView
-from services.core.selection.instances import MANY, Instance, Worker
+from services.core.selection.instances import MANY, Instance, SharedCores, Worker
 
 FEW = 8  # least used workers remembered, of many
 SERVING = frozenset({"Active", "Overloaded", "Interfered", "Loading"})
@@ -126,6 +126,8 @@ class ClusterView:
         if instance is None:
             instance = Instance(status, record, worker, device)
             instance.price_per_s = instance_price_per_s(record, self.prices, device.cores, device.memory_mb)
+            instance.cores = worker.cores.setdefault(device.device, instance.cores)
+            instance.cores.add(instance, device.cores)
             self.instances[instance.id] = worker.instances[instance.id] = instance
             self.by_variant.setdefault(record.variant, {})[instance.id] = instance
         before = instance.status
@@ -156,6 +158,8 @@ class ClusterView:
         if instance is None:
             return None
         instance.worker.instances.pop(instance_id, None)
+        instance.cores.remove(instance)
+        instance.cores = SharedCores()  # queries that were sent there may still come back
         self.by_variant.get(instance.record.variant, {}).pop(instance_id, None)
         for view in self._serving.get(instance.record.variant, ()):
             view.unplace(instance)

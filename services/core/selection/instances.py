@@ -6,41 +6,115 @@ from collections.abc import Iterable
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
 from services.core.cost import LatencyTable
+from services.core.lifecycle import SERVING
 
-# A queue is filled to 1/1.3 of what deadlines allow. The rate at which it drains is known to some tens of percent only (neighbours,
-# the loop, the bus). Without this margin, an overloaded system admits every query to end exactly at its deadline. Whatever then goes
-# slower than predicted makes most of them late, and their work is wasted. A shorter queue costs no throughput.
-CAUTION = 1.3
+# A query that must wait is predicted to take so much longer than the profile says. The rate at which a queue drains is known only roughly
+# (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
+# slower than predicted makes most of them late. An idle instance needs no margin.
+CAUTION = 1.2
 STALE = (
     1.0  # s; the largest age of a queue's length in a heartbeat, which travels from the executor through its monitor
 )
 
 
+class SharedCores:
+    """The cores of one device, for which its instances' batches wait, as at the executor."""
+
+    __slots__ = ("cores", "instances")
+
+    def __init__(self) -> None:
+        self.cores = 1
+        self.instances: list[Instance] = []
+
+    def add(self, instance: "Instance", cores: int) -> None:
+        """An instance was loaded on the device, which has so many cores."""
+        self.cores = max(1, cores)
+        self.instances.append(instance)
+        self._count()
+
+    def remove(self, instance: "Instance") -> None:
+        self.instances.remove(instance)
+        instance.cores_scarce(False)
+        self._count()
+
+    def _count(self) -> None:
+        short = sum(self.needed(instance) for instance in self.instances) > self.cores
+        scarce = short and len(self.instances) <= MANY
+        for instance in self.instances:
+            instance.cores_scarce(scarce)
+
+    def needed(self, instance: "Instance") -> int:
+        """Cores that a batch of this instance takes."""
+        return max(1, min(instance.record.threads, self.cores))
+
+    def begin(self, at: float) -> None:
+        """Cores are free: the instances with the most urgent queries begin a batch."""
+        free = self.cores
+        ready = []
+        for instance in self.instances:
+            if instance.running:
+                free -= self.needed(instance)
+            elif instance.own + instance.others:
+                ready.append(instance)
+        ready.sort(key=lambda i: i.latest - i.waiting_s)
+        for instance in ready:
+            if self.needed(instance) <= free:
+                free -= self.needed(instance)
+                instance.begin(at, instance.own + instance.others)
+
+    def ahead_of(self, waiting: "Instance", deadline: float, now: float, seconds: float) -> float:
+        """Seconds until the cores are this instance's for a query with this deadline. seconds: until its own queue would let it begin.
+
+        The executor begins the batch with the earliest deadline. So of what waits at other instances, the part with earlier deadlines goes
+        first. Deadlines there count as evenly spread over as much time as their work takes, up to the last one sent.
+        """
+        busy = needed = self.needed(waiting)
+        work = seconds * needed
+        for other in self.instances:
+            if other is waiting or not (other.own or other.others):
+                continue
+            takes = self.needed(other)
+            busy += takes
+            before = other.waiting_s + other.table.seconds(other.rest) * other.factor
+            before = max(0.0, min(before, deadline - other.latest + before))
+            work += (before + max(0.0, other.free_at - now)) * takes
+        return seconds if busy <= self.cores else max(seconds, work / self.cores)
+
+
 class Instance:
     """One loaded (or loading) variant on one device.
 
-    own, others: items that this dispatcher, and other dispatchers, sent there and that are not done.
+    own, others: items that this dispatcher, and other dispatchers, sent there and that are not done. running: how many of them are in the
+    batch under way, which is predicted to end at free_at (0: none is known to run). waiting_s: seconds that the full batches after it take.
+    rest: items after those, which a new query joins. latest: the last deadline that was sent there. Times: Unix seconds.
     """
 
     __slots__ = (
         "batch",
         "busy",
+        "cores",
         "device",
         "factor",
+        "free_at",
         "id",
+        "idle",
+        "latest",
         "noted_at",
         "others",
         "own",
         "peak_before",
         "peak_now",
         "per_item",
-        "per_queued",
         "price_per_s",
         "ready_at",
         "record",
+        "rest",
+        "running",
+        "scarce",
         "state",
         "status",
         "table",
+        "waiting_s",
         "worker",
     )  # fmt: skip
 
@@ -49,12 +123,19 @@ class Instance:
         self.record = record
         self.worker = worker
         self.device = device.device
+        self.cores = SharedCores()
         self.table = LatencyTable(record)
         self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
-        self.per_queued = CAUTION * self.per_item
         self.price_per_s = 0.0
         self.own = 0
         self.others = 0
+        self.idle = True  # nothing is there, and its cores are its own
+        self.scarce = False
+        self.running = 0
+        self.free_at = 0.0
+        self.waiting_s = 0.0
+        self.rest = 0
+        self.latest = 0.0
         self.peak_now = self.peak_before = 0  # most own items at a time: since `noted_at`, and in the period before
         self.noted_at = 0.0
         self.batch = 1
@@ -64,15 +145,44 @@ class Instance:
         self.state = "Inactive"
         self.status = status
 
-    def predict(self, items: int, length: int | None = None) -> float:
-        """Predicted seconds until these items are answered: the queue ahead (with CAUTION), then their own batch."""
-        table = self.table if length is None else self.table.at(length)
-        return ((self.own + self.others) * self.per_queued + table.seconds(items)) * self.factor
+    def predict(self, items: int, length: int | None, deadline: float, now: float) -> float:
+        """Predicted seconds until this query is answered: the batch under way, full batches of what waits, then its own batch.
 
-    def take(self, items: int) -> None:
+        Its batch holds the rest of what waits, and those that will join it, at the rate at which items were served of late. Without them,
+        an overloaded instance admits each query to a batch that has no room to grow. A query that waits is charged CAUTION.
+        """
+        table = self.table
+        wait = self.waiting_s
+        if self.free_at > now:
+            wait += self.free_at - now
+        if length is not None or self.rest + items > table.max_batch:  # what waits is in another batch
+            wait += table.seconds(self.rest) * self.factor
+            table, together = table.at(length), items
+        else:
+            together = self.rest + items
+        if self.scarce:
+            wait = self.cores.ahead_of(self, deadline, now, wait)
+        if not wait:
+            return table.seconds(together) * self.factor
+        if together < table.max_batch:
+            together = min(table.max_batch, together + int(wait * self.status.load))
+        return CAUTION * (wait + table.seconds(together) * self.factor)
+
+    def take(self, items: int, now: float, deadline: float) -> None:
         """Count items that this dispatcher sends there."""
+        idle = not (self.own or self.others)
         self.own += items
         self.peak_now = max(self.peak_now, self.own)
+        self.latest = max(self.latest, deadline)
+        if idle and self.state != "Loading":
+            self._begin_next(now)
+        else:
+            self._count()
+
+    def release(self, items: int) -> None:
+        """Own items have come to an end, or are back."""
+        self.own -= items
+        self._count()
 
     def observe_queue(self, queued: int, now: float) -> None:
         """Take over a heartbeat's number of items that wait or are computed there, own ones included.
@@ -83,10 +193,50 @@ class Instance:
         self.others = max(0, queued - max(self.peak_now, self.peak_before))
         if now - self.noted_at >= STALE:
             self.peak_before, self.peak_now, self.noted_at = self.peak_now, self.own, now
+        self._count()
+        if self.others and self.free_at <= now and self.state in SERVING:  # nobody said when their batch began
+            self._begin_next(now)
 
-    def batch_done(self, queued: int) -> None:
-        """The executor has computed a batch. So many items, own ones included, are still there."""
+    def batch_done(self, queued: int, finished: float, now: float) -> None:
+        """The executor has computed a batch. So many items, own ones included, are still there. It begins the next at once."""
         self.others = max(0, queued - self.own)
+        self.running = 0
+        self._count()
+        self._begin_next(finished if queued else now)
+
+    def ended_without_batch(self, queued: int) -> None:
+        """The executor has ended queries without computing them. So many items, own ones included, are still there."""
+        self.others = max(0, queued - self.own)
+        self._count()
+
+    def _begin_next(self, at: float) -> None:
+        if self.scarce:
+            self.cores.begin(at)
+            self._count()
+        else:
+            self.begin(at, self.own + self.others)
+
+    def begin(self, at: float, items: int) -> None:
+        """A batch of these items, or of as many as it can hold, begins."""
+        self.running = min(items, self.table.max_batch)
+        self.free_at = at + self.table.seconds(self.running) * self.factor
+        self._count()
+
+    def _count(self) -> None:
+        """Divide what is there into the batch under way, full batches, and the rest."""
+        waiting = self.own + self.others
+        if self.running > waiting:
+            self.running = waiting
+        if not self.running:
+            self.free_at = 0.0
+        full, self.rest = divmod(waiting - self.running, self.table.max_batch)
+        self.waiting_s = full * self.table.seconds(self.table.max_batch) * self.factor if full else 0.0
+        self.idle = not waiting and not self.scarce
+
+    def cores_scarce(self, scarce: bool) -> None:
+        """Whether the instances of its device cannot all run at a time. With more than MANY of them, that is not looked at."""
+        self.scarce = scarce
+        self._count()
 
     @property
     def ahead(self) -> float:
@@ -105,7 +255,7 @@ class Worker:
     """
 
     __slots__ = (
-        "devices", "draining", "fullness", "hardware", "incarnation", "instances", "kind", "name", "quarantined", "seen",
+        "cores", "devices", "draining", "fullness", "hardware", "incarnation", "instances", "kind", "name", "quarantined", "seen",
         "skew", "was_alive",
     )  # fmt: skip
 
@@ -121,6 +271,7 @@ class Worker:
         self.was_alive = False
         self.fullness: dict[tuple[str, bool], float] = {}
         self.devices: dict[str, DeviceStatus] = {}
+        self.cores: dict[str, SharedCores] = {}  # by device
         self.instances: dict[str, Instance] = {}
 
     def measure_fullness(self) -> None:
@@ -181,11 +332,12 @@ class InstanceSampler:
         for looked in range(count):
             instance = instances[at]
             at = at + 1 if at + 1 < count else 0
-            seconds = instance.predict(items, length)
-            if seconds <= least:
-                best, least = instance, seconds
-                if not instance.own and not instance.others and instance.factor <= SLOW:
-                    break
+            if instance.waiting_s < least:
+                seconds = instance.predict(items, length, now + slack, now)
+                if seconds <= least:
+                    best, least = instance, seconds
+                    if instance.idle and instance.factor <= SLOW:
+                        break
             if best is not None and looked >= SAMPLED:
                 break
         self._turn = at

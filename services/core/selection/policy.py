@@ -111,7 +111,7 @@ class InfaasPolicy:
         self, groups: list[VariantInstances], ask: Ask, slack: float, *, troubled: bool = False
     ) -> Instance | None:
         """The soonest instance of the first variant that has one that answers within `slack` seconds."""
-        items, length = ask.items, ask.length
+        items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
         record: VariantRecord | None = None
         alone = 0.0
         for group in groups:
@@ -119,16 +119,19 @@ class InfaasPolicy:
             least = slack
             instances = group.troubled if troubled else group.active
             if len(instances) > MANY:
-                sampler = group.samplers["troubled" if troubled else "active"]
-                best = sampler.soonest(items, length, slack, ask.deadline - slack)
+                best = group.samplers["troubled" if troubled else "active"].soonest(items, length, slack, now)
                 instances = NONE
-            # This is Instance.predict, but looks up the batch's own time once for all instances of one record. Hot.
+            # An idle instance's batch is the query alone: the time for that is looked up once for all instances of one record. Hot.
             for instance in instances:
-                if instance.record is not record:
-                    record = instance.record
-                    table = instance.table if length is None else instance.table.at(length)
-                    alone = table.seconds(items)
-                seconds = ((instance.own + instance.others) * instance.per_queued + alone) * instance.factor
+                if instance.idle:
+                    if instance.record is not record:
+                        record = instance.record
+                        alone = instance.table.at(length).seconds(items)
+                    seconds = alone * instance.factor
+                elif instance.waiting_s < least:
+                    seconds = instance.predict(items, length, ask.deadline, now)
+                else:
+                    continue
                 if seconds <= least:
                     best, least = instance, seconds
             if best is not None:
@@ -137,7 +140,7 @@ class InfaasPolicy:
 
     def _at_ease(self, eligible: Eligibility, ask: Ask, slack: float) -> Instance | None:
         """The soonest instance of the first variant that has one in time with little waiting, so that accurate variants serve all they can."""
-        items, length = ask.items, ask.length
+        items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
         most = min(EASE * ask.latency_s, EASE_MOST)
         for group in eligible.active:
             best: Instance | None = None
@@ -146,7 +149,7 @@ class InfaasPolicy:
                 waiting = instance.own + instance.others
                 if waiting and (waiting + items) * instance.per_item * instance.factor > most:
                     continue
-                seconds = instance.predict(items, length)
+                seconds = instance.predict(items, length, ask.deadline, now)
                 if seconds <= least:
                     best, least = instance, seconds
             if best is not None:
@@ -159,13 +162,13 @@ class InfaasPolicy:
         hardware = (group.record.hardware, group.record.simulated)
         best: Instance | None = None
         fullest = 0.0
-        active = group.active
+        active, now = group.active, ask.deadline - slack - OVERHEAD
         if len(active) > MANY:
-            active = [i for i in group.samplers["active"].fullest(ask.deadline - slack) if group.where.get(i) is active]
+            active = [i for i in group.samplers["active"].fullest(now) if group.where.get(i) is active]
         for instance in active:
             used = instance.worker.fullness.get(hardware, 0.0)
             full = max(used, instance.busy) >= PACK_BELOW or instance.ahead > PACK_AHEAD
-            if full or instance.predict(ask.items, ask.length) > slack:
+            if full or instance.predict(ask.items, ask.length, ask.deadline, now) > slack:
                 continue
             if best is None or (-used, instance.worker.name) < (-fullest, best.worker.name):
                 best, fullest = instance, used
@@ -177,7 +180,9 @@ class InfaasPolicy:
         soonest = INFINITE
         for group in eligible.loading:
             for instance in group.loading if len(group.loading) <= MANY else group.samplers["loading"].some():
-                seconds = max(0.0, instance.ready_at - now) + instance.predict(ask.items, ask.length)
+                seconds = max(0.0, instance.ready_at - now) + instance.predict(
+                    ask.items, ask.length, ask.deadline, max(now, instance.ready_at)
+                )
                 if seconds <= slack:
                     return Decision((instance.id,), reason="loading")
                 soonest = min(soonest, seconds)
@@ -229,15 +234,17 @@ def refuse(
         text = "a variant that meets the requirements is being loaded and cannot answer in time: ask again"
         error = Error(code="deadline", message=text, retry_after_ms=round(soonest * 1000.0, 3))
         return Decision(refusal=error, load=load, reason="loading, too late for this one")
-    lists = ((g.samplers[kind], found) for g in (*eligible.active, *eligible.troubled) for kind, found in g.serving)
-    waiting = [
-        i.predict(ask.items, ask.length)
-        for sampler, found in lists
-        for i in (found if len(found) <= MANY else sampler.some())
-    ]
-    if not waiting:
+    now = ask.deadline - slack - OVERHEAD
+    soonest, found = INFINITE, False
+    for group in (*eligible.active, *eligible.troubled):
+        for kind, instances in group.serving:
+            for instance in instances if len(instances) <= MANY else group.samplers[kind].some():
+                found = True
+                if instance.waiting_s < soonest:
+                    soonest = min(soonest, instance.predict(ask.items, ask.length, ask.deadline, now))
+    if not found:
         return Decision(stranded=True, reason="no worker is there to serve it")
-    excess = max(0.0, min(waiting) - max(slack, 0.0))
+    excess = max(0.0, soonest - max(slack, 0.0))
     if slack <= 0:
         text = "the deadline passed before the query could be dispatched: allow more time"
         return Decision(refusal=Error(code="deadline", message=text), reason="expired")
@@ -333,7 +340,9 @@ class BruteForce:
             possible = True
             rank = (-merit(record.accuracy) if self.goal == "accuracy" else 0.0, cost)
             for instance in group.active:
-                if instance.predict(ask.items, ask.length) <= slack and (best is None or rank < best[0]):
+                if instance.predict(ask.items, ask.length, ask.deadline, now) <= slack and (
+                    best is None or rank < best[0]
+                ):
                     best = (rank, instance)
             if not (group.active or group.loading or group.troubled):
                 ready = group.seconds_to_load + alone

@@ -82,16 +82,16 @@ class Told:
 
 def test_ours_that_are_done_since_the_worker_counted_are_not_taken_for_others() -> None:
     told = Told()
-    empty = told.heartbeat(0).predict(1)
+    empty = told.heartbeat(0).predict(1, None, NOW + 1.0, NOW)
     instance = told.view.instances["i"]
-    instance.take(2)
-    instance.own -= 2
-    assert told.heartbeat(2).predict(1) == pytest.approx(empty)
+    instance.take(2, NOW, NOW + 1.0)
+    instance.release(2)
+    assert told.heartbeat(2).predict(1, None, NOW + 1.0, NOW) == pytest.approx(empty)
 
 
 def test_what_others_sent_waits_before_ours() -> None:
     told = Told()
-    told.heartbeat(0).take(2)
+    told.heartbeat(0).take(2, NOW, NOW + 1.0)
     assert told.heartbeat(5).others == 3
     assert told.view.instances["i"].own == 2
 
@@ -99,8 +99,8 @@ def test_what_others_sent_waits_before_ours() -> None:
 def test_a_queue_that_others_keep_full_is_seen_once_ours_are_long_gone() -> None:
     told = Told()
     instance = told.heartbeat(0)
-    instance.take(4)
-    instance.own -= 4
+    instance.take(4, NOW, NOW + 1.0)
+    instance.release(4)
     seen = [told.heartbeat(4).others for _ in range(round(2 * STALE / 0.5) + 2)]
     assert seen[0] == 0
     assert seen[-1] == 4

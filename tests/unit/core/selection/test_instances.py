@@ -1,13 +1,15 @@
 """Many instances of one variant: few are looked at, and still the load is even and nothing in time is missed."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.messages.catalog import AppRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
+from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.instances import MANY, MOMENT, Instance, InstanceSampler, usual
+from services.core.selection.instances import CAUTION, MANY, MOMENT, Instance, InstanceSampler, usual
 from services.core.selection.policy import InfaasPolicy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
@@ -46,7 +48,7 @@ def test_queries_are_spread_evenly_over_many() -> None:
     fleet, policy = view([0] * 300), InfaasPolicy()
     for _ in range(1500):
         decision = policy.select(ask(10.0), NOW, fleet)
-        fleet.instances[decision.assignments[0]].take(1)
+        fleet.instances[decision.assignments[0]].take(1, NOW, NOW + 10.0)
     taken = [instance.own for instance in fleet.instances.values()]
     assert (min(taken), max(taken)) == (5, 5)
 
@@ -63,7 +65,7 @@ def test_the_only_one_in_time_is_found_wherever_it_is(count: int, place: int) ->
 def test_when_all_are_full_that_is_believed_for_a_moment_only() -> None:
     fleet, policy = view([50] * 100), InfaasPolicy()
     assert policy.select(ask(1.0), NOW, fleet).refusal is not None
-    fleet.instances["i0042"].others = 0
+    fleet.instances["i0042"].batch_done(0, NOW, NOW)
     assert policy.select(ask(1.0), NOW, fleet).refusal is not None
     assert policy.select(ask(20.0), NOW, fleet).assignments  # who has more time is not refused with them
     later = NOW + 2 * MOMENT
@@ -76,9 +78,9 @@ class Counting(Instance):
     __slots__ = ()
     asked = 0
 
-    def predict(self, items: int, length: int | None = None) -> float:
+    def predict(self, items: int, length: int | None, deadline: float, now: float) -> float:
         Counting.asked += 1
-        return super().predict(items, length)
+        return super().predict(items, length, deadline, now)
 
 
 def test_few_are_looked_at() -> None:
@@ -90,10 +92,11 @@ def test_few_are_looked_at() -> None:
     for at in range(500):
         chosen = crowd.soonest(1, None, 10.0, NOW + at)
         assert chosen is not None
-        chosen.take(1)
+        chosen.take(1, NOW + at, NOW + at + 10.0)
     assert Counting.asked < 500 * 4
     for instance in instances:
-        instance.own = 3
+        instance.release(instance.own)
+        instance.take(3, NOW, NOW + 10.0)
     Counting.asked = 0
     assert crowd.soonest(1, None, 10.0, NOW) is not None
     assert Counting.asked <= 20
@@ -111,3 +114,108 @@ def test_packing_fills_the_fullest_that_is_not_full() -> None:
 def test_the_usual_batch_is_the_most_frequent() -> None:
     assert usual([1, 4, 4, 2]) == 4
     assert usual([2, 1]) == 1
+
+
+# -- Prediction: a batch under way, full batches, and one's own batch, on a device whose cores may be shared
+
+BATCHED = variant("b-v1-ort-fp32-t1-b8", model="b", base_ms=20.0, per_item_ms=5.0)  # 25 ms for one, 60 ms for eight
+BATCHED_TABLE = LatencyTable(BATCHED)
+OTHER = variant("c-v1-ort-fp32-t1-b8", model="c", base_ms=20.0, per_item_ms=5.0)
+
+
+def on_one_device(cores: int, load: float = 0.0) -> tuple[Instance, Instance]:
+    """Two variants on a device with so many cores, each of which serves so many items/s of late."""
+    found = ClusterView(PRICES)
+    found.set_app(AppRecord(app="app", links={"b": "1", "c": "1"}, signature=SIGNATURE), [BATCHED, OTHER])
+    device = DeviceStatus(
+        device="cpu", kind="cpu", cores=cores, memory_mb=1000.0, memory_used_mb=10.0, cores_used=1.0, utilisation=0.5,
+        price_per_hour=0.05,
+    )  # fmt: skip
+    instances = [
+        InstanceStatus(instance=name, variant=record.variant, device="cpu", state="Active", since=0.0, load=load)
+        for name, record in (("b", BATCHED), ("c", OTHER))
+    ]
+    beat = WorkerHeartbeat(worker="w", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
+    found.heartbeat(beat, NOW)
+    return found.instances["b"], found.instances["c"]
+
+
+def test_an_idle_instance_takes_as_long_as_its_profile_says() -> None:
+    instance, _ = on_one_device(2)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
+
+
+def test_a_batch_under_way_is_charged_for_what_is_left_of_it_then_full_batches_then_ones_own() -> None:
+    instance, _ = on_one_device(2)
+    instance.take(1, NOW, NOW + 1.0)  # it begins at once
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.025))
+    assert instance.predict(1, None, NOW + 1.0, NOW + 0.02) == pytest.approx(CAUTION * (0.005 + 0.025))
+    instance.take(9, NOW + 0.01, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 1.0, NOW + 0.01) == pytest.approx(CAUTION * (0.015 + 0.060 + 0.030))
+    instance.release(1)
+    instance.batch_done(9, NOW + 0.025, NOW + 0.026)  # eight of the nine began when the first was done
+    assert instance.predict(1, None, NOW + 1.0, NOW + 0.026) == pytest.approx(CAUTION * (0.059 + 0.030))
+
+
+def test_those_that_will_join_are_charged_too() -> None:
+    instance, _ = on_one_device(2, load=100.0)
+    instance.take(1, NOW, NOW + 1.0)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(CAUTION * (0.025 + 0.035))  # two come in 25 ms
+
+
+def test_an_end_without_a_batch_leaves_the_batch_under_way() -> None:
+    instance, _ = on_one_device(2)
+    instance.take(2, NOW, NOW + 1.0)
+    instance.release(1)
+    instance.ended_without_batch(1)
+    assert instance.predict(1, None, NOW + 1.0, NOW + 0.02) == pytest.approx(CAUTION * (0.010 + 0.025))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_instances_that_share_cores_wait_for_each_other(cores: int) -> None:
+    instance, other = on_one_device(cores)
+    other.take(1, NOW, NOW + 1.0)
+    other.take(8, NOW, NOW + 1.0)
+    first, last = instance.predict(1, None, NOW + 0.5, NOW), instance.predict(1, None, NOW + 2.0, NOW)
+    if cores == 2:
+        assert first == last == pytest.approx(0.025)
+    else:  # the batch under way goes first in any case, the full one only if it is more urgent
+        assert first == pytest.approx(CAUTION * (0.025 + 0.025))
+        assert last == pytest.approx(CAUTION * (0.025 + 0.060 + 0.025))
+
+
+def test_an_instance_that_is_gone_leaves_its_cores_to_the_others() -> None:
+    instance, other = on_one_device(1)
+    other.take(8, NOW, NOW + 1.0)
+    fleet_cores = other.cores
+    fleet_cores.remove(other)
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["take", "done", "heard"]), st.integers(1, 12)), max_size=30),
+    st.integers(1, 12),
+)
+@settings(max_examples=100)
+def test_more_that_waits_never_makes_a_query_sooner_and_nothing_is_sooner_than_its_own_batch(
+    steps: list[tuple[str, int]], items: int
+) -> None:
+    instance, _ = on_one_device(2)
+    now = NOW
+    for what, count in steps:
+        now += 0.01
+        if what == "take":
+            instance.take(count, now, now + 1.0)
+        elif what == "done":
+            instance.release(min(count, instance.own))
+            instance.batch_done(instance.own + instance.others, now, now)
+        else:
+            instance.observe_queue(count, now)
+        predicted = instance.predict(items, None, now + 1.0, now)
+        assert predicted >= BATCHED_TABLE.seconds(items) - 1e-12
+        assert instance.running <= instance.own + instance.others
+        before = instance.own
+        instance.take(8, now, now + 1.0)
+        assert instance.predict(items, None, now + 1.0, now) >= predicted - 1e-12
+        instance.release(8)
+        assert instance.own == before

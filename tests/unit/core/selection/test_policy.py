@@ -22,7 +22,7 @@ STATES = ("Active", "Loading", "Overloaded", "Interfered", None)  # None: no ins
 
 
 def view_of(
-    states: list[tuple[Any, dict[str, Any]]], queued: list[int] | None = None, goal: Goal = "cost"
+    states: list[tuple[Any, dict[str, Any]]], queued: list[int] | None = None, goal: Goal = "cost", cores: int = 8
 ) -> ClusterView:
     """One app with a variant per entry, each with one instance in that state."""
     records = [variant(f"v{i}", **({"model": f"m{i}", "accuracy": 0.5} | facts)) for i, (_, facts) in enumerate(states)]
@@ -37,7 +37,7 @@ def view_of(
         if state is not None
     ]  # fmt: skip
     device = DeviceStatus(
-        device="cpu", kind="cpu", cores=8, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
+        device="cpu", kind="cpu", cores=cores, memory_mb=9000, memory_used_mb=0, cores_used=0, utilisation=0.1,
         price_per_hour=0.4,
     )  # fmt: skip
     beat = WorkerHeartbeat(worker="w0", hardware="cpu", incarnation=1, at=NOW, devices=[device], instances=instances)
@@ -87,7 +87,7 @@ def test_the_cheapest_active_variant_in_time_answers(
         active = {
             i.id: fitting[i.record.variant]
             for i in view.instances.values()
-            if i.state == "Active" and i.record.variant in fitting and i.predict(1) <= slack
+            if i.state == "Active" and i.record.variant in fitting and i.predict(1, None, wish.deadline, NOW) <= slack
         }
         decision = policy.select(wish, NOW, view)
         if active:
@@ -123,7 +123,7 @@ def test_where_accuracy_is_the_goal_the_most_accurate_active_variant_in_time_ans
             alone, cost = app.groups[at].table.seconds(1), float(app.cost[at])
             fits = (record.accuracy or 0.0) >= wish.accuracy and alone <= wish.latency_s and cost <= wish.cost
             named = wish.model in (None, record.model)
-            if i.state == "Active" and fits and named and i.predict(1) <= slack:
+            if i.state == "Active" and fits and named and i.predict(1, None, wish.deadline, NOW) <= slack:
                 active[i.id] = (-merit(record.accuracy), cost)
         decision = policy.select(wish, NOW, view)
         if active:
@@ -141,7 +141,7 @@ def test_a_variant_whose_accuracy_nobody_measured_comes_last_where_accuracy_is_t
 
 def test_more_active_variants_than_are_looked_at_first() -> None:
     busy = [("Active", {"base_ms": 2.0})] * 20
-    view = view_of([*busy, ("Active", {"base_ms": 3.0})], [50] * 20 + [0])
+    view = view_of([*busy, ("Active", {"base_ms": 3.0})], [50] * 20 + [0], cores=32)
     assert InfaasPolicy().select(ask(0.01), NOW, view).assignments == ("i20",)
 
 
@@ -276,13 +276,13 @@ def test_how_busy_the_machine_is_otherwise_does_not_matter() -> None:
 
 def test_what_has_just_been_sent_there_counts() -> None:
     view = view_of_pack(10.0, 200.0)
-    view.instances[f"{NAME}.w1-1"].own = 1000
+    view.instances[f"{NAME}.w1-1"].take(1000, 0.0, 1.0)
     assert chosen(view, latency=30.0) == "w0"
 
 
 def test_spread_takes_the_least_loaded() -> None:
     view = view_of_pack(10.0, 200.0)
-    view.instances[f"{NAME}.w0-1"].own = 5
+    view.instances[f"{NAME}.w0-1"].take(5, 0.0, 1.0)
     assert chosen(view, "spread") == "w1"
 
 
