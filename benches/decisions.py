@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from fnmatch import fnmatchcase
 from multiprocessing import get_context
@@ -25,13 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from msgspec.structs import replace
 
 from benches.scoreboard.accuracy import accuracy_cases
+from benches.scoreboard.oracle import bound, serving, targets_of
 from benches.scoreboard.scenarios import Built, Case, cost_cases, write
+from services.simulation.kernel import ActorHalted
 from services.simulation.report import RunReport
-from services.simulation.run import SimulationError, simulate
+from services.simulation.run import simulate
+from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
 from services.simulation.scenario.toml import ScenarioError
 
 POLICIES = ("infaas", "sm+", "clipper+")
+ORACLE = "oracle"  # among the policies: who knows the demand (benches/scoreboard/oracle.py)
 QUICK_S = 480.0
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 Row = dict[str, Any]
@@ -49,34 +53,37 @@ class Task(NamedTuple):
 
 def run(task: Task) -> Row:
     """The figures of a run."""
-    scenario = read_scenario(task.path, policies=[task.policy], seed=task.seed)
+    plans = task.policy == ORACLE
+    scenario = read_scenario(task.path, policies=[POLICIES[0] if plans else task.policy], seed=task.seed)
     if task.seconds is not None:
         scenario = replace(scenario, duration_s=min(task.seconds, scenario.duration_s))
     began = perf_counter()
-    policy = scenario.policies[0]
-    result = simulate(scenario, policy, RunReport.of(scenario, policy))
-    return {
-        "scenario": task.scenario,
-        "policy": task.policy,
-        "seed": scenario.seed,
-        "goal": scenario.objective,
-        **figures(result),
-        "wall_s": perf_counter() - began,
-    }
+    row = {"scenario": task.scenario, "policy": task.policy, "seed": scenario.seed, "goal": scenario.objective}
+    if plans:
+        row |= bound(scenario)._asdict()
+    else:
+        policy = scenario.policies[0]
+        row |= figures(scenario, simulate(scenario, policy, RunReport.of(scenario, policy)))
+    return {**row, "wall_s": perf_counter() - began}
 
 
-def figures(result: Mapping[str, Any]) -> Row:
+def figures(scenario: Scenario, result: Mapping[str, Any]) -> Row:
     """What the table shows, from a policy's result (docs/simulation.md)."""
     in_time = result["answered"] - result["late"]
     actions = sum(result["scale_actions"].values())
-    worst = max(result["apps"].items(), key=lambda one: one[1]["slo_violation_ratio"], default=("", {}))
+    apps = {app: one["slo_violation_ratio"] for app, one in result["apps"].items()}
+    worst = max(apps, key=lambda app: apps[app], default=None)
+    targets = targets_of(scenario)
+    accuracy, best = result["effective_accuracy"], best_accuracy(scenario, result)
     return {
         "duration_s": result["duration_s"],
         "queries": result["queries"],
         "violations": result["slo_violation_ratio"],
-        "worst_app": worst[0],
-        "worst_violations": worst[1].get("slo_violation_ratio", 0.0),
-        "accuracy": result["effective_accuracy"],
+        "worst_app": worst,
+        "worst_violations": apps[worst] if worst else 0.0,
+        "met": sum(missed <= 1 - targets[app] + 1e-12 for app, missed in apps.items()) / max(1, len(apps)),
+        "accuracy": accuracy,
+        "accuracy_of_best": accuracy / best if accuracy is not None and best else None,
         "cost": result["cost"],
         "cost_per_1000_in_time": 1000 * result["cost"] / in_time if in_time else None,
         "actions": actions,
@@ -87,44 +94,71 @@ def figures(result: Mapping[str, Any]) -> Row:
         "late": result["late"],
         "refusals": result["refusals"],
         "scale_actions": result["scale_actions"],
-        "apps": {app: one["slo_violation_ratio"] for app, one in result["apps"].items()},
+        "apps": apps,
     }
+
+
+def best_accuracy(scenario: Scenario, result: Mapping[str, Any]) -> float:
+    """The mean accuracy if each app's most accurate variant answered all its queries."""
+    best = {app: max(one.accuracy or 0.0 for one in serving(scenario, app)) for app in result["apps"]}
+    return sum(best[app] * one["queries"] for app, one in result["apps"].items()) / max(1, result["queries"])
+
+
+def with_distances(rows: Iterable[Row]) -> list[Row]:
+    """to_oracle: times its cost, or accuracy above its (so at most 0), where the rows have the oracle's."""
+    rows = list(rows)
+    oracles = {row["scenario"]: row for row in rows if row["policy"] == ORACLE}
+    found = []
+    for row in rows:
+        oracle, distance = oracles.get(row["scenario"]), None
+        if oracle is not None and row is not oracle:
+            if row["goal"] == "accuracy":
+                distance = None if row["accuracy"] is None else row["accuracy"] - oracle["accuracy"]
+            elif oracle["cost"]:
+                distance = row["cost"] / oracle["cost"]
+        found.append({**row, "to_oracle": distance})
+    return found
 
 
 # -- the table
 
 
 class Column(NamedTuple):
-    """better: -1 where less is better, 1 where more is, 0 where neither."""
-
     title: str
     key: str
     form: str
-    better: int = 0
 
 
 COLUMNS = (
-    Column("violations", "violations", ".3%", -1),
-    Column("worst app", "worst_violations", ".2%", -1),
-    Column("accuracy", "accuracy", ".4f", 1),
-    Column("US$", "cost", ".4f", -1),
-    Column("US$/1000 in time", "cost_per_1000_in_time", ".5f", -1),
-    Column("actions/h", "actions_per_hour", ".0f", -1),
+    Column("violations", "violations", ".3%"),
+    Column("worst app", "worst_violations", ".2%"),
+    Column("apps on target", "met", ".0%"),
+    Column("accuracy", "accuracy", ".4f"),
+    Column("of best", "accuracy_of_best", ".2%"),
+    Column("US$", "cost", ".4f"),
+    Column("US$/1000 in time", "cost_per_1000_in_time", ".5f"),
+    Column("to oracle", "to_oracle", ".2f"),
+    Column("actions/h", "actions_per_hour", ".0f"),
     Column("used", "utilisation", ".1%"),
     Column("wall s", "wall_s", ".0f"),
 )
 
 
-def shown(value: Any, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
+def text(row: Row, column: Column) -> str:
+    value = row.get(column.key)
+    if value is None:
+        return "-"
+    if column.key == "to_oracle":
+        return f"{value:+.4f}" if row["goal"] == "accuracy" else f"{value:.2f} x"
+    return f"{value:{column.form}}"
 
 
-def cells(row: Row, before: Row | None) -> list[str]:
+def cells(row: Row, before: Row | None = None) -> list[str]:
     """A row's cells; before: of another time, shown where it differs."""
     found = [row["scenario"], row["policy"]]
     for column in COLUMNS:
-        now = shown(row.get(column.key), column.form)
-        then = now if before is None or column.key == "wall_s" else shown(before.get(column.key), column.form)
+        now = text(row, column)
+        then = now if before is None or column.key == "wall_s" else text(before, column)
         found.append(now if now == then else f"{then} -> {now}")
     return found
 
@@ -142,6 +176,8 @@ def table(rows: Iterable[Row], against: Mapping[tuple[str, str], Row] | None = N
 
 def detail(row: Row) -> str:
     """What the table leaves out."""
+    if "apps" not in row:
+        return f"{row['scenario']} {row['policy']}: at most {row['in_time']:.2%} in time"
     apps = " ".join(f"{app} {share:.2%}" for app, share in row["apps"].items() if share)
     kinds = " ".join(f"{kind} {count}" for kind, count in row["scale_actions"].items())
     refused = " ".join(f"{code} {count}" for code, count in row["refusals"].items())
@@ -172,6 +208,7 @@ def changed(built: Built, settings: Sequence[str]) -> Built:
 
 def tasks(options: argparse.Namespace, folder: Path) -> list[Task]:
     """The runs, with their scenarios written. Says which are left out."""
+    policies = options.policies or (POLICIES if options.quick else (*POLICIES, ORACLE))
     found = []
     for case in cases():
         if options.only and not any(fnmatchcase(case.name, pattern) for pattern in options.only):
@@ -181,7 +218,7 @@ def tasks(options: argparse.Namespace, folder: Path) -> list[Task]:
             continue
         path = write(changed(case.build(options.traces), options.set), folder / case.name)
         seconds = QUICK_S if options.quick else None
-        found += [Task(case.name, policy, path, seconds, options.seed) for policy in options.policies]
+        found += [Task(case.name, policy, path, seconds, options.seed) for policy in policies]
     return found
 
 
@@ -190,7 +227,11 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="these scenarios; * and ? as in file names"
     )
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="as `infaas simulate --policy`")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        help=f"as `infaas simulate --policy`, and {ORACLE}; default: {' '.join(POLICIES)} {ORACLE}, with --quick without the last",
+    )
     parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_S:.0f} s of each")
     parser.add_argument("--seed", type=int, help="another seed")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
@@ -212,28 +253,34 @@ def main() -> None:
         todo = tasks(options, options.keep or Path(temporary))
         if not todo:
             parser.error("no scenario is left: --list shows all names")
-        rows = in_processes(todo, options.jobs)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        rows = []
+        for row in in_processes(todo, options.jobs):
+            rows.append(row)
+            print("  ".join(cells(row)), file=sys.stderr)
+            if options.json:  # at once: a whole board takes long, and may be ended early
+                options.json.write_text(json.dumps(ordered(rows, todo), indent=1) + "\n")
+    rows = ordered(rows, todo)
     print(table(rows, against))
     if options.detail:
         print("\n".join(map(detail, rows)))
 
 
-def in_processes(todo: Sequence[Task], jobs: int) -> list[Row]:
-    """The rows in the order of the tasks. Each is a line on stderr as soon as it is there."""
-    found: dict[Task, Row] = {}
+def in_processes(todo: Sequence[Task], jobs: int) -> Iterator[Row]:
+    """The rows as they are done. A run that fails is left out, with a sentence on stderr."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = {pool.submit(run, task): task for task in todo}
         for future in as_completed(futures):
-            task = futures[future]
             try:
-                found[task] = row = future.result()
-            except (ScenarioError, SimulationError) as error:
+                yield future.result()
+            except (ScenarioError, ActorHalted, ValueError) as error:
+                task = futures[future]
                 print(f"{task.scenario}, {task.policy} is left out: {error}", file=sys.stderr)
-                continue
-            print("  ".join(cells(row, None)), file=sys.stderr)
-    return [found[task] for task in todo if task in found]
+
+
+def ordered(rows: Iterable[Row], todo: Sequence[Task]) -> list[Row]:
+    """The rows in the order of the tasks, with their distances."""
+    place = {(task.scenario, task.policy): i for i, task in enumerate(todo)}
+    return with_distances(sorted(rows, key=lambda row: place[row["scenario"], row["policy"]]))
 
 
 if __name__ == "__main__":

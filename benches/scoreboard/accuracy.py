@@ -12,7 +12,7 @@ from benches.scoreboard.scenarios import SEED, TWITTER, Built, Case, Table, twit
 LATENCY_MS = 300.0
 ALONE_MS = 200.0  # a device has no variant that takes longer for one item: a second query would be late
 DAY = 5
-EVERY = 2  # of the day's minutes, which pass in a second each
+EVERY = 3  # of the day's minutes, which pass in a second each
 CALM_QPS = (60, 700)
 QUIET, BURST = 150, 600  # queries/s of all apps together
 GAMMA_QPS, GAMMA_CV = 300, 4.5
@@ -32,8 +32,8 @@ FAMILIES: dict[str, Sequence[tuple[float, float]]] = {
 # Devices: how many, GB, US$ an hour; base in ms and in parts of the CPU's item; an item in parts of the CPU's; largest batch; GB/s of a load
 DEVICES = {
     "host": (20, 6.0, 0.2, 1.0, 0.0, 1.0, 4, 1.0),
-    "gpu": (10, 6.0, 0.7, 8.0, 0.05, 0.09, 16, 0.8),
-    "biggpu": (10, 8.0, 2.0, 6.0, 0.03, 0.045, 32, 0.8),
+    "gpu": (10, 6.0, 0.7, 8.0, 0.05, 0.15, 16, 0.8),
+    "biggpu": (10, 8.0, 2.0, 6.0, 0.03, 0.09, 32, 0.8),
 }
 
 
@@ -89,18 +89,18 @@ def _calm(name: str, count: int, traces: Path) -> Built:
 def _bursty(name: str, count: int) -> Built:
     """Bursts of rising length, with half a minute to a minute between them."""
     points, at = [[0.0, QUIET]], 0.0
-    for length, gap in zip((15, 20, 30, 40, 60, 30, 20, 15), (30, 60, 45, 60, 30, 60, 45, 30), strict=True):
+    for length, gap in zip((15, 30, 45, 20, 60), (30, 60, 45, 30, 60), strict=True):
         points += [[at + gap, QUIET], [at + gap + 1, BURST], [at + gap + length, BURST], [at + gap + length + 1, QUIET]]
         at += gap + length + 1
     load = {"apps": list(FAMILIES), "shares": "zipf", "rate": points}
-    return Built(_document(name, count, 630, [load]))
+    return Built(_document(name, count, 420, [load]))
 
 
 def _gamma(name: str, count: int) -> Built:
     """Each app's arrivals clump by themselves, all at the same rate."""
     rate = round(GAMMA_QPS / len(FAMILIES), 3)
     loads = [{"app": family, "arrivals": "gamma", "rate": rate, "cv": GAMMA_CV} for family in FAMILIES]
-    return Built(_document(name, count, 600, loads))
+    return Built(_document(name, count, 300, loads))
 
 
 def accuracy_cases() -> Iterator[Case]:

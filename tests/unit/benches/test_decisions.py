@@ -1,0 +1,165 @@
+"""The scoreboard: its scenarios are sound, its bounds are those that one can compute by hand, and no policy is better than them."""
+
+import gzip
+import tomllib
+from argparse import Namespace
+from datetime import datetime, timedelta
+
+import pytest
+
+from benches.decisions import Task, cases, cells, changed, ordered, run, table, tasks
+from benches.scoreboard.accuracy import FAMILIES
+from benches.scoreboard.oracle import bound, demand_of
+from benches.scoreboard.scenarios import AZURE, TWITTER, Built, azure, toml, twitter, write
+from services.simulation.scenario.read import read_scenario
+
+OWN = [case for case in cases() if case.trace is None]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """A folder with short traces of the right form."""
+    folder = tmp_path_factory.mktemp("traces")
+    with gzip.open(folder / TWITTER, "wt") as file:
+        file.writelines(f"{day}\n" for day in range(7) for _ in range(86_400))
+    began = datetime(2023, 11, 16, 18, 15, 46, 680590)
+    stamps = [f"{(began + timedelta(seconds=5 * i)).isoformat(' ')}0" for i in range(10)]
+    (folder / AZURE).write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{at},1,2\n" for at in stamps))
+    return folder
+
+
+def options(traces, **given):
+    return Namespace(
+        **{"only": [], "traces": traces, "policies": ["infaas"], "quick": False, "seed": None, "set": []} | given
+    )
+
+
+def small(objective="cost", **more):
+    """One kind of machine with one device that takes 0.1 s for an item."""
+    return {
+        "scenario": {"name": "small", "duration_s": 60, "objective": objective},
+        "app": [{"name": "a", "latency_ms": 300}],
+        "variant": [{"app": "a", "model": "m", "name": "slow", "hardware": "one", "latency_ms": 100, "accuracy": 1.0, "cost_per_s": 0.01}],
+        "worker": [{"kind": "w", "devices": {"one": 1}, "price_per_hour": 36.0, "boot_s": 20.0, "start": 1, "min": 1, "max": 4}],
+        "load": [{"app": "a", "arrivals": "uniform", "rate": 15}],
+        **more,
+    }  # fmt: skip
+
+
+def read(document, tmp_path):
+    return read_scenario(write(Built(document), tmp_path))
+
+
+@pytest.mark.parametrize("case", OWN, ids=lambda case: case.name)
+def test_the_scenarios_are_sound(case, tmp_path):
+    built = case.build(tmp_path)
+    assert tomllib.loads(toml(built.document)) == built.document
+    scenario = read_scenario(write(built, tmp_path))
+    assert scenario.name == case.name
+    assert demand_of(scenario).queries.sum() > 1000
+
+
+def test_those_with_traces_too(traces, tmp_path):
+    found = tasks(options(traces), tmp_path)
+    assert [task.scenario for task in found] == [case.name for case in cases()]
+    days = [read_scenario(task.path) for task in found if task.scenario in ("twitter-3", "twitter-3-999")]
+    assert [one.duration_s for one in days] == [1440, 1440]
+    assert [one.apps[0].slo_target for one in days] == [None, 0.999]
+    assert twitter(traces, 3) == [2 * 60] * 1440
+    assert twitter(traces, 3, real=True) == [2] * 7200
+    assert azure(traces) == [5.0 * i for i in range(10)]
+
+
+def test_a_missing_trace_leaves_its_scenarios_out_with_a_sentence(tmp_path, capsys):
+    found = tasks(
+        options(tmp_path, only=["twitter-*", "azure", "step-20"], set=["autoscaler.hold_s=7"]), tmp_path / "out"
+    )
+    assert [task.scenario for task in found] == ["step-20"]
+    assert f"azure is left out: there is no {tmp_path / AZURE} (--traces)" in capsys.readouterr().err
+    assert read_scenario(found[0].path).policies[0].settings.autoscaler.hold_s == 7.0
+
+
+def test_settings_are_read_as_what_they_are():
+    found = changed(Built({}), ["autoscaler.solver=greedy", "autoscaler.slack=1.5", "machines.period_s=1"]).document
+    assert found == {"settings.autoscaler": {"solver": "greedy", "slack": 1.5}, "settings.machines": {"period_s": 1}}
+
+
+def test_every_family_has_a_best_of_1():
+    assert all(max(variants)[0] == 1.0 and 3 <= len(variants) <= 8 for variants in FAMILIES.values())
+
+
+# -- bounds
+
+
+def test_the_least_cost_of_a_steady_load(tmp_path):
+    """1.5 devices are used: one machine until the second may be there, which is ordered at once. Windows are whole, less one where it starts."""
+    document = small(app=[{"name": "a", "latency_ms": 300, "slo_target": 0.5}])
+    assert bound(read(document, tmp_path)).cost == pytest.approx(0.01 * 60)
+    with pytest.raises(ValueError, match="has no solution"):  # none is ready in time, and too many are missed
+        bound(read(small(), tmp_path))
+    document["worker"][0]["start"] = 2
+    assert bound(read({**document, "app": small()["app"]}, tmp_path)).cost == pytest.approx(0.01 * 120)
+
+
+def test_a_machine_that_is_needed_later_is_paid_from_its_order(tmp_path):
+    document = small(load=[{"app": "a", "arrivals": "uniform", "rate": [[0, 5], [40, 5], [40.001, 15], [60, 15]]}])
+    # Two windows, and 20 s of boot less the window of the start; no less while misses are few.
+    assert bound(read(document, tmp_path)).cost == pytest.approx(0.01 * (60 + 20 + 10))
+
+
+def test_the_most_accuracy_of_a_device(tmp_path):
+    fast = {
+        "app": "a",
+        "model": "m",
+        "name": "fast",
+        "hardware": "one",
+        "latency_ms": 10,
+        "accuracy": 0.9,
+        "cost_per_s": 0.01,
+    }
+    found = small(
+        "accuracy",
+        variant=[*small()["variant"], fast],
+        worker=[{"kind": "w", "devices": {"one": 1}, "price_per_hour": 36.0, "start": 1}],
+        load=[{"app": "a", "arrivals": "uniform", "rate": 20}],
+    )
+    answered = 20 * 0.99
+    slow = (1 - 0.01 * answered) / (0.1 - 0.01)  # queries/s for which the device has time
+    best = (slow + 0.9 * (answered - slow)) / answered
+    one = bound(read(found, tmp_path))
+    assert one.accuracy == pytest.approx(best, abs=2e-3)  # what comes at the very end may be answered later
+    assert one.in_time == pytest.approx(1.0)
+    found["load"][0]["rate"] = 200  # twice what the fast one carries
+    assert bound(read(found, tmp_path)).in_time == pytest.approx(0.5, abs=0.01)
+
+
+# -- runs
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("cold-flash", 60.0), ("accuracy-40-gamma", 4.0)])
+def test_a_short_run_and_its_table(name, seconds, tmp_path):
+    case = next(case for case in cases() if case.name == name)
+    path = write(case.build(tmp_path), tmp_path)
+    todo = [Task(name, policy, path, seconds, None) for policy in ("clipper+", "oracle")]
+    rows = ordered([run(task) for task in reversed(todo)], todo)
+    policy, oracle = rows
+    assert [row["policy"] for row in rows] == ["clipper+", "oracle"]
+    assert policy["duration_s"] == seconds
+    assert policy["queries"] > 0
+    if policy["goal"] == "cost":
+        assert policy["to_oracle"] == policy["cost"] / oracle["cost"] >= 1
+        assert policy["met"] == 1
+    else:
+        assert policy["to_oracle"] == policy["accuracy"] - oracle["accuracy"] <= 0
+    lines = table(rows).splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1
+    before = {**policy, "cost": policy["cost"] + 1}
+    assert "->" not in table(rows, {(name, "clipper+"): policy})
+    assert sum("->" in cell for cell in cells(policy, before)) == 1
+
+
+def test_the_oracle_counts_the_queries_that_the_simulator_sends(tmp_path):
+    path = write(Built(small()), tmp_path)
+    scenario = read_scenario(path)
+    assert demand_of(scenario).queries.sum() == run(Task("small", "infaas", path, None, None))["queries"]
