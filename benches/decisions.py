@@ -217,8 +217,7 @@ def tasks(options: argparse.Namespace, folder: Path) -> list[Task]:
             print(f"{case.name} is left out: there is no {options.traces / case.trace} (--traces)", file=sys.stderr)
             continue
         path = write(changed(case.build(options.traces), options.set), folder / case.name)
-        seconds = QUICK_S if options.quick else None
-        found += [Task(case.name, policy, path, seconds, options.seed) for policy in policies]
+        found += [Task(case.name, policy, path, options.quick, options.seed) for policy in policies]
     return found
 
 
@@ -232,7 +231,14 @@ def main() -> None:
         nargs="+",
         help=f"as `infaas simulate --policy`, and {ORACLE}; default: {' '.join(POLICIES)} {ORACLE}, with --quick without the last",
     )
-    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_S:.0f} s of each")
+    parser.add_argument(
+        "--quick",
+        type=float,
+        nargs="?",
+        const=QUICK_S,
+        metavar="SECONDS",
+        help=f"the first {QUICK_S:.0f} s of each, or so many",
+    )
     parser.add_argument("--seed", type=int, help="another seed")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--traces", type=Path, default=TRACES, help="folder with recorded loads")

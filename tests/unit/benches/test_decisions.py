@@ -30,7 +30,7 @@ def traces(tmp_path_factory):
 
 def options(traces, **given):
     return Namespace(
-        **{"only": [], "traces": traces, "policies": ["infaas"], "quick": False, "seed": None, "set": []} | given
+        **{"only": [], "traces": traces, "policies": ["infaas"], "quick": None, "seed": None, "set": []} | given
     )
 
 
