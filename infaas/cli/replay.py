@@ -1,7 +1,7 @@
 """`infaas replay`: recorded traffic under other policies. Needs the database, or an exported file."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import nan
@@ -12,7 +12,18 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from infaas.cli.options import DataDir, Json, Names, moment, names
-from infaas.cli.output import fail, for_the_result, local_time, number, one_line, progress, show, usage
+from infaas.cli.output import (
+    Column,
+    fail,
+    for_the_result,
+    local_time,
+    number,
+    one_line,
+    print_table,
+    progress,
+    show,
+    usage,
+)
 from infaas.cli.simulate import check_outputs, print_details, print_figures, run_scenario, write_outputs
 
 if TYPE_CHECKING:
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 _DAY = "-24h"
 _PROGRESS_S = 3.0  # between lines that tell how much has been read
 _MOST = 10_000  # machines of one kind
+_EXACT = 1e-12  # by which 1 - target may be off
 
 
 def replay(
@@ -30,6 +42,7 @@ def replay(
     to: Annotated[str | None, Parameter(name="--to", allow_leading_hyphen=True)] = None,
     app: Names = None,
     policy: Names = None,
+    slo_target: Annotated[list[float] | None, Parameter(consume_multiple=True, negative="")] = None,
     worker: Names = None,
     boot: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
     machines: Path | None = None,
@@ -45,7 +58,7 @@ def replay(
     Reads queries, catalogue and machines from the database, simulates each policy with them, and prints the results beside what
     really happened.
 
-    Example: `infaas replay --from -7d --policy infaas static`
+    Example: `infaas replay --from -7d --slo-target 0.999 0.99`
 
     Parameters
     ----------
@@ -57,7 +70,10 @@ def replay(
     app
         Replay only the queries of these apps.
     policy
-        Policies to simulate, named as for `infaas simulate`. Default: infaas, static and replicate.
+        Policies to simulate, named as for `infaas simulate`. Default: infaas, static and replicate; with --slo-target infaas.
+    slo_target
+        Shares of queries to be answered in time. Each policy is simulated once with each of them, instead of the apps' own targets:
+        --slo-target 0.999 0.95.
     worker
         Number of machines of a recorded kind: KIND=N, or KIND=N:MOST for N at the begin and at most MOST.
     boot
@@ -76,6 +92,7 @@ def replay(
     """
     policies = names("--policy", policy, "names of policies")
     apps = names("--app", app, "names of apps")
+    targets = _targets(slo_target)
     counts = dict(_count(one) for one in names("--worker", worker, "KIND=N"))
     if file is not None and (from_ or to):
         usage(
@@ -84,7 +101,14 @@ def replay(
     if file is not None and export is not None:
         usage("--export: --file names an exported file already: leave out --file or --export")
     if export is not None:
-        given = {"--policy": policy, "--worker": worker, "--boot": boot, "--machines": machines, "--plot": plot}
+        given = {
+            "--policy": policy,
+            "--slo-target": slo_target,
+            "--worker": worker,
+            "--boot": boot,
+            "--machines": machines,
+            "--plot": plot,
+        }
         for option, value in given.items():
             if value is not None:
                 usage(f"{option}: --export simulates nothing: export first, then use {option} with --file {export}")
@@ -103,6 +127,7 @@ def replay(
         counts=counts,
         boot_s=BOOT_S if boot is None else boot,
         apps=apps,
+        slo_targets=targets,
     )
     try:
         with _source(file, from_, to, apps, data_dir) as source:
@@ -117,6 +142,9 @@ def replay(
     except (ReplayError, ScenarioError) as error:
         usage(str(error))
     simulated = run_scenario(found.scenario)
+    if targets:
+        for run, one in zip(simulated["policies"], found.scenario.policies, strict=True):
+            run["slo_target"] = one.settings.autoscaler.slo_target
     document = {
         **simulated,
         **_range(head),
@@ -164,6 +192,20 @@ def _source(
         fail(f"cannot read the database: {one_line(error)}")
 
 
+def _targets(given: list[float] | None) -> tuple[float, ...]:
+    """The targets of the option, each once."""
+    if given is not None and not given:
+        usage("--slo-target needs a value: write shares after it, as 0.999 0.95")
+    for target in given or ():
+        if not 0 < target < 1:
+            usage(
+                f"--slo-target {target:g}: must be above 0 and below 1: with 0.99, one query in a hundred may be missed"
+            )
+    if len(set(given or ())) < len(given or ()):
+        usage("--slo-target: a target is given twice: give each once")
+    return tuple(given or ())
+
+
 def _count(text: str) -> tuple[str, tuple[int, int]]:
     """Read KIND=N or KIND=N:MOST: the kind, N and MOST."""
     kind, sign, numbers = text.partition("=")
@@ -203,7 +245,10 @@ def print_replay(document: Mapping[str, Any]) -> None:
     print(f"machines: {', '.join(_machine(one) for one in document['machines'])}")
     print()
     named = [{**run, "policy": f"{run['policy']} (simulated)"} for run in runs]
-    print_figures([recorded, *named])
+    if "slo_target" in runs[0]:
+        print_targets([recorded, *named])
+    else:
+        print_figures([recorded, *named])
     print()
     print(f"cost: {document['cost']['text']}")
     if document["cost"]["comparable"] and recorded["cost"]:
@@ -212,7 +257,42 @@ def print_replay(document: Mapping[str, Any]) -> None:
     print_details(runs)
     for note in document["notes"]:
         print(f"note: {note}")
-    print("* the best; recorded: what happened; everything else is simulated")
+    best = "" if "slo_target" in runs[0] else "* the best; "
+    print(f"{best}recorded: what happened; everything else is simulated")
+
+
+def print_targets(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Print what each target cost, one line for each run. The first one is what happened, with the apps' own targets."""
+    rows = [
+        {
+            "policy": run["policy"],
+            "target": f"{run['slo_target']:g}" if "slo_target" in run else "-",
+            "missed": f"{100 * run['slo_violation_ratio']:.3f} %",
+            "met": _met(run),
+            "cost": _amount(run["cost"]),
+            "each": _amount(run["cost_per_1000_in_time"]),
+        }
+        for run in runs
+    ]
+    titles = {
+        "policy": "policy",
+        "target": "target",
+        "missed": "missed",
+        "met": "met",
+        "cost": "US$",
+        "each": "US$ per 1,000 in time",
+    }
+    print_table(rows, [Column(title, key) for key, title in titles.items()], "")
+
+
+def _met(run: Mapping[str, Any]) -> str:
+    if "slo_target" not in run:
+        return "-"
+    return "yes" if run["slo_violation_ratio"] <= 1.0 - run["slo_target"] + _EXACT else "no"
+
+
+def _amount(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def plot_document(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -178,6 +178,7 @@ class RunReport:
             "p99_ms": _times(p99, _MS),
             "cost": cost,
             "cost_per_1000": _ratio(1000.0 * cost, sums.answered),
+            "cost_per_1000_in_time": _ratio(1000.0 * cost, sums.answered - late),
             "mean_utilisation": self._series.mean_utilisation(),
             "scale_actions": dict(sorted(self._actions.items())),
             "apps": {app: _app(tally, self._targets.get(app)) for app, tally in sorted(self._apps.items())},

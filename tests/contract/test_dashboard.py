@@ -153,7 +153,7 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
                     variant=None,
                     action="sample",
                     count=0,
-                    reason=f"99.00% of {100 * i} items in time; 1 cpu, 1 instances",
+                    reason=f"99.00% of {100 * i} items in time; 1 cpu, 1 instance",
                     cost_rate=0.048,
                     apps_cost_rate=0.012,
                 )
@@ -298,7 +298,7 @@ def test_a_shadows_actions_and_cost_are_beside_the_systems(past: str) -> None:
     assert not test.exception and not test.error
     row = table(test, "ran").iloc[0]
     assert (row["policy"], row["actions"], row["real_actions"]) == ("static", 1, 1)
-    assert row["reached"] == "99.00% of 1100 items in time; 1 cpu, 1 instances"
+    assert row["reached"] == "99.00% of 1100 items in time; 1 cpu, 1 instance"
     assert row["cost_rate"] == pytest.approx(0.048)
     assert row["real_cost_rate"] == pytest.approx(0.24 * 10 / 11)  # ten bills in 110 s, with the simulated GPU
     assert row["real_apps_cost_rate"] == pytest.approx(0.048 * 10 / 11)

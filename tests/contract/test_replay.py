@@ -153,6 +153,39 @@ settings = { autoscaler = { slo_target = 0.999 } }
         assert digits["attainment"] == pytest.approx(1 - digits["slo_violation_ratio"])
 
 
+def test_each_target_is_replayed(database_dsn: str, replay: Run) -> None:
+    minute(database_dsn)
+    found = replay(*HOUR, "--slo-target", 0.999, "--slo-target", 0.8)["policies"]
+    assert [(one["policy"], one["slo_target"]) for one in found] == [("infaas at 0.999", 0.999), ("infaas at 0.8", 0.8)]
+    for one in found:
+        assert one["queries"] == 900
+        in_time = one["answered"] - one["late"]
+        assert one["cost_per_1000_in_time"] == pytest.approx(1000 * one["cost"] / in_time)
+    both = replay(*HOUR, "--policy", "infaas-ilp", "static", "--slo-target", 0.9, 0.99)["policies"]
+    assert [one["policy"] for one in both] == [
+        "infaas-ilp at 0.9",
+        "infaas-ilp at 0.99",
+        "static at 0.9",
+        "static at 0.99",
+    ]
+    assert "slo_target" not in replay(*HOUR, "--policy", "static")["policies"][0]
+
+
+def test_people_see_what_each_target_costs(
+    database_dsn: str, reader_dsn: str, at: At, capsys: pytest.CaptureFixture[str]
+) -> None:
+    minute(database_dsn)
+    assert main(["replay", *at(reader_dsn), *HOUR, "--slo-target", "0.999", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head, recorded, strict, lax = lines[3:7]
+    assert head.split("  ")[0] == "policy"
+    assert head.endswith("US$ per 1,000 in time")
+    assert recorded.split()[:4] == ["recorded", "-", "3.000", "%"]
+    assert strict.startswith("infaas at 0.999 (simulated)")
+    assert " yes " in lax
+    assert not any(line.startswith("policy") for line in lines[7:])
+
+
 def test_a_file_is_as_good_as_the_database(database_dsn: str, replay: Run, tmp_path: Path) -> None:
     minute(database_dsn)
     plain, small = tmp_path / "past.mp", tmp_path / "past.mp.gz"
@@ -254,6 +287,11 @@ def test_people_see_what_is_simulated(
         (("--worker", "cpu"), "--worker cpu: write KIND=N"),
         (("--worker",), "--worker needs a value: write KIND=N after it"),
         (("--policy",), "--policy needs a value: write names of policies after it"),
+        (("--slo-target",), "--slo-target needs a value: write shares after it"),
+        (("--slo-target", "1"), "--slo-target 1: must be above 0 and below 1"),
+        (("--slo-target", "nan"), "--slo-target nan: must be above 0 and below 1"),
+        (("--slo-target", "0.9", "0.9"), "--slo-target: a target is given twice"),
+        (("--export", "a", "--slo-target", "0.9"), "--slo-target: --export simulates nothing"),
         (("--app",), "--app needs a value: write names of apps after it"),
         (("--worker", "cpu=4:2"), "N must be at most MOST"),
         (("--file", "a", "--from", "-1h"), "--from: a holds one range already"),

@@ -20,11 +20,12 @@ from services.simulation.scenario.catalogue import SIGNATURE, Catalogue
 from services.simulation.scenario.faults import faults_of, interference_of
 from services.simulation.scenario.machines import MachineBlock, cost_of, device_prices, priced
 from services.simulation.scenario.machines import machines_of as stated_machines
-from services.simulation.scenario.model import CostSpec, JobSpec, QueryNeeds, Scenario, WorkloadSpec
+from services.simulation.scenario.model import CostSpec, JobSpec, PolicySpec, QueryNeeds, Scenario, WorkloadSpec
 from services.simulation.scenario.policies import Policies, objective_of
 from services.simulation.scenario.toml import Location, TomlTable, read_toml
 
 POLICIES = ("infaas", "static", "replicate")
+AIMING = ("infaas",)  # those of them that aim at a target
 BOOT_S = 30.0  # from a machine's order until it works; this is not recorded
 # Recorded memory is the machine's. A scenario states what instances may use.
 PRODUCTION = {"monitor": {"memory_share": 0.8}}
@@ -40,7 +41,7 @@ _ELSEWHERE = dict.fromkeys(("app", "variant", "load", "job"), _RECORDED)
 class ReplayOptions(Struct, frozen=True, kw_only=True):
     """Differences from the recording. policies: names; empty: the file's, else POLICIES. machines: a TOML file. counts: of recorded machines.
 
-    apps: only these; empty: all.
+    apps: only these; empty: all. slo_targets: each policy runs once with each of them, for all apps; empty: the apps' own.
     """
 
     policies: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     counts: Counts = {}
     boot_s: float = BOOT_S
     apps: tuple[str, ...] = ()
+    slo_targets: tuple[float, ...] = ()
 
 
 class Replay(Struct, frozen=True):
@@ -97,14 +99,18 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     elif "policies" in header or file.content.get("policy"):
         policies = chosen.listed(header.content.get("policies"), header.at("policies"))
     else:
-        policies = chosen.named(POLICIES, Location("--policy"))
+        policies = chosen.named(AIMING if options.slo_targets else POLICIES, Location("--policy"))
+    records = things.apps
+    if options.slo_targets:
+        policies = tuple(_aiming(one, target) for one in policies for target in options.slo_targets)
+        records = tuple(replace(app, slo_target=None) for app in records)
     scenario = Scenario(
         name=f"{written(head.begins)} to {written(head.ends)}",
         duration_s=head.duration_s,
         seed=0,
         objective=objective,
         metrics_every_s=head.every_s,
-        apps=things.apps,
+        apps=records,
         models=things.models,
         variants=things.variants,
         prices=prices,
@@ -118,6 +124,12 @@ def build(source: Recording, options: ReplayOptions, progress: Callable[[int], N
     )
     own_machines = options.machines is not None and "worker" in file
     return Replay(scenario, recorded, _compared(head, only, cost, recorded, own_machines=own_machines), notes)
+
+
+def _aiming(policy: PolicySpec, target: float) -> PolicySpec:
+    """The policy with this target for apps without one."""
+    settings = replace(policy.settings, autoscaler=replace(policy.settings.autoscaler, slo_target=target))
+    return replace(policy, name=f"{policy.name} at {target:g}", settings=settings)
 
 
 def _read(

@@ -75,7 +75,7 @@ class RecordedRun:
             "scale_actions": dict(head.actions),
         }
         if not head.billed:
-            result |= {"cost": None, "cost_per_1000": None}
+            result |= {"cost": None, "cost_per_1000": None, "cost_per_1000_in_time": None}
         del result["scaling"], result["jobs"], result["decisions"], result["solve_ms"]
         del result["events"], result["events_per_s"], result["open"]
         return result

@@ -197,9 +197,8 @@ class Shadow:
         system = self._system
         share = f"{system.in_time / system.items:.2%} of {system.items} items" if system.items else "no items"
         machines = ", ".join(f"{count} {kind}" for kind, count in sorted(system.machines.items())) or "no machine"
-        return self._row(
-            now, SAMPLER, None, None, None, "sample", 0, f"{share} in time; {machines}, {system.instances} instances"
-        )
+        instances = f"{system.instances} instance{'s' * (system.instances != 1)}"
+        return self._row(now, SAMPLER, None, None, None, "sample", 0, f"{share} in time; {machines}, {instances}")
 
     def _row(
         self,

@@ -46,6 +46,7 @@ def test_each_query_ends_in_one_of_four_ways() -> None:
     assert found["effective_accuracy"] == 0.7
     assert found["throughput_qps"] == pytest.approx(3 / 20)
     assert found["cost_per_1000"] == pytest.approx(1000.0)
+    assert found["cost_per_1000_in_time"] == pytest.approx(1500.0)  # one of three was late
     assert found["variants"] == {"big": 1, "small": 2}
     assert found["hardware"] == {"big": "gpu", "small": "cpu"}
     assert found["p50_ms"] == pytest.approx(300, rel=0.01)
