@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _DAY = "-24h"
 _PROGRESS_S = 3.0  # between lines that tell how much has been read
 _MOST = 10_000  # machines of one kind
-_EXACT = 1e-12  # by which 1 - target may be off
 
 
 def replay(
@@ -286,9 +285,10 @@ def print_targets(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _met(run: Mapping[str, Any]) -> str:
-    if "slo_target" not in run:
-        return "-"
-    return "yes" if run["slo_violation_ratio"] <= 1.0 - run["slo_target"] + _EXACT else "no"
+    """Whether each app's target was met."""
+    shares = [(one["attainment"], one["slo_target"]) for one in run["apps"].values()]
+    known = [reached >= target for reached, target in shares if reached is not None and target is not None]
+    return ("yes" if all(known) else "no") if known else "-"
 
 
 def _amount(value: float | None) -> str:
