@@ -1,45 +1,60 @@
 """Quantiles of any rule's forecasts, from the errors that it made lately at each horizon.
 
-Rolling conformal prediction: the error that a new forecast does not exceed with a probability is that quantile of recent errors. Errors are in units of a scale
-that grows with the rate: the noise of counting (k · sqrt(rate)) and a share of the rate. As in adaptive conformal inference (Gibbs and
-Candes, "Adaptive conformal inference under distribution shift", NeurIPS 2021), misses widen the quantiles at once.
+Rolling conformal prediction: a new forecast's error is not greater than the quantile of the known errors, with its probability (Vovk, Gammerman and
+Shafer, "Algorithmic Learning in a Random World", 2005; under change: Gibbs and Candes, "Adaptive conformal inference under distribution shift", NeurIPS 2021).
+Errors are in units of a scale that grows with the rate: the deviation of a count, k · sqrt(rate), and a share of the rate.
 """
 
 from collections.abc import Sequence
-from math import isfinite, log, log2, sqrt
+from math import isfinite, log2
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.core.forecast.base import HORIZONS, LONGEST, MOST, Floats, Rule, sane
 
-KEPT = 512  # errors of each horizon
-PRIOR = 64  # of them that stand in for errors until there are real ones
-SHARE_OF_RATE = 0.1  # of the scale of errors
-GAP = 8  # periods without a rate, after which the forecasts under way are not judged
+KEPT = 480  # errors of each horizon
+EVERY = (1, 1, 1, 1, 2, 4, 4, 4)  # each how manieth error is kept: long horizons' errors resemble the ones before
+PRIOR = 32  # errors that are there from the beginning, and stay
 TAIL = 8  # of the largest errors: beyond them, the tail is taken as exponential
-_BACK = np.array(HORIZONS)
-_PLACES = np.arange(len(HORIZONS))
+SHARE_OF_RATE = 0.03  # in the scale of errors
+LEAST_COUNT = 0.25  # in the scale of errors, so that it is never 0
+GAP = 8  # periods without a rate, after which the forecasts under way are not judged
+RARE = 1e-6  # probabilities nearer to 0 or 1 count as so near
 _POINT, _PEAK = 0, 1
+_COUNT = len(HORIZONS)
+_BACK = np.array(HORIZONS)
+_ALL = np.arange(_COUNT)
+_CYCLE = max(EVERY)
+_KEEP = [
+    np.flatnonzero(step % np.array(EVERY) == 0) for step in range(_CYCLE)
+]  # the horizons whose errors are kept, by step
 
 
 def scale(rate: Floats, period_s: float) -> Floats:
-    """The size of an error at these rates: the deviation of a count, and a share of the rate. Never 0."""
-    return np.sqrt((rate + 1.0 / period_s) / period_s + (SHARE_OF_RATE * rate) ** 2)
+    """The size of an error at these rates; never 0."""
+    part = SHARE_OF_RATE * rate
+    found: Floats = np.sqrt((rate + LEAST_COUNT / period_s) / period_s + part * part)
+    return found
 
 
 def prior() -> Floats:
-    """Errors to begin with, in units of the scale: (2 kinds, horizons, PRIOR). Cautious: a peak in 8 periods is 2 scales off in the mean."""
+    """Errors to begin with, in units of the scale: (kinds, horizons, PRIOR).
+
+    Cautious: the mean excess of a peak is 0.4 + 0.3 · sqrt(periods). A flash crowd that has not been seen yet has its place in the tail.
+    """
     shares = (np.arange(PRIOR) + 0.5) / PRIOR
+    root = np.sqrt(_BACK)[:, None]
     logistic = np.log(shares / (1.0 - shares))
-    width = 0.5 + 0.25 * np.sqrt(_BACK)
-    errors = width[:, None] * logistic[None, :]
-    return np.stack([errors, np.abs(errors) + width[:, None]])
+    points = np.where(logistic > 0.0, 0.5 + 0.12 * root, 0.5 + 0.05 * root) * logistic
+    width = 0.4 + 0.3 * root
+    return np.stack([points, 0.3 * np.log2(_BACK)[:, None] + width * (np.log(1.0 / (1.0 - shares)) - 0.3)])
 
 
 class Conformal:
     """A `Forecaster` whose points are a rule's and whose quantiles follow from the rule's errors.
 
-    Before the first rate all points are 0. Until PRIOR errors of a horizon are known, wide ones stand in for those that miss.
+    Before the first rate all points are 0. Quantiles begin with the errors of `prior`, which lose weight as real ones come.
     """
 
     def __init__(self, name: str, rule: Rule, period_s: float) -> None:
@@ -48,34 +63,34 @@ class Conformal:
         self._rule, self._period = rule, period_s
         self._at: float | None = None
         self._step = 0
-        self._rate = 0.0
-        self._paths = np.full((2, len(HORIZONS)), 0.0)  # of points, and of their maxima so far
-        self._made = np.full((LONGEST + 1, 2, len(HORIZONS)), np.nan)
-        self._recent = np.full(2 * LONGEST, -np.inf)  # rates, the newest at _place and again LONGEST later
-        self._errors = np.zeros((2, len(HORIZONS), KEPT))
+        self._fresh = 0  # the last step before forecasts that may be judged
+        self._paths = np.zeros((2, _COUNT))  # points, and the highest points until then
+        self._made = np.zeros((LONGEST + 1, 2, _COUNT))  # paths and their scales, by step
+        self._scales = np.ones((LONGEST + 1, 2, _COUNT))
+        self._recent = np.zeros(
+            2 * LONGEST
+        )  # rates, the newest first from the place of its step on; twice, so that this never wraps
+        self._errors = np.full((2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32)
         self._errors[:, :, :PRIOR] = prior()
-        self._counted = np.zeros(len(HORIZONS), dtype=np.int64)
-        self._known: dict[tuple[int, int, float], float] = {}
+        self._counts = np.zeros(_COUNT, dtype=np.int64)
+        self._sorted: list[NDArray[np.float32] | None] = [None, None]
+        self._upper: dict[tuple[int, float], Floats] = {}
 
     def observe(self, at: float, rate: float) -> None:
-        """See `Forecaster`. A second rate within half a period replaces nothing and is ignored."""
+        """See `Forecaster`. A rate within half a period of the one before is ignored."""
         if not sane(at, rate):
             return
-        rate = min(rate, MOST)
-        steps = 1 if self._at is None else round((at - self._at) / self._period)
-        if steps == 0:
+        steps = 1.0 if self._at is None else (at - self._at) / self._period
+        if -0.5 < steps < 0.5:
             return
-        if steps != 1:
-            self._jumped(steps)
+        rate = min(rate, MOST)
         self._at = at
-        self._step += 1
-        self._judge(rate)
-        self._rate = rate
+        self._step = step = self._step + 1
+        if not 0.0 < steps <= GAP:
+            self._fresh = step - 1  # the clock jumped: what was forecast was of other moments
+        self._judge(step, rate)
         self._rule.learn(at, rate)
-        self._paths[_POINT] = np.minimum(self._rule.path(), MOST)
-        np.maximum.accumulate(self._paths[_POINT], out=self._paths[_PEAK])
-        self._made[self._step % (LONGEST + 1)] = self._paths
-        self._known.clear()
+        self._forecast(step)
 
     def seed(self, history: Sequence[tuple[float, float]], now: float) -> None:
         """See `Forecaster`."""
@@ -84,88 +99,86 @@ class Conformal:
 
     def point(self, ahead_s: float) -> float:
         """See `Forecaster`."""
-        below, above, part = self._place(ahead_s)
-        return self._between(_POINT, below, above, part)
+        return self._between(self._paths[_POINT], ahead_s)
 
     def quantile(self, ahead_s: float, share: float) -> float:
         """See `Forecaster`."""
-        return self._with_error(_POINT, ahead_s, share)
+        return self._between(self._uppers(_POINT, share), ahead_s)
 
     def peak(self, ahead_s: float, share: float) -> float:
         """See `Forecaster`."""
-        return self._with_error(_PEAK, ahead_s, share)
+        return self._between(self._uppers(_PEAK, share), ahead_s)
 
-    def _jumped(self, steps: int) -> None:
-        """A gap, or a clock that was set back: the forecasts under way are of other moments."""
-        if 0 < steps <= GAP:
-            return
-        self._made.fill(np.nan)
-        self._recent.fill(-np.inf)
-
-    def _judge(self, rate: float) -> None:
-        place = -self._step % LONGEST
+    def _judge(self, step: int, rate: float) -> None:
+        """Keep the errors of the forecasts for this moment."""
+        place = -step % LONGEST
         recent = self._recent
         recent[place] = recent[place + LONGEST] = rate
-        made = self._made[(self._step - _BACK) % (LONGEST + 1), :, _PLACES]  # (horizons, 2)
-        judged = ~np.isnan(made[:, 0])
-        if not judged.any():
+        keep = _KEEP[step % _CYCLE]
+        if step - self._fresh <= LONGEST:
+            keep = keep[_BACK[keep] < step - self._fresh]
+        if not len(keep):
             return
-        highest = np.maximum.accumulate(recent[place : place + LONGEST])[_BACK - 1]
-        errors = np.empty_like(made)
-        errors[:, 0] = rate
-        errors[:, 1] = highest
-        errors -= made
-        errors /= scale(made, self._period)
-        where = self._counted[judged]
-        self._errors[:, judged, where % KEPT] = errors[judged].T
-        self._counted[judged] = where + 1
+        back = _BACK[keep]
+        made = (step - back) % (LONGEST + 1)
+        errors = np.empty((2, len(keep)))
+        errors[_POINT] = rate
+        errors[_PEAK] = np.maximum.accumulate(recent[place : place + LONGEST])[back - 1]
+        errors -= self._made[made, :, keep].T
+        errors /= self._scales[made, :, keep].T
+        counts = self._counts[keep]
+        self._errors[:, keep, PRIOR + counts % KEPT] = errors
+        self._counts[keep] = counts + 1
 
-    def _place(self, ahead_s: float) -> tuple[int, int, float]:
-        """Between which horizons this is, and how far from the one below."""
-        periods = ahead_s / self._period if isfinite(ahead_s) else LONGEST
-        if periods <= 1.0:
-            return 0, 0, 0.0
-        position = min(log2(periods), len(HORIZONS) - 1.0)
-        below = min(int(position), len(HORIZONS) - 2)
-        start = HORIZONS[below]
-        return below, below + 1, min(1.0, periods / start - 1.0)
+    def _forecast(self, step: int) -> None:
+        paths = self._paths
+        np.minimum(self._rule.path(), MOST, out=paths[_POINT])
+        np.maximum.accumulate(paths[_POINT], out=paths[_PEAK])
+        row = step % (LONGEST + 1)
+        self._made[row] = paths
+        self._scales[row] = scale(paths, self._period)
+        self._sorted = [None, None]
+        self._upper.clear()
 
-    def _between(self, kind: int, below: int, above: int, part: float) -> float:
-        path = self._paths[kind]
-        return float(path[below] + part * (path[above] - path[below]))
+    def _between(self, rates: Floats, ahead_s: float) -> float:
+        """Linear between the two horizons that this is between."""
+        periods = ahead_s / self._period
+        if not periods > 1.0:
+            return float(rates[0])
+        if periods >= LONGEST:
+            return float(rates[-1])
+        below = int(log2(periods))
+        first = float(rates[below])
+        return first + (periods / HORIZONS[below] - 1.0) * (float(rates[below + 1]) - first)
 
-    def _with_error(self, kind: int, ahead_s: float, share: float) -> float:
-        below, above, part = self._place(ahead_s)
-        first = self._upper(kind, below, share)
-        if part == 0.0:
-            return first
-        second = self._upper(kind, above, share)
-        return first + part * (second - first)
-
-    def _upper(self, kind: int, horizon: int, share: float) -> float:
-        """The rate that is not exceeded at one of HORIZONS."""
-        known = self._known.get((kind, horizon, share))
+    def _uppers(self, kind: int, share: float) -> Floats:
+        """The rates that are not exceeded at HORIZONS."""
+        known = self._upper.get((kind, share))
         if known is None:
-            point = float(self._paths[kind, horizon])
-            size = sqrt((point + 1.0 / self._period) / self._period + (SHARE_OF_RATE * point) ** 2)
-            known = max(0.0, point + self._error(kind, horizon, share) * size)
-            if kind == _PEAK and horizon:
-                known = max(known, self._upper(kind, horizon - 1, share))
-            self._known[kind, horizon, share] = known
+            share_or_all = min(1.0 - RARE, max(RARE, share)) if isfinite(share) else 1.0 - RARE
+            path = self._paths[kind]
+            known = path + self._quantiles(kind, share_or_all) * self._scales[self._step % (LONGEST + 1), kind]
+            np.maximum(known, 0.0, out=known)
+            if kind == _PEAK:
+                np.maximum.accumulate(known, out=known)
+            self._upper[kind, share] = known
         return known
 
-    def _error(self, kind: int, horizon: int, share: float) -> float:
-        """This quantile of recent errors; beyond the TAIL largest, of an exponential tail through them."""
-        count = min(KEPT, max(PRIOR, int(self._counted[horizon])))
-        errors = self._errors[kind, horizon, :count]
-        position = share * (count + 1) - 1.0 if isfinite(share) else count
-        if position <= count - TAIL:
-            place = max(0, min(count - 1, int(position)))
-            after = min(count - 1, place + 1)
-            found = np.partition(errors, (place, after))
-            lower = float(found[place])
-            return lower + max(0.0, position - place) * (float(found[after]) - lower)
-        largest = np.partition(errors, count - TAIL)[count - TAIL :]
-        start = float(largest.min())
-        mean = float(largest.mean()) - start
-        return start + mean * log(TAIL / max(1e-6 * count, (1.0 - share) * (count + 1)))
+    def _quantiles(self, kind: int, share: float) -> Floats:
+        """This quantile of the known errors at each horizon; within the TAIL largest, of an exponential tail through them."""
+        known = self._sorted[kind]
+        if known is None:
+            known = self._sorted[kind] = np.sort(self._errors[kind], axis=1)
+        counts = PRIOR + np.minimum(self._counts, KEPT)
+        position = np.maximum(share * (counts + 1.0) - 1.0, 0.0)
+        start = counts - TAIL
+        below = np.minimum(position.astype(np.int64), start - 1)
+        lower = known[_ALL, below]
+        found: Floats = lower + np.minimum(position - below, 1.0) * (known[_ALL, below + 1] - lower)
+        rare = np.flatnonzero(position > start)
+        if len(rare):
+            first = start[rare, None]
+            largest = known[rare[:, None], first + np.arange(TAIL)]
+            excess = largest.mean(axis=1) - largest[:, 0]
+            found[rare] = largest[:, 0] + excess * np.log(TAIL / ((1.0 - share) * (counts[rare] + 1.0)))
+        return found

@@ -5,69 +5,71 @@ from math import floor
 
 import numpy as np
 
-from services.core.forecast.base import AHEAD, DAY, Floats
+from services.core.forecast.base import AHEAD, DAY, HORIZONS, Floats
 
 BINS = 1440  # of a day: minutes, where a day has 86,400 s
-DAYS = 7  # that are remembered
-NEVER = -(2**62)
+DAYS = 8  # that are remembered, today among them
+NEWER = 0.5  # the weight of a day as a multiple of that of the next
+RATIOS = (0.25, 4.0)  # within which earlier days are scaled to the present level
+SOME = 1.0  # items/s added to both sides of a ratio, so that small counts make no large one
+_NEVER = -(2**62)
 
 
 class Seasonal:
-    """Mean rates of earlier days by the time of the day, from what was observed and from seeds.
-
-    day_s: length of a day. The newest days count most: each earlier one counts half.
-    """
+    """Mean rates of earlier days by the time of the day, from what was observed and from seeds. Newer days weigh more."""
 
     def __init__(self, period_s: float, day_s: float = DAY) -> None:
+        """period_s: seconds between two rates, about. day_s: length of a day."""
         self._bin_s = day_s / BINS
-        self._ahead = AHEAD * period_s / self._bin_s
+        self._ahead = np.concatenate([[0.0], AHEAD * period_s / self._bin_s])
         self._rates = np.full((DAYS, BINS), np.nan, dtype=np.float32)  # by day modulo DAYS
-        self._days = np.full(DAYS, NEVER, dtype=np.int64)  # which day a row holds
-        self._sum, self._count, self._bin = 0.0, 0, -1  # of the bin under way
-        self._at = 0.0
-        self._last = 0.0
-        self._profile: tuple[int, Floats] | None = (
-            None  # day, and the mean of the days before it with its end joined to its begin
-        )
+        self._days = [_NEVER] * DAYS  # which day a row holds
+        self._sum, self._count, self._bin = 0.0, 0, _NEVER  # of the bin under way
+        self._position = 0.0  # bins since the epoch
+        self._day: int | None = None
+        self._profile: Floats | None = None  # the mean of the days before _day, with its begin again at its end
 
     def learn(self, at: float, rate: float) -> None:
-        of = floor(at / self._bin_s - 1e-6)
+        self._position = position = at / self._bin_s
+        of = floor(position - 1e-6)
         if of != self._bin:
-            self._close()
+            if self._count:
+                self._put(self._bin, self._sum / self._count)
             self._sum, self._count, self._bin = 0.0, 0, of
         self._sum += rate
         self._count += 1
-        self._at, self._last = at, rate
 
     def seed(self, history: Sequence[tuple[float, float]], now: float) -> None:
-        """See `Rule`. A bin has the last of its rates."""
+        """See `Rule`. Of several rates of a bin, the last counts."""
         first = now - (DAYS - 1) * BINS * self._bin_s
         for at, rate in sorted(history):
             if at >= first:
                 self._put(floor(at / self._bin_s - 1e-6), rate)
-        self._profile = None
+        self._day = None
 
-    def path(self) -> Floats:
-        """NaN without an earlier day."""
-        return self.at(self._ahead)
-
-    def now(self) -> float:
-        """What earlier days had at this time. NaN without one."""
-        return float(self.at(np.zeros(1))[0])
-
-    def at(self, bins: Floats) -> Floats:
-        """What earlier days had so many bins from now, linear between the middles of bins."""
-        position = self._at / self._bin_s
-        profile = self._of_day(floor(position / BINS))
-        where = (position - 0.5 + bins) % BINS
-        lower = np.minimum(where.astype(np.int64), BINS - 1)
-        below = profile[lower]
-        found: Floats = below + (where - lower) * (profile[lower + 1] - below)
+    def rates(self) -> Floats | None:
+        """What earlier days had now and at HORIZONS, linear between the middles of bins. None, or NaN within, where they had nothing."""
+        day = floor(self._position / BINS)
+        if day != self._day:
+            self._day, self._profile = day, self._before(day)
+        profile = self._profile
+        if profile is None:
+            return None
+        where = (self._position - 0.5 + self._ahead) % BINS
+        below = np.minimum(where.astype(np.int64), BINS - 1)
+        lower = profile[below]
+        found: Floats = lower + (where - below) * (profile[below + 1] - lower)
         return found
 
-    def _close(self) -> None:
-        if self._count:
-            self._put(self._bin, self._sum / self._count)
+    def scaled(self, level: float) -> Floats | None:
+        """What earlier days had at HORIZONS, times how many times the present level is what they had now. `level` where they had nothing."""
+        rates = self.rates()
+        if rates is None:
+            return None
+        ratio = (level + SOME) / (float(rates[0]) + SOME)
+        found: Floats = rates[1:] * min(RATIOS[1], max(RATIOS[0], ratio))
+        found[np.isnan(found)] = level
+        return found
 
     def _put(self, of: int, rate: float) -> None:
         day, place = divmod(of, BINS)
@@ -77,20 +79,19 @@ class Seasonal:
             self._rates[row] = np.nan
         self._rates[row, place] = rate
 
-    def _of_day(self, day: int) -> Floats:
-        if self._profile is None or self._profile[0] != day:
-            total, weights = np.zeros(BINS), np.zeros(BINS)
-            for row, of in enumerate(self._days):
-                past = day - int(of)
-                if 0 < past <= DAYS:
-                    weight = 0.5 ** (past - 1)
-                    there = ~np.isnan(self._rates[row])
-                    total[there] += weight * self._rates[row][there]
-                    weights[there] += weight
-            with np.errstate(invalid="ignore"):
-                mean = total / weights
-            self._profile = day, np.append(mean, mean[:1])
-        return self._profile[1]
+    def _before(self, day: int) -> Floats | None:
+        total, weights = np.zeros(BINS), np.zeros(BINS)
+        for row, of in enumerate(self._days):
+            if 0 < day - of < DAYS:
+                rates = self._rates[row]
+                there = ~np.isnan(rates)
+                weight = NEWER ** (day - of - 1)
+                total[there] += weight * rates[there]
+                weights[there] += weight
+        if not weights.any():
+            return None
+        mean = np.divide(total, weights, out=np.full(BINS, np.nan), where=weights > 0.0)
+        return np.append(mean, mean[:1])
 
 
 class SeasonalNaive:
@@ -108,5 +109,7 @@ class SeasonalNaive:
         self._seasonal.seed(history, now)
 
     def path(self) -> Floats:
-        path = self._seasonal.path()
-        return np.where(np.isnan(path), self._last, path)
+        rates = self._seasonal.rates()
+        if rates is None:
+            return np.full(len(HORIZONS), self._last)
+        return np.where(np.isnan(rates[1:]), self._last, rates[1:])
