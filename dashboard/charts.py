@@ -29,6 +29,7 @@ WORKER_STATES: Mapping[str, str] = {
     "Lost": "#d0342c",
 }
 IDLE_COLOUR = "#c4c9d0"
+INSTANCE_STATES: Mapping[str, str] = {**STATES, "reclaimable": IDLE_COLOUR}  # in tables; an instance may have both
 HEIGHT = 220
 _TIME: Spec = {
     "field": "time",

@@ -1,7 +1,8 @@
 -- Every instance that is there, as each app sees it, with its last sample.
 SELECT s.app, s.model, s.variant, s.instance, s.worker, s.device, s.state, s.since,
        v.hardware, v.simulated, v.accuracy, v.latency_ms AS profiled_ms, v.cost_per_1000, v.saturation_qps,
-       i.load, i.queue, i.latency_ms, i.mean_batch, i.utilisation, i.memory_mb, coalesce(i.reclaimable, false) AS reclaimable
+       i.load, i.queue, i.latency_ms, i.mean_batch, i.utilisation, i.memory_mb,
+       array_remove(ARRAY[s.state, CASE WHEN i.reclaimable THEN 'reclaimable' END], NULL) AS states
 FROM infaas.variant_states s
 LEFT JOIN (
   SELECT DISTINCT ON (variant) variant, hardware, simulated, accuracy, latency_ms, cost_per_1000, saturation_qps FROM infaas.variants

@@ -151,7 +151,7 @@ def runs() -> None:
         keys = ["app", "variant"]
         rows = running.groupby(keys, as_index=False).agg(
             instances=("instance", "nunique"),
-            state=("state", lambda states: sorted(set(states))),
+            state=("states", lambda found: sorted({state for states in found for state in states})),
             accuracy=("accuracy", "first"),
             simulated=("simulated", "first"),
             hardware=("hardware", "first"),
@@ -169,7 +169,7 @@ def runs() -> None:
             {
                 "app": "app",
                 "variant": "variant",
-                "state": widgets.state_column(charts.STATES),
+                "state": widgets.state_column(charts.INSTANCE_STATES),
                 "hardware": "on",
                 "instances": widgets.number_column("instances", "%d"),
                 "load": widgets.number_column("items/s", "%.1f"),

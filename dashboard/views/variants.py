@@ -8,7 +8,6 @@ from dashboard.widgets import show_empty, show_live
 
 MAX_INSTANCES = 24  # in the timeline
 MAX_CHANGES = 2000  # rows that changes.sql returns
-RECLAIMABLE = "reclaimable"  # shown beside the state
 
 widgets.page_title("Variants", "Which variants are loaded where, in which state, and why that changed.")
 chosen = widgets.choose_window()
@@ -23,10 +22,7 @@ def now() -> None:
         )
         return
     shown = running.assign(
-        state=[
-            [state, *([RECLAIMABLE] if reclaimable else [])]
-            for state, reclaimable in zip(running["state"], running["reclaimable"], strict=True)
-        ],
+        state=running["states"],
         on=[
             formats.mark_simulated(f"{worker} {device}", bool(simulated))
             for worker, device, simulated in zip(
@@ -38,7 +34,7 @@ def now() -> None:
     widgets.table(
         shown,
         {
-            "state": widgets.state_column({**charts.STATES, RECLAIMABLE: charts.IDLE_COLOUR}),
+            "state": widgets.state_column(charts.INSTANCE_STATES),
             "app": "app",
             "variant": "variant",
             "on": "on",

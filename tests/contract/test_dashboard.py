@@ -173,7 +173,7 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
             for i in range(30)
             for device, hardware in (("cpu", "cpu"), ("gpu-0", "gpu"))
         ],
-        [event(InstanceEventSample, time=now + 100, queue=80)],
+        [event(InstanceEventSample, time=now + 100, queue=80, reclaimable=True)],
         [
             event(
                 JobEvent,
@@ -208,7 +208,7 @@ def test_the_overview_says_what_runs_how_well_at_what_cost(past: str) -> None:
     assert metric(test, "Instances") == ("1", "1 in trouble")
     running = table(test, "why")
     assert running["variant"].tolist() == [VARIANT]
-    assert running["state"].tolist() == [["Overloaded"]]
+    assert [list(each) for each in running["state"]] == [["Overloaded", "reclaimable"]]
     assert running["why"].tolist() == ["load: no instance meets a query's needs"]
     assert "1 offline jobs failed" in text(test)
     assert "without simulated devices" in text(test)
@@ -221,6 +221,7 @@ def test_variants_tell_each_change_and_its_reason(past: str) -> None:
     changes = table(test, "change")
     assert changes["change"].tolist() == ["Active → Overloaded", "Loading → Active", "Inactive → Loading"]
     assert changes["reason"].tolist()[0] == "80 items wait for 0.4 s"
+    assert [list(each) for each in table(test, "profiled_ms")["state"]] == [["Overloaded", "reclaimable"]]
 
 
 def test_workers_are_there_with_their_devices_and_simulated_ones_say_so(past: str) -> None:
