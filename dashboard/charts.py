@@ -99,18 +99,28 @@ def lines(
     form: str = ",.3~r",
     domain: Sequence[float] | None = None,
     height: int = HEIGHT,
+    level: str | None = None,
 ) -> Spec:
-    """Lines over `time`, one for each value of `series`. The tooltip shows the values at the pointer."""
+    """Lines over `time`, one for each value of `series`. The tooltip shows the values at the pointer.
+
+    level: the column with the value that each line should reach, drawn as a dashed line of the same colour.
+    """
     value = _value(y, unit, form, domain)
     colour = {**_colour(series), "legend": _STROKES}
     tips = [_tip("time", "temporal", "time", "%d %b %H:%M:%S"), _tip(series), _tip(y, "quantitative", unit, form)]
     real = [{"filter": f"datum['{series}'] != null"}]
+    wanted: Spec = {
+        "transform": real,
+        "mark": {"type": "line", "strokeWidth": 1, "strokeDash": [4, 4]},
+        "encoding": {"y": {**value, "field": level}, "color": colour},
+    }
     return {
         "usermeta": {"series": series},
         "height": height,
         "encoding": {"x": _TIME},
         "layer": [
             _WHOLE,
+            *([wanted] if level is not None else []),
             {
                 "transform": real,
                 "mark": _LINE,

@@ -92,6 +92,15 @@ def traffic(window: Window) -> pd.DataFrame:
     )
 
 
+def objectives(window: Window) -> pd.DataFrame:
+    """By app: `slo_target`, the share `reached` in the window (NaN without queries), its `queries`, and what was last expected of it."""
+    rows = history("traffic_long" if window.long else "traffic", window)
+    ended = rows.groupby("app", as_index=False)[["queries", "in_time"]].sum()
+    known = query("apps")[["app", "slo_target"]]
+    every = known.merge(ended, on="app", how="left").merge(history("objectives", window), on="app", how="left")
+    return every.assign(reached=every["in_time"] / every["queries"])
+
+
 def spent(window: Window) -> tuple[Window, pd.DataFrame]:
     """The cost by bucket, app, model, variant and hardware, and the window with the coarser buckets of the cost."""
     coarse = window.at_least(3600.0 if window.seconds > _HOURLY_FROM_S else _COST_STEP_S).whole(5.0)

@@ -1,10 +1,10 @@
-"""SLO: queries that missed their objective, the reasons, and latencies compared with the objective."""
+"""SLO: the share of queries in time beside its target, those that missed it, the reasons, and latencies compared with the objective."""
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import charts, formats, series, widgets
-from dashboard.store import history
+from dashboard.store import history, query
 from dashboard.widgets import show_empty, show_live
 
 ALL = "all apps"
@@ -22,7 +22,9 @@ MEANING = {
     "internal": "a fault of the system: see its logs",
 }
 
-widgets.page_title("SLO", "Which queries were not answered in time, and why. Latencies compared with the objectives.")
+widgets.page_title(
+    "SLO", "The share of queries answered in time, beside its target. Which ones missed their objective, and why. Latencies."
+)
 chosen = widgets.choose_window()
 app = widgets.choose_app(ALL)
 
@@ -41,6 +43,7 @@ def endings() -> None:
         )
         return
     total = rows[series.ENDINGS].sum()
+    shown = rows.assign(percent=100 * rows["attainment"], target=100 * rows["app"].map(targets()))
     with st.container(horizontal=True, gap="small"):
         widgets.metric(
             "In time", formats.percent(total["in_time"] / total["queries"]), f"of {int(total['queries']):,} queries"
@@ -58,10 +61,53 @@ def endings() -> None:
             missed, charts.stacked("missed", "kind", unit="queries", form=",.0f", colours=colours, bars=True), "missed"
         )
     with right.container(border=True):
-        st.markdown("**In time**, % of queries")
-        shown = rows.assign(percent=100 * rows["attainment"])
-        bounds = [charts.axis_start(shown["percent"]), 100]
-        charts.draw(shown, charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds), "attainment")
+        st.markdown("**In time**, % of queries; dashed: the target")
+        bounds = [charts.axis_start(pd.concat([shown["percent"], shown["target"]])), 100]
+        spec = charts.lines("percent", "app", unit="%", form=".4~g", domain=bounds, level="target")
+        charts.draw(shown, spec, "attainment")
+
+
+def targets() -> dict[str, float]:
+    apps = query("apps")
+    return dict(zip(apps["app"], apps["slo_target"], strict=True))
+
+
+def objectives() -> None:
+    window = widgets.up_to_now(chosen)
+    rows = of_app(series.objectives(window))
+    if rows.empty:
+        return
+    st.subheader("Objectives", anchor=False)
+    short = rows["reached"] < rows["slo_target"]
+    shown = rows.assign(
+        target=100 * rows["slo_target"],
+        reached=100 * rows["reached"],
+        verdict=["missed" if each else "" for each in short],
+    )
+    widgets.table(
+        shown,
+        {
+            "app": "app",
+            "target": widgets.number_column("target", "%.5g %%", help="Share of queries to be answered in time"),
+            "reached": widgets.number_column("reached", "%.5g %%", help="Share that was, in this range"),
+            "verdict": "",
+            "queries": widgets.number_column("queries", "localized"),
+            "load": widgets.number_column("items/s"),
+            "forecast": widgets.number_column("forecast/s", help="For when what is ordered now would be ready"),
+            "capacity": widgets.number_column("capacity/s", help="What the loaded instances carry in time"),
+            "headroom": widgets.number_column("headroom", "%.2f", help="Capacity over forecast"),
+        },
+        "objectives",
+    )
+    if window.long:
+        return
+    expected = of_app(history("expected", window))
+    apps = list(expected.groupby("app")["load"].sum().sort_values(ascending=False).index[:6])
+    for place, name in zip([*st.columns(2)] * 3 if len(apps) > 1 else [st.container()], apps, strict=False):
+        one = expected[expected["app"] == name].melt(["time"], ["load", "forecast", "capacity"], "what", "rate")
+        with place.container(border=True):
+            st.markdown(f"**{name}**, items/s")
+            charts.draw(one, charts.lines("rate", "what", unit="items/s"), f"expected-{name}", window)
 
 
 def reasons() -> None:
@@ -143,6 +189,7 @@ def served() -> None:
 
 
 show_live(chosen, endings)
+show_live(chosen, objectives)
 show_live(chosen, reasons)
 show_live(chosen, latencies)
 show_live(chosen, served)

@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from bus.codec import encode
 from bus.messages.events import (
+    AppObjective,
     CostEvent,
     InstanceEventSample,
     JobEvent,
@@ -185,6 +186,18 @@ def past(postgres: EmbeddedPostgres, looking: None) -> Iterator[str]:
                 done=250,
             )
         ],
+        [
+            event(
+                AppObjective,
+                time=now - 30 + 10 * i,
+                slo_target=0.99,
+                load=2.0,
+                forecast=2.5,
+                capacity=4.0 + i,
+                headroom=1.6,
+            )
+            for i in range(3)
+        ],
         [event(RegistrationEvent, state="done", progress=1.0, version="1")],
     ]
     ledger = EventWriter(store_)
@@ -270,6 +283,21 @@ def test_violations_have_reasons_and_latencies_an_objective(past: str) -> None:
     assert dict(zip(reasons["reason"], reasons["queries"], strict=True)) == {"late": 6, "overloaded": 6}
     assert all(reasons["meaning"])
     assert "strictest objective 50 ms" in text(test)
+
+
+def test_objectives_stand_beside_what_was_reached_and_is_expected(past: str) -> None:
+    for chosen in ({}, {"app": "digits"}):
+        test = page("slo", past, **chosen)
+        assert not test.exception and not test.error
+        row = table(test, "headroom").iloc[0]
+        assert (row["app"], row["target"], row["reached"], row["verdict"]) == ("digits", 99.0, 95.0, "missed")
+        assert (row["queries"], row["load"], row["forecast"]) == (240, 2.0, 2.5)
+        assert row["capacity"] in (4.0, 5.0, 6.0)  # the last one of the range, which ends some seconds ago
+        assert row["headroom"] == 1.6
+    assert "dashed: the target" in text(test)
+    test = page("slo", past, range="7d")
+    assert not test.exception and not test.error
+    assert table(test, "target")["target"].tolist() == [99.0]
 
 
 def test_an_address_may_name_the_range_and_the_app(past: str) -> None:
