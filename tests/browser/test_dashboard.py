@@ -28,7 +28,7 @@ PAGES = {
     "Variants": ["States over time", "Active", "Why"],
     "Workers": ["Starts and stops", "Ready", "Prices per hour"],
     "Cost": ["Rate", "So far", "Idle"],
-    "SLO": ["Why queries were missed", "unsatisfiable", "In time", "Who answered"],
+    "SLO": ["Objectives", "target", "Why queries were missed", "unsatisfiable", "In time", "Who answered"],
     "Applications": ["Best accuracy", "accuracy", "Registrations"],
     "Shadow": ["Policies", "Cost", "What they would have done"],
     "Explain": ["would answer", "Only variant"],
