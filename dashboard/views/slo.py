@@ -23,7 +23,8 @@ MEANING = {
 }
 
 widgets.page_title(
-    "SLO", "The share of queries answered in time, beside its target. Which ones missed their objective, and why. Latencies."
+    "SLO",
+    "The share of queries answered in time, beside its target. Which ones missed their objective, and why. Latencies.",
 )
 chosen = widgets.choose_window()
 app = widgets.choose_app(ALL)
