@@ -15,7 +15,8 @@ from services.core.forecast.base import HORIZONS, LONGEST, MOST, Floats, Rule, s
 
 KEPT = 480  # errors of each horizon
 EVERY = (1, 1, 1, 1, 2, 4, 4, 4)  # each how manieth error is kept: long horizons' errors resemble the ones before
-PRIOR = 32  # errors that are there from the beginning, and stay
+PRIOR = 64  # errors that are there from the beginning
+FADE = 32  # periods after which one of them is forgotten
 TAIL = 8  # of the largest errors: beyond them, the tail is taken as exponential
 SHARE_OF_RATE = 0.03  # in the scale of errors
 LEAST_COUNT = 0.25  # in the scale of errors, so that it is never 0
@@ -26,6 +27,7 @@ _COUNT = len(HORIZONS)
 _BACK = np.array(HORIZONS)
 _ALL = np.arange(_COUNT)
 _CYCLE = max(EVERY)
+_LEAVES = np.argsort(np.arange(PRIOR) * 0.6180339887498949 % 1.0)  # large and small ones leave in turn
 _KEEP = [
     np.flatnonzero(step % np.array(EVERY) == 0) for step in range(_CYCLE)
 ]  # the horizons whose errors are kept, by step
@@ -72,6 +74,7 @@ class Conformal:
         )  # rates, the newest first from the place of its step on; twice, so that this never wraps
         self._errors = np.full((2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32)
         self._errors[:, :, :PRIOR] = prior()
+        self._prior = PRIOR  # of the errors to begin with are left
         self._counts = np.zeros(_COUNT, dtype=np.int64)
         self._sorted: list[NDArray[np.float32] | None] = [None, None]
         self._upper: dict[tuple[int, float], Floats] = {}
@@ -88,6 +91,9 @@ class Conformal:
         self._step = step = self._step + 1
         if not 0.0 < steps <= GAP:
             self._fresh = step - 1  # the clock jumped: what was forecast was of other moments
+        if step % FADE == 0 and self._prior:
+            self._prior -= 1
+            self._errors[:, :, _LEAVES[self._prior]] = np.inf
         self._judge(step, rate)
         self._rule.learn(at, rate)
         self._forecast(step)
@@ -169,7 +175,7 @@ class Conformal:
         known = self._sorted[kind]
         if known is None:
             known = self._sorted[kind] = np.sort(self._errors[kind], axis=1)
-        counts = PRIOR + np.minimum(self._counts, KEPT)
+        counts = self._prior + np.minimum(self._counts, KEPT)
         position = np.maximum(share * (counts + 1.0) - 1.0, 0.0)
         start = counts - TAIL
         below = np.minimum(position.astype(np.int64), start - 1)
