@@ -76,6 +76,7 @@ def _named(route: Route, body: msgspec.Raw, named: dict[str, TensorView | list[A
 # -- the queue
 
 Heap = list[tuple[float, int, QueuedQuery]]
+LOOKED_AT = 128  # queries that are compared when not all can be in time, the most urgent ones
 
 
 class EdfQueue:
@@ -121,10 +122,11 @@ class EdfQueue:
         """The next batch, and the queries that would be late. Both leave the queue.
 
         The first deadline is the limit: the batch is the largest that is predicted to end before it. Only queries with equal
-        shapes join. A query that may share no batch runs alone; so does one larger than max_batch, in pieces.
+        shapes join. A query that may share no batch runs alone; so does one larger than max_batch, in pieces. Where not all that wait can be
+        in time any more, some leave at once (`_give_way`).
         """
         heap = self._heap
-        late: list[QueuedQuery] = []
+        late = self._give_way(now)
         while heap:
             deadline, _, first = heap[0]
             heapq.heappop(heap)
@@ -156,6 +158,86 @@ class EdfQueue:
                 heapq.heappush(heap, entry)
             return batch, late
         return [], late
+
+    def _give_way(self, now: float) -> list[QueuedQuery]:
+        """Remove the queries that cannot be in time, and those that would make others late. None while all can be in time.
+
+        Those with the larger `priority` give way first. Among equals, as many as possible are kept: usually all but those that come too late
+        in the order of deadlines; but a first one that allows only a small batch leaves if that keeps more of the others (Nexus' early drop).
+        Those that come too late make nobody else late. They stay as long as they could be in time alone: it may go faster than predicted.
+        """
+        heap = self._heap
+        if not heap or self._seconds_of_all() * self.factor <= heap[0][0] - now:
+            return []  # all can be in time before the first deadline
+        entries = [e for e in heapq.nsmallest(LOOKED_AT, heap) if e[2].route.policy != OFFLINE]
+        if not self._lost(entries, now):
+            return []
+        levels: dict[int, Heap] = {}
+        for entry in entries:
+            levels.setdefault(entry[2].route.priority, []).append(entry)
+        kept: Heap = []
+        stays: set[int] = set()
+        for level in sorted(levels):
+            kept, last = self._kept(kept, levels[level], now)
+            stays.update(entry[1] for entry in last if not self._lost([entry], now))
+        stays.update(entry[1] for entry in kept)
+        left = [entry for entry in entries if entry[1] not in stays]
+        if left:
+            leaves = {entry[1] for entry in left}
+            heap[:] = [entry for entry in heap if entry[1] not in leaves]
+            heapq.heapify(heap)
+            self.items -= sum(entry[2].items for entry in left)
+        return [entry[2] for entry in left]
+
+    def _seconds_of_all(self) -> float:
+        """Seconds that all items take in full batches, without the factor."""
+        full, rest = divmod(self.items, self.max_batch)
+        return full * self.table.seconds(self.max_batch) + (self.table.seconds(rest) if rest else 0.0)
+
+    def _kept(self, before: Heap, more: Heap, now: float) -> tuple[Heap, Heap]:
+        """`before`, and as many of `more` as can be in time beside it, by deadline; and those that only come too late themselves."""
+        kept, last = sorted(before + more), []
+        ours = {entry[1] for entry in more}
+        while (lost := self._lost(kept, now)) and all(entry[1] in ours for entry in lost):
+            gone = {entry[1] for entry in lost}
+            kept = [entry for entry in kept if entry[1] not in gone]
+            last += lost
+        most = len(more) if lost else len(last) // 2
+        # The fewest of the first ones without which all others are in time; only if that halves the loss, as times are not exact.
+        low, high = 1, most
+        found: Heap | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            tried = sorted(before + more[middle:])
+            if self._lost(tried, now):
+                low = middle + 1
+            else:
+                found, high = tried, middle - 1
+        if found is not None:
+            return found, []
+        return (before, []) if lost else (kept, last)
+
+    def _lost(self, entries: Heap, now: float) -> Heap:
+        """Those of these queries, sorted by deadline, that would be late if the executor went through them from now on."""
+        lost: Heap = []
+        at, count = 0, len(entries)
+        while at < count:
+            deadline, _, first = entries[at]
+            slack = (deadline - now) / self.factor
+            table = self.table.at(first.route.length)
+            items = first.items
+            if table.seconds(items) > slack:
+                lost.append(entries[at])
+                at += 1
+                continue
+            at += 1
+            if not first.alone:
+                room = min(self.max_batch, table.largest_batch_within(slack))
+                while at < count and items + entries[at][2].items <= room:
+                    items += entries[at][2].items
+                    at += 1
+            now += table.seconds(items) * self.factor
+        return lost
 
     def overdue(self, now: float) -> list[QueuedQuery]:
         """Remove the queries that would be late even if they began now, from the first deadline on."""

@@ -14,10 +14,19 @@ NOW = 1000.0
 
 
 def work(
-    number: int, slack: float, items: int = 1, shape: str = "a", *, alone: bool = False, length: int | None = None
+    number: int,
+    slack: float,
+    items: int = 1,
+    shape: str = "a",
+    *,
+    alone: bool = False,
+    length: int | None = None,
+    priority: int = 5,
 ) -> QueuedQuery:
     uid = number.to_bytes(16, "big")
-    route = Route(uid, 0, 0, "r", NOW + slack, NOW, "d", "i", "app", items, None, alone=alone, length=length)
+    route = Route(
+        uid, 0, 0, "r", NOW + slack, NOW, "d", "i", "app", items, None, alone=alone, length=length, priority=priority
+    )
     return QueuedQuery(route, Raw(b""), None, items, shape)
 
 
@@ -36,6 +45,35 @@ works = st.lists(
 )
 
 
+def late_in_order(table: LatencyTable, queries: list[QueuedQuery]) -> int:
+    """How many of these would be late if they were computed one after the other, in batches as large as the first deadline allows."""
+    at, late, queries = NOW, 0, list(queries)
+    while queries:
+        first = queries.pop(0)
+        slack, items = first.route.deadline - at, first.items
+        if table.seconds(items) > slack:
+            late += 1
+            continue
+        while queries and not first.alone and items + queries[0].items <= min(8, table.largest_batch_within(slack)):
+            items += queries.pop(0).items
+        at += table.seconds(items)
+    return late
+
+
+def answered(queries: list[QueuedQuery]) -> set[bytes]:
+    """Which of these are in time, if nothing else comes."""
+    queue, at, found = EdfQueue(LatencyTable(variant()), 8), NOW, set()
+    for query in queries:
+        queue.push(query)
+    while len(queue):
+        batch, _ = queue.form(at)
+        if batch:
+            at += queue.table.seconds(sum(one.items for one in batch))
+            found |= {one.route.uid for one in batch}
+            assert at <= batch[0].route.deadline + 1e-9
+    return found
+
+
 @given(works)
 def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(
     given_works: list[tuple[float, int, str, bool]],
@@ -46,9 +84,11 @@ def test_every_query_leaves_once_in_a_batch_that_is_in_time_or_as_late(
         queue.push(work(number, slack, items, shape, alone=alone))
     left = []
     while len(queue):
+        waiting = sorted(queue, key=lambda one: one.route.deadline)
         batch, late = queue.form(NOW)
-        for one in late:
-            assert queue.table.seconds(one.items) > one.route.deadline - NOW
+        early = [one for one in late if queue.table.seconds(one.items) <= one.route.deadline - NOW]
+        if early:  # they could still be in time: only where that halves what is lost
+            assert 2 * len(early) <= late_in_order(queue.table, waiting)
         left += [*batch, *late]
         if batch:
             items = sum(one.items for one in batch)
@@ -75,7 +115,7 @@ def test_what_could_not_be_in_time_any_more_is_taken_out_while_others_compute(
     assert len(late) + len(queue) == len(given_works)
     assert queue.items == sum(one.items for one in queue)
     if len(queue):  # the next batch may begin
-        assert not queue.form(NOW)[1]
+        assert all(queue.table.seconds(one.items) > one.route.deadline - NOW for one in late)
 
 
 def test_the_most_urgent_leads_and_sets_the_size() -> None:
@@ -96,3 +136,59 @@ def test_short_inputs_are_predicted_as_short() -> None:
     for number in range(8):
         queue.push(work(number, 0.0085, length=32))
     assert len(queue.form(NOW)[0]) == 2
+
+
+mixed = st.lists(st.tuples(st.floats(0.0, 0.03), st.integers(1, 9)), max_size=60)
+
+
+@given(mixed)
+def test_priority_changes_nothing_while_all_can_be_in_time(given_works: list[tuple[float, int]]) -> None:
+    plain = [work(number, slack) for number, (slack, _) in enumerate(given_works)]
+    if len(answered(plain)) < len(plain):
+        return
+    queues = [EdfQueue(LatencyTable(variant()), 8) for _ in range(2)]
+    for number, (slack, priority) in enumerate(given_works):
+        queues[0].push(work(number, slack))
+        queues[1].push(work(number, slack, priority=priority))
+    while len(queues[0]):
+        first, second = ([one.route.uid for one in queue.form(NOW)[0]] for queue in queues)
+        assert first == second
+
+
+@given(mixed)
+def test_those_with_the_larger_number_take_nothing_from_the_others(given_works: list[tuple[float, int]]) -> None:
+    queries = [work(number, slack, priority=priority) for number, (slack, priority) in enumerate(given_works)]
+    all_in_time = answered(queries)
+    urgent = [query for query in queries if query.route.priority <= 3]
+    assert len(all_in_time & {query.route.uid for query in urgent}) >= len(answered(urgent))
+
+
+def test_the_larger_number_gives_way_at_once_and_only_as_many_as_must() -> None:
+    queue = EdfQueue(LatencyTable(variant()), 8)  # eight take 6 ms
+    for number in range(12):
+        queue.push(work(number, 0.0096 + number * 1e-6, priority=9 if number < 8 else 1))
+    batch, late = queue.form(NOW)
+    assert [one.route.priority for one in late] == [9]
+    assert len(batch) == 8
+    assert len(batch) + len(late) + len(queue) == 12
+    assert queue.form(NOW + 0.006)[1] == []
+
+
+def test_a_first_one_that_allows_no_batch_leaves_if_that_keeps_the_others() -> None:
+    table = LatencyTable(variant(base_ms=20.0, per_item_ms=0.5))
+    queue = EdfQueue(table, 8)
+    queue.push(work(0, 0.0206))  # time for it alone
+    for number in range(1, 9):
+        queue.push(work(number, 0.030))  # eight take 24 ms
+    batch, late = queue.form(NOW)
+    assert [one.route.uid[-1] for one in late] == [0]
+    assert len(batch) == 8
+
+
+def test_what_comes_too_late_only_itself_stays_while_it_could_be_in_time_alone() -> None:
+    queue = EdfQueue(LatencyTable(variant()), 8)
+    for number in range(9):
+        queue.push(work(number, 0.0065))  # eight take 6 ms, the ninth would be late
+    batch, late = queue.form(NOW)
+    assert (len(batch), late, len(queue)) == (8, [], 1)
+    assert len(queue.form(NOW + 0.006)[1]) == 1
