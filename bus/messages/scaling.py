@@ -35,12 +35,29 @@ class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
     Each worker that the demand concerns gets its own report on `infaas.worker.<worker>.demand`. It has the classes of the apps whose
     queries the worker takes, or is the first that could take. Each row has the worker's own items and the totals of the others
     (docs/adr/0004-digests.md).
+
+    served: by app, how many items ended since the last report, and how many of them were not answered in time. It is in the report of all
+    demand only.
     """
 
     dispatcher: str
     at: float
     seconds: float
     rows: list[ClassDemand]
+    served: dict[str, tuple[int, int]] = {}
+
+
+class FleetPlanned(Struct, frozen=True, kw_only=True):
+    """`infaas.controller.planned`: the leader has planned for all workers. Their autoscalers leave the plan to it for a while.
+
+    machines: of each kind that the plan wants. instances: of each variant.
+    """
+
+    leader: str
+    epoch: int
+    at: float
+    machines: dict[str, int] = {}
+    instances: dict[str, int] = {}
 
 
 class AskForCapacity(Struct, frozen=True, kw_only=True):

@@ -379,7 +379,7 @@ class Dispatcher:
     def _send_heartbeat(self, envelope: Envelope) -> Iterable[Effect]:
         now = envelope.now
         digests = self._digests.publish(now)
-        demand = self._demand.report(now, self._digests.responsible)
+        demand = self._demand.report(now, self._digests.responsible, self._outcomes.take_served())
         return (self._alive(now), *digests, *demand, After("heartbeat", HEARTBEAT, envelope.message))
 
     def _alive(self, now: float, *, leaving: bool = False) -> Publish:

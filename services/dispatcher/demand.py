@@ -44,17 +44,22 @@ class DemandCounter:
         worker = "" if on is None else on.worker.name
         counts[worker] = counts.get(worker, 0) + ask.items
 
-    def report(self, now: float, responsible: Callable[[str], Iterable[str]]) -> list[Publish]:
+    def report(
+        self,
+        now: float,
+        responsible: Callable[[str], Iterable[str]],
+        served: dict[str, tuple[int, int]] | None = None,
+    ) -> list[Publish]:
         """What came since the last report. Nothing if nothing came.
 
-        responsible: the workers that get an app's demand even if they have taken none of its queries.
+        responsible: the workers that get an app's demand even if they have taken none of its queries. served: as in DemandReport.
         """
         self._fold()
         found, since = self._folded, self._since
         self._folded, self._since = [], now
-        if not found and not self._reported:
+        if not found and not served and not self._reported:
             return []
-        self._reported = bool(found)
+        self._reported = bool(found or served)
         seconds = now - since if since else 0.0
         by_app: dict[str, list[Counted]] = {}
         for one in found:
@@ -77,7 +82,8 @@ class DemandCounter:
         for name in rows:
             self._recipients[name] = now
         self._recipients = {name: at for name, at in self._recipients.items() if now - at <= FADES}
-        reports = [Publish(self._subject, DemandReport(dispatcher=self._name, at=now, seconds=seconds, rows=totals))]
+        whole = DemandReport(dispatcher=self._name, at=now, seconds=seconds, rows=totals, served=served or {})
+        reports = [Publish(self._subject, whole)]
         for name in self._recipients:
             report = DemandReport(dispatcher=self._name, at=now, seconds=seconds, rows=rows.get(name, []))
             reports.append(Publish(self._subjects.worker(name, "demand"), report))

@@ -99,17 +99,36 @@ class InFlight:
 # -- how queries end
 
 
+MISSES = frozenset({"deadline", "overloaded", "model_error"})  # errors that count against an app's objective
+
+
 class OutcomeRecorder:
     """Makes the reply, the outcome event and the span of every query that ends. log: counts the events."""
 
     def __init__(self, dispatcher: str, policy: str, new_uid: Callable[[], bytes]) -> None:
         self.log = OutcomeLog()
+        self._served: dict[str, list[int]] = {}  # by app: items that ended since the last report, and those of them not in time
         self._dispatcher = dispatcher
         self._policy = policy
         self._new_uid = new_uid
 
+    def take_served(self) -> dict[str, tuple[int, int]]:
+        """By app: items that ended since the last call, and how many of them were not answered in time."""
+        served, self._served = self._served, {}
+        return {app: (ended, missed) for app, (ended, missed) in served.items()}
+
+    def _count(self, app: str, items: int, *, missed: bool) -> None:
+        known = self._served.get(app)
+        if known is None:
+            known = self._served[app] = [0, 0]
+        known[0] += items
+        if missed:
+            known[1] += items
+
     def refused(self, query: Query, error: Error, now: float) -> list[Effect]:
         """The query ends here: with its app's default output if it gets that, else with a refusal."""
+        if error.code in MISSES:
+            self._count(query.ask.app, query.ask.items, missed=True)
         route = query.route(self._dispatcher, "", self._policy)
         default = default_answer(query, error, now) if gets_default(query, error) else None
         reply = Refusal(id=query.head.id, error=error) if default is None else default
@@ -149,6 +168,8 @@ class OutcomeRecorder:
                 code=codes[i] if codes is not None else "",
             )
             effects.append(self.log.record(event))
+            if event.code is None or event.code in MISSES:
+                self._count(event.app, event.items, missed=event.outcome != "ok")
             if query.trace is not None:
                 effects.extend(spans_of(query, batch.finished, codes[i] if codes is not None else ""))
         self.log.covers(batch)

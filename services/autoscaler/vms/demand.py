@@ -1,0 +1,184 @@
+"""The demand of all apps as the leader forecasts it: a rate for each requirement class, its burstiness, and the headroom that targets need.
+
+Dispatchers report each half second what came of each class, and how many queries of each app ended in time. Once a second the rates go to
+the forecasters. The headroom of an app is a factor on its forecasts. It follows from what was reached: while more queries miss their
+objective than the target allows, it grows; while fewer do, it shrinks.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from math import sqrt
+
+from msgspec import Struct
+
+from bus.messages.scaling import ClassDemand, DemandReport
+from services.core.demand import Band, band, merged
+from services.core.forecast import Forecaster, make_forecaster
+
+TICK_S = 1.0  # s between two observations of a forecaster
+SILENT_S = 1.2  # s without a report after which a dispatcher is ignored
+MERGED_S = 5.0  # s for which a class keeps its strictest needs
+FORGET_S = 300.0  # s after which a class without queries is forgotten
+BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
+STEEP = 6.0  # standard deviations to which one difference counts for burstiness: a step is no burst
+REACHED_S = 300.0  # s over which the reached share is counted
+CALM = 1.2  # peakedness up to which arrivals count as Poisson: estimates scatter
+
+
+class ForecastLoad(Struct, frozen=True):
+    """One class. rate: items/s now. peakedness: variance over mean of arrivals. last: when its last query came. forecast: of its rate."""
+
+    needs: ClassDemand
+    rate: float
+    peakedness: float
+    last: float
+    forecast: Forecaster
+
+
+class _Class:
+    """What is known of one class. counts: items by dispatcher since the last tick, with the seconds that they are of."""
+
+    __slots__ = ("changed", "counts", "difference", "forecast", "last", "mean", "needs", "needs_at", "newest", "rate")
+
+    def __init__(self, needs: ClassDemand, forecast: Forecaster, now: float) -> None:
+        self.needs = needs
+        self.needs_at = now
+        self.last = now
+        self.forecast = forecast
+        self.counts: dict[str, list[float]] = {}
+        self.rate = 0.0
+        self.newest: dict[str, tuple[float, float]] = {}  # by dispatcher: items and seconds of its last report
+        self.mean = 0.0  # items of a report, averaged
+        self.difference = 0.0  # half the squared difference of two successive ones, averaged
+        self.changed = 0.0
+
+    @property
+    def peakedness(self) -> float:
+        if self.mean <= 0.5:
+            return 1.0
+        found = self.difference / self.mean
+        return found if found > CALM else 1.0
+
+    def scatter(self, before: float, items: float, weight: float) -> None:
+        """Two successive reports of one dispatcher: their difference shows the burstiness, whatever the trend."""
+        self.mean += weight * (items - self.mean)
+        most = STEEP * STEEP * max(self.mean, 1.0) * self.peakedness
+        self.difference += weight * (min((items - before) ** 2 / 2, most) - self.difference)
+
+
+class Reached:
+    """How many of an app's queries ended, and how many of them missed their objective, over the last minutes."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[tuple[float, int, int]] = deque()
+        self.ended = 0
+        self.missed = 0
+
+    def add(self, now: float, ended: int, missed: int) -> None:
+        self._ticks.append((now, ended, missed))
+        self.ended += ended
+        self.missed += missed
+        while self._ticks and now - self._ticks[0][0] > REACHED_S:
+            _, old_ended, old_missed = self._ticks.popleft()
+            self.ended -= old_ended
+            self.missed -= old_missed
+
+    @property
+    def share(self) -> float | None:
+        """The share in time, 0..1; None while nothing has ended."""
+        return 1.0 - self.missed / self.ended if self.ended > 0 else None
+
+
+class DemandForecast:
+    """forecaster: its name, as `make_forecaster` takes it."""
+
+    def __init__(self, forecaster: str) -> None:
+        self.reached: dict[str, Reached] = {}
+        self._forecaster = forecaster
+        self._classes: dict[Band, _Class] = {}
+        self._heard: dict[str, float] = {}  # dispatchers, and when they reported last
+        self._ticked = 0.0
+
+    def take(self, report: DemandReport, now: float) -> None:
+        """Add the report of one dispatcher."""
+        name, seconds = report.dispatcher, report.seconds
+        self._heard[name] = now
+        for app, (ended, missed) in report.served.items():
+            self.reached.setdefault(app, Reached()).add(now, ended, missed)
+        if seconds <= 0:
+            return
+        items: dict[Band, int] = {}
+        for row in report.rows:
+            of = band(row)
+            items[of] = items.get(of, 0) + row.items + row.refused
+            known = self._classes.get(of)
+            if known is None:
+                self._classes[of] = known = _Class(row, make_forecaster(self._forecaster, TICK_S), now)
+            known.needs = row if now - known.needs_at > MERGED_S else merged(known.needs, row)
+            known.needs_at = known.last = now
+        weight = min(1.0, seconds / BURST_S)
+        for of, known in self._classes.items():
+            came = items.get(of, 0)
+            before = known.newest.get(name)
+            if before is not None:
+                known.scatter(before[0], came, weight)
+            known.newest[name] = (came, seconds)
+            counts = known.counts.setdefault(name, [0.0, 0.0])
+            counts[0] += came
+            counts[1] += seconds
+
+    def surges(self) -> list[tuple[ForecastLoad, float]]:
+        """Each class with the rate of the newest reports alone, less what chance may add to it. Items/s."""
+        found = []
+        for known in self._classes.values():
+            items = sum(each[0] for each in known.newest.values())
+            seconds = max((each[1] for each in known.newest.values()), default=0.0)
+            if seconds > 0:
+                found.append((_load_of(known), max(0.0, items - 3.0 * sqrt(items * known.peakedness)) / seconds))
+        return found
+
+    def tick(self, now: float) -> None:
+        """Give the rates since the last tick to the forecasters, once a second."""
+        if now - self._ticked < TICK_S - 1e-6:
+            return
+        self._ticked = now
+        for name in [name for name, at in self._heard.items() if now - at > SILENT_S]:
+            del self._heard[name]
+            for known in self._classes.values():
+                known.counts.pop(name, None)
+                known.newest.pop(name, None)
+        for of, known in list(self._classes.items()):
+            if now - known.last > FORGET_S:
+                del self._classes[of]
+                continue
+            known.rate = sum(items / seconds for items, seconds in known.counts.values() if seconds > 0)
+            known.counts.clear()
+            known.forecast.observe(now, known.rate)
+
+    def loads(self) -> list[ForecastLoad]:
+        """All classes that are remembered, in a fixed order."""
+        return [_load_of(known) for _, known in sorted(self._classes.items(), key=lambda each: repr(each[0]))]
+
+
+def _load_of(known: _Class) -> ForecastLoad:
+    return ForecastLoad(known.needs, known.rate, known.peakedness, known.last, known.forecast)
+
+
+# -- headroom
+
+LEAST, MOST = 0.7, 2.0  # of the factor
+GAIN = 0.25
+
+
+def headroom(target: float, reached: Iterable[tuple[int, int]]) -> float:
+    """The factor on forecasts for a target, from (ended, missed) of the last minutes.
+
+    It is 1 while misses use up the budget of 1 - target. It grows and shrinks with the root-like power of misses over budget.
+    """
+    ended = missed = 0
+    for n, m in reached:
+        ended, missed = ended + n, missed + m
+    budget = 1.0 - target
+    prior = 2.0 / budget  # queries: so few say nothing yet
+    share = (missed + budget * prior) / (ended + prior)
+    return float(min(MOST, max(LEAST, (share / budget) ** GAIN)))

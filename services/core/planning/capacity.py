@@ -1,0 +1,91 @@
+"""What instances carry in time: how fast one computes, and how many a load needs so that few queries wait too long.
+
+An instance serves an item each 1/Q seconds at its largest batch in time. An item that comes may wait at most for what fits into the
+objective L, so n instances hold K = n·L·Q items. Arrivals that find K items would be late. Their share is the blocking probability of
+M/M/n/K, which follows from Erlang's B formula (Erlang 1917; Gross and Harris, "Fundamentals of Queueing Theory", section 2.5). Service
+is more even than exponential, so the bound is on the safe side. Arrivals that come in bursts count by Hayward's approximation
+(Fredericks 1980): with peakedness Z, n instances carry what n/Z instances carry of Poisson arrivals, Z times.
+"""
+
+from functools import lru_cache
+from math import exp, inf, log, sqrt
+
+from services.core.cost import HANDLING_MS, LatencyTable
+
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # instances for which the load is computed; between them it is linear
+STEP = 0.05  # relative step to which places are rounded down, so that few tables suffice
+MISS_STEP = 0.1  # the same for shares of misses
+LEAST_MISS, MOST_MISS = 1e-6, 0.5
+STEPS = 26  # of bisection
+
+
+def service_rate(table: LatencyTable, limit_s: float) -> float:
+    """Items/s that one instance computes in the largest batches that suit an objective of `limit_s` seconds.
+
+    An item waits for the batch under way before its own batch begins, so both must fit into the limit. If not even two single items fit,
+    it is the rate of single items.
+    """
+    handling = HANDLING_MS / 1000.0
+    batch = table.max_batch if limit_s == inf else table.largest_batch_within(limit_s / 2)
+    return max(n / (table.seconds(n) + handling) for n in _sizes(batch)) if batch >= 1 else 1.0 / (table.seconds(1) + handling)
+
+
+def _sizes(most: int) -> list[int]:
+    return [most] + [1 << i for i in range(most.bit_length()) if 1 << i < most]
+
+
+def instances_for(load: float, rate: float, limit_s: float, miss: float, peakedness: float = 1.0) -> float:
+    """How many instances carry this load so that at most a share `miss` of it waits too long.
+
+    load: items/s. rate: items/s of one instance (`service_rate`). limit_s: the objective, in seconds; inf: none. peakedness: variance over
+    mean of the number of arrivals; 1: Poisson. Below what one instance carries, the result is the part of one that is used.
+    """
+    if load <= 0:
+        return 0.0
+    places = 64.0 if limit_s == inf else max(1.0, limit_s * rate)
+    peak = max(1.0, peakedness)
+    offered = load / rate / peak
+    loads = _loads(round(log(min(places, 1e4)) / STEP - 0.5), round(log(min(max(miss, LEAST_MISS), MOST_MISS)) / MISS_STEP))
+    return peak * _needed(offered, loads)
+
+
+def _needed(offered: float, loads: tuple[float, ...]) -> float:
+    if offered <= loads[0]:
+        return offered / loads[0]
+    for i in range(1, len(GRID)):
+        if offered <= loads[i]:
+            part = (offered - loads[i - 1]) / (loads[i] - loads[i - 1])
+            return GRID[i - 1] + part * (GRID[i] - GRID[i - 1])
+    spare = (GRID[-1] - loads[-1]) / sqrt(GRID[-1])  # of many instances, the spare ones grow as the root of their number
+    root = (spare + sqrt(max(0.0, spare * spare + 4 * offered))) / 2
+    return root * root
+
+
+@lru_cache(maxsize=4096)
+def _loads(places: int, miss: int) -> tuple[float, ...]:
+    """By entry of GRID: the offered load, in Erlang, that misses this share. places, miss: numbers of steps on logarithmic scales."""
+    each, share = exp(places * STEP), exp(miss * MISS_STEP)
+    return tuple(_load(n, int(n * each + 1e-9) - n, share) for n in GRID)
+
+
+def _load(servers: int, waiting: int, miss: float) -> float:
+    low, high = 0.0, 2.0 * servers
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if blocking(servers, max(0, waiting), middle) <= miss:
+            low = middle
+        else:
+            high = middle
+    return max(low, 1e-6)
+
+
+def blocking(servers: int, waiting: int, offered: float) -> float:
+    """The share of Poisson arrivals that find all servers busy and all waiting places taken. offered: Erlang."""
+    inverse = 1.0  # of Erlang B with 0 servers
+    for n in range(1, servers + 1):
+        inverse = 1.0 + inverse * n / offered if offered > 0 else inf
+    if inverse == inf:
+        return 0.0
+    ratio = offered / servers
+    queue = float(waiting) if abs(ratio - 1) < 1e-9 else ratio * (1 - ratio**waiting) / (1 - ratio)
+    return ratio**waiting / (inverse + queue)

@@ -1,0 +1,212 @@
+"""One plan for all workers: how many machines of each kind, and how many instances of each variant on them. An integer programme.
+
+    minimise   the bill of the machines that may be added, and the shares of instances on the others; or, for the goal "accuracy", the
+               accuracy that is lost; in any case first the load that is not carried, and last the changes
+    subject to Σ_v x_vk + s_k = 1                                        class k goes to variants that may answer it; s_k is missing
+               Σ_v y_vk + t_k = 1                                        so does the reserve for its bursts
+               Σ_k (a_vk x_vk + b_vk y_vk) <= N_v                        instances of v: for the load, and for the reserve
+               Σ_v R_vr N_v <= R_pr M_p, N_v <= most_v M_p               memory and cores of the machines of pool p
+               Σ_v C_v Σ_k (a_vk x_vk + b_vk y_vk) <= C_p M_p            cores that compute at the same time
+
+after the programme of INFaaS (Romero et al., section 4.2.1) and the one of Proteus (Ahmad et al., ASPLOS 2024), which plans all devices
+together. Load and reserve are apart, since an accurate variant may carry the load while a quick one stands by for bursts.
+`services.core.planning.capacity` gives a and b.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from services.core.cost import Goal
+from services.core.planning.highs import INFEASIBLE, Unsolved
+
+MISSING = 1000.0  # what the whole load missing counts, in units of the dearest machine
+RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
+ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
+LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
+LIFE_S = 60.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
+UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
+UNRESERVED = 1.0
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """Machines that are alike. machines: how many there are. least, most: how many there may be.
+
+    price: US$ per hour of one. resources: of one machine, by name. elastic: machines are billed, so that an instance costs nothing more.
+    """
+
+    name: str
+    machines: int
+    least: int
+    most: int
+    price: float
+    resources: Mapping[str, float]
+    elastic: bool = True
+
+
+class PooledVariant(Struct, frozen=True, kw_only=True):
+    """A variant on the machines of one pool (index).
+
+    uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
+    most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
+    one instance's share. load_s: seconds to load one. rate: items/s of one. accuracy: 0..1.
+    """
+
+    name: str
+    pool: int
+    uses: Mapping[str, float]
+    computes: tuple[str, float]
+    most: int
+    running: int
+    price: float
+    load_s: float
+    rate: float
+    accuracy: float = 0.0
+    limit: int | None = None
+
+
+class ClassNeed(Struct, frozen=True, kw_only=True):
+    """One class of queries. load: items/s. options: variant (index) to the instances that carry the load, and that the reserve takes beside."""
+
+    name: str
+    load: float
+    options: Mapping[int, tuple[float, float]]
+
+
+class FleetProblem(Struct, frozen=True, kw_only=True):
+    """least: (variants, number): so many instances of these variants together must be there, whatever the load."""
+
+    pools: tuple[Pool, ...]
+    variants: tuple[PooledVariant, ...]
+    needs: tuple[ClassNeed, ...]
+    least: tuple[tuple[tuple[int, ...], int], ...] = ()
+    goal: Goal = "cost"
+    budget: float | None = None
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    """machines: by pool. instances: by variant. missing: by class, the share of its load and of its reserve that is not carried."""
+
+    machines: tuple[int, ...]
+    instances: tuple[int, ...]
+    missing: tuple[tuple[float, float], ...]
+    objective: float = 0.0
+
+
+class _Model:
+    """Columns and rows for HiGHS."""
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self.high: list[float] = []
+        self.low: list[float] = []
+        self.whole: list[int] = []
+        self.at: list[tuple[int, int, float]] = []
+        self.bounds: list[tuple[float, float]] = []
+
+    def column(self, cost: float, high: float, low: float = 0.0, *, whole: bool = False) -> int:
+        self.cost.append(cost)
+        self.high.append(high)
+        self.low.append(low)
+        self.whole.append(int(whole))
+        return len(self.cost) - 1
+
+    def row(self, entries: Mapping[int, float] | list[tuple[int, float]], low: float, high: float) -> None:
+        number = len(self.bounds)
+        self.bounds.append((low, high))
+        self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
+
+    def solve(self, options: Mapping[str, Any]) -> Any:
+        import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
+        from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
+        from scipy.sparse import csr_array  # noqa: PLC0415
+
+        rows, columns, values = zip(*self.at, strict=True)
+        matrix = csr_array((values, (rows, columns)), shape=(len(self.bounds), len(self.cost)))
+        low, high = zip(*self.bounds, strict=True)
+        result = milp(
+            np.array(self.cost),
+            integrality=np.array(self.whole),
+            bounds=Bounds(self.low, self.high),
+            constraints=LinearConstraint(matrix, low, high),
+            options=dict(options),
+        )
+        if result.x is None:
+            why = "there is no plan at all" if result.status == INFEASIBLE else result.message
+            raise Unsolved(f"no plan for the fleet: {why}")
+        return result
+
+
+def solve_fleet(
+    problem: FleetProblem, *, time_limit_s: float | None = 1.0, gap: float = 1e-3, node_limit: int | None = None
+) -> FleetPlan:
+    """The plan. Raises Unsolved if the limits end the search before HiGHS finds any."""
+    inf = float("inf")
+    model = _Model()
+    unit = max((pool.price for pool in problem.pools), default=0.0) or 1.0
+    whole = sum(need.load for need in problem.needs) or 1.0
+    accurate = problem.goal == "accuracy"
+    machines = [
+        model.column(pool.price / unit if pool.elastic else 0.0, pool.most, pool.least, whole=True)
+        for pool in problem.pools
+    ]
+    kept, added = [], []
+    for one in problem.variants:
+        pool = problem.pools[one.pool]
+        share = one.price / unit
+        price = share * (ELASTIC_SHARE if pool.elastic or accurate else 1.0)
+        most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
+        kept.append(model.column(price, min(one.running, most), whole=True))
+        change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
+        if accurate:
+            change += one.rate * one.load_s / LIFE_S / whole
+        added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
+    used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of load and reserve, in instances
+    missing: list[tuple[int, int]] = []
+    for need in problem.needs:
+        weight = (need.load + 0.01 * whole) / whole
+        short = model.column(weight * (UNSERVED if accurate else MISSING), 1.0)
+        bare = model.column(weight * (UNRESERVED if accurate else MISSING * RESERVE_MISSING), 1.0)
+        missing.append((short, bare))
+        load, reserve = {short: 1.0}, {bare: 1.0}
+        for v, (carrying, beside) in need.options.items():
+            lost = (1.0 - problem.variants[v].accuracy) * need.load / whole if accurate else 0.0
+            x, y = model.column(lost, 1.0), model.column(0.0, 1.0)
+            load[x], reserve[y] = 1.0, 1.0
+            used[v] |= {x: carrying, y: beside}
+        model.row(load, 1.0, 1.0)
+        model.row(reserve, 1.0, 1.0)
+    totals: dict[tuple[int, str], dict[int, float]] = {}
+    for v, one in enumerate(problem.variants):
+        model.row(used[v] | {kept[v]: -1.0, added[v]: -1.0}, -inf, 0.0)
+        resources = problem.pools[one.pool].resources
+        for name, amount in one.uses.items():
+            if name in resources:
+                totals.setdefault((one.pool, name), {}).update({kept[v]: amount, added[v]: amount})
+        if one.most < 1_000:
+            model.row({kept[v]: 1.0, added[v]: 1.0, machines[one.pool]: -float(one.most)}, -inf, 0.0)
+        name, amount = one.computes
+        if amount > 0:
+            row = totals.setdefault((one.pool, name), {})
+            for column, value in used[v].items():
+                row[column] = value * amount
+    for (p, name), entries in totals.items():
+        model.row(entries | {machines[p]: -problem.pools[p].resources[name]}, -inf, 0.0)
+    for variants, number in problem.least:
+        model.row({column: 1.0 for v in variants for column in (kept[v], added[v])}, float(number), inf)
+    if problem.budget is not None:
+        model.row({machines[p]: pool.price for p, pool in enumerate(problem.pools)}, -inf, problem.budget)
+    options: dict[str, Any] = {"mip_rel_gap": gap}
+    if time_limit_s is not None:
+        options["time_limit"] = time_limit_s
+    if node_limit is not None:
+        options["node_limit"] = node_limit
+    result = model.solve(options)
+    x = result.x
+    return FleetPlan(
+        machines=tuple(round(x[column]) for column in machines),
+        instances=tuple(round(x[k]) + round(x[a]) for k, a in zip(kept, added, strict=True)),
+        missing=tuple((max(0.0, float(x[s])), max(0.0, float(x[b]))) for s, b in missing),
+        objective=float(result.fun),
+    )
