@@ -10,11 +10,15 @@ from math import floor, log2
 
 from msgspec.structs import replace
 
+from bus.messages.catalog import VariantRecord
 from bus.messages.scaling import ClassDemand
+from bus.subjects import WITHOUT_APP
+from services.core.catalog import Catalog
 
 OCTAVE = 4  # bands in an octave of latency, and of cost
 ACCURACY = 0.02  # width of a band of accuracy
 MOST = 32  # classes of one app; with more, the bands get wider
+
 
 ANY = "*"  # in place of a worker's name: any worker, or any other one
 
@@ -71,3 +75,27 @@ def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 def _least(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else min(one, other)
+
+
+def variants_for(
+    app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
+) -> tuple[VariantRecord, ...]:
+    """The variants that may answer queries of an app with these names, as in selection."""
+    if needs_model is None and version is None and variant is None and not app.startswith(WITHOUT_APP):
+        return catalog.variants_of(app)
+    if app.startswith(WITHOUT_APP):
+        needs_model = app.removeprefix(WITHOUT_APP)
+        record = catalog.model(needs_model)
+        links = {} if record is None else {record.model: record.version}
+    else:
+        known = catalog.app(app)
+        links = {} if known is None else known.links
+    if variant is not None:
+        found = catalog.variant(variant)
+        return (found,) if found is not None and found.model in links else ()
+    return tuple(
+        record
+        for model, current in sorted(links.items())
+        if needs_model in (None, model)
+        for record in catalog.variants_at(model, version or current)
+    )

@@ -16,11 +16,11 @@ from services.autoscaler.models.demand import LINGER, ClassLoad, share_of
 from services.autoscaler.models.supply import LEAST_RATE, FleetSupply, OtherWorkers, ProfileCache
 from services.core.catalog import Catalog
 from services.core.cost import Goal, UnknownPrice, price_per_hour
+from services.core.demand import variants_for
 from services.core.lifecycle import COUNTED
 from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 from services.core.settings import AutoscalerSettings
 
-WITHOUT_APP = "_."  # prefix under which queries are counted that name a model and no app
 REFUSED_SHARE = 0.02  # if more of a class's items are refused, its instances are full, whatever their profiles say ...
 REFUSED_LEAST = 5  # ... unless these are fewer items in the last seconds, which may be chance ...
 REFUSED_MUCH = 0.25  # ... and less than this part of a class with few queries
@@ -37,30 +37,6 @@ class ClassDemandShare(Struct, frozen=True):
     load: ClassLoad | None
     rate: float
     least: int
-
-
-def variants_for(
-    app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
-) -> tuple[VariantRecord, ...]:
-    """The variants that may answer queries of an app with these names, as in selection."""
-    if needs_model is None and version is None and variant is None and not app.startswith(WITHOUT_APP):
-        return catalog.variants_of(app)
-    if app.startswith(WITHOUT_APP):
-        needs_model = app.removeprefix(WITHOUT_APP)
-        record = catalog.model(needs_model)
-        links = {} if record is None else {record.model: record.version}
-    else:
-        known = catalog.app(app)
-        links = {} if known is None else known.links
-    if variant is not None:
-        found = catalog.variant(variant)
-        return (found,) if found is not None and found.model in links else ()
-    return tuple(
-        record
-        for model, current in sorted(links.items())
-        if needs_model in (None, model)
-        for record in catalog.variants_at(model, version or current)
-    )
 
 
 def shares_of(

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from bus.messages.scaling import ClassDemand, DemandReport
 from services.core.demand import Band, band, merged
-from services.core.forecast import Forecaster, make_forecaster
+from services.core.forecast.base import Forecaster
+from services.core.forecast.forecasters import make_forecaster
 
 TICK_S = 1.0  # s between two observations of a forecaster
 SILENT_S = 1.2  # s without a report after which a dispatcher is ignored

@@ -194,7 +194,9 @@ def solve_fleet(
     for (p, name), entries in totals.items():
         model.row(entries | {machines[p]: -problem.pools[p].resources[name]}, -inf, 0.0)
     for variants, number in problem.least:
-        model.row({column: 1.0 for v in variants for column in (kept[v], added[v])}, float(number), inf)
+        lacking = model.column(UNSERVED if accurate else MISSING, float(number))
+        columns = {column: 1.0 for v in variants for column in (kept[v], added[v])}
+        model.row(columns | {lacking: 1.0}, float(number), inf)
     if problem.budget is not None:
         model.row({machines[p]: pool.price for p, pool in enumerate(problem.pools)}, -inf, problem.budget)
     options: dict[str, Any] = {"mip_rel_gap": gap}
