@@ -81,10 +81,10 @@ def variants_for(
     app: str, needs_model: str | None, version: str | None, variant: str | None, catalog: Catalog
 ) -> tuple[VariantRecord, ...]:
     """The variants that may answer queries of an app with these names, as in selection."""
-    if needs_model is None and version is None and variant is None and not app.startswith(WITHOUT_APP):
+    if needs_model is None and version is None and variant is None and not app.startswith(f"{WITHOUT_APP}."):
         return catalog.variants_of(app)
-    if app.startswith(WITHOUT_APP):
-        needs_model = app.removeprefix(WITHOUT_APP)
+    if app.startswith(f"{WITHOUT_APP}."):
+        needs_model = app.removeprefix(f"{WITHOUT_APP}.")
         record = catalog.model(needs_model)
         links = {} if record is None else {record.model: record.version}
     else:

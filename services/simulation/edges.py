@@ -20,7 +20,10 @@ from services.autoscaler.vms.commands import (
     decode_leader,
     machine_key,
 )
+from services.autoscaler.vms.planner import FleetSolved, SolveFleet
 from services.core.placement import quarantine_key
+from services.core.planning.fleet import solve_fleet
+from services.core.planning.highs import Unsolved
 from services.core.planning.plan import Solver
 from services.executor.commands import (
     BatchResult,
@@ -40,6 +43,7 @@ from services.simulation.kernel import Environment
 STORE = 0.001  # s for one write to a bucket
 UNLOAD = 0.01  # s
 FAILS = 0.05  # s that a failing load takes
+NODES = 200  # limit of a branch-and-bound search in place of time, so that every machine finds the same plan
 NO_OUTPUTS: dict[str, Tensor] = {}
 NOTES = "simulated"
 
@@ -161,6 +165,8 @@ class SimulatedControllerEdge:
                 self._start(command.order)
             case Stop():
                 self._stop(command.order.worker)
+            case SolveFleet():
+                return _solve_fleet(command)
             case _:
                 return 0.0, ValueError(f"simulated controllers cannot {type(command).__name__}")
         return STORE, None
@@ -171,3 +177,17 @@ class SimulatedControllerEdge:
             return LeaseClaimed(ok=False, present=present)
         self._environment.put(self._bucket, LEADER, encode(claim.record))
         return LeaseClaimed(ok=True)
+
+
+def _solve_fleet(command: SolveFleet) -> tuple[float, FleetSolved | Exception]:
+    """Both plans. The seconds that they take are computed from the size of the problems, because the wall clock must not count."""
+    seconds = 0.005 + 50e-6 * sum(
+        len(one.variants) + sum(len(need.options) for need in one.needs) for one in (command.growth, command.present)
+    )
+    try:
+        growth, present = (
+            solve_fleet(one, time_limit_s=None, node_limit=NODES) for one in (command.growth, command.present)
+        )
+    except Unsolved as error:
+        return seconds, error
+    return seconds, FleetSolved(growth, present, 1000.0 * seconds)

@@ -24,6 +24,7 @@ from services.jobs.actor import make_coordinator
 from services.jobs.runner.actor import make_runner
 from services.monitor.actor import make_monitor
 from services.simulation.edges import (
+    NODES,
     LoadFault,
     SimulatedControllerEdge,
     SimulatedExecutorEdge,
@@ -37,7 +38,6 @@ from services.simulation.scenario.model import MachineSpec, PolicySpec, Scenario
 
 SPREAD = 0.5  # s over which the starts of the first machines are spread, because real machines do not start in step
 INSTANT = 0.001  # s that a load takes before the scenario begins
-NODES = 200  # limit of a branch-and-bound search in place of time, so that every machine finds the same plan
 GOLDEN = 0.6180339887
 
 

@@ -11,7 +11,7 @@ from math import inf
 from msgspec import Struct
 
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity
+from bus.messages.scaling import AskForCapacity, DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
     LEADER,
@@ -30,6 +30,7 @@ from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
 from services.autoscaler.vms.orders import DryRun, MachineOrders
 from services.autoscaler.vms.placement import InstancePlacement
+from services.autoscaler.vms.planner import FleetPlanner, Wish
 from services.autoscaler.vms.policy import (
     Add,
     Blocked,
@@ -39,6 +40,7 @@ from services.autoscaler.vms.policy import (
     PricedKind,
     Remove,
     WorkerSummary,
+    affordable,
     below_minimum,
     choose_machine,
     hardware_needs,
@@ -64,8 +66,9 @@ from services.core.actor import (
     Watch,
 )
 from services.core.catalog import Catalog
+from services.core.cost import Goal
 from services.core.metric import MetricFamily
-from services.core.settings import MonitorSettings, Settings
+from services.core.settings import AutoscalerSettings, MonitorSettings, Settings
 
 FIRST_REVIEW_S = 2.0  # s after the start, in which each worker has sent heartbeats
 APPEAR_S = 30.0  # s of leading after which a worker that was not heard does not exist
@@ -97,8 +100,11 @@ class Controller:
         limits: FleetLimits,
         monitor: MonitorSettings | None = None,
         traits: ProviderTraits | None = None,
+        autoscaler: AutoscalerSettings | None = None,
+        goal: Goal = "cost",
     ) -> None:
         monitor, traits = monitor or MonitorSettings(), traits or ProviderTraits()
+        autoscaler = autoscaler or AutoscalerSettings()
         self.lease = Lease(name, limits.settings.lease_s)
         self.fleet = fleet = Fleet(limits.kinds, self._threads if traits.shared_machine else None)
         self._name = name
@@ -113,7 +119,11 @@ class Controller:
             fleet, catalog, effects, limits, inventory, orders, confirm_stops=traits.confirm_stops
         )
         self._placement = InstancePlacement(fleet, catalog, effects, monitor)
-        self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor)
+        self._planner = FleetPlanner(subjects, fleet, catalog, effects, limits, monitor, autoscaler, goal)
+        self._plans = autoscaler.policy == "infaas"
+        self._drain = MachineDrain(
+            fleet, catalog, effects, self._machines, inventory, monitor, self._planner.settled
+        )
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
         self._started_at = 0.0
         self._led_since = 0.0
@@ -125,6 +135,7 @@ class Controller:
             ReviewFleet: self._review_again,
             RenewLease: self._renew_again,
             AskForCapacity: self._asked,
+            DemandReport: self._demand,
             bytes: self._registration_ordered,
             RegistrationProgress: self._registration_reported,
             LoadReply: self._replied,
@@ -149,6 +160,7 @@ class Controller:
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.controller("ask"), message=AskForCapacity),
+            *((Inlet(subject=s.demand(), message=DemandReport),) if self._plans else ()),
             Inlet(subject=s.workshop("*"), message=bytes),
             *(
                 Inlet(subject=s.registrar(fact), message=RegistrationProgress)
@@ -200,16 +212,27 @@ class Controller:
 
     def _replied(self, envelope: Envelope) -> Iterable[Effect]:
         self._placement.replied(envelope.subject, envelope.message)
+        self._planner.replied(envelope.subject, envelope.message, envelope.now)
         return NOTHING
 
     def _undelivered(self, envelope: Envelope) -> Iterable[Effect]:
         self._placement.replied(envelope.message.reply_subject, None)
+        self._planner.replied(envelope.message.reply_subject, None, envelope.now)
         return NOTHING
+
+    def _demand(self, envelope: Envelope) -> Iterable[Effect]:
+        turn = self._turn(envelope.now)
+        surges = self._planner.take(envelope.message, turn)
+        if not surges or not turn.epoch or turn.epoch != self._led:
+            return NOTHING
+        return self._planner.plan(turn, self._leaving, at_once=True)
 
     def _asked(self, envelope: Envelope) -> Iterable[Effect]:
         turn = self._turn(envelope.now)
         if not turn.epoch or turn.epoch != self._led:
             return NOTHING
+        if self._planner.current(turn.now) and envelope.message.why != "interfered":
+            return NOTHING  # the plan is for all load
         self._placement.ask(envelope.message, turn.now)
         return self._placement.advance(lambda need: self._machine_for(need, turn), turn)
 
@@ -244,6 +267,7 @@ class Controller:
         """This controller leads in a new epoch. What it believed to be under way was an earlier leader's."""
         self._led, self._led_since = turn.epoch, turn.now
         self._machines.forget(turn)
+        self._planner.forget()
         self._placement.forget()
         self._drain.forget()
         self._inventory.forget()
@@ -265,6 +289,8 @@ class Controller:
             return NOTHING
         if not turn.epoch or turn.epoch != self._led or not rest:
             return NOTHING
+        if what == "plan":
+            return self._planned(message, turn)
         worker = rest[0]
         if what == "start":
             return self._machines.started(worker, error, turn)
@@ -304,7 +330,9 @@ class Controller:
             found += self._machines.advance(turn)
             self._drain.adopt(turn)
         closed = self._inventory.closed()
-        needs = hardware_needs(self._summaries(turn), self._limits)
+        if self._plans:
+            found += self._planner.plan(turn, self._leaving)
+        needs = [] if self._planner.current(turn.now) else hardware_needs(self._summaries(turn), self._limits)
         wanted = {need.hardware for need in needs} | self._placement.hardware()
         stays, effects = self._drain.advance(wanted, turn, closed)
         found += effects
@@ -319,8 +347,63 @@ class Controller:
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
             found += self._keep_minimum(closed, turn)
         if not self._drain.worker:
-            found += self._remove(closed, turn, idle=not needs)
+            found += self._remove(closed, turn, idle=not needs and not self._planner.current(turn.now))
         return found
+
+    # -- the plan
+
+    @property
+    def _leaving(self) -> Collection[str]:
+        return (self._drain.worker,) if self._drain.worker else ()
+
+    def _planned(self, message: Done | Failed | TimedOut, turn: Turn) -> list[Effect]:
+        if not isinstance(message, Done):
+            self._planner.not_solved()
+            return []
+        found, wishes = self._planner.solved(message.result, turn)
+        for wish in wishes:
+            found += self._more(wish, turn) if wish.count > 0 else self._fewer(wish, turn)
+        return found
+
+    def _more(self, wish: Wish, turn: Turn) -> list[Effect]:
+        """Add machines of a kind: first one that is being removed and can stay."""
+        found: list[Effect] = []
+        count = wish.count
+        leaving = self.fleet.workers.get(self._drain.worker)
+        if leaving is not None and leaving.kind == wish.kind:
+            stays, found = self._drain.stay(wish.reason, turn)
+            count -= stays
+        for _ in range(count):
+            chosen = affordable(
+                self._limits.kinds[wish.kind],
+                wish.reason,
+                self._summaries(turn),
+                self._limits,
+                lambda kind: self._machines.pauses(kind, turn.now),
+                lambda kind: self._inventory.obstacle(kind, turn.now),
+            )
+            _, effects = self._add((wish.kind, False), chosen, turn)
+            found += effects
+            if isinstance(chosen, Blocked):
+                break
+        return found
+
+    def _fewer(self, wish: Wish, turn: Turn) -> list[Effect]:
+        """Remove the machine of a kind that has least to do. One leaves at a time."""
+        if self._drain.worker:
+            return []
+        able = [
+            worker
+            for worker in self._summaries(turn)
+            if worker.kind == wish.kind and worker.state == "Ready" and not self._drain.spared(worker.name, turn.now)
+        ]
+        if not able:
+            return []
+        chosen = min(able, key=lambda each: (*self._planner.weight(each.name), each.name))
+        remove = Remove(worker=chosen.name, reason=wish.reason, planned=True)
+        if self._dry_run is not None:
+            return self._dry_run.remove(remove, turn)
+        return [*self._drain.begin(remove, turn), *self._planner.plan(turn, self._leaving, at_once=True)]
 
     def _summaries(self, turn: Turn) -> list[WorkerSummary]:
         return self.fleet.summaries(turn.now, self._limits.settle_s)
@@ -437,7 +520,7 @@ def make_controller(
         settings=settings.machines,
         budget_per_hour=settings.autoscaler.budget_per_hour or inf,
     )
-    return Controller(name, subjects, limits, settings.monitor, traits)
+    return Controller(name, subjects, limits, settings.monitor, traits, settings.autoscaler, settings.goal)
 
 
 # -- metrics

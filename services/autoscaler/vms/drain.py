@@ -4,7 +4,7 @@ Make before break: it takes queries until every app that only it serves has an i
 what is queued. If it is needed after all, the drain is taken back. One machine is removed at a time.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from bus.messages.fleet import EnsureLoaded
 from bus.messages.scaling import Drain
@@ -27,7 +27,10 @@ SPARE_S = 30.0  # s for which a worker that was not removed after all is not tri
 
 
 class MachineDrain:
-    """At most one machine. monitor: as the workers' monitors admit loads. phase: moving, draining, stopping, or empty."""
+    """At most one machine. monitor: as the workers' monitors admit loads. phase: moving, draining, stopping, or empty.
+
+    settled: whether all that the plan wants on workers other than this one serves, at this time.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class MachineDrain:
         machines: Machines,
         inventory: InventoryView,
         monitor: MonitorSettings,
+        settled: Callable[[str, float], bool] = lambda _worker, _now: True,
     ) -> None:
         self.worker = ""
         self.phase = ""
@@ -45,6 +49,8 @@ class MachineDrain:
         self._effects = effects
         self._machines = machines
         self._inventory = inventory
+        self._settled = settled
+        self._planned = False  # the plan wants it away, though it may still serve
         self._share = monitor.memory_share
         self._overcommit = monitor.cores_overcommit
         self._reason = ""
@@ -67,7 +73,7 @@ class MachineDrain:
         """closed: machines that must go, whatever they serve."""
         self.worker, self.phase, self._reason = chosen.worker, "moving", chosen.reason
         self._since = turn.now
-        self._forced = chosen.worker in closed
+        self._forced, self._planned = chosen.worker in closed, chosen.planned
         _, found = self.advance(set(), turn, closed)
         return found
 
@@ -110,17 +116,18 @@ class MachineDrain:
     # -- moving
 
     def _move(self, worker: FleetWorker, turn: Turn) -> list[Effect]:
-        if worker.serves and not self._forced:
+        if worker.serves and not (self._forced or self._planned):
             return self._stay(worker, "it serves again", turn)
         rest = [other for other in self._fleet.ready(turn.now) if other is not worker]
         last = self._served_only_here(worker, rest)
         late = turn.now - self._since > MOVE_S
-        if not last or (self._forced and (late or not worker.alive(turn.now))):
+        ready = not last and (not self._planned or self._settled(worker.name, turn.now))
+        if ready or (self._forced and (late or not worker.alive(turn.now))):
             return self._begin_draining(worker, turn)
         if late:
             return self._stay(worker, "what only it serves was not loaded elsewhere in time", turn)
         found: list[Effect] = []
-        for app, variant in last.items():
+        for app, variant in () if self._planned else last.items():
             orders = self._load_elsewhere(app, variant, rest, turn)
             if orders is None and not self._forced:
                 why = f"no other worker has room for {variant}, which only this one serves of {app}"
@@ -197,6 +204,13 @@ class MachineDrain:
             self.phase, self._tries = "stopping", 0
             return self._stop(turn)
         return []
+
+    def stay(self, why: str, turn: Turn) -> tuple[bool, list[Effect]]:
+        """Take the removal back, if it is not too late. True if the machine stays."""
+        worker = self._fleet.workers.get(self.worker)
+        if worker is None or self._forced or self.phase not in ("moving", "draining"):
+            return False, []
+        return True, self._stay(worker, why, turn)
 
     def _stay(self, worker: FleetWorker, why: str, turn: Turn) -> list[Effect]:
         """The machine is not removed."""

@@ -1,5 +1,7 @@
 """The controller's edge: records in the control bucket, and the provider of machines."""
 
+import asyncio
+import time
 from typing import Any
 
 from bus.codec import BadMessage, decode, encode
@@ -17,7 +19,9 @@ from services.autoscaler.vms.commands import (
     Stop,
     machine_key,
 )
+from services.autoscaler.vms.planner import SOLVE_S, FleetSolved, SolveFleet
 from services.autoscaler.vms.providers.base import Provider
+from services.core.planning.fleet import solve_fleet
 
 
 class ControllerEdge:
@@ -44,11 +48,20 @@ class ControllerEdge:
                 await self._provider.start(command.order)
             case Stop() if self._provider is not None:
                 await self._provider.stop(command.order)
+            case SolveFleet():
+                return await asyncio.to_thread(_solve, command)
             case ListMachines() if self._provider is not None:
                 return await self._provider.inventory()
             case _:
                 raise ValueError(f"the controller's edge cannot {type(command).__name__}")
         return None
+
+
+def _solve(command: SolveFleet) -> FleetSolved:
+    """Both plans, in a thread: HiGHS may take a second, and the lease must be renewed meanwhile. Raises Unsolved."""
+    started = time.perf_counter()
+    growth, present = (solve_fleet(one, time_limit_s=SOLVE_S / 4) for one in (command.growth, command.present))
+    return FleetSolved(growth, present, (time.perf_counter() - started) * 1000.0)
 
 
 async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:

@@ -5,7 +5,7 @@ The second is for the time at which a new instance would serve. It says what the
 plan does not need becomes reclaimable: it goes on serving until its place is needed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import floor, inf
 
 from msgspec import Struct
@@ -423,6 +423,12 @@ class FleetPlanner:
                 if sum(one.state in SERVING for one in known.of(variant)) < count:
                     return False
         return True
+
+    def weight(self, worker: str) -> tuple[int, float]:
+        """What a worker has to do by the plan: instances that are needed there, and items/s that it serves."""
+        known = self._fleet.workers.get(worker)
+        load = sum(one.load for one in known.instances) if known is not None else 0.0
+        return sum(self._wanted.get(worker, {}).values()), load
 
     def _wishes(self, seen: Snapshot, plan: FleetPlan, now: float) -> list[Wish]:
         found = []

@@ -93,10 +93,11 @@ class Add(Struct, frozen=True, kw_only=True):
 
 
 class Remove(Struct, frozen=True, kw_only=True):
-    """Drain this worker, then stop it."""
+    """Drain this worker, then stop it. planned: it may still serve; the plan has room for its load elsewhere."""
 
     worker: str
     reason: str
+    planned: bool = False
 
 
 class Blocked(Struct, frozen=True, kw_only=True):
@@ -162,6 +163,21 @@ def choose_machine(
         first = open_kinds[0].name
         return Blocked(reason=f"{need.reason}; {obstacle(first)}", kind=first)
     return _affordable(kind, need.reason, workers, limits)
+
+
+def affordable(
+    kind: PricedKind,
+    reason: str,
+    workers: Sequence[WorkerSummary],
+    limits: FleetLimits,
+    pauses: Callable[[str], bool],
+    obstacle: Callable[[str], str],
+) -> Add | Blocked:
+    """One more machine of this kind, if there may be one. pauses, obstacle: as in `choose_machine`."""
+    if sum(worker.kind == kind.name for worker in workers) >= kind.maximum or pauses(kind.name):
+        return Blocked()
+    why = obstacle(kind.name)
+    return Blocked(reason=f"{reason}; {why}", kind=kind.name) if why else _affordable(kind, reason, workers, limits)
 
 
 def below_minimum(
