@@ -5,8 +5,8 @@ members. Queries that name a model, a version or a variant form a class of their
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from math import floor, log2
+from collections.abc import Iterable, Sequence
+from math import floor, log2, sqrt
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ ACCURACY = 0.02  # width of a band of accuracy
 MOST = 32  # classes of one app; with more, the bands get wider
 
 
+SIGNIFICANT = 3.5  # standard deviations from which on a difference between two rates is not chance
 ANY = "*"  # in place of a worker's name: any worker, or any other one
 
 Band = tuple[str, int | None, int, int | None, str | None, str | None, str | None]
@@ -99,3 +100,27 @@ def variants_for(
         if needs_model in (None, model)
         for record in catalog.variants_at(model, version or current)
     )
+
+
+def rate_of(periods: Sequence[float], counts: Sequence[float]) -> float:
+    """Items/s now, from the seconds and items of successive periods, the newest first.
+
+    It is the mean over all, unless the newest part differs from the rest by more than chance explains (arrivals are Poisson). Then it is the
+    mean of that part.
+    """
+    seconds, items = sum(periods), sum(counts)
+    if seconds <= 0:
+        return 0.0
+    best, found = SIGNIFICANT, items / seconds
+    new_s, new_n = 0.0, 0.0
+    for i in range(len(periods) - 1):
+        new_s, new_n = new_s + periods[i], new_n + counts[i]
+        old_s, old_n = seconds - new_s, items - new_n
+        if new_s <= 0 or old_s <= 0:
+            continue
+        # Both counts are Poisson and small. Their roots (Anscombe) are nearly normal, with the same spread at every rate.
+        spread = sqrt(1.0 / new_s + 1.0 / old_s) / 2.0
+        distance = abs(sqrt((new_n + 0.375) / new_s) - sqrt((old_n + 0.375) / old_s)) / spread
+        if distance > best:
+            best, found = distance, new_n / new_s
+    return found

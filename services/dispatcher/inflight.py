@@ -107,7 +107,9 @@ class OutcomeRecorder:
 
     def __init__(self, dispatcher: str, policy: str, new_uid: Callable[[], bytes]) -> None:
         self.log = OutcomeLog()
-        self._served: dict[str, list[int]] = {}  # by app: items that ended since the last report, and those of them not in time
+        self._served: dict[
+            str, list[int]
+        ] = {}  # by app: items that ended since the last report, and those of them not in time
         self._dispatcher = dispatcher
         self._policy = policy
         self._new_uid = new_uid

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from bus.messages.fleet import EnsureLoaded, FleetDigest, FleetRoster, LoadReply, PlannedBy, Release, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandReport
+from bus.messages.scaling import AskForCapacity, DemandReport, FleetPlanned
 from bus.subjects import Subjects
 from services.autoscaler.models.accuracy import with_headroom
 from services.autoscaler.models.baselines import Choices, static_changes
@@ -53,6 +53,7 @@ SAVING = 5  # periods between searches for savings while all load is carried
 JUMP = 1.3  # a load that grows by this factor is checked at once; one that falls by it is searched for savings at once
 ASK_AGAIN = 5.0  # s, beside the load time, before the controller is asked for the same again ...
 GROWN = 1.5  # ... unless it is for so many times the load
+LED_S = 12.0  # s after a plan of the leader for which this worker leaves the plan to it
 
 
 class Solve(Struct, frozen=True):
@@ -98,6 +99,7 @@ class ModelAutoscaler:
         self._solving: Situation | None = None
         self._periods = 0
         self._rate = 0.0  # items/s of this worker at the last check
+        self._led_at = float("-inf")  # when the leader has planned last
         self._planned_rate = 0.0  # the same when the solver was asked last
         self._barred: dict[str, tuple[float, float]] = {}  # variant: until when, and for how long the next time
         self._asked: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}  # until when, and for which load
@@ -105,6 +107,7 @@ class ModelAutoscaler:
             WorkerHeartbeat: self._heard,
             FleetDigest: self._digested,
             FleetRoster: self._roster_changed,
+            FleetPlanned: self._led,
             DemandReport: self._demand,
             Tick: self._check_again,
             Done: self._solved,
@@ -133,7 +136,11 @@ class ModelAutoscaler:
                 Inlet(subject=s.demand(), message=DemandReport),
                 Inlet(subject=s.fleet("roster"), message=FleetRoster),
             )
-        return (*mine, Inlet(subject=s.worker(worker, "demand"), message=DemandReport))
+        return (
+            *mine,
+            Inlet(subject=s.worker(worker, "demand"), message=DemandReport),
+            Inlet(subject=s.controller("planned"), message=FleetPlanned),
+        )
 
     @property
     def watches(self) -> tuple[Watch, ...]:
@@ -161,6 +168,10 @@ class ModelAutoscaler:
 
     def _roster_changed(self, envelope: Envelope) -> Iterable[Effect]:
         self._roster = {(pool.kind, pool.simulated): pool.workers for pool in envelope.message.pools}
+        return NOTHING
+
+    def _led(self, envelope: Envelope) -> Iterable[Effect]:
+        self._led_at = envelope.now
         return NOTHING
 
     def _demand(self, envelope: Envelope) -> Iterable[Effect]:
@@ -205,6 +216,8 @@ class ModelAutoscaler:
         """Have the solver plan if load is not carried, or if it is time to search for savings."""
         self._rate = self._own_rate(now)
         heard, mine = self._heartbeat
+        if self._settings.policy == "infaas" and now - self._led_at <= LED_S:
+            return []  # the leader plans for all workers
         if not self._synced or self._solving is not None or mine is None or now - heard > GONE or mine.draining:
             return []
         digested, digest = self._digest

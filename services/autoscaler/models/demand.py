@@ -6,19 +6,17 @@ are Poisson), it is the mean of that part. So noise is averaged out and a step i
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import sqrt
 
 from msgspec import Struct
 
 from bus.messages.scaling import ClassDemand, DemandReport
-from services.core.demand import ANY, Band, band, merged
+from services.core.demand import ANY, Band, band, merged, rate_of
 
 KEPT = 5.0  # s of reports
 SILENT = 1.2  # s without a report after which a dispatcher is ignored
 LINGER = 30.0  # s for which a class without queries keeps an instance for its next query
 FORGET = 300.0  # s after which a class is forgotten
 REMEMBERED = 4096  # sets of needs whose class is cached
-SIGNIFICANT = 3.5  # standard deviations from which on a difference is not chance
 
 Needs = tuple[str, float | None, float, float | None, str | None, str | None, str | None]
 Counts = dict[Band, dict[str, int]]  # items by class and worker
@@ -123,7 +121,7 @@ class LoadEstimator:
             ours = series.get(of, {})
             # Loads of other workers matter only if something is refused.
             shared = self._everything or of[0] in refused
-            rates = {name: _rate(seconds, items) for name, items in ours.items() if name and (shared or name != ANY)}
+            rates = {name: rate_of(seconds, items) for name, items in ours.items() if name and (shared or name != ANY)}
             if "" in ours:
                 rates[""] = _turned_away(seconds, ours, sum(rates.values()))
             counts = {worker: sum(items) for worker, items in ours.items()}
@@ -156,30 +154,6 @@ def _same(one: ClassDemand, other: ClassDemand) -> bool:
     return one.latency_ms == other.latency_ms and one.accuracy == other.accuracy and one.cost == other.cost
 
 
-def rate(steps: Sequence[tuple[float, int]]) -> float:
-    """Items/s now, from (seconds, items) of successive periods, the newest first."""
-    return _rate([seconds for seconds, _ in steps], [items for _, items in steps])
-
-
-def _rate(periods: Sequence[float], counts: Sequence[int]) -> float:
-    seconds, items = sum(periods), sum(counts)
-    if seconds <= 0:
-        return 0.0
-    best, found = SIGNIFICANT, items / seconds
-    new_s, new_n = 0.0, 0
-    for i in range(len(periods) - 1):
-        new_s, new_n = new_s + periods[i], new_n + counts[i]
-        old_s, old_n = seconds - new_s, items - new_n
-        if new_s <= 0 or old_s <= 0:
-            continue
-        # Both counts are Poisson and small. Their roots (Anscombe) are nearly normal, with the same spread at every rate.
-        spread = sqrt(1.0 / new_s + 1.0 / old_s) / 2.0
-        distance = abs(sqrt((new_n + 0.375) / new_s) - sqrt((old_n + 0.375) / old_s)) / spread
-        if distance > best:
-            best, found = distance, new_n / new_s
-    return found
-
-
 def _turned_away(seconds: Sequence[float], series: Mapping[str, Sequence[int]], taken: float) -> float:
     """Items/s that are refused (series ""). taken: items/s that workers serve.
 
@@ -189,7 +163,7 @@ def _turned_away(seconds: Sequence[float], series: Mapping[str, Sequence[int]], 
     refused, period = series[""], sum(seconds)
     mean = sum(refused) / period if period > 0 else 0.0
     came = [sum(items) for items in zip(*series.values(), strict=True)]
-    return max(min(mean, _rate(seconds, refused)), _rate(seconds, came) - taken)
+    return max(min(mean, rate_of(seconds, refused)), rate_of(seconds, came) - taken)
 
 
 def share_of(worker: str, load: ClassLoad, app_loads: Iterable[ClassLoad], holders: Sequence[str]) -> float:

@@ -121,9 +121,7 @@ class Controller:
         self._placement = InstancePlacement(fleet, catalog, effects, monitor)
         self._planner = FleetPlanner(subjects, fleet, catalog, effects, limits, monitor, autoscaler, goal)
         self._plans = autoscaler.policy == "infaas"
-        self._drain = MachineDrain(
-            fleet, catalog, effects, self._machines, inventory, monitor, self._planner.settled
-        )
+        self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner.settled)
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
         self._started_at = 0.0
         self._led_since = 0.0

@@ -12,12 +12,13 @@ from math import sqrt
 from msgspec import Struct
 
 from bus.messages.scaling import ClassDemand, DemandReport
-from services.core.demand import Band, band, merged
+from services.core.demand import Band, band, merged, rate_of
 from services.core.forecast.base import Forecaster
 from services.core.forecast.forecasters import make_forecaster
 
 TICK_S = 1.0  # s between two observations of a forecaster
 SILENT_S = 1.2  # s without a report after which a dispatcher is ignored
+KEPT = 10  # reports of a dispatcher from which a rate follows: 5 s
 MERGED_S = 5.0  # s for which a class keeps its strictest needs
 FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
@@ -37,7 +38,7 @@ class ForecastLoad(Struct, frozen=True):
 
 
 class _Class:
-    """What is known of one class. counts: items by dispatcher since the last tick, with the seconds that they are of."""
+    """What is known of one class. counts: by dispatcher, seconds and items of its last reports, the newest first."""
 
     __slots__ = ("changed", "counts", "difference", "forecast", "last", "mean", "needs", "needs_at", "newest", "rate")
 
@@ -46,7 +47,7 @@ class _Class:
         self.needs_at = now
         self.last = now
         self.forecast = forecast
-        self.counts: dict[str, list[float]] = {}
+        self.counts: dict[str, deque[tuple[float, int]]] = {}
         self.rate = 0.0
         self.newest: dict[str, tuple[float, float]] = {}  # by dispatcher: items and seconds of its last report
         self.mean = 0.0  # items of a report, averaged
@@ -124,9 +125,7 @@ class DemandForecast:
             if before is not None:
                 known.scatter(before[0], came, weight)
             known.newest[name] = (came, seconds)
-            counts = known.counts.setdefault(name, [0.0, 0.0])
-            counts[0] += came
-            counts[1] += seconds
+            known.counts.setdefault(name, deque(maxlen=KEPT)).appendleft((seconds, came))
 
     def surges(self) -> list[tuple[ForecastLoad, float]]:
         """Each class with the rate of the newest reports alone, less what chance may add to it. Items/s."""
@@ -152,8 +151,7 @@ class DemandForecast:
             if now - known.last > FORGET_S:
                 del self._classes[of]
                 continue
-            known.rate = sum(items / seconds for items, seconds in known.counts.values() if seconds > 0)
-            known.counts.clear()
+            known.rate = sum(rate_of(*zip(*kept, strict=True)) for kept in known.counts.values() if kept)
             known.forecast.observe(now, known.rate)
 
     def loads(self) -> list[ForecastLoad]:

@@ -20,7 +20,7 @@ from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.core.actor import Do, Effect, Publish
 from services.core.catalog import Catalog, target_of
-from services.core.cost import HANDLING_MS, Goal, LatencyTable, UnknownPrice, cost_per_1000, device_share, load_seconds
+from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds
 from services.core.demand import Band, band, variants_for
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, SERVING
@@ -114,7 +114,9 @@ class FleetPlanner:
         self._fleet_then: tuple[object, ...] = ()
         self._wanted: dict[str, dict[str, int]] = {}  # by worker: instances by variant
         self._barred: dict[tuple[str, str], float] = {}
-        self._ordered: dict[tuple[str, str], tuple[int, float]] = {}  # worker, variant: at_least, and until when it is not repeated
+        self._ordered: dict[
+            tuple[str, str], tuple[int, float]
+        ] = {}  # worker, variant: at_least, and until when it is not repeated
         self._replies: dict[str, tuple[str, str]] = {}
         self._surplus: dict[str, tuple[int, float]] = {}  # by kind: machines that are too many, and since when
 
@@ -194,7 +196,9 @@ class FleetPlanner:
         for worker in sorted(workers, key=lambda one: one.name):
             groups.setdefault((worker.kind, *_shape(worker)), []).append(worker)
         pools = tuple(tuple(group) for group in groups.values())
-        present = self._problem([_present(group, self._share) for group in pools], pools, records, classes, turn.now, soon=True)
+        present = self._problem(
+            [_present(group, self._share) for group in pools], pools, records, classes, turn.now, soon=True
+        )
         growth = self._problem(self._growth(pools, turn.now), (), records, classes, turn.now, soon=False)
         needs = {band(one.load.needs): one.soon for one in classes}
         return Snapshot(classes, records, pools, SolveFleet(growth, present), needs)
@@ -235,12 +239,12 @@ class FleetPlanner:
 
     def _cost(self, record: VariantRecord) -> float:
         """US$ per 1,000 items, one at a time, on the first device of its kind that is known."""
-        for worker in self._fleet.workers.values():
+        price = record.price_per_s
+        for worker in self._fleet.workers.values() if price is None else ():
             for device in worker.devices:
                 if (device.kind, device.simulated) == (record.hardware, record.simulated):
                     price = _instance_price(record, device.cores, device.memory_mb, device.price_per_hour) / 3600.0
-                    return cost_per_1000(record, price)
-        return 0.0
+        return cost_per_1000(record, price or 0.0)
 
     def _growth(self, pools: Sequence[Sequence[FleetWorker]], now: float) -> list[Pool]:
         """The pools of the first plan: the kinds of machine that may be started, and the workers that nobody may stop."""
@@ -265,7 +269,8 @@ class FleetPlanner:
     def _have(self, kind: str, now: float) -> int:
         """Machines of a kind that serve or will serve soon."""
         return sum(
-            one.kind == kind and self._fleet.state(one, now) in ("Ready", "Booting") for one in self._fleet.workers.values()
+            one.kind == kind and self._fleet.state(one, now) in ("Ready", "Booting")
+            for one in self._fleet.workers.values()
         )
 
     def _problem(
@@ -310,7 +315,7 @@ class FleetPlanner:
             pools=tuple(pools),
             variants=tuple(variants),
             needs=tuple(needs),
-            least=tuple(self._least(at, soon=soon)),
+            least=tuple(self._least(at)),
             goal=self._goal if soon else "cost",
             budget=self._limits.budget_per_hour if self._limits.budget_per_hour < inf and not soon else None,
         )
@@ -375,10 +380,12 @@ class FleetPlanner:
                     return one.price_per_hour
         return 0.0
 
-    def _least(self, at: Mapping[str, list[int]], *, soon: bool) -> Iterable[tuple[tuple[int, ...], int]]:
+    def _least(self, at: Mapping[str, list[int]]) -> Iterable[tuple[tuple[int, ...], int]]:
         """The instances that apps keep that have any, or have demand."""
         with_demand = {one.needs.app for one in self.demand.loads()}
-        held = {one.variant for worker in self._fleet.workers.values() for one in worker.instances if one.state in COUNTED}
+        held = {
+            one.variant for worker in self._fleet.workers.values() for one in worker.instances if one.state in COUNTED
+        }
         for app in self._catalog.apps:
             records = self._catalog.variants_of(app.app)
             if app.min_instances and (app.app in with_demand or any(record.variant in held for record in records)):
@@ -438,7 +445,9 @@ class FleetPlanner:
             if kind is None:
                 continue
             have = self._have(pool.name, now)
-            why = f"the plan wants {wanted} {pool.name}, there are {have}, for {load:.4g} items/s in {kind.boot_s:.0f} s"
+            why = (
+                f"the plan wants {wanted} {pool.name}, there are {have}, for {load:.4g} items/s in {kind.boot_s:.0f} s"
+            )
             if wanted > have:
                 found.append(Wish(pool.name, wanted - have, why))
             if wanted < have:
@@ -548,21 +557,32 @@ class FleetPlanner:
         return found
 
 
+class _Place:
+    """What is free on one device."""
+
+    __slots__ = ("device", "memory", "slots")
+
+    def __init__(self, device: Device, share: float) -> None:
+        self.device = device
+        self.memory = share * device.memory_mb
+        self.slots = device.cores
+
+
 class _Room:
     """What is free on the devices of a worker. computing: cores of the instances there."""
 
     def __init__(self, worker: FleetWorker, share: float) -> None:
         self.computing = 0.0
-        self._devices = {d.device: [share * d.memory_mb, float(d.cores), d] for d in worker.devices}
+        self._places = {device.name: _Place(device, share) for device in _devices_of(worker)}
 
-    def _open(self, record: VariantRecord) -> list[str]:
+    def _open(self, record: VariantRecord) -> list[_Place]:
         memory = record.profile.memory_mb
         return [
-            name
-            for name, (free, slots, d) in self._devices.items()
-            if (d.kind, d.simulated) == (record.hardware, record.simulated)
-            and free + 1e-6 >= memory
-            and (record.hardware in ("cpu", "gpu") or slots >= 1)
+            place
+            for place in self._places.values()
+            if (place.device.kind, place.device.simulated) == (record.hardware, record.simulated)
+            and place.memory + 1e-6 >= memory
+            and (record.hardware in ("cpu", "gpu") or place.slots >= 1)
         ]
 
     def fits(self, record: VariantRecord) -> bool:
@@ -570,10 +590,10 @@ class _Room:
 
     def take(self, record: VariantRecord, device: str = "") -> None:
         """Put an instance on this device, else on the one with most memory, as the monitor does."""
-        name = device or max(self._open(record), key=lambda each: self._devices[each][0], default="")
-        if name in self._devices:
-            self._devices[name][0] -= record.profile.memory_mb
-            self._devices[name][1] -= 1.0
+        place = self._places.get(device) or max(self._open(record), key=lambda each: each.memory, default=None)
+        if place is not None:
+            place.memory -= record.profile.memory_mb
+            place.slots -= 1
             self.computing += cores_of(record)
 
 
@@ -627,7 +647,5 @@ def _suits(record: VariantRecord, device: Device, share: float) -> bool:
 
 
 def _instance_price(record: VariantRecord, cores: int, memory_mb: float, price_per_hour: float) -> float:
-    """US$ per hour of one instance: as its record says, else its share of the device."""
-    if record.price_per_s is not None:
-        return record.price_per_s * 3600.0
+    """US$ per hour of one instance: its share of the device."""
     return device_share(record, cores, memory_mb) * price_per_hour

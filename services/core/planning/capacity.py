@@ -27,7 +27,11 @@ def service_rate(table: LatencyTable, limit_s: float) -> float:
     """
     handling = HANDLING_MS / 1000.0
     batch = table.max_batch if limit_s == inf else table.largest_batch_within(limit_s / 2)
-    return max(n / (table.seconds(n) + handling) for n in _sizes(batch)) if batch >= 1 else 1.0 / (table.seconds(1) + handling)
+    return (
+        max(n / (table.seconds(n) + handling) for n in _sizes(batch))
+        if batch >= 1
+        else 1.0 / (table.seconds(1) + handling)
+    )
 
 
 def _sizes(most: int) -> list[int]:
@@ -45,7 +49,9 @@ def instances_for(load: float, rate: float, limit_s: float, miss: float, peakedn
     places = 64.0 if limit_s == inf else max(1.0, limit_s * rate)
     peak = max(1.0, peakedness)
     offered = load / rate / peak
-    loads = _loads(round(log(min(places, 1e4)) / STEP - 0.5), round(log(min(max(miss, LEAST_MISS), MOST_MISS)) / MISS_STEP))
+    loads = _loads(
+        round(log(min(places, 1e4)) / STEP - 0.5), round(log(min(max(miss, LEAST_MISS), MOST_MISS)) / MISS_STEP)
+    )
     return peak * _needed(offered, loads)
 
 
@@ -56,7 +62,9 @@ def _needed(offered: float, loads: tuple[float, ...]) -> float:
         if offered <= loads[i]:
             part = (offered - loads[i - 1]) / (loads[i] - loads[i - 1])
             return GRID[i - 1] + part * (GRID[i] - GRID[i - 1])
-    spare = (GRID[-1] - loads[-1]) / sqrt(GRID[-1])  # of many instances, the spare ones grow as the root of their number
+    spare = (GRID[-1] - loads[-1]) / sqrt(
+        GRID[-1]
+    )  # of many instances, the spare ones grow as the root of their number
     root = (spare + sqrt(max(0.0, spare * spare + 4 * offered))) / 2
     return root * root
 
@@ -87,5 +95,10 @@ def blocking(servers: int, waiting: int, offered: float) -> float:
     if inverse == inf:
         return 0.0
     ratio = offered / servers
-    queue = float(waiting) if abs(ratio - 1) < 1e-9 else ratio * (1 - ratio**waiting) / (1 - ratio)
-    return ratio**waiting / (inverse + queue)
+    if abs(ratio - 1) < 1e-9:
+        return 1.0 / (inverse + waiting)
+    if ratio < 1:
+        power = ratio**waiting
+        return power / (inverse + ratio * (1 - power) / (1 - ratio))
+    power = (1 / ratio) ** waiting  # the same, divided by ratio ** waiting, which may be too large
+    return 1.0 / (inverse * power + (1 - power) / (1 - 1 / ratio))
