@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.messages.scaling import ClassDemand, DemandReport
-from services.autoscaler.models.demand import FORGET, ClassLoad, LoadEstimator, rate, share_of
+from services.autoscaler.models.demand import FORGET, ClassLoad, LoadEstimator, share_of
+from services.core.demand import rate_of
+
+
+def rate(steps: list[tuple[float, int]]) -> float:
+    return rate_of([seconds for seconds, _ in steps], [items for _, items in steps])
 
 
 def poisson(rng: random.Random, mean: float) -> int:
