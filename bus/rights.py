@@ -167,7 +167,9 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("dispatcher", "offline"),
         _r("executor", "gateway", "operator"),
     ),
-    SubjectRights("demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler", "operator")),
+    SubjectRights(
+        "demand", lambda s, _: (s.demand(),), _r("dispatcher"), _r("model-autoscaler", "vm-autoscaler", "operator")
+    ),
     SubjectRights("fleet", lambda s, _: (s.fleet("*"),), _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights(
         "controller",
@@ -176,7 +178,12 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("vm-autoscaler"),
     ),
     SubjectRights("controller", lambda s, _: (s.controller("reply.*.*"),), _r("monitor"), _r("vm-autoscaler")),
-    SubjectRights("controller", lambda s, _: (s.controller("objectives"),), _r("vm-autoscaler"), _r("operator")),
+    SubjectRights(
+        "controller",
+        lambda s, _: (s.controller("objectives"),),
+        _r("vm-autoscaler"),
+        _r("model-autoscaler", "operator"),
+    ),
     SubjectRights("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
     SubjectRights(
         "worker",

@@ -47,19 +47,6 @@ class DemandReport(Struct, frozen=True, kw_only=True, gc=False):
     served: dict[str, tuple[int, int]] = {}
 
 
-class FleetPlanned(Struct, frozen=True, kw_only=True):
-    """`infaas.controller.planned`: the leader has planned for all workers. Their autoscalers leave the plan to it for a while.
-
-    machines: of each kind that the plan wants. instances: of each variant.
-    """
-
-    leader: str
-    epoch: int
-    at: float
-    machines: dict[str, int] = {}
-    instances: dict[str, int] = {}
-
-
 class AskForCapacity(Struct, frozen=True, kw_only=True):
     """`infaas.controller.ask`: a worker -> the controller. The worker asks for capacity on other workers.
 
@@ -82,11 +69,17 @@ class AskForCapacity(Struct, frozen=True, kw_only=True):
 
 
 class ObjectiveReport(Struct, frozen=True, kw_only=True):
-    """`infaas.controller.objectives`: the controller publishes the objectives of all apps. apps: in order of their names."""
+    """`infaas.controller.objectives`: the controller publishes the objectives of all apps whenever it has planned for all workers.
+
+    Workers' autoscalers leave the plan to it as long as they hear it. apps: in order of their names. machines: of each kind that the plan
+    wants. instances: of each variant, on the machines that work now.
+    """
 
     at: float
     epoch: int
     apps: list[AppObjective]
+    machines: dict[str, int] = {}
+    instances: dict[str, int] = {}
 
 
 class Drain(Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -69,7 +70,9 @@ class SimulatedSystem:
         choice = {
             app: StaticVariant(variant=one.variant, instances=one.instances) for app, one in policy.choice.items()
         }
-        self._settings = replace(policy.settings, autoscaler=replace(policy.settings.autoscaler, choice=choice))
+        bill: Literal["machines", "instances"] = "machines" if scenario.cost.meter == "worker" else "instances"
+        autoscaler = replace(policy.settings.autoscaler, choice=choice, bill=bill)
+        self._settings = replace(policy.settings, autoscaler=autoscaler)
         self._booting: dict[str, MachineSpec] = {}
         self._incarnations = count(1)
         self._uids = count(1)

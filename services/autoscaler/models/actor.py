@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from bus.messages.fleet import EnsureLoaded, FleetDigest, FleetRoster, LoadReply, PlannedBy, Release, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandReport, FleetPlanned
+from bus.messages.scaling import AskForCapacity, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
 from services.autoscaler.models.accuracy import with_headroom
 from services.autoscaler.models.baselines import Choices, static_changes
@@ -107,7 +107,7 @@ class ModelAutoscaler:
             WorkerHeartbeat: self._heard,
             FleetDigest: self._digested,
             FleetRoster: self._roster_changed,
-            FleetPlanned: self._led,
+            ObjectiveReport: self._led,
             DemandReport: self._demand,
             Tick: self._check_again,
             Done: self._solved,
@@ -139,7 +139,7 @@ class ModelAutoscaler:
         return (
             *mine,
             Inlet(subject=s.worker(worker, "demand"), message=DemandReport),
-            Inlet(subject=s.controller("planned"), message=FleetPlanned),
+            Inlet(subject=s.controller("objectives"), message=ObjectiveReport),
         )
 
     @property

@@ -11,14 +11,15 @@ from math import floor, inf
 from msgspec import Struct
 
 from bus.messages.catalog import VariantRecord
+from bus.messages.events import AppObjective
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
-from bus.messages.scaling import DemandReport, FleetPlanned
+from bus.messages.scaling import DemandReport, ObjectiveReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, headroom
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
-from services.core.actor import Do, Effect, Publish
+from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds
 from services.core.demand import Band, band, variants_for
@@ -36,6 +37,8 @@ CHANGED = 0.1  # relative change of a class's need that counts
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
 OVERHEAD_S = 0.001  # of a query, beside computing
 BARRED_S = 5.0  # s for which a variant that a worker has refused is not ordered there again
+RECLAIM_S = 15.0  # s for which an instance must be too much before it becomes reclaimable without need
+RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
 
 
@@ -118,7 +121,9 @@ class FleetPlanner:
             tuple[str, str], tuple[int, float]
         ] = {}  # worker, variant: at_least, and until when it is not repeated
         self._replies: dict[str, tuple[str, str]] = {}
-        self._surplus: dict[str, tuple[int, float]] = {}  # by kind: machines that are too many, and since when
+        self._surplus: dict[str, float] = {}  # by kind: since when there are too many machines
+        self._unneeded: dict[tuple[str, str], float] = {}  # worker, variant: since when there are too many instances
+        self._recorded = -inf
 
     # -- what is heard
 
@@ -259,7 +264,7 @@ class FleetPlanner:
                     most=max(kind.maximum, kind.minimum),
                     price=kind.price_per_hour,
                     resources=_resources(kind.devices, self._share),
-                    elastic=kind.maximum > kind.minimum,
+                    elastic=kind.maximum > kind.minimum and not self._instances_billed,
                 )
             )
         managed = set(self._limits.kinds)
@@ -356,7 +361,9 @@ class FleetPlanner:
         elif record.hardware != "gpu":
             uses[f"{name}/slots"] = 1.0
             most = min(most, sum(d.cores for d in fitting))
-        price = sum(_instance_price(record, d.cores, d.memory_mb, self._price(d)) for d in fitting[:1])
+        price = _instance_price(record, first.cores, first.memory_mb, self._price(first))
+        if self._instances_billed and record.price_per_s is not None:
+            price = record.price_per_s * 3600.0
         rate = service_rate(self._table(record), inf)
         return PooledVariant(
             name=record.variant,
@@ -405,16 +412,51 @@ class FleetPlanner:
         by = PlannedBy("ilp", result.milliseconds, result.present.objective)
         found = self._orders(seen, result.present, by, turn)
         wishes = self._wishes(seen, result.growth, turn.now)
+        return [*found, *self._report(seen, result, turn)], wishes
+
+    def _report(self, seen: Snapshot, result: FleetSolved, turn: Turn) -> list[Effect]:
+        """The objectives of all apps: to all who listen, and now and then for the record."""
         instances: dict[str, int] = {}
         for one, count in zip(seen.problem.present.variants, result.present.instances, strict=True):
             instances[one.name] = instances.get(one.name, 0) + count
         machines = {
             pool.name: count for pool, count in zip(seen.problem.growth.pools, result.growth.machines, strict=True)
         }
-        planned = FleetPlanned(
-            leader=self._effects.name, epoch=turn.epoch, at=turn.now, machines=machines, instances=instances
-        )
-        return [*found, Publish(self._subjects.controller("planned"), planned)], wishes
+        apps = list(self._objectives(seen, turn.now))
+        report = ObjectiveReport(at=turn.now, epoch=turn.epoch, apps=apps, machines=machines, instances=instances)
+        found: list[Effect] = [Publish(self._subjects.controller("objectives"), report)]
+        if turn.now - self._recorded >= RECORD_S:
+            self._recorded = turn.now
+            found += [Record(one) for one in apps]
+        return found
+
+    def _objectives(self, seen: Snapshot, now: float) -> Iterable[AppObjective]:
+        """What each app wants and gets. Its capacity is what the instances that serve carry in time, as a multiple of the forecast."""
+        problem = seen.problem.present
+        serving = [
+            sum(one.state in SERVING for worker in seen.pools[v.pool] for one in worker.of(v.name))
+            for v in problem.variants
+        ]
+        for app in sorted({one.app for one in seen.classes}):
+            ours = [one for one in seen.classes if one.app == app]
+            whole: dict[int, float] = {}  # instances of each variant that would carry the app alone
+            for need in problem.needs:
+                if need.name == app:
+                    for v, (carrying, beside) in need.options.items():
+                        whole[v] = whole.get(v, 0.0) + carrying + beside
+            forecast = sum(one.soon for one in ours)
+            covered = sum(serving[v] / count for v, count in whole.items() if count > 0)
+            reached = self.demand.reached.get(app)
+            yield AppObjective(
+                time=now,
+                app=app,
+                slo_target=target_of(self._catalog.app(app), self._settings.slo_target),
+                reached=reached.share if reached is not None else None,
+                load=sum(one.load.rate for one in ours),
+                forecast=forecast,
+                capacity=covered * forecast,
+                headroom=covered if forecast > 0 else None,
+            )
 
     def not_solved(self) -> None:
         """The solver failed, or took too long."""
@@ -451,8 +493,7 @@ class FleetPlanner:
             if wanted > have:
                 found.append(Wish(pool.name, wanted - have, why))
             if wanted < have:
-                _, since = self._surplus.get(pool.name, (0, now))
-                self._surplus[pool.name] = (have - wanted, since)
+                since = self._surplus.setdefault(pool.name, now)
                 if now - since >= self._hold(kind):
                     found.append(Wish(pool.name, wanted - have, f"{why}, for {now - since:.0f} s"))
             else:
@@ -464,9 +505,9 @@ class FleetPlanner:
         return max(kind.boot_s, self._limits.settings.idle_s)
 
     def _orders(self, seen: Snapshot, plan: FleetPlan, by: PlannedBy, turn: Turn) -> list[Effect]:
-        releases: list[Effect] = []
-        loads: list[Effect] = []
+        found: list[Effect] = []
         self._wanted = {}
+        unneeded: dict[tuple[str, str], float] = {}
         self._ordered = {key: order for key, order in self._ordered.items() if turn.now < order[1]}
         records = {record.variant: record for record in seen.records}
         for p, group in enumerate(seen.pools):
@@ -477,14 +518,27 @@ class FleetPlanner:
             }
             for worker, wanted in self._assign(group, counts, records, turn.now).items():
                 self._wanted[worker.name] = wanted
+                releases: list[Effect] = []
+                loads: list[Effect] = []
+                waiting: list[Effect] = []
                 for variant in sorted(counts):
-                    have, count = worker.of(variant), wanted.get(variant, 0)
-                    claimed = sum(not one.reclaimable for one in have)
-                    if claimed > count:
-                        releases.append(self._release(worker, variant, count, by, turn))
-                    elif count > claimed:
+                    count = wanted.get(variant, 0)
+                    claimed = sum(not one.reclaimable for one in worker.of(variant))
+                    if count > claimed:
                         loads += self._load(worker, records[variant], count, seen, by, turn)
-        return [*releases, *loads]
+                    elif count < claimed:
+                        key = (worker.name, variant)
+                        since = unneeded[key] = self._unneeded.get(key, turn.now)
+                        long = turn.now - since >= max(RECLAIM_S, load_seconds(records[variant]))
+                        (releases if long else waiting).append(self._release(worker, variant, count, by, turn))
+                # What is needed no longer stays as it is for a while, unless others need the room now.
+                found += [*releases, *(waiting if loads and not self._instances_billed else ()), *loads]
+        self._unneeded = unneeded
+        return found
+
+    @property
+    def _instances_billed(self) -> bool:
+        return self._settings.bill == "instances"
 
     def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy, turn: Turn) -> Effect:
         order = Release(
@@ -494,7 +548,7 @@ class FleetPlanner:
             reason=f"the plan needs {keep} here",
             epoch=turn.epoch,
             planned=by,
-            reclaim=True,
+            reclaim=not self._instances_billed,
         )
         return self._effects.order(worker.name, "release", order)
 

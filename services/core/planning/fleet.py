@@ -148,7 +148,7 @@ def solve_fleet(
     whole = sum(need.load for need in problem.needs) or 1.0
     accurate = problem.goal == "accuracy"
     machines = [
-        model.column(pool.price / unit if pool.elastic else 0.0, pool.most, pool.least, whole=True)
+        model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)
         for pool in problem.pools
     ]
     kept, added = [], []

@@ -66,6 +66,10 @@ class AutoscalerSettings(Section, frozen=True, kw_only=True):
     budget_per_hour: Annotated[
         float, Number(most=1e9, zero="no limit"), "US$ per hour that all workers together may cost."
     ] = 0.0
+    bill: Annotated[
+        Literal["machines", "instances"],
+        "What is paid: machines while they run, so that an idle instance costs nothing; or instances while they are loaded.",
+    ] = "machines"
     choice: dict[str, StaticVariant] = {}
 
 
