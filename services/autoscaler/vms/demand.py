@@ -23,7 +23,7 @@ MERGED_S = 5.0  # s for which a class keeps its strictest needs
 FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
 STEEP = 6.0  # standard deviations to which one difference counts for burstiness: a step is no burst
-REACHED_S = 300.0  # s over which the reached share is counted
+REACHED_S = 120.0  # s over which the reached share is counted
 CALM = 1.2  # peakedness up to which arrivals count as Poisson: estimates scatter
 
 
@@ -166,7 +166,7 @@ def _load_of(known: _Class) -> ForecastLoad:
 # -- headroom
 
 LEAST, MOST = 0.7, 2.0  # of the factor
-GAIN = 0.25
+GAIN = 0.15
 
 
 def headroom(target: float, reached: Iterable[tuple[int, int]]) -> float:

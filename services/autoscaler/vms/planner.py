@@ -32,8 +32,8 @@ from services.core.settings import AutoscalerSettings, MonitorSettings
 
 SOLVE_S = 5.0  # s that both solutions may take
 EXPIRES_S = 10.0  # s after which a plan does not count any more
-KEEP_S = 10.0  # s for which a plan is kept if its demand has changed little
-CHANGED = 0.1  # relative change of a class's need that counts
+KEEP_S = 10.0  # s for which a plan is kept unless a class needs more
+CHANGED = 0.1  # relative growth of a class's need that counts
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
 OVERHEAD_S = 0.001  # of a query, beside computing
 BARRED_S = 5.0  # s for which a variant that a worker has refused is not ordered there again
@@ -66,13 +66,18 @@ class Wish(Struct, frozen=True):
 
 
 class _Class(Struct, frozen=True):
-    """One class in a problem. need: items/s that the plan is for. soon, later: the same at the two times, with headroom."""
+    """One class in a problem. limit_s: its latency. miss: the share of queries that bursts may cost.
+
+    expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
+    would serve, with headroom.
+    """
 
     load: ForecastLoad
     app: str
     scope: tuple[VariantRecord, ...]
     limit_s: float
     miss: float
+    expected: float
     soon: float
     later: float
 
@@ -168,7 +173,7 @@ class FleetPlanner:
         at, before = self._planned
         if now - at >= KEEP_S or before.keys() != seen.needs.keys():
             return True
-        if any(abs(need - before[of]) > CHANGED * before[of] for of, need in seen.needs.items()):
+        if any(need > (1 + CHANGED) * before[of] for of, need in seen.needs.items()):
             return True
         return self._fleet_then != self._state()
 
@@ -228,9 +233,10 @@ class FleetPlanner:
             loads = [load_seconds(record) for record in scope]
             ahead = self._limits.settings.period_s
             soon = load.forecast.peak(min(loads) + ahead, share)
+            expected = min(soon, load.forecast.point(min(loads) + ahead))
             later = max(soon, load.forecast.peak(boot + max(loads) + ahead, share))
             limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
-            found.append(_Class(load, needs.app, scope, limit, miss / 2, factor * soon, factor * later))
+            found.append(_Class(load, needs.app, scope, limit, miss / 2, expected, factor * soon, factor * later))
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
@@ -304,15 +310,16 @@ class FleetPlanner:
                 factors.append(factor)
         needs = []
         for one in classes:
-            load = one.soon if soon else one.later
-            if load <= 0:
+            peak = one.soon if soon else one.later
+            load = min(one.expected, peak)
+            if peak <= 0:
                 continue
             options = {}
             for record in one.scope:
                 for v in at.get(record.variant, ()):
                     rate = service_rate(self._table(record), one.limit_s) / factors[v]
                     carrying = load / rate
-                    whole = instances_for(load, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
+                    whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
                     options[v] = (carrying, max(0.0, whole - carrying))
             if options:
                 needs.append(ClassNeed(name=one.app, load=load, options=options))

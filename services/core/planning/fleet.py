@@ -25,7 +25,7 @@ MISSING = 1000.0  # what the whole load missing counts, in units of the dearest 
 RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
 LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
-LIFE_S = 60.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
+LIFE_S = 30.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
 UNRESERVED = 1.0
 
@@ -157,10 +157,10 @@ def solve_fleet(
         share = one.price / unit
         price = share * (ELASTIC_SHARE if pool.elastic or accurate else 1.0)
         most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
-        kept.append(model.column(price, min(one.running, most), whole=True))
+        # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
+        lost = one.rate * one.load_s / LIFE_S / whole if accurate else 0.0
+        kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
-        if accurate:
-            change += one.rate * one.load_s / LIFE_S / whole
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
     used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of load and reserve, in instances
     missing: list[tuple[int, int]] = []
