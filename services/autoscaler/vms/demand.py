@@ -6,7 +6,6 @@ objective than the target allows, it grows; while fewer do, it shrinks.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from math import sqrt
 
 from msgspec import Struct
@@ -165,19 +164,18 @@ def _load_of(known: _Class) -> ForecastLoad:
 
 # -- headroom
 
-LEAST, MOST = 0.7, 2.0  # of the factor
-GAIN = 0.15
+LEAST, MOST = 0.5, 3.0  # of the factor
+GAIN = 0.3
+AIM = 0.5  # the part of what may miss that is aimed at: bursts take the rest
+PRIOR = 2.0  # misses that the target allows, in so many queries as have little to say yet
 
 
-def headroom(target: float, reached: Iterable[tuple[int, int]]) -> float:
-    """The factor on forecasts for a target, from (ended, missed) of the last minutes.
+def margin_factor(target: float, ended: int, missed: int) -> float:
+    """The factor on all margins that follows from what was reached: 1 while `AIM` of the queries that may miss do miss.
 
-    It is 1 while misses use up the budget of 1 - target. It grows and shrinks with the root-like power of misses over budget.
+    It grows while more miss and shrinks while fewer do, so that the share reached stays at the target, neither below nor dearly above.
     """
-    ended = missed = 0
-    for n, m in reached:
-        ended, missed = ended + n, missed + m
-    budget = 1.0 - target
-    prior = 2.0 / budget  # queries: so few say nothing yet
+    budget = AIM * (1.0 - target)
+    prior = PRIOR / budget
     share = (missed + budget * prior) / (ended + prior)
-    return float(min(MOST, max(LEAST, (share / budget) ** GAIN)))
+    return min(MOST, max(LEAST, (share / budget) ** GAIN))

@@ -16,7 +16,7 @@ from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
 from bus.messages.scaling import DemandReport, ObjectiveReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, Turn
-from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, headroom
+from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, margin_factor
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
 from services.core.actor import Do, Effect, Publish, Record
@@ -66,10 +66,11 @@ class Wish(Struct, frozen=True):
 
 
 class _Class(Struct, frozen=True):
-    """One class in a problem. limit_s: its latency. miss: the share of queries that bursts may cost.
+    """One class in a problem. limit_s: its latency. miss: the share of queries that bursts may cost. margin: factor on what is kept for
+    them and for errors of the forecast.
 
     expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
-    would serve, with headroom.
+    would serve.
     """
 
     load: ForecastLoad
@@ -77,6 +78,7 @@ class _Class(Struct, frozen=True):
     scope: tuple[VariantRecord, ...]
     limit_s: float
     miss: float
+    margin: float
     expected: float
     soon: float
     later: float
@@ -229,14 +231,14 @@ class FleetPlanner:
             miss = 1.0 - target
             share = 1.0 - min(0.5, EXCEEDS * miss)
             of_app = self.demand.reached.get(needs.app, Reached())
-            factor = headroom(target, [(of_app.ended, of_app.missed)])
+            factor = margin_factor(target, of_app.ended, of_app.missed)
             loads = [load_seconds(record) for record in scope]
             ahead = self._limits.settings.period_s
             soon = load.forecast.peak(min(loads) + ahead, share)
             expected = min(soon, load.forecast.point(min(loads) + ahead))
             later = max(soon, load.forecast.peak(boot + max(loads) + ahead, share))
             limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
-            found.append(_Class(load, needs.app, scope, limit, miss / 2, expected, factor * soon, factor * later))
+            found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later))
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
@@ -320,7 +322,7 @@ class FleetPlanner:
                     rate = service_rate(self._table(record), one.limit_s) / factors[v]
                     carrying = load / rate
                     whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
-                    options[v] = (carrying, max(0.0, whole - carrying))
+                    options[v] = (carrying, one.margin * max(0.0, whole - carrying))
             if options:
                 needs.append(ClassNeed(name=one.app, load=load, options=options))
         return FleetProblem(
