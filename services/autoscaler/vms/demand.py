@@ -178,4 +178,4 @@ def margin_factor(target: float, ended: int, missed: int) -> float:
     budget = AIM * (1.0 - target)
     prior = PRIOR / budget
     share = (missed + budget * prior) / (ended + prior)
-    return min(MOST, max(LEAST, (share / budget) ** GAIN))
+    return float(min(MOST, max(LEAST, (share / budget) ** GAIN)))
