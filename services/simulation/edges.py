@@ -20,7 +20,8 @@ from services.autoscaler.vms.commands import (
     decode_leader,
     machine_key,
 )
-from services.autoscaler.vms.planner import FleetSolved, SolveFleet
+from services.autoscaler.vms.planner import FleetSolved
+from services.autoscaler.vms.problem import SolveFleet
 from services.core.placement import quarantine_key
 from services.core.planning.fleet import solve_fleet
 from services.core.planning.highs import Unsolved

@@ -5,7 +5,7 @@ Every period it reviews the fleet as heartbeats show it. It adds machines by the
 bucket what it is about to do to a machine. So the next leader goes on with it and does nothing twice.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from msgspec import Struct
@@ -25,12 +25,13 @@ from services.autoscaler.vms.commands import (
 )
 from services.autoscaler.vms.drain import MachineDrain
 from services.autoscaler.vms.fleet import Fleet, in_state
+from services.autoscaler.vms.growth import MachineGrowth
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.lease import Lease
 from services.autoscaler.vms.machines import Machines
 from services.autoscaler.vms.orders import DryRun, MachineOrders
 from services.autoscaler.vms.placement import InstancePlacement
-from services.autoscaler.vms.planner import FleetPlanner, Wish
+from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.policy import (
     Add,
     Blocked,
@@ -40,12 +41,12 @@ from services.autoscaler.vms.policy import (
     PricedKind,
     Remove,
     WorkerSummary,
-    affordable,
     below_minimum,
     choose_machine,
     hardware_needs,
     removal,
 )
+from services.autoscaler.vms.problem import FleetProblems
 from services.core.actor import (
     NOTHING,
     After,
@@ -119,14 +120,15 @@ class Controller:
             fleet, catalog, effects, limits, inventory, orders, confirm_stops=traits.confirm_stops
         )
         self._placement = InstancePlacement(fleet, catalog, effects, monitor)
-        self._planner = FleetPlanner(subjects, fleet, catalog, effects, limits, monitor, autoscaler, goal)
+        problems = FleetProblems(fleet, catalog, limits, monitor, autoscaler, goal)
+        self._planner = FleetPlanner(subjects, fleet, catalog, effects, problems, autoscaler)
         self._plans = autoscaler.policy == "infaas"
         self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner.settled)
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
+        self._growth = MachineGrowth(fleet, limits, effects, self._machines, inventory, self._drain, self._dry_run)
         self._started_at = 0.0
         self._led_since = 0.0
         self._led = 0  # the epoch in which this controller has begun to act
-        self._blocked: dict[Hardware, str] = {}
         self._short: set[str] = set()  # kinds below their minimum, as an event has said
         self._on: dict[type, Handler] = {
             WorkerHeartbeat: self._heartbeat,
@@ -269,7 +271,7 @@ class Controller:
         self._placement.forget()
         self._drain.forget()
         self._inventory.forget()
-        self._blocked.clear()
+        self._growth.forget()
         self._short.clear()
 
     # -- answers of the edge
@@ -288,7 +290,7 @@ class Controller:
         if not turn.epoch or turn.epoch != self._led or not rest:
             return NOTHING
         if what == "plan":
-            return self._planned(message, turn)
+            return self._planned(message, turn) if rest == [str(self._led)] else NOTHING
         worker = rest[0]
         if what == "start":
             return self._machines.started(worker, error, turn)
@@ -337,11 +339,11 @@ class Controller:
         found += self._placement.advance(lambda need: self._machine_for(need, turn), turn)
         if not stays:
             for need in needs:
-                _, effects = self._add(
+                _, effects = self._growth.add(
                     need.hardware, self._chosen(need, turn), turn, self._troubled(need.hardware, turn)
                 )
                 found += effects
-        self._blocked = {hardware: why for hardware, why in self._blocked.items() if hardware in wanted}
+        self._growth.still_blocked(wanted)
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
             found += self._keep_minimum(closed, turn)
         if not self._drain.worker:
@@ -358,50 +360,10 @@ class Controller:
         if not isinstance(message, Done):
             self._planner.not_solved()
             return []
-        found, wishes = self._planner.solved(message.result, turn)
-        for wish in wishes:
-            found += self._more(wish, turn) if wish.count > 0 else self._fewer(wish, turn)
-        return found
-
-    def _more(self, wish: Wish, turn: Turn) -> list[Effect]:
-        """Add machines of a kind: first one that is being removed and can stay."""
-        found: list[Effect] = []
-        count = wish.count
-        leaving = self.fleet.workers.get(self._drain.worker)
-        if leaving is not None and leaving.kind == wish.kind:
-            stays, found = self._drain.stay(wish.reason, turn)
-            count -= stays
-        for _ in range(count):
-            chosen = affordable(
-                self._limits.kinds[wish.kind],
-                wish.reason,
-                self._summaries(turn),
-                self._limits,
-                lambda kind: self._machines.pauses(kind, turn.now),
-                lambda kind: self._inventory.obstacle(kind, turn.now),
-            )
-            _, effects = self._add((wish.kind, False), chosen, turn)
-            found += effects
-            if isinstance(chosen, Blocked):
-                break
-        return found
-
-    def _fewer(self, wish: Wish, turn: Turn) -> list[Effect]:
-        """Remove the machine of a kind that has least to do. One leaves at a time."""
-        if self._drain.worker:
-            return []
-        able = [
-            worker
-            for worker in self._summaries(turn)
-            if worker.kind == wish.kind and worker.state == "Ready" and not self._drain.spared(worker.name, turn.now)
-        ]
-        if not able:
-            return []
-        chosen = min(able, key=lambda each: (*self._planner.weight(each.name), each.name))
-        remove = Remove(worker=chosen.name, reason=wish.reason, planned=True)
-        if self._dry_run is not None:
-            return self._dry_run.remove(remove, turn)
-        return [*self._drain.begin(remove, turn), *self._planner.plan(turn, self._leaving, at_once=True)]
+        leaving = self._leaving
+        found = self._planner.solved(message.result, turn)
+        found += self._growth.follow(self._planner.wanted_machines, self._planner.expected, self._planner.weight, turn)
+        return found if self._leaving == leaving else [*found, *self._planner.plan(turn, self._leaving, at_once=True)]
 
     def _summaries(self, turn: Turn) -> list[WorkerSummary]:
         return self.fleet.summaries(turn.now, self._limits.settle_s)
@@ -415,19 +377,6 @@ class Controller:
             lambda kind: self._machines.pauses(kind, turn.now),
             lambda kind: self._inventory.obstacle(kind, turn.now),
         )
-
-    def _add(
-        self, hardware: Hardware, chosen: Add | Blocked, turn: Turn, place: Sequence[tuple[str, str]] = ()
-    ) -> tuple[str | None, list[Effect]]:
-        """The new machine's name, if one is started. An event says once, and not every period, why none is."""
-        if isinstance(chosen, Blocked):
-            if not chosen.reason or hardware in self._blocked:
-                return None, []
-            self._blocked[hardware] = chosen.reason
-            return None, [self._blocked_event(chosen, turn)]
-        if self._dry_run is not None:
-            return None, self._dry_run.add(chosen, turn)
-        return self._machines.add(chosen, turn, place)
 
     def _machine_for(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
         """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
@@ -443,7 +392,7 @@ class Controller:
         name = next(booting, None)
         if name is not None:
             return name, found
-        name, effects = self._add(need.hardware, self._chosen(need, turn), turn)
+        name, effects = self._growth.add(need.hardware, self._chosen(need, turn), turn)
         return name, found + effects
 
     def _keep_minimum(self, closed: Collection[str], turn: Turn) -> list[Effect]:
@@ -455,15 +404,11 @@ class Controller:
             closed,
         )
         if isinstance(chosen, Add):
-            _, found = self._add(("", False), chosen, turn)
+            _, found = self._growth.add(("", False), chosen, turn)
             return found
-        found = [self._blocked_event(blocked, turn) for blocked in chosen if blocked.kind not in self._short]
+        found = [self._growth.blocked_event(blocked, turn) for blocked in chosen if blocked.kind not in self._short]
         self._short = {blocked.kind for blocked in chosen}
         return found
-
-    def _blocked_event(self, blocked: Blocked, turn: Turn) -> Effect:
-        """A count of 0 says that no machine was added."""
-        return self._effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
 
     def _remove(self, closed: Mapping[str, str], turn: Turn, *, idle: bool) -> list[Effect]:
         """Remove a machine that the operator wants empty; else an idle one, if no hardware is needed."""

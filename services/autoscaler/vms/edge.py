@@ -19,7 +19,8 @@ from services.autoscaler.vms.commands import (
     Stop,
     machine_key,
 )
-from services.autoscaler.vms.planner import SOLVE_S, FleetSolved, SolveFleet
+from services.autoscaler.vms.planner import SOLVE_S, FleetSolved
+from services.autoscaler.vms.problem import SolveFleet
 from services.autoscaler.vms.providers.base import Provider
 from services.core.planning.fleet import solve_fleet
 

@@ -257,6 +257,10 @@ class Fleet:
                 found[hardware] += 1
         return dict(found)
 
+    def available(self, kind: str, now: float) -> int:
+        """How many machines of a kind serve or will serve soon."""
+        return sum(one.kind == kind and self.state(one, now) in ("Ready", "Booting") for one in self.workers.values())
+
     def ready(self, now: float) -> list[FleetWorker]:
         """Workers that take new work."""
         return [w for w in self.workers.values() if w.alive(now) and self.state(w, now) == "Ready"]

@@ -1,0 +1,136 @@
+"""How many machines there are: more or fewer of a kind, as the plan for all workers wants it, within the limits. Pure.
+
+Machines that are missing are added all at once. A machine that is too much leaves only after as long as another one would take to come: so
+it costs at most twice what knowing the future would save (the rule of ski rental). One machine leaves at a time.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from services.autoscaler.vms.commands import ControllerEffects, Turn
+from services.autoscaler.vms.drain import MachineDrain
+from services.autoscaler.vms.fleet import Fleet
+from services.autoscaler.vms.inventory import InventoryView
+from services.autoscaler.vms.machines import Machines
+from services.autoscaler.vms.orders import DryRun
+from services.autoscaler.vms.policy import Add, Blocked, FleetLimits, Hardware, PricedKind, Remove, affordable
+from services.core.actor import Effect
+
+
+class MachineGrowth:
+    """limits: what may be started. drain: removes one machine at a time. dry_run: logs in place of acting."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        limits: FleetLimits,
+        effects: ControllerEffects,
+        machines: Machines,
+        inventory: InventoryView,
+        drain: MachineDrain,
+        dry_run: DryRun | None,
+    ) -> None:
+        self._fleet = fleet
+        self._limits = limits
+        self._effects = effects
+        self._machines = machines
+        self._inventory = inventory
+        self._drain = drain
+        self._dry_run = dry_run
+        self._blocked: dict[Hardware, str] = {}
+        self._refused: set[str] = set()  # kinds that the plan wants and cannot have, as an event has said
+        self._surplus: dict[str, float] = {}  # by kind: since when there are too many
+
+    def forget(self) -> None:
+        """A new epoch begins."""
+        self._blocked.clear()
+        self._refused.clear()
+        self._surplus.clear()
+
+    # -- single additions
+
+    def add(
+        self, hardware: Hardware, chosen: Add | Blocked, turn: Turn, place: Sequence[tuple[str, str]] = ()
+    ) -> tuple[str | None, list[Effect]]:
+        """The new machine's name, if one is started. An event says once, and not every period, why none is."""
+        if isinstance(chosen, Blocked):
+            if not chosen.reason or hardware in self._blocked:
+                return None, []
+            self._blocked[hardware] = chosen.reason
+            return None, [self.blocked_event(chosen, turn)]
+        if self._dry_run is not None:
+            return None, self._dry_run.add(chosen, turn)
+        return self._machines.add(chosen, turn, place)
+
+    def still_blocked(self, wanted: Collection[Hardware]) -> None:
+        """Forget why other hardware than this could not be added."""
+        self._blocked = {hardware: why for hardware, why in self._blocked.items() if hardware in wanted}
+
+    def blocked_event(self, blocked: Blocked, turn: Turn) -> Effect:
+        """A count of 0 says that no machine was added."""
+        return self._effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
+
+    # -- the plan
+
+    def follow(
+        self, wanted: Mapping[str, int], load: float, weight: Callable[[str], tuple[int, float]], turn: Turn
+    ) -> list[Effect]:
+        """Add or remove machines until there are as many of each kind as wanted.
+
+        load: items/s that they are wanted for. weight: what a worker has to do; of a kind, the one with least leaves first.
+        """
+        found: list[Effect] = []
+        for name, count in wanted.items():
+            kind = self._limits.kinds.get(name)
+            if kind is None:
+                continue
+            have = self._fleet.available(name, turn.now)
+            why = f"the plan wants {count} {name}, there are {have}, for {load:.4g} items/s in {kind.boot_s:.0f} s"
+            if count >= have:
+                self._surplus.pop(name, None)
+                found += self._more(kind, count - have, why, turn)
+                continue
+            waited = turn.now - self._surplus.setdefault(name, turn.now)
+            if waited >= max(kind.boot_s, self._limits.settings.idle_s):
+                found += self._fewer(kind, f"{why}, for {waited:.0f} s", weight, turn)
+        return found
+
+    def _more(self, kind: PricedKind, count: int, why: str, turn: Turn) -> list[Effect]:
+        """Add so many machines: first one that is being removed and can stay."""
+        found: list[Effect] = []
+        leaving = self._fleet.workers.get(self._drain.worker)
+        if count > 0 and leaving is not None and leaving.kind == kind.name:
+            stays, found = self._drain.stay(why, turn)
+            count -= stays
+        if count <= 0:
+            self._refused.discard(kind.name)
+        for _ in range(count):
+            chosen = affordable(
+                kind,
+                why,
+                self._fleet.summaries(turn.now, self._limits.settle_s),
+                self._limits,
+                lambda name: self._machines.pauses(name, turn.now),
+                lambda name: self._inventory.obstacle(name, turn.now),
+            )
+            if isinstance(chosen, Blocked):
+                if chosen.reason and kind.name not in self._refused:
+                    self._refused.add(kind.name)
+                    found.append(self.blocked_event(chosen, turn))
+                break
+            found += self.add(("", False), chosen, turn)[1]
+        return found
+
+    def _fewer(
+        self, kind: PricedKind, why: str, weight: Callable[[str], tuple[int, float]], turn: Turn
+    ) -> list[Effect]:
+        """Remove the machine that has least to do, unless one leaves already."""
+        able = [
+            worker
+            for worker in self._fleet.summaries(turn.now, self._limits.settle_s)
+            if worker.kind == kind.name and worker.state == "Ready" and not self._drain.spared(worker.name, turn.now)
+        ]
+        if not able or self._drain.worker:
+            return []
+        chosen = min(able, key=lambda each: (*weight(each.name), each.name))
+        remove = Remove(worker=chosen.name, reason=why, planned=True)
+        return self._drain.begin(remove, turn) if self._dry_run is None else self._dry_run.remove(remove, turn)

@@ -1,0 +1,365 @@
+"""The problems of the plan for all workers: machines as pools, variants on them, and what each class of queries needs. Pure.
+
+Two problems are posed together. `growth` is for the time at which a new machine would work: which machines there should be. `present` is for
+the time at which a new instance would serve: what the machines that work now should have loaded.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import floor, inf
+
+from msgspec import Struct
+
+from bus.messages.catalog import VariantRecord
+from services.autoscaler.vms.demand import DemandForecast, ForecastLoad, Reached, margin_factor
+from services.autoscaler.vms.fleet import Fleet, FleetWorker
+from services.autoscaler.vms.policy import FleetLimits
+from services.core.catalog import Catalog, target_of
+from services.core.cost import Goal, LatencyTable, cost_per_1000, device_share, load_seconds
+from services.core.demand import Band, band, variants_for
+from services.core.digest import cores_of
+from services.core.lifecycle import COUNTED, SERVING
+from services.core.placement import Device, fits
+from services.core.planning.capacity import instances_for, service_rate
+from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant
+from services.core.settings import AutoscalerSettings, MonitorSettings
+
+EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
+OVERHEAD_S = 0.001  # of a query, beside computing
+
+
+class SolveFleet(Struct, frozen=True):
+    """Command to the edge: make both plans. The answer is `FleetSolved`."""
+
+    growth: FleetProblem
+    present: FleetProblem
+
+
+class _Class(Struct, frozen=True):
+    """One class in a problem. limit_s: its latency. miss: the share of queries that bursts may cost. margin: factor on what is kept for
+    them and for errors of the forecast.
+
+    expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
+    would serve.
+    """
+
+    load: ForecastLoad
+    app: str
+    scope: tuple[VariantRecord, ...]
+    limit_s: float
+    miss: float
+    margin: float
+    expected: float
+    soon: float
+    later: float
+
+
+class Snapshot(Struct, frozen=True):
+    """What the problems were made from. pools: by index, its workers now."""
+
+    classes: tuple[_Class, ...]
+    records: tuple[VariantRecord, ...]
+    pools: tuple[tuple[FleetWorker, ...], ...]
+    problem: SolveFleet
+    needs: Mapping[Band, float]
+
+
+class FleetProblems:
+    """Poses the problems. monitor: as the workers' monitors admit loads. goal: of the system. barred: until when a worker takes no more of
+    a variant, by worker and variant.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        catalog: Catalog,
+        limits: FleetLimits,
+        monitor: MonitorSettings,
+        settings: AutoscalerSettings,
+        goal: Goal,
+    ) -> None:
+        self.demand = DemandForecast(settings.forecaster)
+        self.barred: dict[tuple[str, str], float] = {}
+        self.share = monitor.memory_share
+        self._fleet = fleet
+        self._catalog = catalog
+        self._limits = limits
+        self._overcommit = monitor.cores_overcommit
+        self._settings = settings
+        self._goal: Goal = goal
+        self._tables: dict[str, tuple[VariantRecord, LatencyTable]] = {}
+
+    @property
+    def instances_billed(self) -> bool:
+        """Whether instances are paid while they are loaded."""
+        return self._settings.bill == "instances"
+
+    def _table(self, record: VariantRecord) -> LatencyTable:
+        known = self._tables.get(record.variant)
+        if known is None or known[0] is not record:
+            known = self._tables[record.variant] = (record, LatencyTable(record))
+        return known[1]
+
+    def snapshot(self, now: float, leaving: Collection[str]) -> Snapshot | None:
+        """Both problems; None: there is nothing to plan for. leaving: workers that are being removed."""
+        workers = [one for one in self._fleet.ready(now) if one.name not in leaving]
+        classes = self._classes()
+        held = {one.variant for worker in workers for one in worker.instances}
+        names = {record.variant: record for one in classes for record in one.scope}
+        for app in self._catalog.apps:
+            for record in self._catalog.variants_of(app.app):
+                if record.variant in held:
+                    names[record.variant] = record
+        records = tuple(record for _, record in sorted(names.items()))
+        if not records:
+            return None
+        groups: dict[tuple[object, ...], list[FleetWorker]] = {}
+        for worker in sorted(workers, key=lambda one: one.name):
+            groups.setdefault((worker.kind, *_shape(worker)), []).append(worker)
+        pools = tuple(tuple(group) for group in groups.values())
+        present = self._problem(
+            [_present(group, self.share) for group in pools], pools, records, classes, now, soon=True
+        )
+        growth = self._problem(self._growth(pools, now), (), records, classes, now, soon=False)
+        needs = {band(one.load.needs): one.soon for one in classes}
+        return Snapshot(classes, records, pools, SolveFleet(growth, present), needs)
+
+    def _classes(self) -> tuple[_Class, ...]:
+        found = []
+        boot = max((kind.boot_s for kind in self._limits.kinds.values()), default=0.0)
+        for load in self.demand.loads():
+            needs = load.needs
+            scope = tuple(
+                record
+                for record in variants_for(needs.app, needs.model, needs.version, needs.variant, self._catalog)
+                if self._answers(record, load)
+            )
+            if not scope:
+                continue
+            target = target_of(self._catalog.app(needs.app), self._settings.slo_target)
+            miss = 1.0 - target
+            share = 1.0 - min(0.5, EXCEEDS * miss)
+            of_app = self.demand.reached.get(needs.app, Reached())
+            factor = margin_factor(target, of_app.ended, of_app.missed)
+            loads = [load_seconds(record) for record in scope]
+            ahead = self._limits.settings.period_s
+            soon = load.forecast.peak(min(loads) + ahead, share)
+            expected = min(soon, load.forecast.point(min(loads) + ahead))
+            later = max(soon, load.forecast.peak(boot + max(loads) + ahead, share))
+            limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
+            found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later))
+        return tuple(found)
+
+    def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
+        """Whether this variant may answer the class at all."""
+        needs = load.needs
+        if record.accuracy is not None and record.accuracy < needs.accuracy:
+            return False
+        if needs.latency_ms is not None and self._table(record).seconds(1) + OVERHEAD_S > needs.latency_ms / 1000.0:
+            return False
+        return needs.cost is None or self._cost(record) <= needs.cost
+
+    def _cost(self, record: VariantRecord) -> float:
+        """US$ per 1,000 items, one at a time, on the first device of its kind that is known."""
+        price = record.price_per_s
+        for worker in self._fleet.workers.values() if price is None else ():
+            for device in worker.devices:
+                if (device.kind, device.simulated) == (record.hardware, record.simulated):
+                    price = _instance_price(record, device.cores, device.memory_mb, device.price_per_hour) / 3600.0
+        return cost_per_1000(record, price or 0.0)
+
+    def _growth(self, pools: Sequence[Sequence[FleetWorker]], now: float) -> list[Pool]:
+        """The pools of the first plan: the kinds of machine that may be started, and the workers that nobody may stop."""
+        found = []
+        for kind in self._limits.kinds.values():
+            have = self._fleet.available(kind.name, now)
+            found.append(
+                Pool(
+                    name=kind.name,
+                    machines=have,
+                    least=min(kind.minimum, kind.maximum),
+                    most=max(kind.maximum, kind.minimum),
+                    price=kind.price_per_hour,
+                    resources=_resources(kind.devices, self.share),
+                    elastic=kind.maximum > kind.minimum and not self.instances_billed,
+                )
+            )
+        managed = set(self._limits.kinds)
+        found += [_present(group, self.share) for group in pools if group[0].kind not in managed]
+        return found
+
+    def _problem(
+        self,
+        pools: Sequence[Pool],
+        groups: Sequence[Sequence[FleetWorker]],
+        records: Sequence[VariantRecord],
+        classes: Sequence[_Class],
+        now: float,
+        *,
+        soon: bool,
+    ) -> FleetProblem:
+        variants: list[PooledVariant] = []
+        at: dict[str, list[int]] = {}
+        factors: list[float] = []
+        for p, pool in enumerate(pools):
+            group = groups[p] if groups else ()
+            devices = devices_of(group[0]) if group else self._devices(pool.name)
+            for record in records:
+                fitting = [d for d in devices if _suits(record, d, self.share)]
+                if not fitting:
+                    continue
+                running, factor = self._running(record, group)
+                at.setdefault(record.variant, []).append(len(variants))
+                variants.append(self._variant(record, p, fitting, running, self._limit(record, group, running, now)))
+                factors.append(factor)
+        needs = []
+        for one in classes:
+            peak = one.soon if soon else one.later
+            load = min(one.expected, peak)
+            if peak <= 0:
+                continue
+            options = {}
+            for record in one.scope:
+                for v in at.get(record.variant, ()):
+                    rate = service_rate(self._table(record), one.limit_s) / factors[v]
+                    carrying = load / rate
+                    whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
+                    options[v] = (carrying, one.margin * max(0.0, whole - carrying))
+            if options:
+                needs.append(ClassNeed(name=one.app, load=load, options=options))
+        return FleetProblem(
+            pools=tuple(pools),
+            variants=tuple(variants),
+            needs=tuple(needs),
+            least=tuple(self._least(at)),
+            goal=self._goal if soon else "cost",
+            budget=self._limits.budget_per_hour if self._limits.budget_per_hour < inf and not soon else None,
+        )
+
+    def _devices(self, kind: str) -> Sequence[Device]:
+        known = self._limits.kinds.get(kind)
+        if known is not None:
+            return known.devices
+        return next((devices_of(one) for one in self._fleet.workers.values() if one.kind == kind), ())
+
+    def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float]:
+        """Instances in these workers, and their mean live correction of the profile, at least 1."""
+        found = [one for worker in group for one in worker.of(record.variant)]
+        factors = [max(1.0, one.factor) for one in found if one.state in SERVING]
+        return len(found), sum(factors) / len(factors) if factors else 1.0
+
+    def _limit(self, record: VariantRecord, group: Sequence[FleetWorker], running: int, now: float) -> int | None:
+        """The present number, if every worker has refused one more lately or has it in quarantine; None: there is no limit."""
+        open_ = [
+            worker
+            for worker in group
+            if now >= self.barred.get((worker.name, record.variant), 0.0)
+            and worker.heartbeat is not None
+            and record.variant not in worker.heartbeat.quarantined
+        ]
+        return running if group and not open_ else None
+
+    def _variant(
+        self, record: VariantRecord, pool: int, fitting: Sequence[Device], running: int, limit: int | None
+    ) -> PooledVariant:
+        memory, first = record.profile.memory_mb, fitting[0]
+        name = _resource(first)
+        uses = {f"{name}/memory": memory}
+        most = sum(floor(self.share * d.memory_mb / memory + 1e-9) if memory > 0 else 256 for d in fitting)
+        if record.hardware == "cpu":
+            threads = max(1, record.threads)
+            most = min(most, sum(floor(d.cores * max(1.0, self._overcommit) / threads) for d in fitting))
+        elif record.hardware != "gpu":
+            uses[f"{name}/slots"] = 1.0
+            most = min(most, sum(d.cores for d in fitting))
+        price = _instance_price(record, first.cores, first.memory_mb, self._price(first))
+        if self.instances_billed and record.price_per_s is not None:
+            price = record.price_per_s * 3600.0
+        rate = service_rate(self._table(record), inf)
+        return PooledVariant(
+            name=record.variant,
+            pool=pool,
+            uses=uses,
+            computes=(f"{name}/time", cores_of(record)),
+            most=min(most, 256 * len(fitting)),
+            running=running,
+            price=price,
+            load_s=load_seconds(record),
+            rate=rate,
+            accuracy=record.accuracy or 0.0,
+            limit=limit,
+        )
+
+    def _price(self, device: Device) -> float:
+        """US$ per hour of a device like this, as heartbeats tell it."""
+        for worker in self._fleet.workers.values():
+            for one in worker.devices:
+                if (one.kind, one.simulated) == (device.kind, device.simulated):
+                    return one.price_per_hour
+        return 0.0
+
+    def _least(self, at: Mapping[str, list[int]]) -> Iterable[tuple[tuple[int, ...], int]]:
+        """The instances that apps keep that have any, or have demand."""
+        with_demand = {one.needs.app for one in self.demand.loads()}
+        held = {
+            one.variant for worker in self._fleet.workers.values() for one in worker.instances if one.state in COUNTED
+        }
+        for app in self._catalog.apps:
+            records = self._catalog.variants_of(app.app)
+            if app.min_instances and (app.app in with_demand or any(record.variant in held for record in records)):
+                variants = tuple(v for record in records for v in at.get(record.variant, ()))
+                if variants:
+                    yield variants, app.min_instances
+
+
+# -- pools
+
+
+def _shape(worker: FleetWorker) -> tuple[object, ...]:
+    return tuple(sorted((d.kind, d.simulated, d.cores, round(d.memory_mb)) for d in worker.devices))
+
+
+def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
+    return tuple(
+        Device(name=d.device, kind=d.kind, cores=d.cores, memory_mb=d.memory_mb, simulated=d.simulated)
+        for d in worker.devices
+    )
+
+
+def _present(group: Sequence[FleetWorker], share: float) -> Pool:
+    devices = devices_of(group[0])
+    price = sum(d.price_per_hour for d in group[0].devices)
+    number = len(group)
+    return Pool(
+        name=group[0].kind,
+        machines=number,
+        least=number,
+        most=number,
+        price=price,
+        resources=_resources(devices, share),
+        elastic=False,
+    )
+
+
+def _resource(device: Device) -> str:
+    return f"{'simulated ' * device.simulated}{device.kind}"
+
+
+def _resources(devices: Iterable[Device], share: float) -> dict[str, float]:
+    """Of one machine: memory for instances in MB, slots of accelerators that hold one model a core, and cores that compute."""
+    found: dict[str, float] = {}
+    for d in devices:
+        name = _resource(d)
+        time = 1.0 if d.kind == "gpu" else float(d.cores)
+        for key, amount in (("memory", share * d.memory_mb), ("slots", float(d.cores)), ("time", time)):
+            found[f"{name}/{key}"] = found.get(f"{name}/{key}", 0.0) + amount
+    return found
+
+
+def _suits(record: VariantRecord, device: Device, share: float) -> bool:
+    kind = (record.hardware, record.simulated) == (device.kind, device.simulated)
+    return kind and fits(record, device.cores, device.memory_mb, share)
+
+
+def _instance_price(record: VariantRecord, cores: int, memory_mb: float, price_per_hour: float) -> float:
+    """US$ per hour of one instance: its share of the device."""
+    return device_share(record, cores, memory_mb) * price_per_hour
