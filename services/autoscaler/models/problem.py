@@ -17,7 +17,7 @@ from services.autoscaler.models.supply import LEAST_RATE, FleetSupply, OtherWork
 from services.core.catalog import Catalog
 from services.core.cost import Goal, UnknownPrice, price_per_hour
 from services.core.demand import variants_for
-from services.core.lifecycle import COUNTED
+from services.core.lifecycle import needed
 from services.core.planning.problem import CandidateVariant, PlanningProblem, RequirementClass
 from services.core.settings import AutoscalerSettings
 
@@ -55,7 +55,7 @@ def shares_of(
     by_app: dict[str, list[ClassLoad]] = {}
     for load in loads:
         by_app.setdefault(load.needs.app, []).append(load)
-    loaded = {one.variant for one in mine.instances if one.state in COUNTED}
+    loaded = {one.variant for one in mine.instances if needed(one)}
     shares: list[ClassDemandShare] = []
     for app in sorted({*by_app, *(record.app for record in catalog.apps)}):
         of_app = by_app.get(app, [])

@@ -10,7 +10,7 @@ from bus.messages.fleet import FleetDigest, PoolDigest, VariantDigest, WorkerHea
 from services.autoscaler.models.coverage import accepted
 from services.core.cost import HANDLING_MS, LatencyTable, instance_price_per_s, load_seconds
 from services.core.digest import YOUNG, busy_cores, cores_of
-from services.core.lifecycle import COUNTED, SERVING
+from services.core.lifecycle import SERVING, needed
 from services.core.placement import fits
 from services.core.planning.problem import CandidateVariant, RequirementClass
 
@@ -60,7 +60,7 @@ class OtherWorkers:
     def instances(self, records: Iterable[VariantRecord], mine: WorkerHeartbeat) -> int:
         """How many instances of these variants the other workers have or are loading."""
         names = {record.variant for record in records}
-        own = sum(one.variant in names and one.state in COUNTED for one in mine.instances)
+        own = sum(one.variant in names and needed(one) for one in mine.instances)
         return max(0, sum(row.instances for row in self.variants if row.variant in names) - own)
 
 
@@ -134,7 +134,7 @@ class FleetSupply:
             self._add(f"{pool}/cores", float(device.cores))
         for status in mine.instances:
             device_of = devices.get(status.device)
-            if device_of is None or status.state not in COUNTED:
+            if device_of is None or not needed(status):
                 continue
             name = status.variant
             record = self._records.get(name)

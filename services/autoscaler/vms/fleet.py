@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from bus.messages.scaling import MachineRecord
 from services.autoscaler.vms.policy import Hardware, PricedKind, WorkerSummary
-from services.core.lifecycle import SERVING, needed
+from services.core.lifecycle import COUNTED, SERVING, needed
 from services.core.selection.cluster import busy_share
 
 Threads = Callable[[str], int]
@@ -104,6 +104,10 @@ class FleetWorker:
     def of(self, variant: str) -> list[InstanceStatus]:
         """This variant's instances that are loaded or loading, without reclaimable ones."""
         return [one for one in self.instances if one.variant == variant and needed(one)]
+
+    def held(self, variant: str) -> list[InstanceStatus]:
+        """The same with reclaimable ones, which serve on and are needed again without a load."""
+        return [one for one in self.instances if one.variant == variant and one.state in COUNTED]
 
     def hardware_of(self, status: InstanceStatus) -> Hardware | None:
         assert self.heartbeat is not None

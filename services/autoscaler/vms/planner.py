@@ -166,7 +166,7 @@ class FleetPlanner:
         """What each app wants and gets. Its capacity is what the instances that serve carry in time, as a multiple of the forecast."""
         problem = seen.problem.present
         serving = [
-            sum(one.state in SERVING for worker in seen.pools[v.pool] for one in worker.of(v.name))
+            sum(one.state in SERVING for worker in seen.pools[v.pool] for one in worker.held(v.name))
             for v in problem.variants
         ]
         for app in sorted({one.app for one in seen.classes}):
@@ -233,7 +233,7 @@ class FleetPlanner:
                 waiting: list[Effect] = []
                 for variant in sorted(counts):
                     count = wanted.get(variant, 0)
-                    claimed = sum(not one.reclaimable for one in worker.of(variant))
+                    claimed = len(worker.of(variant))
                     if count > claimed:
                         loads += self._load(worker, records[variant], count, seen, by, turn)
                     elif count < claimed:
@@ -293,7 +293,7 @@ class FleetPlanner:
         more: list[tuple[VariantRecord, int]] = []
         for variant, (count, _) in sorted(counts.items()):
             left = count
-            running = [(worker, one) for worker in group for one in worker.of(variant)]
+            running = [(worker, one) for worker in group for one in worker.held(variant)]
             running.sort(key=lambda each: (each[1].reclaimable, each[1].state == "Loading", each[0].name))
             for worker, one in running[:left]:
                 found[worker][variant] = found[worker].get(variant, 0) + 1

@@ -243,7 +243,7 @@ class FleetProblems:
 
     def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float]:
         """Instances in these workers, and their mean live correction of the profile, at least 1."""
-        found = [one for worker in group for one in worker.of(record.variant)]
+        found = [one for worker in group for one in worker.held(record.variant)]
         factors = [max(1.0, one.factor) for one in found if one.state in SERVING]
         return len(found), sum(factors) / len(factors) if factors else 1.0
 
