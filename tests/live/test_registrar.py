@@ -221,7 +221,10 @@ def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_pa
                 await system.start(wire)
             model, validation = str(digits.models()["cnn-s"]), str(system.validation)
             about = ("--app", "digits", "--model", "cnn", "--validation", validation)
-            code, out, errors = await command(system, model, *about, "--json")
+            code, out, errors = await command(system, model, *about, "--slo-target", "1")
+            assert (code, out) == (1, "")
+            assert "slo_target: must be above 0 and below 1, not 1" in errors.splitlines()[-1]
+            code, out, errors = await command(system, model, *about, "--slo-target", "0.999", "--json")
             assert code == 0, errors
             document = json.loads(out)
             assert (document["state"], document["version"]) == ("done", "1")
@@ -231,6 +234,11 @@ def test_the_command_prints_what_was_measured(nats_url: str, prefix: str, tmp_pa
                 figures = ("load_ms", "latency_ms", "memory_mb", "saturation_qps", "price_per_hour", "cost_per_1000")
                 assert all(item[figure] > 0 for figure in figures), item
             assert "profiling" in errors
+            code, out, errors = await command(system, model, *about)  # a new version, which says nothing of the target
+            assert code == 0, errors
+            app = (await system.catalog()).app("digits")
+            assert app is not None
+            assert (app.links, app.slo_target) == ({"cnn": "2"}, 0.999)
             code, out, errors = await command(system, model, *about, "--version", "1")
             assert (code, out) == (1, "")
             assert errors.splitlines()[-1].startswith("infaas: bad_request: version: ")
@@ -258,6 +266,19 @@ def test_operators_and_outsiders_over_the_bus(nats_url: str, prefix: str, tmp_pa
                 for subject in (subjects.register(), subjects.admin("add-app")):
                     refused = await bus.request(subject, body, 5.0)
                     assert decode(Refusal, refused.data).error.code == "bad_request"
+            for wrong in (
+                {},
+                *({"slo_target": bad} for bad in (0, 1, 1.5, -1, float("nan"), float("inf"), "0.9", True)),
+            ):
+                refused = await bus.request(subjects.admin("set-target"), encode({"app": "a1", **wrong}), 5.0)
+                error = decode(Refusal, refused.data).error
+                assert (error.code, "slo_target" in error.message) == ("bad_request", True), (wrong, error)
+            nobody = await bus.request(subjects.admin("set-target"), encode({"app": "b", "slo_target": 0.9}), 5.0)
+            assert decode(Refusal, nobody.data).error.code == "unknown_app"
+            target = await bus.request(subjects.admin("set-target"), encode({"app": "a1", "slo_target": 0.9}), 5.0)
+            assert decode(AdminDone, target.data).done
+            found = (await system.catalog()).app("a1")
+            assert found is not None and found.slo_target == 0.9
             unknown = await bus.request(subjects.registration("nobody"), b"", 5.0)
             assert "nobody" in decode(Refusal, unknown.data).error.message
             kept = await bus.key_value(subjects.catalog_bucket)
