@@ -34,7 +34,8 @@ from services.simulation.scenario.model import Scenario
 from services.simulation.scenario.read import read_scenario
 from services.simulation.scenario.toml import ScenarioError
 
-POLICIES = ("infaas", "sm+", "clipper+")
+STATIC = "clipper+"
+POLICIES = ("infaas", "sm+", STATIC)
 ORACLE = "oracle"  # among the policies: who knows the demand (benches/scoreboard/oracle.py)
 QUICK_S = 480.0
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -58,7 +59,8 @@ def run(task: Task) -> Row:
     if task.seconds is not None:
         scenario = replace(scenario, duration_s=min(task.seconds, scenario.duration_s))
     began = perf_counter()
-    row = {"scenario": task.scenario, "policy": task.policy, "seed": scenario.seed, "goal": scenario.objective}
+    row: Row = {"scenario": task.scenario, "policy": task.policy, "seed": scenario.seed, "goal": scenario.objective}
+    row["duration_s"] = scenario.duration_s
     if plans:
         row |= bound(scenario)._asdict()
     else:
@@ -76,7 +78,6 @@ def figures(scenario: Scenario, result: Mapping[str, Any]) -> Row:
     targets = targets_of(scenario)
     accuracy, best = result["effective_accuracy"], best_accuracy(scenario, result)
     return {
-        "duration_s": result["duration_s"],
         "queries": result["queries"],
         "violations": result["slo_violation_ratio"],
         "worst_app": worst,
@@ -104,19 +105,25 @@ def best_accuracy(scenario: Scenario, result: Mapping[str, Any]) -> float:
     return sum(best[app] * one["queries"] for app, one in result["apps"].items()) / max(1, result["queries"])
 
 
-def with_distances(rows: Iterable[Row]) -> list[Row]:
-    """to_oracle: times its cost, or accuracy above its (so at most 0), where the rows have the oracle's."""
+def with_distances(rows: Iterable[Row], others: Iterable[Row] = ()) -> list[Row]:
+    """With to_oracle: times its cost, or accuracy less its own; and cheaper: the static system's cost / one's own.
+
+    others: rows of another time, for what these lack; those of another length do not count.
+    """
     rows = list(rows)
-    oracles = {row["scenario"]: row for row in rows if row["policy"] == ORACLE}
+    known = {(row["scenario"], row["policy"], row.get("duration_s")): row for row in [*others, *rows]}
     found = []
     for row in rows:
-        oracle, distance = oracles.get(row["scenario"]), None
-        if oracle is not None and row is not oracle:
-            if row["goal"] == "accuracy":
-                distance = None if row["accuracy"] is None else row["accuracy"] - oracle["accuracy"]
-            elif oracle["cost"]:
-                distance = row["cost"] / oracle["cost"]
-        found.append({**row, "to_oracle": distance})
+        oracle, static = (known.get((row["scenario"], name, row["duration_s"])) for name in (ORACLE, STATIC))
+        distance = cheaper = None
+        if oracle is not None and row["policy"] != ORACLE:
+            if row["goal"] == "cost":
+                distance = row["cost"] / oracle["cost"] if oracle["cost"] else None
+            elif row["accuracy"] is not None:
+                distance = row["accuracy"] - oracle["accuracy"]
+        if static is not None and row["cost"]:
+            cheaper = static["cost"] / row["cost"]
+        found.append({**row, "to_oracle": distance, "cheaper": cheaper})
     return found
 
 
@@ -137,6 +144,7 @@ COLUMNS = (
     Column("of best", "accuracy_of_best", ".2%"),
     Column("US$", "cost", ".4f"),
     Column("US$/1000 in time", "cost_per_1000_in_time", ".5f"),
+    Column("static / US$", "cheaper", ".2f"),
     Column("to oracle", "to_oracle", ".2f"),
     Column("actions/h", "actions_per_hour", ".0f"),
     Column("used", "utilisation", ".1%"),
@@ -244,7 +252,12 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=TRACES, help="folder with recorded loads")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="a setting of all runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="show the changes since this --json")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="show the changes since this --json; its oracle and static system count where this run has none",
+    )
     parser.add_argument("--detail", action="store_true", help="refusals, actions and apps of each run too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the scenarios here, and keep them")
     parser.add_argument("--list", action="store_true", help="only the scenarios' names")
@@ -252,9 +265,8 @@ def main() -> None:
     if options.list:
         print("\n".join(case.name for case in cases()))
         return
-    against = {}
-    if options.against:
-        against = {(row["scenario"], row["policy"]): row for row in json.loads(options.against.read_text())}
+    before = json.loads(options.against.read_text()) if options.against else []
+    against = {(row["scenario"], row["policy"]): row for row in before}
     with tempfile.TemporaryDirectory() as temporary:
         todo = tasks(options, options.keep or Path(temporary))
         if not todo:
@@ -264,8 +276,8 @@ def main() -> None:
             rows.append(row)
             print("  ".join(cells(row)), file=sys.stderr)
             if options.json:  # at once: a whole board takes long, and may be ended early
-                options.json.write_text(json.dumps(ordered(rows, todo), indent=1) + "\n")
-    rows = ordered(rows, todo)
+                options.json.write_text(json.dumps(ordered(rows, todo, before), indent=1) + "\n")
+    rows = ordered(rows, todo, before)
     print(table(rows, against))
     if options.detail:
         print("\n".join(map(detail, rows)))
@@ -283,10 +295,10 @@ def in_processes(todo: Sequence[Task], jobs: int) -> Iterator[Row]:
                 print(f"{task.scenario}, {task.policy} is left out: {error}", file=sys.stderr)
 
 
-def ordered(rows: Iterable[Row], todo: Sequence[Task]) -> list[Row]:
-    """The rows in the order of the tasks, with their distances."""
+def ordered(rows: Iterable[Row], todo: Sequence[Task], others: Iterable[Row] = ()) -> list[Row]:
+    """The rows in the order of the tasks, with their distances (others: as there)."""
     place = {(task.scenario, task.policy): i for i, task in enumerate(todo)}
-    return with_distances(sorted(rows, key=lambda row: place[row["scenario"], row["policy"]]))
+    return with_distances(sorted(rows, key=lambda row: place[row["scenario"], row["policy"]]), others)
 
 
 if __name__ == "__main__":

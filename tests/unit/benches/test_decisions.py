@@ -151,6 +151,8 @@ def test_a_short_run_and_its_table(name, seconds, tmp_path):
         assert policy["met"] == 1
     else:
         assert policy["to_oracle"] == policy["accuracy"] - oracle["accuracy"] <= 0
+    assert policy["cheaper"] == 1
+    assert ordered([run(todo[0])], todo[:1], rows)[0]["to_oracle"] == policy["to_oracle"]
     lines = table(rows).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
