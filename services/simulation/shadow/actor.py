@@ -147,13 +147,13 @@ class Shadow:
             self.fault = f"the policy failed: {error}"
             return NOTHING
 
-    def _advance(self, now: float) -> list[Effect]:
+    def _advance(self, now: float, *, last: bool = False) -> list[Effect]:
         system = self._system
         if system is None:
             system = self._begin(now)
             if system is None:
                 return []
-        events = system.advance(now)
+        events = system.advance(now, last=last)
         elapsed, self._looked = now - self._looked, now
         self._late += elapsed > LATE
         live = self._live
@@ -162,7 +162,7 @@ class Shadow:
         self._real_apps_cost += elapsed * live.apps_cost_rate(now) / 3600.0
         self._actions.update(event.action for event in events if event.count)
         effects: list[Effect] = [self._event(event) for event in events]
-        if now - self._sampled >= SAMPLE:
+        if last or now - self._sampled >= SAMPLE:
             effects.append(self._sample(now))
         return effects
 
@@ -182,7 +182,11 @@ class Shadow:
     def _stop(self, envelope: Envelope) -> Iterable[Effect]:
         if self._system is None or self.fault:
             return NOTHING
-        return (self._sample(envelope.now),)
+        try:
+            return self._advance(envelope.now, last=True)
+        except ActorHalted as error:
+            self.fault = f"the policy failed: {error}"
+            return NOTHING
 
     # -- what is recorded
 

@@ -33,9 +33,13 @@ from services.simulation.system import SimulatedSystem
 ORDERER = "shadow"
 LEAD = 1.5  # s that the first machines need until they take orders
 LOADED = 1.2  # s after their start at which the real system's instances are ordered
+SETTLED = 0.1  # s from an action's event until it counts in the cost; orders pass through a bucket or two messages
 MOST = 1000.0  # queries/s of a dispatcher's report; of more, several are sent as one
 TEMPLATES = 4096  # kinds of query that are kept
-CHOSEN = ("static", "replicate")  # scaling policies that never remove what they have not chosen
+CHOSEN = (
+    "static",
+    "replicate",
+)  # scaling policies that choose variants once; they begin with these instead of the system's
 INBOX = "_INBOX.s."
 
 
@@ -88,8 +92,10 @@ class FleetObserver:
 
 
 class ShadowSystem:
-    """items: those of queries that ended since `begins`. in_time, refused: of these. heard: demand until `begins`, by arrival: the system
-    starts with what a policy loads for it. Loads before `begins` are instant.
+    """items: those of queries that ended since `begins`. in_time, refused: of these.
+
+    It begins with the real system's instances. A policy in CHOSEN begins with what it loads for `heard`, the demand before `begins`, by
+    arrival. Loads before `begins` are instant.
     """
 
     def __init__(
@@ -112,7 +118,8 @@ class ShadowSystem:
         self._open: dict[str, tuple[float, QueryTemplate, int]] = {}
         self._sent = 0
         workers = live.workers(begins)
-        first = min((at for at, _ in heard), default=begins)
+        chooses = spec.settings.autoscaler.policy in CHOSEN
+        first = min((at for at, _ in heard), default=begins) if chooses else begins
         self._kernel = Kernel(first - LEAD, self._recorded)
         self._kernel.received = self._received
         self._prices = {**spec.prices, **live.prices(begins)}
@@ -124,8 +131,9 @@ class ShadowSystem:
             self.entry(key, value)
         self._kernel.enter("observer", FleetObserver(self.subjects, self._observed))
         self._system.build()
-        if spec.settings.autoscaler.policy not in CHOSEN:
+        if not chooses:
             self._kernel.at(LOADED, self._load, {one.worker: live.loaded(one) for one in workers})
+            return
         for at, report in heard:
             self.offer(report, at)
 
@@ -207,12 +215,16 @@ class ShadowSystem:
 
     # -- what comes of it
 
-    def advance(self, now: float) -> list[ScalingEvent]:
-        """Process everything that is due; returns what was scaled since the last call. Raises ActorHalted."""
+    def advance(self, now: float, *, last: bool = False) -> list[ScalingEvent]:
+        """Process everything that is due; returns what was scaled since the last call. Raises ActorHalted.
+
+        The newest actions come with the next call, so that `cost_rate` is the one after them. last: there is no next call.
+        """
         self._kernel.run(max(now, self._kernel.now))
         self._system.bill.advance(now)
-        events, self._events = self._events, []
-        return events
+        ready = [one for one in self._events if last or one.time <= now - SETTLED]
+        self._events = self._events[len(ready) :]
+        return ready
 
     def _recorded(self, name: str, event: Event) -> None:
         del name
@@ -265,21 +277,20 @@ def machines_of(
 ) -> tuple[MachineSpec, ...]:
     """Kinds of machine: those that run, under their names, and those that the settings allow.
 
-    workers: heartbeat and devices of each. Workers of one kind with other devices than the first are a kind of their own, of which no
-    more can be started.
+    workers: heartbeat and devices of each. Workers of one kind with other devices than most of it are a kind of their own, of which
+    no more can be started.
     """
-    groups: dict[str, list[str]] = defaultdict(list)
-    shapes: dict[tuple[object, ...], str] = {}
+    shapes: dict[tuple[str, object], list[str]] = defaultdict(list)
     for name, (heartbeat, devices) in sorted(workers.items()):
-        if not devices:
-            continue
-        kind = (heartbeat.kind or heartbeat.hardware)[: LONGEST_KIND - 4]
-        shape = (kind, *((one.device, one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices))
-        label, number = shapes.get(shape, kind), 2
-        while label in groups and shapes.get(shape) != label:
+        shape = tuple((one.device, one.kind, one.cores, round(one.memory_mb / _MEMORY)) for one in devices)
+        if shape:
+            shapes[(heartbeat.kind or heartbeat.hardware)[: LONGEST_KIND - 4], shape].append(name)
+    groups: dict[str, list[str]] = {}
+    for (kind, _), names in sorted(shapes.items(), key=lambda one: -len(one[1])):
+        label, number = kind, 2
+        while label in groups:
             label, number = f"{kind}-{number}", number + 1
-        shapes[shape] = label
-        groups[label].append(name)
+        groups[label] = names
     found = []
     for label, names in groups.items():
         devices = workers[names[0]][1]

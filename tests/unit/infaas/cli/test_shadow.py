@@ -1,0 +1,93 @@
+"""`infaas shadow`: what is refused and how, what runs, and what people see."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infaas.cli import main
+from infaas.cli.shadow import print_shadow
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """The data directory of a system whose NATS does not answer."""
+    settings = {"autoscaler": {"hold_s": 7.0}, "machines": {"provider": "off"}}
+    places = {"nats": "nats://127.0.0.1:1", "sql": "postgresql://127.0.0.1:1/x", "running": True, "settings": settings}
+    (tmp_path / "endpoints.json").write_text(json.dumps(places))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "name a policy"),
+        (("infass",), 2, "did you mean infaas?"),
+        (("no.such.module:Policy",), 2, "cannot be loaded"),
+        (("infaas", "--seconds", "0"), 2, "Must be > 0"),
+        (("infaas", "--slo-target", "1"), 2, "--slo-target 1: must be above 0 and below 1"),
+        (("infaas", "--slo-target", "nan"), 2, "must be above 0 and below 1"),
+        (("infaas", "--set", "hold_s=3"), 2, "must be a section and a key"),
+        (("infaas", "--set", "autoscaler.hold_s=soon"), 2, "--set: autoscaler.hold_s: expected a number, got text"),
+        (("infaas", "--set", "autoscaler.nonsense=1"), 2, "--set: autoscaler.nonsense: there is no such setting"),
+        (("infaas", "--set", "bus.url=nats://x"), 2, "no policy reads it"),
+        (("infaas", "--set", "autoscaler"), 2, "write KEY=VALUE"),
+        (
+            ("infaas", "--data-dir", "/nowhere/at/all"),
+            1,
+            "no system runs in /nowhere/at/all: start one with `infaas up",
+        ),
+    ],
+)
+def test_bad_usage_is_one_line(
+    arguments: tuple[str, ...], code: int, said: str, system: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["shadow", *arguments, *([] if "--data-dir" in arguments else ["--data-dir", str(system)])]) == code
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1), printed
+    assert said in printed.err
+
+
+@pytest.mark.parametrize("settings", [{"autoscaler": {"hold_s": "soon"}}, {"nonsense": 3}])
+def test_a_systems_damaged_settings_are_named(
+    settings: dict[str, Any], system: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = json.loads((system / "endpoints.json").read_text())
+    (system / "endpoints.json").write_text(json.dumps({**places, "settings": settings}))
+    assert main(["shadow", "infaas", "--data-dir", str(system)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1), printed
+    assert next(iter(settings)) in printed.err
+
+
+def side(**fields: Any) -> dict[str, Any]:
+    plain = {
+        "items": 1234, "in_time": 0.9876, "cost_rate": 0.2, "apps_cost_rate": 0.05, "actions": {}, "machines": {"cpu": 2},
+        "instances": 3,
+    }  # fmt: skip
+    return plain | fields
+
+
+def test_people_see_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    print_shadow(
+        {
+            "policy": "static", "seconds": 60.0, "notes": ["too slow"],
+            "shadow": side(actions={"load": 2}),
+            "real": side(in_time=None, items=0, actions={"load": 1, "add_worker": 3}, machines={}),
+        }
+    )  # fmt: skip
+    printed = capsys.readouterr().out.splitlines()
+    ours = next(line for line in printed if line.startswith("static (simulated)"))
+    assert ours.split()[2:] == ["1,234", "98.76", "%", "0.2", "0.05", "2", "cpu", "3"]
+    assert next(line for line in printed if line.startswith("the system")).split()[2:5] == ["0", "-", "0.2"]
+    assert [line.split() for line in printed if line.startswith(("load", "add_worker"))] == [
+        ["add_worker", "0", "3"],
+        ["load", "2", "1"],
+    ]
+    assert "note: too slow" in printed
+
+
+def test_nothing_done_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    print_shadow({"policy": "infaas", "seconds": 60.0, "notes": [], "shadow": side(), "real": side()})
+    assert "neither took any action" in capsys.readouterr().out
