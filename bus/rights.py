@@ -184,6 +184,8 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("vm-autoscaler"),
         _r("model-autoscaler", "operator"),
     ),
+    SubjectRights("controller", lambda s, _: (s.controller("history.*"),), _r("recorder"), _r("vm-autoscaler")),
+    SubjectRights("recorder", lambda s, _: (s.recorder("demand"),), _r("vm-autoscaler"), _r("recorder")),
     SubjectRights("machines", lambda s, _: (s.machines("*"),), _r("vm-autoscaler"), _r("supervisor")),
     SubjectRights(
         "worker",

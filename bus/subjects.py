@@ -96,6 +96,10 @@ class Subjects:
         """what: ask (heard by the one that leads) | objectives (what it publishes of all apps)"""
         return f"{self.prefix}.controller.{what}"
 
+    def recorder(self, what: str) -> str:
+        """what: demand (what the queries of an app were, by the minute)"""
+        return f"{self.prefix}.recorder.{what}"
+
     def machines(self, order: str) -> str:
         """order: start | stop"""
         return f"{self.prefix}.machines.{order}"

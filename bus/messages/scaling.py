@@ -82,6 +82,25 @@ class ObjectiveReport(Struct, frozen=True, kw_only=True):
     instances: dict[str, int] = {}
 
 
+class AskForHistory(Struct, frozen=True, kw_only=True):
+    """`infaas.recorder.demand`: the controller -> a recorder. The reply on `infaas.controller.history.<controller>` is DemandHistory."""
+
+    app: str
+
+
+class DemandHistory(Struct, frozen=True, kw_only=True):
+    """What an app was asked for in the last seven days, online, as far as the database knows.
+
+    start: when the first minute began, Unix seconds. items: of each minute from there to the last one with a query. error: empty, or why
+    the database did not answer.
+    """
+
+    app: str
+    start: float = 0.0
+    items: list[float] = []
+    error: str = ""
+
+
 class Drain(Struct, frozen=True, kw_only=True):
     """`infaas.worker.<worker>.drain`: take no new work, and finish the queued work. resume: True cancels an earlier order to drain."""
 

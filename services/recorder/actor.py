@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from bus.subjects import Subjects
+from bus.messages.scaling import AskForHistory, DemandHistory
+from bus.subjects import RECORDERS, Subjects
 from services.core.actor import (
     NOTHING,
     After,
@@ -20,6 +21,7 @@ from services.core.actor import (
     Failed,
     Handler,
     Inlet,
+    Publish,
     Started,
     Stopping,
     Synced,
@@ -36,6 +38,7 @@ CATCH_UP = 0.2  # s between pieces of maintenance while there is more: events ar
 MOST = 32  # messages of a fetch; at the outbox's 512 rows each, about 16,000 rows a transaction
 GATHER = 0.4  # s to let messages gather after a fetch that emptied the stream: fewer, larger transactions
 FIRST_PAUSE = 0.25  # s before the first repeat after a failure, then doubled
+READING = 20.0  # s that reading the history of an app's demand may take
 LONGEST_PAUSE = 2.0  # s; well within the 5 s after which events are in SQL once the database is back
 
 
@@ -60,6 +63,12 @@ class Maintain(Struct, frozen=True):
     """Bring the rollups up to date and delete old rows, a bounded piece of both. Result: whether there is more."""
 
 
+class ReadDemand(Struct, frozen=True):
+    """Read what this app was asked for lately. Result: `DemandHistory`."""
+
+    app: str
+
+
 STREAMS = ("outcomes", "events")
 CATALOG = "mirror"  # the name that metrics show
 TIDY = "tidy"
@@ -68,9 +77,13 @@ _COMMANDS = {TIDY: Tidy(), MAINTAIN: Maintain(), **{stream: Ingest(stream) for s
 
 
 class Recorder:
-    """Keeps both streams flowing and the database's copy of the catalogue up to date. written: messages by stream."""
+    """Keeps both streams flowing and the database's copy of the catalogue up to date, and tells the controller of earlier demand.
+
+    written: messages by stream.
+    """
 
     def __init__(self, subjects: Subjects) -> None:
+        self._inlets = (Inlet(subject=subjects.recorder("demand"), message=AskForHistory, queue=RECORDERS),)
         self._watches = (Watch(bucket=subjects.catalog_bucket),)
         self.written = dict.fromkeys(STREAMS, 0)
         self._failures: dict[str, int] = {}  # in a row
@@ -82,6 +95,7 @@ class Recorder:
         self._catalog_paused = False
         self._stopping = False
         self._on: dict[type, Handler] = {
+            AskForHistory: self._asked,
             Changed: self._changed,
             Synced: self._catalog_synced,
             Done: self._done,
@@ -94,7 +108,7 @@ class Recorder:
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
-        return ()
+        return self._inlets
 
     @property
     def watches(self) -> tuple[Watch, ...]:
@@ -137,11 +151,20 @@ class Recorder:
         self._changes, self._all_keys_due = {}, False
         return (Do(CATALOG, self._under_way),)
 
+    # -- questions
+
+    def _asked(self, envelope: Envelope) -> Iterable[Effect]:
+        """The reply's subject and the app are the command's id, so nothing is remembered meanwhile."""
+        app = envelope.message.app
+        return (Do((envelope.reply, app), ReadDemand(app), READING),) if envelope.reply else NOTHING
+
     # -- commands
 
     def _done(self, envelope: Envelope) -> Iterable[Effect]:
         done: Done = envelope.message
         what, result = done.id, done.result
+        if isinstance(what, tuple):
+            return (Publish(what[0], result),)
         self._failures.pop(what, None)
         if what == CATALOG:
             self._under_way = None
@@ -159,6 +182,10 @@ class Recorder:
 
     def _failed(self, envelope: Envelope) -> Iterable[Effect]:
         what = envelope.message.id
+        if isinstance(what, tuple):
+            reply, app = what
+            error = envelope.message.error if isinstance(envelope.message, Failed) else "the database takes too long"
+            return (Publish(reply, DemandHistory(app=app, error=error)),)
         failures = self._failures[what] = self._failures.get(what, 0) + 1
         if what == CATALOG and self._under_way is not None:
             self._changes = self._under_way.changes | self._changes

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from bus.messages.scaling import DemandHistory
 from bus.port import Bus, BusError, Consumer, Stored, StreamSpec
-from services.recorder.actor import MOST, Ingest, Maintain, Tidy, WriteCatalog
+from services.recorder.actor import MOST, Ingest, Maintain, ReadDemand, Tidy, WriteCatalog
 from services.recorder.catalog import CatalogWriter
-from services.recorder.events import EventMessage, EventWriter, Maintenance
+from services.recorder.events import EventMessage, EventWriter, Maintenance, demand_history
 from services.shell.store import Store, StoreError, one_line
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ CHECK = 5.0  # s without a message, after which the edge makes sure that the str
 
 
 class RecorderEdge:
-    """Carries out `Ingest`, `WriteCatalog`, `Tidy` and `Maintain`.
+    """Carries out `Ingest`, `WriteCatalog`, `Tidy`, `Maintain` and `ReadDemand`.
 
     streams: by the names that `Ingest` uses. Messages that were fetched and could not be written are kept and written first next time. They
     are not acknowledged before that, so the stream keeps them, too. The database does one thing at a time.
@@ -31,6 +32,7 @@ class RecorderEdge:
 
     def __init__(self, bus: Bus, store: Store, streams: Mapping[str, StreamSpec], catalog: CatalogWriter) -> None:
         self._bus = bus
+        self._store = store
         self._events = EventWriter(store)
         self._maintenance = Maintenance(store)
         self._catalog = catalog
@@ -44,6 +46,7 @@ class RecorderEdge:
             WriteCatalog: self._write_catalog,
             Tidy: self._tidy,
             Maintain: self._maintain,
+            ReadDemand: self._read_demand,
         }
 
     async def perform(self, command: Any) -> Any:
@@ -88,6 +91,9 @@ class RecorderEdge:
 
     async def _maintain(self, _: Maintain) -> bool:
         return await self._in_database(self._maintenance.maintain)
+
+    async def _read_demand(self, command: ReadDemand) -> DemandHistory:
+        return await self._in_database(demand_history, self._store, command.app)
 
     async def _in_database(self, work: Callable[..., R], *arguments: Any) -> R:
         """Work in a thread, one thing at a time; raises StoreError, in one line, when the database is not able now."""

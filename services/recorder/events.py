@@ -15,6 +15,7 @@ import psycopg
 
 from bus.codec import DECODE_ERRORS, explain
 from bus.messages.events import Event, JobEvent, OutcomeEvent, RegistrationEvent, StateEvent, WorkerEvent, WorkerSample
+from bus.messages.scaling import DemandHistory
 from services.recorder.tables import TABLES, Batch, EventTable, moment
 from services.shell.store import Store, copy, uuid_array
 
@@ -317,3 +318,30 @@ class Maintenance:
         with self._store.transaction() as connection:
             row = connection.execute("SELECT infaas_internal.expire(%s)", (relation,)).fetchone()
         return bool(row and row[0])
+
+
+# -- questions
+
+# The rollups by the minute count queries; the app's items a query over the same days make items of them.
+_DEMAND = """
+SELECT extract(epoch FROM minute)::float8, sum(queries)::float8 * (
+         SELECT coalesce(sum(items)::float8 / nullif(sum(queries), 0)::float8, 1.0) FROM infaas_internal.query_hourly
+         WHERE app = %(app)s AND hour >= now() - %(days)s * interval '1 day')
+FROM infaas_internal.slo_minutely
+WHERE app = %(app)s AND minute >= now() - %(days)s * interval '1 day' AND minute < now()
+GROUP BY minute ORDER BY minute"""
+HISTORY_DAYS = 7
+MINUTE = 60.0
+
+
+def demand_history(store: Store, app: str) -> DemandHistory:
+    """What the app was asked for in the last days. Raises psycopg.Error."""
+    with store.transaction() as connection:
+        rows = connection.execute(_DEMAND, {"app": app.replace("\0", "\ufffd"), "days": HISTORY_DAYS}).fetchall()
+    if not rows:
+        return DemandHistory(app=app)
+    start = rows[0][0]
+    items = [0.0] * (1 + round((rows[-1][0] - start) / MINUTE))
+    for minute, count in rows:
+        items[round((minute - start) / MINUTE)] = count
+    return DemandHistory(app=app, start=start, items=items)

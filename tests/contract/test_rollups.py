@@ -12,7 +12,8 @@ import psycopg
 import pytest
 
 from bus.messages.events import CostEvent, WorkerSample
-from services.recorder.events import EventWriter, Maintenance
+from bus.messages.scaling import DemandHistory
+from services.recorder.events import EventWriter, Maintenance, demand_history
 from services.shell.store import SCHEMA, Store, prepare
 from services.shell.timescale import KEEP_DAYS, LevelError, TimescaleSupport, level_of, shape
 from tests.support.data.events import event, message, outcome
@@ -234,3 +235,22 @@ def test_no_way_down(db: Recorder) -> None:
     db.owner.execute("CREATE TABLE infaas_internal.query_hour ()")  # what the highest level is known by
     with pytest.raises(LevelError, match="only none was found"):
         shape(db.owner, SCHEMA, TimescaleSupport("none", ""))
+
+
+def test_the_history_of_demand_has_the_items_of_every_minute_in_the_stores_or_not(db: Recorder) -> None:
+    minute = time.time() // 60.0 * 60.0 - 2 * DAY
+    sent = {0: 3, 1: 5, 4: 2, 60 * 24: 7}  # queries by minute
+    rows = [
+        outcome(app="faces", items=4, time=minute + 60.0 * at + 0.5) for at, count in sent.items() for _ in range(count)
+    ]
+    db.ledger.write([message(*rows)])
+    for _ in range(2):
+        history = demand_history(db.store, "faces")
+        assert history.start == minute
+        assert len(history.items) == 60 * 24 + 1
+        assert {at: items for at, items in enumerate(history.items) if items} == {
+            at: pytest.approx(4.0 * count) for at, count in sent.items()
+        }
+        db.maintain()
+    assert 0 < db.stored()[2] < len(sent)
+    assert demand_history(db.store, "unknown\0") == DemandHistory(app="unknown\0")

@@ -14,8 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from bus.codec import encode
+from bus.codec import decode, encode
 from bus.messages.events import EVENTS, CostEvent, Event, OutcomeEvent
+from bus.messages.scaling import AskForHistory, DemandHistory
 from bus.natsbus import NatsBus
 from bus.subjects import Subjects
 from services.recorder.tables import TABLES
@@ -133,6 +134,9 @@ def test_every_kind_of_event_is_in_sql_and_done_with(
                     name = table.name or FOLDED[table.kind]
                     await _until(reader_dsn, f"SELECT count(*) > 0 FROM {name}", True)
                 await _until(reader_dsn, "SELECT count(*) FROM infaas.rejected_events", 1)
+                question = encode(AskForHistory(app="digits"))
+                reply = await bus.request(Subjects(prefix).recorder("demand"), question, LONG)
+                assert sum(decode(DemandHistory, reply.data).items) == 3.0
                 for _ in range(int(LONG / 0.1)):
                     if await _pending(bus, Subjects(prefix).outcome_stream) == 0:
                         break

@@ -247,6 +247,21 @@ def scaling_channels() -> list[Channel]:
             "monitor -> controller, as the controller reads it",
         ),
         Channel(
+            "recorder-demand",
+            NAMES.recorder("demand"),
+            (scaling.AskForHistory,),
+            "receive",
+            "controller -> a recorder; the reply goes to the controller's own subject.",
+            (scaling.DemandHistory,),
+            "inner",
+        ),
+        _inner(
+            "controller-history",
+            NAMES.controller("history.{controller}"),
+            scaling.DemandHistory,
+            "recorder -> controller, as the controller reads it",
+        ),
+        Channel(
             "worker-drain",
             NAMES.worker("{worker}", "drain"),
             (scaling.Drain,),

@@ -7,8 +7,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bus.messages.events import Event
+from bus.messages.scaling import AskForHistory, DemandHistory
 from bus.subjects import Subjects
-from services.core.actor import After, Changed, Do, Done, Envelope, Failed, Started, Stopping, Synced, Tick, TimedOut
+from services.core.actor import (
+    After,
+    Changed,
+    Do,
+    Done,
+    Envelope,
+    Failed,
+    Publish,
+    Started,
+    Stopping,
+    Synced,
+    Tick,
+    TimedOut,
+)
 from services.recorder.actor import (
     CATALOG,
     CATCH_UP,
@@ -22,6 +36,7 @@ from services.recorder.actor import (
     TIDY,
     Ingest,
     Maintain,
+    ReadDemand,
     Recorder,
     Tidy,
     WriteCatalog,
@@ -44,10 +59,25 @@ def _started() -> Recorder:
     return actor
 
 
-def test_it_follows_the_catalogue_and_hears_nothing_else() -> None:
+def test_it_follows_the_catalogue_and_hears_questions_about_demand() -> None:
     actor = Recorder(Subjects("other"))
     assert [watch.bucket for watch in actor.watches] == ["other-catalog"]
-    assert actor.inlets == ()
+    assert [inlet.subject for inlet in actor.inlets] == ["other.recorder.demand"]
+
+
+def test_a_question_about_demand_is_read_and_answered_whatever_becomes_of_it() -> None:
+    actor = _started()
+    reply = Subjects().controller("history.vm-1")
+    (do,) = actor.handle(Envelope(1.0, AskForHistory(app="faces"), reply=reply))
+    assert isinstance(do, Do)
+    assert do.command == ReadDemand("faces")
+    assert do.timeout
+    history = DemandHistory(app="faces", start=60.0, items=[1.0])
+    assert _tell(actor, Done(do.id, history)) == [Publish(reply, history)]
+    assert _tell(actor, Failed(do.id, "away")) == [Publish(reply, DemandHistory(app="faces", error="away"))]
+    (publish,) = _tell(actor, TimedOut(do.id))
+    assert publish.message == DemandHistory(app="faces", error="the database takes too long")
+    assert actor.handle(Envelope(1.0, AskForHistory(app="faces"))) == ()
 
 
 def test_a_full_fetch_is_followed_at_once_a_small_one_after_a_pause() -> None:
