@@ -4,6 +4,7 @@ python benches/decisions.py --jobs 2                                   everythin
 python benches/decisions.py --only 'twitter-*' --policies infaas sm+   some of it; * and ? as in file names
 python benches/decisions.py --only twitter-3 --policies infaas --quick the first 480 s: a line within a minute
 python benches/decisions.py --json after.json --against before.json    before -> after
+python benches/decisions.py --show a.json b.json --by-scenario         of earlier runs, a line a scenario
 
 Recorded loads come from --traces; a scenario whose trace is missing is left out. Every run is a process of its own.
 """
@@ -27,6 +28,7 @@ from msgspec.structs import replace
 from benches.scoreboard.accuracy import accuracy_cases
 from benches.scoreboard.oracle import bound, serving, targets_of
 from benches.scoreboard.scenarios import Built, Case, cost_cases, write
+from benches.scoreboard.table import by_scenario, cells, detail, table
 from services.simulation.kernel import ActorHalted
 from services.simulation.report import RunReport
 from services.simulation.run import simulate
@@ -127,72 +129,6 @@ def with_distances(rows: Iterable[Row], others: Iterable[Row] = ()) -> list[Row]
     return found
 
 
-# -- the table
-
-
-class Column(NamedTuple):
-    title: str
-    key: str
-    form: str
-
-
-COLUMNS = (
-    Column("violations", "violations", ".3%"),
-    Column("worst app", "worst_violations", ".2%"),
-    Column("apps on target", "met", ".0%"),
-    Column("accuracy", "accuracy", ".4f"),
-    Column("of best", "accuracy_of_best", ".2%"),
-    Column("US$", "cost", ".4f"),
-    Column("US$/1000 in time", "cost_per_1000_in_time", ".5f"),
-    Column("static / US$", "cheaper", ".2f"),
-    Column("to oracle", "to_oracle", ".2f"),
-    Column("actions/h", "actions_per_hour", ".0f"),
-    Column("used", "utilisation", ".1%"),
-    Column("wall s", "wall_s", ".0f"),
-)
-
-
-def text(row: Row, column: Column) -> str:
-    value = row.get(column.key)
-    if value is None:
-        return "-"
-    if column.key == "to_oracle":
-        return f"{value:+.4f}" if row["goal"] == "accuracy" else f"{value:.2f} x"
-    return f"{value:{column.form}}"
-
-
-def cells(row: Row, before: Row | None = None) -> list[str]:
-    """A row's cells; before: of another time, shown where it differs."""
-    found = [row["scenario"], row["policy"]]
-    for column in COLUMNS:
-        now = text(row, column)
-        then = now if before is None or column.key == "wall_s" else text(before, column)
-        found.append(now if now == then else f"{then} -> {now}")
-    return found
-
-
-def table(rows: Iterable[Row], against: Mapping[tuple[str, str], Row] | None = None) -> str:
-    """As Markdown, aligned."""
-    against = against or {}
-    lines = [["scenario", "policy", *(column.title for column in COLUMNS)]]
-    lines += [cells(row, against.get((row["scenario"], row["policy"]))) for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    texts = ["| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |" for line in lines]
-    texts.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(texts)
-
-
-def detail(row: Row) -> str:
-    """What the table leaves out."""
-    if "apps" not in row:
-        return f"{row['scenario']} {row['policy']}: at most {row['in_time']:.2%} in time"
-    apps = " ".join(f"{app} {share:.2%}" for app, share in row["apps"].items() if share)
-    kinds = " ".join(f"{kind} {count}" for kind, count in row["scale_actions"].items())
-    refused = " ".join(f"{code} {count}" for code, count in row["refusals"].items())
-    name = f"{row['scenario']} {row['policy']}"
-    return f"{name}: {row['queries']} queries, late {row['late']}, refused {refused or 0}; apps {apps or 0}; actions {kinds or 0}"
-
-
 # -- the command line
 
 
@@ -258,12 +194,26 @@ def main() -> None:
         metavar="FILE",
         help="show the changes since this --json; its oracle and static system count where this run has none",
     )
+    parser.add_argument(
+        "--show",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing, show these --json files; of a run that several have, the last one's",
+    )
+    parser.add_argument("--by-scenario", action="store_true", help="a line a scenario")
     parser.add_argument("--detail", action="store_true", help="refusals, actions and apps of each run too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the scenarios here, and keep them")
     parser.add_argument("--list", action="store_true", help="only the scenarios' names")
     options = parser.parse_args()
     if options.list:
         print("\n".join(case.name for case in cases()))
+        return
+    if options.show:
+        names = [case.name for case in cases()]
+        kept = {(row["scenario"], row["policy"]): row for path in options.show for row in json.loads(path.read_text())}
+        found = with_distances(sorted(kept.values(), key=lambda row: names.index(row["scenario"])))
+        print(by_scenario(found) if options.by_scenario else table(found))
         return
     before = json.loads(options.against.read_text()) if options.against else []
     against = {(row["scenario"], row["policy"]): row for row in before}
@@ -278,7 +228,7 @@ def main() -> None:
             if options.json:  # at once: a whole board takes long, and may be ended early
                 options.json.write_text(json.dumps(ordered(rows, todo, before), indent=1) + "\n")
     rows = ordered(rows, todo, before)
-    print(table(rows, against))
+    print(by_scenario(rows) if options.by_scenario else table(rows, against))
     if options.detail:
         print("\n".join(map(detail, rows)))
 

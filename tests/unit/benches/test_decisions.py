@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from benches.decisions import Task, cases, cells, changed, ordered, run, table, tasks
+from benches.decisions import Task, cases, changed, ordered, run, tasks
 from benches.scoreboard.accuracy import FAMILIES
 from benches.scoreboard.oracle import bound, demand_of
 from benches.scoreboard.scenarios import AZURE, TWITTER, Built, azure, toml, twitter, write
+from benches.scoreboard.table import by_scenario, cells, table
 from services.simulation.scenario.read import read_scenario
 
 OWN = [case for case in cases() if case.trace is None]
@@ -156,6 +157,8 @@ def test_a_short_run_and_its_table(name, seconds, tmp_path):
     lines = table(rows).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
+    assert by_scenario(rows).splitlines()[0].split() == ["|", "scenario", "|", "clipper+", "|", "oracle", "|"]
+    assert f"| {policy['violations']:.2%}, " in by_scenario(rows)
     before = {**policy, "cost": policy["cost"] + 1}
     assert "->" not in table(rows, {(name, "clipper+"): policy})
     assert sum("->" in cell for cell in cells(policy, before)) == 1
