@@ -92,9 +92,10 @@ class LatencyTable:
     """`latency_ms` of one variant, in seconds, precomputed for every batch size up to its largest (for hot paths).
 
     length: the length of the variable axis; None = the longest measured one. `at` gives the tables for other lengths.
+    by_size: seconds of a batch of 0, 1, ... max_batch items.
     """
 
-    __slots__ = ("_at", "_record", "_seconds", "max_batch")
+    __slots__ = ("_at", "_record", "by_size", "max_batch")
 
     def __init__(self, record: VariantRecord, length: int | None = None) -> None:
         """Raises ValueError if nothing was measured."""
@@ -103,13 +104,13 @@ class LatencyTable:
         self._at: dict[int, LatencyTable] = {}
         self.max_batch = max(1, record.max_batch)
         seconds = (_interpolate(points, n) * scale / 1000.0 for n in range(1, self.max_batch + 1))
-        self._seconds = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding
+        self.by_size = [0.0, *accumulate(seconds, max)]  # max: bisect needs a sorted list, whatever the rounding
 
     def seconds(self, n: int) -> float:
         """The predicted time to compute n items as one batch, in seconds. Above the largest batch it is proportional to n."""
         if n <= self.max_batch:
-            return self._seconds[n]
-        return self._seconds[-1] * n / self.max_batch
+            return self.by_size[n]
+        return self.by_size[-1] * n / self.max_batch
 
     def at(self, length: int | None) -> "LatencyTable":
         """The table for inputs of this length. For a model with fixed lengths, it is this table."""
@@ -125,7 +126,7 @@ class LatencyTable:
 
     def largest_batch_within(self, seconds: float) -> int:
         """The largest batch size, up to max_batch, that is predicted to take no longer than `seconds`. 0 if one item takes longer."""
-        return max(0, bisect_right(self._seconds, seconds) - 1)
+        return max(0, bisect_right(self.by_size, seconds) - 1)
 
 
 def bucket_of(length: int, measured: Sequence[int]) -> int:

@@ -310,8 +310,16 @@ class Dispatcher:
 
     def _elsewhere(self, query: Query, full: str, now: float) -> Iterable[Effect]:
         """An instance could not answer in time: another one may, in the time left."""
-        decision = self._policy.select(query.ask, now, self.view)
-        if decision.assignments and decision.assignments[0] != full and query.attempt < MOST_DISPATCHES:
+        instance = self.view.instances.get(full)
+        if instance is None:
+            decision = self._policy.select(query.ask, now, self.view)
+        else:
+            instance.shut()
+            decision = self._policy.select(query.ask, now, self.view)
+            instance.reopen()
+        if decision.assignments and decision.assignments[0] != full:
+            if query.attempt >= MOST_DISPATCHES:
+                return self._wait(query, now)  # the view is out of date: the next heartbeat decides
             return (self._dispatch(query, self.view.instances[decision.assignments[0]], now),)
         text = "the queue ahead grew and this query could not be answered in time: allow more time or ask again"
         return self._end(query, Error(code="deadline", message=text), now)

@@ -34,14 +34,14 @@ class InFlight:
     def dispatch(self, query: Query, instance: Instance, now: float) -> None:
         query.instance = instance
         query.attempt += 1
-        instance.take(query.items, now, query.ask.deadline)
+        instance.take(query.items, now, query.ask.deadline, query.ask.priority)
         self.dispatched[query.uid] = query
 
     def remove(self, uid: bytes) -> Query | None:
         """Remove a dispatched query. None if it is not, or no longer, ours."""
         query = self.dispatched.pop(uid, None)
         if query is not None and query.instance is not None:
-            query.instance.release(query.items)
+            query.instance.release(query.items, query.ask.priority)
             query.instance = None
         if uid == self.retrying:
             self.retrying = None

@@ -14,7 +14,7 @@ from bus.subjects import WITHOUT_APP
 from services.core.actor import Envelope
 from services.core.cost import bucket_of
 from services.core.selection.eligibility import INFINITE, Ask
-from services.core.selection.instances import Instance
+from services.core.selection.instances import DEFAULT_PRIORITY, Instance
 from services.core.trace import Span, Trace, read, span_id
 from services.core.validation import BadRequest, check_name, check_requirements, count_items, length_of
 from services.dispatcher.apps import Apps
@@ -66,7 +66,7 @@ class Query:
             latency * 1000.0 if latency < 1e9 else None,
             head.accuracy,
             head.cost,
-            head.priority or 5,
+            self.ask.priority,
             head.context,
             head.input_digest,
             policy,
@@ -202,6 +202,7 @@ class Admission:
             head.version,
             head.variant,
             length,
+            head.priority or DEFAULT_PRIORITY,
         )
         query = Query(uid, app_name, head, ask, envelope.reply, envelope.body, now)
         if view.app.default_output is not None:
@@ -273,6 +274,7 @@ class Admission:
             route.version,
             route.variant,
             route.length,
+            route.priority,
         )
         query = Query(route.uid, route.app, head, ask, route.reply_to, body, route.arrived)
         query.fallback = found[1].app if route.fallback and found[1].app.default_output is not None else None

@@ -28,6 +28,7 @@ class ClusterView:
         self.apps: dict[str, AppView] = {}
         self.records: dict[str, VariantRecord] = {}
         self.by_variant: dict[str, dict[str, Instance]] = {}
+        self.lowest_priority = 1  # the largest number that a query had
         self.not_before: dict[str, float] = {}  # variants that failed to load, or found no room: when to try again
         self._serving: dict[str, list[AppView]] = {}  # by variant
         self._unknown: dict[str, WorkerHeartbeat] = {}
@@ -57,6 +58,8 @@ class ClusterView:
         if view is not None:
             for record in view.records:
                 self._serving[record.variant].remove(view)
+                for instance in self.by_variant.get(record.variant, {}).values():
+                    view.unplace(instance)
 
     def nominal_price_per_s(self, record: VariantRecord) -> float:
         """Price of one instance on the first living device of its kind, or on a device of its own size when there is none."""
@@ -133,6 +136,7 @@ class ClusterView:
         before = instance.status
         instance.status = status
         instance.factor = status.factor
+        instance.served = status.load
         instance.busy = busy_share(status)
         instance.ready_at = status.ready_at
         instance.observe_queue(status.queued, now)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bus.messages.catalog import AppRecord, VariantRecord
 from services.core.cost import Goal, LatencyTable, cost_per_1000, load_seconds, merit, open_axis
-from services.core.selection.instances import MANY, Instance, InstanceSampler, usual
+from services.core.selection.instances import DEFAULT_PRIORITY, MANY, Instance, InstanceSampler, usual
 
 INFINITE = float("inf")
 
@@ -23,7 +23,7 @@ class Ask(Struct, frozen=True, gc=False):
     """A query's needs, in SI units.
 
     items: how many. deadline: Unix seconds, the earlier of the latency objective and the absolute deadline. cost: US$ per 1,000 items.
-    length: for models with an axis of varying length, the query's length rounded up to one that was measured.
+    length: for models with an axis of varying length, the query's length rounded up to one that was measured. priority: 1 (highest) to 9.
     """
 
     app: str
@@ -36,6 +36,7 @@ class Ask(Struct, frozen=True, gc=False):
     version: str | None = None
     variant: str | None = None
     length: int | None = None
+    priority: int = DEFAULT_PRIORITY
 
 
 Readiness = Literal["active", "loading", "troubled"]
@@ -76,6 +77,12 @@ class VariantInstances:
         if where is not None:
             where.append(instance)
             self.where[instance] = where
+        for sampler in self.samplers.values():
+            if sampler.instances is before:
+                instance.samplers.remove(sampler)
+            elif sampler.instances is where:
+                instance.samplers.append(sampler)
+                sampler.freed(instance)
 
 
 class RankedVariants:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
 
 from bus.messages.catalog import VariantRecord
 from bus.messages.fleet import DeviceStatus, InstanceStatus
@@ -12,6 +13,8 @@ from services.core.lifecycle import SERVING
 # (neighbours, the loop, the bus). Without a margin, an overloaded system admits every query to end exactly at its deadline, and whatever goes
 # slower than predicted makes most of them late. An idle instance needs no margin.
 CAUTION = 1.2
+DEFAULT_PRIORITY = 5
+LOWEST = 9  # 1 is the highest priority
 STALE = (
     1.0  # s; the largest age of a queue's length in a heartbeat, which travels from the executor through its monitor
 )
@@ -90,32 +93,9 @@ class Instance:
     """
 
     __slots__ = (
-        "batch",
-        "busy",
-        "cores",
-        "device",
-        "factor",
-        "free_at",
-        "id",
-        "idle",
-        "latest",
-        "noted_at",
-        "others",
-        "own",
-        "peak_before",
-        "peak_now",
-        "per_item",
-        "price_per_s",
-        "ready_at",
-        "record",
-        "rest",
-        "running",
-        "scarce",
-        "state",
-        "status",
-        "table",
-        "waiting_s",
-        "worker",
+        "batch", "busy", "by_size", "cores", "device", "factor", "free_at", "id", "idle", "latest", "levels", "most", "noted_at", "others", "own", "peak_before",
+        "peak_now", "per_item", "price_per_s", "ready_at", "record", "rest", "running", "samplers", "scarce", "served", "state", "status", "table",
+        "waiting_s", "worker",
     )  # fmt: skip
 
     def __init__(self, status: InstanceStatus, record: VariantRecord, worker: "Worker", device: DeviceStatus) -> None:
@@ -125,10 +105,14 @@ class Instance:
         self.device = device.device
         self.cores = SharedCores()
         self.table = LatencyTable(record)
+        self.by_size, self.most = self.table.by_size, self.table.max_batch
+        self.served = status.load  # items/s
         self.per_item = self.table.seconds(self.table.max_batch) / self.table.max_batch
         self.price_per_s = 0.0
         self.own = 0
         self.others = 0
+        self.levels = [0] * (LOWEST + 1)  # own items by priority
+        self.samplers: list[InstanceSampler] = []  # of the lists that it is in
         self.idle = True  # nothing is there, and its cores are its own
         self.scarce = False
         self.running = 0
@@ -145,33 +129,63 @@ class Instance:
         self.state = "Inactive"
         self.status = status
 
-    def predict(self, items: int, length: int | None, deadline: float, now: float) -> float:
+    def predict(self, items: int, length: int | None, deadline: float, now: float, giving_way: int = 0) -> float:
         """Predicted seconds until this query is answered: the batch under way, full batches of what waits, then its own batch.
 
         Its batch holds the rest of what waits, and those that will join it, at the rate at which items were served of late. Without them,
         an overloaded instance admits each query to a batch that has no room to grow. A query that waits is charged CAUTION.
+        giving_way: items that wait there but give way to this query.
         """
-        table = self.table
         wait = self.waiting_s
+        together = self.rest + items
+        if giving_way or self.scarce or length is not None or together > self.most:
+            return self._predict_otherwise(items, length, deadline, now, giving_way)
         if self.free_at > now:
             wait += self.free_at - now
-        if length is not None or self.rest + items > table.max_batch:  # what waits is in another batch
-            wait += table.seconds(self.rest) * self.factor
+        if not wait:
+            return self.by_size[together] * self.factor
+        together += int(wait * self.served)
+        return CAUTION * (wait + self.by_size[min(self.most, together)] * self.factor)
+
+    def _predict_otherwise(self, items: int, length: int | None, deadline: float, now: float, giving_way: int) -> float:
+        """As `predict`, for what is not the usual case."""
+        wait, rest, table = self.waiting_s, self.rest, self.table
+        if giving_way:
+            full, rest = divmod(max(0, self.own + self.others - self.running - giving_way), self.most)
+            wait = full * self.by_size[self.most] * self.factor if full else 0.0
+        if self.free_at > now:
+            wait += self.free_at - now
+        if length is not None or rest + items > self.most:  # what waits is in another batch
+            wait += self.by_size[rest] * self.factor
             table, together = table.at(length), items
         else:
-            together = self.rest + items
+            together = rest + items
         if self.scarce:
             wait = self.cores.ahead_of(self, deadline, now, wait)
         if not wait:
             return table.seconds(together) * self.factor
-        if together < table.max_batch:
-            together = min(table.max_batch, together + int(wait * self.status.load))
+        if together < self.most:
+            together = min(self.most, together + int(wait * self.served))
         return CAUTION * (wait + table.seconds(together) * self.factor)
 
-    def take(self, items: int, now: float, deadline: float) -> None:
+    def in_time_after(self, excess: float) -> float:
+        """Seconds for which a prediction that is `excess` seconds too long stays too long, if nothing ends there.
+
+        As time passes, the batch under way gets shorter, and fewer will join the query's own batch.
+        """
+        table = self.table
+        step = (table.seconds(table.max_batch) - table.seconds(1)) / max(1, table.max_batch - 1) * self.factor
+        return max(0.0, excess / CAUTION - 2.0 * step) / (1.0 + 2.0 * step * self.served)
+
+    def outranked(self, priority: int) -> int:
+        """Own items there that give way to a query of this priority."""
+        return sum(self.levels[priority + 1 :])
+
+    def take(self, items: int, now: float, deadline: float, priority: int = DEFAULT_PRIORITY) -> None:
         """Count items that this dispatcher sends there."""
         idle = not (self.own or self.others)
         self.own += items
+        self.levels[priority] += items
         self.peak_now = max(self.peak_now, self.own)
         self.latest = max(self.latest, deadline)
         if idle and self.state != "Loading":
@@ -179,10 +193,29 @@ class Instance:
         else:
             self._count()
 
-    def release(self, items: int) -> None:
+    def release(self, items: int, priority: int = DEFAULT_PRIORITY) -> None:
         """Own items have come to an end, or are back."""
         self.own -= items
+        self.levels[priority] -= items
         self._count()
+        self._freed()
+
+    def shut(self) -> None:
+        """Nothing is in time here, until `reopen`."""
+        self.waiting_s, self.idle = float("inf"), False
+
+    def reopen(self) -> None:
+        self._count()
+        self._freed()
+
+    def _freed(self) -> None:
+        """Something ended here, or is known better: predictions may be shorter than before."""
+        for sampler in self.samplers:
+            sampler.freed(self)
+        if self.scarce:
+            for other in self.cores.instances:
+                for sampler in other.samplers:
+                    sampler.freed(other)
 
     def observe_queue(self, queued: int, now: float) -> None:
         """Take over a heartbeat's number of items that wait or are computed there, own ones included.
@@ -196,6 +229,7 @@ class Instance:
         self._count()
         if self.others and self.free_at <= now and self.state in SERVING:  # nobody said when their batch began
             self._begin_next(now)
+        self._freed()
 
     def batch_done(self, queued: int, finished: float, now: float) -> None:
         """The executor has computed a batch. So many items, own ones included, are still there. It begins the next at once."""
@@ -203,11 +237,13 @@ class Instance:
         self.running = 0
         self._count()
         self._begin_next(finished if queued else now)
+        self._freed()
 
     def ended_without_batch(self, queued: int) -> None:
         """The executor has ended queries without computing them. So many items, own ones included, are still there."""
         self.others = max(0, queued - self.own)
         self._count()
+        self._freed()
 
     def _begin_next(self, at: float) -> None:
         if self.scarce:
@@ -229,8 +265,12 @@ class Instance:
             self.running = waiting
         if not self.running:
             self.free_at = 0.0
-        full, self.rest = divmod(waiting - self.running, self.table.max_batch)
-        self.waiting_s = full * self.table.seconds(self.table.max_batch) * self.factor if full else 0.0
+        waits = waiting - self.running
+        if waits < self.most:
+            self.rest, self.waiting_s = waits, 0.0
+        else:
+            full, self.rest = divmod(waits, self.most)
+            self.waiting_s = full * self.by_size[self.most] * self.factor
         self.idle = not waiting and not self.scarce
 
     def cores_scarce(self, scarce: bool) -> None:
@@ -295,11 +335,11 @@ class Worker:
 #
 # Up to MANY instances, each query looks at all of them. Of more, it looks at a few, beginning where the last query stopped. That finds an
 # idle instance, or one nearly as good as the best: two choices are exponentially better than one (Mitzenmacher 2001, "The power of two
-# choices"). Only if none of these is in time does the query look at all. If none of all is in time, no query looks at all for a moment.
+# choices"). Only if none of these is in time does the query look at all. If none of all is in time, the next queries look only where something
+# has ended since, or a batch under way has come so far that it may be.
 
 MANY = 64
 SAMPLED = 16  # instances looked at while one of them is in time
-MOMENT = 0.005  # s for which all count as full after none was found in time
 PACKED = 0.25  # s for which the order of workers by fullness is kept; heartbeats change it every 0.5 s
 PACK_BELOW = 0.8  # fullness of a worker up to which `pack` fills it
 SLOW = 1.2  # live correction factor above which an idle instance is compared with others first
@@ -308,55 +348,93 @@ SLOW = 1.2  # live correction factor above which an idle instance is compared wi
 class InstanceSampler:
     """Looks at some of a variant's instances, and remembers what the last queries found. instances: the caller's list, which changes."""
 
-    __slots__ = ("_full", "_instances", "_items", "_length", "_packed", "_packed_at", "_slack", "_turn")
+    __slots__ = (
+        "_due", "_freed", "_full", "_items", "_length", "_packed", "_packed_at", "_slack", "_turn", "instances",
+    )  # fmt: skip
 
     def __init__(self, instances: "list[Instance]") -> None:
-        self._instances = instances
+        self.instances = instances
         self._turn = 0
         self._packed: list[Instance] = []
         self._packed_at = float("-inf")
-        self._full = float("-inf")  # until then, none is in time for `_items` items within `_slack`
+        self._full = (
+            False  # none was in time for `_items` items within `_slack`; it can only be one of `_freed` and `_due`
+        )
         self._slack = 0.0
         self._items = 0
         self._length: int | None = None
+        self._freed: dict[Instance, None] = {}
+        self._due: list[tuple[float, str, Instance]] = []  # a heap by the time from which it may be in time
+
+    def freed(self, instance: "Instance") -> None:
+        """Its predictions may be shorter than before, or it is new."""
+        if self._full:
+            self._freed[instance] = None
 
     def soonest(self, items: int, length: int | None, slack: float, now: float) -> "Instance | None":
         """An instance that answers soon, within `slack` seconds. None when none is in time. now: Unix seconds."""
-        if now < self._full and slack <= self._slack and items >= self._items and length == self._length:
-            return None
-        instances = self._instances
+        if self._full and slack <= self._slack and items == self._items and length == self._length:
+            return self._soonest_freed(slack, now)
+        instances = self.instances
         count = len(instances)
         best: Instance | None = None
         least = slack
+        late: list[tuple[float, str, Instance]] = []
         at = self._turn % count
         for looked in range(count):
             instance = instances[at]
             at = at + 1 if at + 1 < count else 0
-            if instance.waiting_s < least:
+            if CAUTION * instance.waiting_s < least:
                 seconds = instance.predict(items, length, now + slack, now)
                 if seconds <= least:
                     best, least = instance, seconds
                     if instance.idle and instance.factor <= SLOW:
                         break
+                elif best is None:
+                    late.append((now + instance.in_time_after(seconds - slack), instance.id, instance))
             if best is not None and looked >= SAMPLED:
                 break
         self._turn = at
-        if best is None:
-            self._full, self._slack, self._items, self._length = now + MOMENT, slack, items, length
+        self._full = best is None
+        if self._full:
+            heapify(late)
+            self._due, self._slack, self._items, self._length = late, slack, items, length
+            self._freed.clear()
         return best
 
-    def some(self) -> "list[Instance]":
-        """MANY of them, different ones each time."""
-        at = self._turn % len(self._instances)
-        self._turn = at + MANY
-        return self._instances[at : at + MANY]
+    def _soonest_freed(self, slack: float, now: float) -> "Instance | None":
+        """As `soonest`, while none can be in time but those where something has ended since, or enough time has passed."""
+        while self._due and self._due[0][0] <= now:
+            self._freed[heappop(self._due)[2]] = None
+        best: Instance | None = None
+        least = slack
+        for looked, instance in enumerate(list(self._freed)):
+            seconds = instance.predict(self._items, self._length, now + slack, now)
+            if self not in instance.samplers:
+                del self._freed[instance]  # it has left the list
+            elif seconds <= least:
+                best, least = instance, seconds
+            elif seconds > self._slack:
+                del self._freed[instance]
+                heappush(self._due, (now + instance.in_time_after(seconds - self._slack), instance.id, instance))
+            if best is not None and looked >= SAMPLED:
+                break
+        if len(self._freed) + len(self._due) > 2 * len(self.instances):
+            self._full = False  # it would be remembered no more cheaply than it is found
+        return best
+
+    def some(self, count: int = MANY) -> "list[Instance]":
+        """So many of them, different ones each time."""
+        at = self._turn % len(self.instances)
+        self._turn = at + count
+        return self.instances[at : at + count]
 
     def fullest(self, now: float) -> "list[Instance]":
         """MANY instances on the fullest workers below PACK_BELOW, fullest first, then by name. Up to PACKED seconds old."""
         if now - self._packed_at >= PACKED:
             self._packed_at = now
             rows = []
-            for instance in self._instances:
+            for instance in self.instances:
                 used = instance.worker.fullness.get((instance.record.hardware, instance.record.simulated), 0.0)
                 if max(used, instance.busy) < PACK_BELOW:
                     rows.append((-used, instance.worker.name, instance.id, instance))

@@ -11,7 +11,7 @@ from bus.messages.public import Closest, Error
 from services.core.cost import Goal, cost_per_1000, merit
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import INFINITE, AppView, Ask, Eligibility, VariantInstances
-from services.core.selection.instances import MANY, PACK_BELOW, Instance
+from services.core.selection.instances import CAUTION, MANY, PACK_BELOW, SAMPLED, Instance
 
 
 class LoadOrder(Struct, frozen=True, gc=False):
@@ -94,6 +94,8 @@ class InfaasPolicy:
         eligible = app.eligibility(ask)
         slack = ask.deadline - now - OVERHEAD
         app.asked += 1
+        if ask.priority > view.lowest_priority:
+            view.lowest_priority = ask.priority
         if eligible.troubled and self._probe_every and app.asked % self._probe_every == 0:
             instance = self._within(eligible.troubled, ask, slack, troubled=True)
             if instance is not None:
@@ -121,17 +123,28 @@ class InfaasPolicy:
             if len(instances) > MANY:
                 best = group.samplers["troubled" if troubled else "active"].soonest(items, length, slack, now)
                 instances = NONE
-            # An idle instance's batch is the query alone: the time for that is looked up once for all instances of one record. Hot.
+            # This is Instance.predict, without the call. An idle instance's batch is the query alone: the time for that is looked up once for
+            # all instances of one record. Hot.
             for instance in instances:
                 if instance.idle:
                     if instance.record is not record:
                         record = instance.record
                         alone = instance.table.at(length).seconds(items)
                     seconds = alone * instance.factor
-                elif instance.waiting_s < least:
+                elif instance.scarce or length is not None or instance.rest + items > instance.most:
                     seconds = instance.predict(items, length, ask.deadline, now)
                 else:
-                    continue
+                    wait, under_way = instance.waiting_s, instance.free_at - now
+                    if under_way > 0.0:
+                        wait += under_way
+                    if wait * CAUTION >= least:
+                        continue
+                    together = instance.rest + items
+                    if wait:
+                        together = min(together + int(wait * instance.served), instance.most)
+                        seconds = CAUTION * (wait + instance.by_size[together] * instance.factor)
+                    else:
+                        seconds = instance.by_size[together] * instance.factor
                 if seconds <= least:
                     best, least = instance, seconds
             if best is not None:
@@ -179,7 +192,7 @@ class InfaasPolicy:
     ) -> Decision:
         soonest = INFINITE
         for group in eligible.loading:
-            for instance in group.loading if len(group.loading) <= MANY else group.samplers["loading"].some():
+            for instance in group.loading:
                 seconds = max(0.0, instance.ready_at - now) + instance.predict(
                     ask.items, ask.length, ask.deadline, max(now, instance.ready_at)
                 )
@@ -198,7 +211,26 @@ class InfaasPolicy:
         late = self._within(eligible.troubled, ask, slack, troubled=True)
         if late is not None:
             return Decision((late.id,), load=load, reason="troubled but in time")
+        if ask.priority < view.lowest_priority:
+            ahead = _outranking(eligible, ask, slack, now)
+            if ahead is not None:
+                return Decision((ahead.id,), load=load, reason="in time, as queries of lower priority give way")
         return refuse(ask, slack, app, eligible, soonest, load)
+
+
+def _outranking(eligible: Eligibility, ask: Ask, slack: float, now: float) -> Instance | None:
+    """The soonest instance that answers within `slack` seconds if the queries of lower priority that wait there give way."""
+    best: Instance | None = None
+    least = slack
+    for group in (*eligible.active, *eligible.troubled):
+        for _, instances in group.serving:
+            for instance in instances:
+                gives_way = instance.outranked(ask.priority)
+                if gives_way:
+                    seconds = instance.predict(ask.items, ask.length, ask.deadline, now, gives_way)
+                    if seconds <= least:
+                        best, least = instance, seconds
+    return best
 
 
 def order_for(
@@ -238,9 +270,9 @@ def refuse(
     soonest, found = INFINITE, False
     for group in (*eligible.active, *eligible.troubled):
         for kind, instances in group.serving:
-            for instance in instances if len(instances) <= MANY else group.samplers[kind].some():
+            for instance in instances if len(instances) <= MANY else group.samplers[kind].some(SAMPLED):
                 found = True
-                if instance.waiting_s < soonest:
+                if CAUTION * instance.waiting_s < soonest:
                     soonest = min(soonest, instance.predict(ask.items, ask.length, ask.deadline, now))
     if not found:
         return Decision(stranded=True, reason="no worker is there to serve it")

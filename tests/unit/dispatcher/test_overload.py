@@ -149,3 +149,30 @@ def test_one_apps_trouble_does_not_mark_another_on_the_same_instance() -> None:
     told = {(e.app, e.to_state) for kind, e in fleet.stage.records if kind == "state"}
     assert ("hasty", "Overloaded") in told
     assert ("app", "Overloaded") not in told
+
+
+def test_what_an_instance_hands_back_is_served_by_another_that_is_in_time() -> None:
+    """The first instance is found slower than it was thought to be; the view does not know yet, and would choose it again."""
+    fleet = serving(2)
+    instances = fleet.stage.members["d0"].actor.view.instances
+    first, second = sorted(instances)
+    fleet.stage.run(0.2)
+    instances[second].take(1, fleet.stage.now, fleet.stage.now + 1.0)  # so that the first is chosen
+    executor = fleet.stage.members[f"{instances[first].worker.name}/cpu"].actor
+    executor.instances[first].queue.factor = 20.0
+    label = fleet.ask(latency_ms=200.0)
+    fleet.stage.run(1.0)
+    [answer] = fleet.replies(label)
+    assert answer["worker"] == instances[second].worker.name
+    assert not answer["missed"]
+
+
+@pytest.mark.parametrize(("priority", "served"), [(1, True), (5, True), (9, False)])
+def test_where_not_all_can_be_in_time_the_larger_number_gives_way(priority: int, served: bool) -> None:
+    fleet = serving(1)
+    others = [fleet.ask(latency_ms=400.0, priority=9) for _ in range(60)]
+    fleet.stage.run(0.01)
+    first = [fleet.ask(latency_ms=200.0, priority=priority) for _ in range(8)]
+    fleet.stage.run(2.0)
+    assert (in_time(fleet, first) == 8) is served
+    assert in_time(fleet, first + others) >= 40  # five batches of eight, whoever is in them

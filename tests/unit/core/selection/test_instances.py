@@ -1,5 +1,6 @@
 """Many instances of one variant: few are looked at, and still the load is even and nothing in time is missed."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from bus.messages.fleet import DeviceStatus, InstanceStatus, WorkerHeartbeat
 from services.core.cost import LatencyTable
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import Ask
-from services.core.selection.instances import CAUTION, MANY, MOMENT, Instance, InstanceSampler, usual
+from services.core.selection.instances import CAUTION, MANY, Instance, InstanceSampler, usual
 from services.core.selection.policy import InfaasPolicy
 from tests.support.simulated.fleet import PRICES, SIGNATURE, variant
 
@@ -62,14 +63,60 @@ def test_the_only_one_in_time_is_found_wherever_it_is(count: int, place: int) ->
     assert policy.select(ask(1.0), NOW, fleet).assignments == (f"i{place % count:04}",)
 
 
-def test_when_all_are_full_that_is_believed_for_a_moment_only() -> None:
+def test_when_all_are_full_only_what_has_changed_is_looked_at() -> None:
     fleet, policy = view([50] * 100), InfaasPolicy()
     assert policy.select(ask(1.0), NOW, fleet).refusal is not None
-    fleet.instances["i0042"].batch_done(0, NOW, NOW)
-    assert policy.select(ask(1.0), NOW, fleet).refusal is not None
     assert policy.select(ask(20.0), NOW, fleet).assignments  # who has more time is not refused with them
-    later = NOW + 2 * MOMENT
-    assert policy.select(ask(1.0, later), later, fleet).assignments == ("i0042",)
+    assert policy.select(ask(1.0), NOW, fleet).refusal is not None
+    fleet.instances["i0042"].batch_done(0, NOW, NOW)
+    assert policy.select(ask(1.0), NOW, fleet).assignments == ("i0042",)
+    fleet.remove("i0042")
+    assert policy.select(ask(1.0), NOW, fleet).refusal is not None
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "done", "heard", "ended", "gone", "troubled", "later", "ask", "ask"]),
+        st.integers(0, MANY + 5),
+        st.integers(1, 4),
+        st.sampled_from([0.15, 0.3, 0.5]),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+@settings(max_examples=60, deadline=None)
+def test_of_many_none_is_in_time_when_none_is_found(given_steps: list[tuple[str, int, int, float]]) -> None:
+    fleet, now = view([3] * (MANY + 6)), NOW
+    group = fleet.apps["app"].groups[0]
+    for what, place, items, seconds in given_steps:
+        instance = fleet.instances.get(f"i{place:04}")
+        if what == "later":
+            now += 0.07 * items
+        elif what == "ask":
+            if len(group.active) > MANY:
+                found = group.samplers["active"].soonest(items, None, seconds, now)
+                fitting = [i for i in group.active if i.predict(items, None, now + seconds, now) <= seconds]
+                assert (found in fitting) if fitting else found is None
+        elif instance is None:
+            continue
+        elif what == "take":
+            instance.take(items, now, now + 1.0)
+        elif what == "done":
+            instance.release(instance.own)
+            instance.batch_done(items, now, now)
+        elif what == "heard":
+            instance.observe_queue(items, now)
+        elif what == "ended":
+            instance.ended_without_batch(items)
+        elif what == "gone":
+            fleet.remove(instance.id)
+        else:
+            instance.status = msgspec.structs.replace(
+                instance.status, state="Overloaded" if instance.status.state == "Active" else "Active"
+            )
+            fleet.apps["app"].place(instance)
 
 
 class Counting(Instance):
@@ -78,9 +125,9 @@ class Counting(Instance):
     __slots__ = ()
     asked = 0
 
-    def predict(self, items: int, length: int | None, deadline: float, now: float) -> float:
+    def predict(self, items: int, length: int | None, deadline: float, now: float, giving_way: int = 0) -> float:
         Counting.asked += 1
-        return super().predict(items, length, deadline, now)
+        return super().predict(items, length, deadline, now, giving_way)
 
 
 def test_few_are_looked_at() -> None:

@@ -107,6 +107,49 @@ def test_the_cheapest_active_variant_in_time_answers(
             assert decision.refusal.code in ("unsatisfiable", "unknown_model")
 
 
+@pytest.mark.parametrize("goal", ["cost", "accuracy"])
+@pytest.mark.parametrize("dispatch", ["spread", "pack"])
+@settings(max_examples=100)
+@given(
+    fleets,
+    st.lists(st.integers(0, 12), min_size=24, max_size=24),
+    st.lists(st.tuples(asks, st.integers(1, 9), st.sampled_from([0.0, 0.001, 0.01])), min_size=1, max_size=30),
+    st.sampled_from([4, 200]),
+)
+def test_nothing_is_refused_that_something_loaded_answers_in_time(
+    goal: Goal,
+    dispatch: str,
+    states: list[tuple[Any, dict[str, Any]]],
+    queued: list[int],
+    wishes: list[tuple[Ask, int, float]],
+    cores: int,
+) -> None:
+    view, now = view_of(states, queued, goal, cores), NOW
+    app = view.apps["app"]
+    policy = InfaasPolicy(goal=goal, dispatch=dispatch)
+    for plain, priority, later in wishes:
+        now += later
+        wish = replace(plain, priority=priority, deadline=now + plain.latency_s)
+        decision = policy.select(wish, now, view)
+        for name in decision.assignments:
+            view.instances[name].take(1, now, wish.deadline, priority)
+        if decision.refusal is None and not decision.stranded:
+            continue
+        slack = wish.deadline - now - OVERHEAD
+        for i in view.instances.values():
+            group = app.groups[app.index[i.record.variant]]
+            serves = (
+                (i.record.accuracy or 0.0) >= wish.accuracy
+                and group.table.seconds(1) <= wish.latency_s
+                and app.cost[app.index[i.record.variant]] <= wish.cost
+                and wish.model in (None, i.record.model)
+            )
+            if serves:
+                until_ready = max(0.0, i.ready_at - now) if i.state == "Loading" else 0.0
+                predicted = i.predict(1, None, wish.deadline, now + until_ready, i.outranked(priority))
+                assert until_ready + predicted > slack or (i.state == "Loading" and i.outranked(priority))
+
+
 @settings(max_examples=200)
 @given(fleets, st.lists(st.integers(0, 12), min_size=24, max_size=24), st.lists(asks, min_size=1, max_size=4))
 def test_where_accuracy_is_the_goal_the_most_accurate_active_variant_in_time_answers_the_cheapest_of_equals(
