@@ -167,7 +167,7 @@ class SimulatedControllerEdge:
             case Stop():
                 self._stop(command.order.worker)
             case SolveFleet():
-                return _solve_fleet(command)
+                return plans_for(command)
             case _:
                 return 0.0, ValueError(f"simulated controllers cannot {type(command).__name__}")
         return STORE, None
@@ -180,7 +180,7 @@ class SimulatedControllerEdge:
         return LeaseClaimed(ok=True)
 
 
-def _solve_fleet(command: SolveFleet) -> tuple[float, FleetSolved | Exception]:
+def plans_for(command: SolveFleet) -> tuple[float, FleetSolved | Exception]:
     """Both plans. The seconds that they take are computed from the size of the problems, because the wall clock must not count."""
     seconds = 0.005 + 50e-6 * sum(
         len(one.variants) + sum(len(need.options) for need in one.needs) for one in (command.growth, command.present)

@@ -63,6 +63,10 @@ class Snapshot(Struct, frozen=True):
     needs: Mapping[Band, float]
 
 
+# A pool, the devices of one of its machines, and the workers there whose instances count.
+_PoolDevices = tuple[Pool, Sequence[Device], Sequence[FleetWorker]]
+
+
 class FleetProblems:
     """Poses the problems. monitor: as the workers' monitors admit loads. goal: of the system. barred: until when a worker takes no more of
     a variant, by worker and variant.
@@ -116,12 +120,14 @@ class FleetProblems:
         for worker in sorted(workers, key=lambda one: one.name):
             groups.setdefault((worker.kind, *_shape(worker)), []).append(worker)
         pools = tuple(tuple(group) for group in groups.values())
-        present = self._problem(
-            [_present(group, self.share) for group in pools], pools, records, classes, now, soon=True
-        )
-        growth = self._problem(self._growth(pools, now), (), records, classes, now, soon=False)
+        present = [(_present(group, self.share), devices_of(group[0]), group) for group in pools]
+        growth = self._growth(pools, now)
         needs = {band(one.load.needs): one.soon for one in classes}
-        return Snapshot(classes, records, pools, SolveFleet(growth, present), needs)
+        problem = SolveFleet(
+            growth=self._problem(growth, records, classes, now, soon=False),
+            present=self._problem(present, records, classes, now, soon=True),
+        )
+        return Snapshot(classes, records, pools, problem, needs)
 
     def _classes(self) -> tuple[_Class, ...]:
         found = []
@@ -167,30 +173,27 @@ class FleetProblems:
                     price = _instance_price(record, device.cores, device.memory_mb, device.price_per_hour) / 3600.0
         return cost_per_1000(record, price or 0.0)
 
-    def _growth(self, pools: Sequence[Sequence[FleetWorker]], now: float) -> list[Pool]:
+    def _growth(self, pools: Sequence[Sequence[FleetWorker]], now: float) -> list[_PoolDevices]:
         """The pools of the first plan: the kinds of machine that may be started, and the workers that nobody may stop."""
-        found = []
+        found: list[_PoolDevices] = []
         for kind in self._limits.kinds.values():
             have = self._fleet.available(kind.name, now)
-            found.append(
-                Pool(
-                    name=kind.name,
-                    machines=have,
-                    least=min(kind.minimum, kind.maximum),
-                    most=max(kind.maximum, kind.minimum),
-                    price=kind.price_per_hour,
-                    resources=_resources(kind.devices, self.share),
-                    elastic=kind.maximum > kind.minimum and not self.instances_billed,
-                )
+            pool = Pool(
+                name=kind.name,
+                machines=have,
+                least=min(kind.minimum, kind.maximum),
+                most=max(kind.maximum, kind.minimum),
+                price=kind.price_per_hour,
+                resources=_resources(kind.devices, self.share),
+                elastic=kind.maximum > kind.minimum and not self.instances_billed,
             )
-        managed = set(self._limits.kinds)
-        found += [_present(group, self.share) for group in pools if group[0].kind not in managed]
-        return found
+            found.append((pool, kind.devices, ()))
+        others = [group for group in pools if group[0].kind not in self._limits.kinds]
+        return [*found, *((_present(group, self.share), devices_of(group[0]), ()) for group in others)]
 
     def _problem(
         self,
-        pools: Sequence[Pool],
-        groups: Sequence[Sequence[FleetWorker]],
+        pools: Sequence[_PoolDevices],
         records: Sequence[VariantRecord],
         classes: Sequence[_Class],
         now: float,
@@ -200,9 +203,7 @@ class FleetProblems:
         variants: list[PooledVariant] = []
         at: dict[str, list[int]] = {}
         factors: list[float] = []
-        for p, pool in enumerate(pools):
-            group = groups[p] if groups else ()
-            devices = devices_of(group[0]) if group else self._devices(pool.name)
+        for p, (_, devices, group) in enumerate(pools):
             for record in records:
                 fitting = [d for d in devices if _suits(record, d, self.share)]
                 if not fitting:
@@ -227,19 +228,13 @@ class FleetProblems:
             if options:
                 needs.append(ClassNeed(name=one.app, load=load, options=options))
         return FleetProblem(
-            pools=tuple(pools),
+            pools=tuple(pool for pool, _, _ in pools),
             variants=tuple(variants),
             needs=tuple(needs),
             least=tuple(self._least(at)),
             goal=self._goal if soon else "cost",
             budget=self._limits.budget_per_hour if self._limits.budget_per_hour < inf and not soon else None,
         )
-
-    def _devices(self, kind: str) -> Sequence[Device]:
-        known = self._limits.kinds.get(kind)
-        if known is not None:
-            return known.devices
-        return next((devices_of(one) for one in self._fleet.workers.values() if one.kind == kind), ())
 
     def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float]:
         """Instances in these workers, and their mean live correction of the profile, at least 1."""

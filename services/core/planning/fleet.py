@@ -187,7 +187,7 @@ def solve_fleet(
         if one.most < 1_000:
             model.row({kept[v]: 1.0, added[v]: 1.0, machines[one.pool]: -float(one.most)}, -inf, 0.0)
         name, amount = one.computes
-        if amount > 0:
+        if amount > 0 and name in resources:
             row = totals.setdefault((one.pool, name), {})
             for column, value in used[v].items():
                 row[column] = value * amount

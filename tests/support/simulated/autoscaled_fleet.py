@@ -9,16 +9,19 @@ from services.autoscaler.models.actor import ModelAutoscaler, Solve, Solved
 from services.autoscaler.vms.actor import Controller
 from services.autoscaler.vms.commands import ClaimLease, LeaseClaimed
 from services.autoscaler.vms.policy import FleetLimits
+from services.autoscaler.vms.problem import SolveFleet
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of
 from services.core.cost import Goal
 from services.core.placement import Device
+from services.core.planning.highs import Unsolved
 from services.core.planning.solvers import make_solver
 from services.core.selection.policy import InfaasPolicy
 from services.core.settings import AutoscalerSettings, Settings, StaticVariant
 from services.executor.actor import make_executor
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
+from services.simulation.edges import plans_for
 from tests.support.simulated.fleet import PRICES, Fleet
 from tests.support.simulated.fleet import Device as Scripted
 
@@ -26,8 +29,18 @@ CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
 GPU = Device(name="gpu-0", kind="gpu", cores=1, memory_mb=16000.0)
 
 
+def _controller_edge(command: Any, *, unsolved: bool) -> tuple[float, Any]:
+    match command:
+        case SolveFleet():
+            return (0.01, Unsolved("nothing was found")) if unsolved else plans_for(command)
+        case ClaimLease():
+            return 0.01, LeaseClaimed(ok=True)
+        case _:
+            return 0.01, None
+
+
 class ScalingFleet(Fleet):
-    """controlled: a controller leads. hold_s: the least T_v. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
+    """controlled: a controller leads. unsolved: it finds no plan, so that workers decide for themselves and ask it. hold_s: the least T_v. solver: "greedy" or "ilp" (bounded by nodes, so that it gives the same plan everywhere)."""
 
     def __init__(
         self,
@@ -40,6 +53,7 @@ class ScalingFleet(Fleet):
         choice: dict[str, StaticVariant] | None = None,
         devices: dict[str, tuple[Device, ...]] | None = None,
         controlled: bool = False,
+        unsolved: bool = False,
         **more: Any,
     ) -> None:
         self._spec = devices or {}
@@ -57,15 +71,13 @@ class ScalingFleet(Fleet):
                 self.stage.send(f"model-{name}", Changed("infaas-catalog", key_of(record), encode(record)))
             self.stage.send(f"model-{name}", Synced("infaas-catalog"))
         if controlled:
-            self._start_controller()
+            self._start_controller(AutoscalerSettings(policy=policy), goal, unsolved=unsolved)
         self.stage.run(1.0)
 
-    def _start_controller(self) -> None:
+    def _start_controller(self, settings: AutoscalerSettings, goal: Goal, *, unsolved: bool) -> None:
         """One that leads, and has no machines to add."""
-        controller = Controller("vm-c0", self.subjects, FleetLimits(kinds={}))
-        self.stage.enter(
-            "c0", controller, lambda command: (0.01, LeaseClaimed(ok=True) if isinstance(command, ClaimLease) else None)
-        )
+        controller = Controller("vm-c0", self.subjects, FleetLimits(kinds={}), autoscaler=settings, goal=goal)
+        self.stage.enter("c0", controller, lambda command: _controller_edge(command, unsolved=unsolved))
         for record in self.records:
             self.stage.send("c0", Changed("infaas-catalog", key_of(record), encode(record)))
         for bucket in ("infaas-catalog", "infaas-control"):

@@ -24,14 +24,17 @@ from services.autoscaler.vms.commands import (
     machine_key,
 )
 from services.autoscaler.vms.policy import FleetLimits, PricedKind
+from services.autoscaler.vms.problem import SolveFleet
 from services.core.actor import Changed, Synced
 from services.core.catalog import key_of as catalog_key
 from services.core.cost import price_per_hour
 from services.core.placement import Device
+from services.core.planning.highs import Unsolved
 from services.core.selection.policy import InfaasPolicy, SelectionPolicy
-from services.core.settings import MachineSettings
+from services.core.settings import AutoscalerSettings, MachineSettings
 from services.monitor.actor import MonitorActor
 from services.monitor.effects import MachineSample
+from services.simulation.edges import plans_for
 from tests.support.simulated.fleet import PRICES, Fleet, variant
 
 CPU = Device(name="cpu", kind="cpu", cores=2, memory_mb=4000.0)
@@ -51,7 +54,8 @@ class CloudFleet(Fleet):
     """A fleet with controllers c0, c1, ...; workers are of kind "cpu". broken: what the provider says instead of starting;
     dead_on_arrival: what it starts never speaks.
 
-    used: utilisation that every worker's machine shows, and of single ones.
+    used: utilisation that every worker's machine shows, and of single ones. autoscaler: the controllers' settings, or the name of a policy:
+    "replicate" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing.
     """
 
     def __init__(
@@ -59,6 +63,9 @@ class CloudFleet(Fleet):
     ) -> None:
         self.kinds = more.pop("kinds", (kind(),))
         self.traits: ProviderTraits = more.pop("traits", ProviderTraits())
+        given = more.pop("autoscaler", "infaas")
+        self.autoscaler = AutoscalerSettings(policy=given) if isinstance(given, str) else given
+        self.unsolved = False
         limits = more.pop("limits", {})
         budget = limits.pop("budget_per_hour", inf)
         self.limits = FleetLimits(
@@ -100,7 +107,7 @@ class CloudFleet(Fleet):
                     self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
 
     def start_controller(self, name: str) -> None:
-        actor = Controller(f"vm-{name}", self.subjects, self.limits, traits=self.traits)
+        actor = Controller(f"vm-{name}", self.subjects, self.limits, traits=self.traits, autoscaler=self.autoscaler)
         self.stage.enter(name, actor, lambda command: self._edge(name, command))
         for record in self.records:
             self.stage.send(name, Changed("infaas-catalog", catalog_key(record), encode(record)))
@@ -159,6 +166,8 @@ class CloudFleet(Fleet):
                 self._write(machine_key(command.worker), None)
             case ListMachines():
                 return 0.05, self.inventory()
+            case SolveFleet():
+                return (0.01, Unsolved("nothing was found")) if self.unsolved else plans_for(command)
             case Start():
                 order = command.order
                 self.acted.append((self.stage.now, name, f"start {order.worker}", order.epoch))

@@ -100,8 +100,8 @@ def test_a_constant_load_settles_and_stays_as_it_is(rate: int) -> None:
     poisson(stage, rate, 25.0, luck)
     before = len(stage.scalings())
     labels = poisson(stage, rate, 30.0, luck)
-    stage.stage.run(2.0)
     assert len(stage.scalings()) <= before + 1
+    stage.stage.run(2.0)
     assert heard(stage, labels)[0] > 0.99
 
 
@@ -119,7 +119,8 @@ def test_a_step_is_taken_by_what_is_kept_for_it() -> None:
 
 
 def test_other_workers_with_room_serve_what_would_be_served_less_accurately_here() -> None:
-    stage = fleet(workers=2, controlled=True)
+    """While there is no plan, a worker asks the controller for what it has no room for."""
+    stage = fleet(workers=2, controlled=True, unsolved=True)
     for rate in (6, 10, 20, 28, 28):
         last = stage.load(rate, 8, latency_ms=LATENCY_MS)
     stage.stage.run(2.0)
@@ -133,6 +134,18 @@ def test_other_workers_with_room_serve_what_would_be_served_less_accurately_here
     assert {ask.why for ask in asks} == {"accuracy"}
     assert asks[0].variants == [good().variant]
     assert "more accurate" in asks[0].reason
+
+
+def test_the_plan_for_all_workers_serves_as_accurately_as_their_room_allows_and_refuses_nothing() -> None:
+    stage = fleet(workers=2, controlled=True)
+    steps = [stage.load(rate, 8, latency_ms=LATENCY_MS) for rate in (6, 10, 20, 28, 28)]
+    stage.stage.run(2.0)
+    assert stage.running(good().variant) >= 3  # one worker's cores hold two
+    shares, accuracies = zip(*(heard(stage, labels) for labels in steps), strict=True)
+    assert shares[1:] == (1.0,) * 4
+    assert accuracies[-1] > 0.76  # one worker alone: 0.717
+    assert not [subject for _, subject, _ in stage.stage.heard if subject.endswith("controller.ask")]
+    assert stage.scalings("model") == []
 
 
 def test_a_worker_that_is_alone_asks_nobody() -> None:

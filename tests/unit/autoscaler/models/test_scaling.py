@@ -157,8 +157,10 @@ def test_hardware_that_only_another_worker_has_is_asked_for() -> None:
 
 
 def test_an_upgrade_reaches_hardware_that_only_another_worker_has() -> None:
-    """The worker asks, the controller orders once, the other worker accepts, and the load goes there."""
-    fleet = ScalingFleet(small(), large(), workers=2, controlled=True, devices={"w0": (CPU,), "w1": (GPU,)})
+    """While there is no plan, the worker asks, the controller orders once, the other worker accepts, and the load goes there."""
+    fleet = ScalingFleet(
+        small(), large(), workers=2, controlled=True, unsolved=True, devices={"w0": (CPU,), "w1": (GPU,)}
+    )
     fleet.load(20, 3, latency_ms=200)
     for rate in (84, 100, 120, 140, 160, 168, 175, 185):
         fleet.load(rate, 2.5, latency_ms=200)
@@ -168,6 +170,22 @@ def test_an_upgrade_reaches_hardware_that_only_another_worker_has() -> None:
     assert [(action, name) for action, name, _ in fleet.scalings("vm") if name] == [("load", "m-v1-trt-fp32-t1-b8")]
     assert fleet.answered(last) == 1.0
     assert any(end["hardware"] == "gpu" for end in (fleet.replies(label)[0] for label in last))
+
+
+def test_the_leader_plans_for_hardware_that_only_one_worker_has_and_the_workers_ask_for_nothing() -> None:
+    fleet = ScalingFleet(small(), large(), workers=2, controlled=True, devices={"w0": (CPU,), "w1": (GPU,)})
+    fleet.load(20, 4, latency_ms=200)
+    assert fleet.running("m-v1-trt-fp32-t1-b8") == 0
+    for rate in (84, 120, 160, 300):
+        fleet.load(rate, 2.5, latency_ms=200)
+    last = fleet.load(300, 6, latency_ms=200)
+    fleet.stage.run(1.0)
+    assert fleet.running("m-v1-trt-fp32-t1-b8") == 1
+    assert fleet.answered(last) == 1.0
+    [load] = [why for action, name, why in fleet.scalings("vm") if (action, name) == ("load", "m-v1-trt-fp32-t1-b8")]
+    assert load.startswith("the plan wants 1 here, for ")
+    assert load.endswith(" items/s of app")
+    assert (fleet.scalings("model"), asks(fleet)) == ([], [])
 
 
 def test_queries_that_nobody_could_take_count_as_load() -> None:
@@ -181,7 +199,7 @@ def test_queries_that_nobody_could_take_count_as_load() -> None:
     assert fleet.answered(last) > 0.95
 
 
-@pytest.mark.parametrize(("burst", "refused", "actions"), [(14, 2, []), (60, 48, ["replicate"])])
+@pytest.mark.parametrize(("burst", "refused", "actions"), [(16, 2, []), (60, 46, ["replicate"])])
 def test_two_queries_refused_in_a_burst_are_no_reason_to_scale_but_many_are(
     burst: int, refused: int, actions: list[str]
 ) -> None:

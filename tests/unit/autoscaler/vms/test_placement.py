@@ -1,4 +1,7 @@
-"""What a worker asks for goes to others: packed, once, refused by the receiver where it must, with a machine where nothing fits."""
+"""What a worker asks for goes to others: packed, once, refused by the receiver where it must, with a machine where nothing fits.
+
+A worker asks where the policy is "replicate", and while the leader has no plan.
+"""
 
 from typing import Any
 
@@ -34,7 +37,9 @@ def orders(fleet: CloudFleet) -> list[tuple[str, str, int]]:
 
 
 def fleet_of(*variants: Any, **more: Any) -> CloudFleet:
-    fleet = CloudFleet(*(variants or (variant(NAME),)), **({"workers": 3, "kinds": ()} | more))
+    fleet = CloudFleet(
+        *(variants or (variant(NAME),)), **({"workers": 3, "kinds": (), "autoscaler": "replicate"} | more)
+    )
     fleet.stage.listen("infaas.worker.*.load")
     return fleet
 
