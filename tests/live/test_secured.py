@@ -125,6 +125,9 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
         await nothing_for_a_thief(system)
 
     run(ask())
+    # A policy beside the system needs no right to order anything.
+    done = command("shadow", "infaas", "--seconds", "1", **operator)
+    assert "no query came in this time" in done.stderr, done.stderr
     # The thief's alone, apart from services that came before those who make their buckets, asked once, and waited.
     expected = [line for line in server.violations if "$JS.API.STREAM.CREATE." not in line]
     names = {user.name for user in CLIENTS}
@@ -132,6 +135,13 @@ def test_a_system_of_processes_with_rights_of_their_own_does_all_its_work(system
     assert expected, "the thief was caught"
     for line in expected:
         assert any(key in line for key in theirs), line
+
+    def shadowed() -> int:
+        with psycopg.connect(system.reader) as connection:
+            found = connection.execute("SELECT count(*) FROM infaas.shadow_events WHERE action = 'sample'").fetchone()
+            return found[0] if found else 0
+
+    assert eventually(lambda: shadowed() >= 2)
 
     def recorded() -> int:
         with psycopg.connect(system.reader) as connection:
