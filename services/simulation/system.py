@@ -13,6 +13,7 @@ from bus.messages.scaling import StartMachine
 from bus.subjects import Subjects
 from services.autoscaler.models.actor import make_model_autoscaler
 from services.autoscaler.vms.actor import make_controller
+from services.autoscaler.vms.edge import load_forecaster
 from services.autoscaler.vms.policy import PricedKind
 from services.core.catalog import key_of
 from services.core.planning.solvers import make_solver
@@ -86,6 +87,7 @@ class SimulatedSystem:
         """Start the dispatchers, the controller, the coordinator and the machines of time 0, with the catalogue."""
         self._catalogue()
         settings = self._settings
+        load_forecaster(settings.autoscaler)
         for number in range(settings.dispatcher.count):
             name = f"d-{number}"
             prices, new_uid = self._scenario.prices, self._new_uid

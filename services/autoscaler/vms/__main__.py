@@ -9,7 +9,7 @@ from bus.subjects import Subjects, valid_name
 from services.autoscaler.vms import actor
 from services.autoscaler.vms.actor import Controller, changes_machines, make_controller
 from services.autoscaler.vms.commands import ProviderTraits
-from services.autoscaler.vms.edge import ControllerEdge
+from services.autoscaler.vms.edge import ControllerEdge, load_forecaster
 from services.autoscaler.vms.policy import PricedKind
 from services.autoscaler.vms.providers import PROVIDERS
 from services.autoscaler.vms.providers.base import ProviderError
@@ -27,6 +27,7 @@ LONGEST_KIND = 40  # letters; the names of workers are made from it
 
 async def wire(settings: Settings, bus: Bus) -> list[Runtime]:
     """One candidate with a name of its own. Raises SettingsError, which names the setting."""
+    load_forecaster(settings.autoscaler)
     subjects = Subjects(settings.prefix)
     ours = settings.machines
     if ours.provider != "off" and ours.provider not in PROVIDERS:

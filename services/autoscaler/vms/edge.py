@@ -1,6 +1,7 @@
 """The controller's edge: records in the control bucket, and the provider of machines."""
 
 import asyncio
+import importlib
 import time
 from typing import Any
 
@@ -22,7 +23,10 @@ from services.autoscaler.vms.commands import (
 from services.autoscaler.vms.planner import SOLVE_S, FleetSolved
 from services.autoscaler.vms.problem import SolveFleet
 from services.autoscaler.vms.providers.base import Provider
+from services.core.forecast.forecasters import OTHERS
 from services.core.planning.fleet import solve_fleet
+from services.core.settings import AutoscalerSettings
+from services.shell.settings import SettingsError
 
 
 class ControllerEdge:
@@ -63,6 +67,24 @@ def _solve(command: SolveFleet) -> FleetSolved:
     started = time.perf_counter()
     growth, present = (solve_fleet(one, time_limit_s=SOLVE_S / 4) for one in (command.growth, command.present))
     return FleetSolved(growth, present, (time.perf_counter() - started) * 1000.0)
+
+
+def load_forecaster(settings: AutoscalerSettings) -> None:
+    """Let `make_forecaster` know the user's class that `autoscaler.forecaster` names, if it does. Raises SettingsError."""
+    name = settings.forecaster
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+        forecaster = make()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise SettingsError(f"autoscaler.forecaster {name!r} cannot be loaded: {error}") from error
+    methods = ("observe", "seed", "point", "quantile", "peak")
+    absent = [method for method in methods if not callable(getattr(forecaster, method, None))]
+    if absent:
+        raise SettingsError(f"autoscaler.forecaster {name!r} lacks the methods {', '.join(absent)}")
+    OTHERS[name] = make
 
 
 async def _claim(bucket: KeyValue, claim: ClaimLease) -> LeaseClaimed:
