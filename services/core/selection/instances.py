@@ -14,6 +14,7 @@ from services.core.lifecycle import SERVING
 # slower than predicted makes most of them late. An idle instance needs no margin.
 CAUTION = 1.2
 DEFAULT_PRIORITY = 5
+SHUT = 1e9  # s; not infinity, since those that will join are counted in whole items
 LOWEST = 9  # 1 is the highest priority
 STALE = (
     1.0  # s; the largest age of a queue's length in a heartbeat, which travels from the executor through its monitor
@@ -202,7 +203,7 @@ class Instance:
 
     def shut(self) -> None:
         """Nothing is in time here, until `reopen`."""
-        self.waiting_s, self.idle = float("inf"), False
+        self.waiting_s, self.idle = SHUT, False
 
     def reopen(self) -> None:
         self._count()

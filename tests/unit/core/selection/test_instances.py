@@ -204,6 +204,15 @@ def test_a_batch_under_way_is_charged_for_what_is_left_of_it_then_full_batches_t
     assert instance.predict(1, None, NOW + 1.0, NOW + 0.026) == pytest.approx(CAUTION * (0.059 + 0.030))
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_while_it_is_shut_nothing_is_in_time_there(cores: int) -> None:
+    instance, _ = on_one_device(cores, load=100.0)
+    instance.shut()
+    assert instance.predict(1, None, NOW + 1.0, NOW) > 1e6
+    instance.reopen()
+    assert instance.predict(1, None, NOW + 1.0, NOW) == pytest.approx(0.025)
+
+
 def test_those_that_will_join_are_charged_too() -> None:
     instance, _ = on_one_device(2, load=100.0)
     instance.take(1, NOW, NOW + 1.0)
