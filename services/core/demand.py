@@ -102,11 +102,11 @@ def variants_for(
     )
 
 
-def rate_of(periods: Sequence[float], counts: Sequence[float]) -> float:
+def rate_of(periods: Sequence[float], counts: Sequence[float], peakedness: float = 1.0) -> float:
     """Items/s now, from the seconds and items of successive periods, the newest first.
 
     It is the mean over all, unless the newest part differs from the rest by more than chance explains (arrivals are Poisson). Then it is the
-    mean of that part.
+    mean of that part. peakedness: variance over mean of the counts, where they scatter more than Poisson's.
     """
     seconds, items = sum(periods), sum(counts)
     if seconds <= 0:
@@ -119,7 +119,7 @@ def rate_of(periods: Sequence[float], counts: Sequence[float]) -> float:
         if new_s <= 0 or old_s <= 0:
             continue
         # Both counts are Poisson and small. Their roots (Anscombe) are nearly normal, with the same spread at every rate.
-        spread = sqrt(1.0 / new_s + 1.0 / old_s) / 2.0
+        spread = sqrt(peakedness * (1.0 / new_s + 1.0 / old_s)) / 2.0
         distance = abs(sqrt((new_n + 0.375) / new_s) - sqrt((old_n + 0.375) / old_s)) / spread
         if distance > best:
             best, found = distance, new_n / new_s

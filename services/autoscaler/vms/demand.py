@@ -17,7 +17,8 @@ from services.core.forecast.forecasters import make_forecaster
 
 TICK_S = 1.0  # s between two observations of a forecaster
 SILENT_S = 1.2  # s without a report after which a dispatcher is ignored
-KEPT = 10  # reports of a dispatcher from which a rate follows: 5 s
+KEPT = 10  # reports of a dispatcher from which a rate follows: 5 s; of arrivals in bursts more, up to KEPT_MOST
+KEPT_MOST = 60
 MERGED_S = 5.0  # s for which a class keeps its strictest needs
 FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
@@ -59,6 +60,16 @@ class _Class:
             return 1.0
         found = self.difference / self.mean
         return found if found > CALM else 1.0
+
+    def rate_now(self) -> float:
+        """Items/s. The more arrivals scatter, the longer is the time over which they are averaged."""
+        peak = self.peakedness
+        number = min(KEPT_MOST, round(KEPT * peak))
+        found = 0.0
+        for kept in self.counts.values():
+            recent = list(kept)[:number]
+            found += rate_of([seconds for seconds, _ in recent], [items for _, items in recent], peak)
+        return found
 
     def scatter(self, before: float, items: float, weight: float) -> None:
         """Two successive reports of one dispatcher: their difference shows the burstiness, whatever the trend."""
@@ -124,7 +135,7 @@ class DemandForecast:
             if before is not None:
                 known.scatter(before[0], came, weight)
             known.newest[name] = (came, seconds)
-            known.counts.setdefault(name, deque(maxlen=KEPT)).appendleft((seconds, came))
+            known.counts.setdefault(name, deque(maxlen=KEPT_MOST)).appendleft((seconds, came))
 
     def surges(self) -> list[tuple[ForecastLoad, float]]:
         """Each class with the rate of the newest reports alone, less what chance may add to it. Items/s."""
@@ -150,7 +161,7 @@ class DemandForecast:
             if now - known.last > FORGET_S:
                 del self._classes[of]
                 continue
-            known.rate = sum(rate_of(*zip(*kept, strict=True)) for kept in known.counts.values() if kept)
+            known.rate = known.rate_now()
             known.forecast.observe(now, known.rate)
 
     def loads(self) -> list[ForecastLoad]:

@@ -208,9 +208,11 @@ class FleetProblems:
                 fitting = [d for d in devices if _suits(record, d, self.share)]
                 if not fitting:
                     continue
-                running, factor = self._running(record, group)
+                running, factor, serves = self._running(record, group)
                 at.setdefault(record.variant, []).append(len(variants))
-                variants.append(self._variant(record, p, fitting, running, self._limit(record, group, running, now)))
+                variants.append(
+                    self._variant(record, p, fitting, running, serves, self._limit(record, group, running, now))
+                )
                 factors.append(factor)
         needs = []
         for one in classes:
@@ -236,11 +238,12 @@ class FleetProblems:
             budget=self._limits.budget_per_hour if self._limits.budget_per_hour < inf and not soon else None,
         )
 
-    def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float]:
-        """Instances in these workers, and their mean live correction of the profile, at least 1."""
+    def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float, float]:
+        """Instances in these workers, their mean live correction of the profile, at least 1, and the items/s that one serves."""
         found = [one for worker in group for one in worker.held(record.variant)]
         factors = [max(1.0, one.factor) for one in found if one.state in SERVING]
-        return len(found), sum(factors) / len(factors) if factors else 1.0
+        serves = sum(one.load for one in found)
+        return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
 
     def _limit(self, record: VariantRecord, group: Sequence[FleetWorker], running: int, now: float) -> int | None:
         """The present number, if every worker has refused one more lately or has it in quarantine; None: there is no limit."""
@@ -254,7 +257,13 @@ class FleetProblems:
         return running if group and not open_ else None
 
     def _variant(
-        self, record: VariantRecord, pool: int, fitting: Sequence[Device], running: int, limit: int | None
+        self,
+        record: VariantRecord,
+        pool: int,
+        fitting: Sequence[Device],
+        running: int,
+        serves: float,
+        limit: int | None,
     ) -> PooledVariant:
         memory, first = record.profile.memory_mb, fitting[0]
         name = _resource(first)
@@ -269,7 +278,6 @@ class FleetProblems:
         price = _instance_price(record, first.cores, first.memory_mb, self._price(first))
         if self.instances_billed and record.price_per_s is not None:
             price = record.price_per_s * 3600.0
-        rate = service_rate(self._table(record), inf)
         return PooledVariant(
             name=record.variant,
             pool=pool,
@@ -279,7 +287,7 @@ class FleetProblems:
             running=running,
             price=price,
             load_s=load_seconds(record),
-            rate=rate,
+            serves=serves,
             accuracy=record.accuracy or 0.0,
             limit=limit,
         )

@@ -27,7 +27,7 @@ ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: e
 LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
 LIFE_S = 30.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
-UNRESERVED = 1.0
+UNRESERVED = 0.1
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
 
     uses: of each resource of the machine, by one instance. computes: (resource, amount) that an instance takes only while it computes.
     most: instances that one machine has room for. running: instances there are. limit: on all instances, if any. price: US$ per hour of
-    one instance's share. load_s: seconds to load one. rate: items/s of one. accuracy: 0..1.
+    one instance's share. load_s: seconds to load one. serves: items/s that a running one serves now. accuracy: 0..1.
     """
 
     name: str
@@ -61,7 +61,7 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
     running: int
     price: float
     load_s: float
-    rate: float
+    serves: float = 0.0
     accuracy: float = 0.0
     limit: int | None = None
 
@@ -158,7 +158,7 @@ def solve_fleet(
         price = share * (ELASTIC_SHARE if pool.elastic or accurate else 1.0)
         most = one.most * pool.most if one.limit is None else min(one.limit, one.most * pool.most)
         # What is dropped for another serves nothing while that loads. What is added where there is room costs no accuracy.
-        lost = one.rate * one.load_s / LIFE_S / whole if accurate else 0.0
+        lost = one.serves * one.load_s / LIFE_S / whole if accurate else 0.0
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))

@@ -44,8 +44,8 @@ REORDER = 3.0
 BUSY = 0.95  # utilisation of a device from which another variant there would only take capacity from the full ones
 # Where accuracy is the goal: the work that may wait at an instance before less accurate ones are asked, as a share of the query's latency
 # and in s. Where more waits, an instance soon counts as Overloaded (lifecycle.py) and gets nothing for a while.
-EASE = 0.45
-EASE_MOST = 0.8
+EASE = 0.9
+EASE_MOST = 10.0
 PACK_AHEAD = 0.2  # s of waiting work up to which `pack` fills a worker
 NONE: list[Instance] = []
 
