@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bus.codec import encode
@@ -55,6 +56,7 @@ class Beside(Told):
 
     def __init__(self, given: Scenario, *specs: ShadowSpec) -> None:
         super().__init__(given)
+        self.found: dict[str, Any] = {}
         self.shadows = [make_shadow(Subjects(), one) for one in specs]
         for number, shadow in enumerate(self.shadows):
             self.kernel.at(BEGINS + 2.0 - self.kernel.now, self._enter, (f"shadow-{number}", shadow))
@@ -62,69 +64,68 @@ class Beside(Told):
     def _enter(self, what: tuple[str, Shadow]) -> None:
         self.kernel.enter(*what)
 
-    @property
-    def recorded(self) -> list[ShadowEvent]:
-        return [one for _, one in self.log if isinstance(one, ShadowEvent)]
+    def recorded(self, policy: str) -> list[ShadowEvent]:
+        return [one for _, one in self.log if isinstance(one, ShadowEvent) and one.policy == policy]
 
-    def actions(self) -> list[ShadowEvent]:
-        return [one for one in self.recorded if one.action != "sample"]
+    def actions(self, policy: str) -> list[ShadowEvent]:
+        return [one for one in self.recorded(policy) if one.action != "sample"]
 
 
-def test_a_system_does_the_same_with_shadows_beside_it() -> None:
-    alone, beside = Told(RISING), Beside(RISING, spec("infaas", [ELASTIC]), spec("static"))
-    one, other = alone.result(), beside.result()
-    assert {key: value for key, value in one.items() if key != "events"} == {
-        key: value for key, value in other.items() if key != "events"
+@pytest.fixture(scope="module")
+def rising() -> Beside:
+    """A system under rising load, beside which the same policy and a static one run; the static one is stopped early."""
+    run = Beside(RISING, spec("infaas", [ELASTIC]), spec("static", [ELASTIC]))
+    run.kernel.at(BEGINS + 39.0 - run.kernel.now, lambda _: run.kernel.leave("shadow-1", goodbye=True))
+    run.found = run.result()
+    return run
+
+
+def test_a_system_does_the_same_with_shadows_beside_it(rising: Beside) -> None:
+    alone = Told(RISING)
+    found = alone.result()
+    assert {key: value for key, value in found.items() if key != "events"} == {
+        key: value for key, value in rising.found.items() if key != "events"
     }
-    assert alone.rows() == [row for row in beside.rows() if row[2] != ShadowEvent.kind]
-    assert beside.actions()  # they did something
+    assert alone.rows() == [row for row in rising.rows() if row[2] != ShadowEvent.kind]
+    assert rising.actions("infaas")  # it did something
 
 
-def test_the_same_policy_beside_a_system_answers_as_much_and_costs_as_much() -> None:
-    run = Beside(RISING, spec("infaas", [ELASTIC]))
-    result = run.result()
-    found = run.shadows[0].document()
-    assert not run.shadows[0].fault
-    offered = sum(result["series"]["offered_qps"][8:])
+def test_the_same_policy_beside_a_system_answers_as_much_and_costs_as_much(rising: Beside) -> None:
+    found = rising.shadows[0].document()
+    assert not rising.shadows[0].fault
+    offered = sum(rising.found["series"]["offered_qps"][8:])
     assert found["shadow"]["items"] == pytest.approx(offered, rel=0.1)
-    assert found["shadow"]["in_time"] == pytest.approx(1.0 - result["slo_violation_ratio"], abs=0.12)
+    assert found["shadow"]["in_time"] == pytest.approx(1.0 - rising.found["slo_violation_ratio"], abs=0.12)
     assert found["shadow"]["cost_rate"] == pytest.approx(found["real"]["cost_rate"], rel=0.25)
     assert found["shadow"]["actions"].get("add_worker", 0) > 0  # the real one adds machines, too
     assert found["shadow"]["machines"]["cpu"] > 1
 
 
-def test_each_action_tells_what_the_fleet_costs_after_it() -> None:
-    run = Beside(RISING, spec("infaas", [ELASTIC]))
-    run.result()
-    added = [one for one in run.actions() if one.action == "add_worker" and one.count]
+def test_each_action_tells_what_the_fleet_costs_after_it(rising: Beside) -> None:
+    rows = rising.recorded("infaas")
+    added = [one for one in rows if one.action == "add_worker" and one.count]
     assert added
-    first = run.recorded[0]
+    first = rows[0]
     assert first.action == "sample"
     assert first.cost_rate == pytest.approx(ELASTIC.price_per_hour)
-    assert added[0].cost_rate == pytest.approx(first.cost_rate + ELASTIC.price_per_hour)
+    assert added[0].cost_rate >= first.cost_rate + ELASTIC.price_per_hour - 1e-9
     assert added[0].scaler == "vm"
     assert added[0].reason
-    assert all(one.policy == "infaas" for one in run.recorded)
-    loads = [one for one in run.actions() if one.variant and one.action in ("load", "replicate")]
-    assert loads
-    assert max(one.apps_cost_rate for one in run.recorded) > first.apps_cost_rate
-    assert all(0.0 <= one.apps_cost_rate <= one.cost_rate + 1e-9 for one in run.recorded)
+    assert [one for one in rising.actions("infaas") if one.variant and one.action in ("load", "replicate")]
+    assert max(one.apps_cost_rate for one in rows) > first.apps_cost_rate
+    assert all(0.0 <= one.apps_cost_rate <= one.cost_rate + 1e-9 for one in rows)
 
 
-def test_the_cost_is_told_every_ten_seconds_and_at_the_end() -> None:
-    run = Beside(RISING, spec("static"))
-    run.kernel.at(BEGINS + 39.0 - run.kernel.now, lambda _: run.kernel.leave("shadow-0", goodbye=True))
-    run.result()
-    times = [one.time - BEGINS for one in run.recorded if one.action == "sample"]
+def test_the_cost_is_told_every_ten_seconds_and_at_the_end(rising: Beside) -> None:
+    rows = rising.recorded("static")
+    times = [one.time - BEGINS for one in rows if one.action == "sample"]
     assert times == pytest.approx([7.0, 17.0, 27.0, 37.0, 39.0], abs=0.3)
-    assert "of" in run.recorded[-1].reason
-    assert run.recorded[-1].count == 0
+    assert "items in time; 1 cpu, 1 instance" in rows[-1].reason
+    assert rows[-1].count == 0
 
 
-def test_a_static_system_is_chosen_by_the_first_demand_and_adds_no_machine() -> None:
-    run = Beside(RISING, spec("static", [ELASTIC]))
-    run.result()
-    found = run.shadows[0].document()["shadow"]
+def test_a_static_system_is_chosen_by_the_first_demand_and_adds_no_machine(rising: Beside) -> None:
+    found = rising.shadows[1].document()["shadow"]
     assert found["machines"] == {"cpu": 1}
     assert found["instances"] == 1
     assert "add_worker" not in found["actions"]
@@ -234,6 +235,7 @@ def test_what_cannot_be_read_is_passed_over_without_a_reply() -> None:
     assert all(inlet.malformed for inlet in shadow.inlets)
 
 
+@hypothesis_settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(
