@@ -26,6 +26,7 @@ _POINT, _PEAK = 0, 1
 _COUNT = len(HORIZONS)
 _BACK = np.array(HORIZONS)
 _ALL = np.arange(_COUNT)
+_TAIL = np.arange(TAIL)
 _CYCLE = max(EVERY)
 _LEAVES = np.argsort(np.arange(PRIOR) * 0.6180339887498949 % 1.0)  # large and small ones leave in turn
 _KEEP = [
@@ -67,8 +68,7 @@ class Conformal:
         self._step = 0
         self._fresh = 0  # the last step before forecasts that may be judged
         self._paths = np.zeros((2, _COUNT))  # points, and the highest points until then
-        self._made = np.zeros((LONGEST + 1, 2, _COUNT))  # paths and their scales, by step
-        self._scales = np.ones((LONGEST + 1, 2, _COUNT))
+        self._made = np.ones((LONGEST + 1, 4, _COUNT))  # by step: paths, then the scales of their errors
         self._recent = np.zeros(
             2 * LONGEST
         )  # rates, the newest first from the place of its step on; twice, so that this never wraps
@@ -130,8 +130,9 @@ class Conformal:
         errors = np.empty((2, len(keep)))
         errors[_POINT] = rate
         errors[_PEAK] = np.maximum.accumulate(recent[place : place + LONGEST])[back - 1]
-        errors -= self._made[made, :, keep].T
-        errors /= self._scales[made, :, keep].T
+        forecast = self._made[made, :, keep].T
+        errors -= forecast[:2]
+        errors /= forecast[2:]
         counts = self._counts[keep]
         self._errors[:, keep, PRIOR + counts % KEPT] = errors
         self._counts[keep] = counts + 1
@@ -140,9 +141,9 @@ class Conformal:
         paths = self._paths
         np.minimum(self._rule.path(), MOST, out=paths[_POINT])
         np.maximum.accumulate(paths[_POINT], out=paths[_PEAK])
-        row = step % (LONGEST + 1)
-        self._made[row] = paths
-        self._scales[row] = scale(paths, self._period)
+        made = self._made[step % (LONGEST + 1)]
+        made[:2] = paths
+        made[2:] = scale(paths, self._period)
         self._sorted = [None, None]
         self._upper.clear()
 
@@ -163,7 +164,7 @@ class Conformal:
         if known is None:
             share_or_all = min(1.0 - RARE, max(RARE, share)) if isfinite(share) else 1.0 - RARE
             path = self._paths[kind]
-            known = path + self._quantiles(kind, share_or_all) * self._scales[self._step % (LONGEST + 1), kind]
+            known = path + self._quantiles(kind, share_or_all) * self._made[self._step % (LONGEST + 1), 2 + kind]
             np.maximum(known, 0.0, out=known)
             if kind == _PEAK:
                 np.maximum.accumulate(known, out=known)
@@ -176,15 +177,23 @@ class Conformal:
         if known is None:
             known = self._sorted[kind] = np.sort(self._errors[kind], axis=1)
         counts = self._prior + np.minimum(self._counts, KEPT)
-        position = np.maximum(share * (counts + 1.0) - 1.0, 0.0)
+        position = share * (counts + 1.0) - 1.0
         start = counts - TAIL
-        below = np.minimum(position.astype(np.int64), start - 1)
+        rare = position > start
+        if rare.all():
+            return _tail(known, start, share, counts)
+        below = np.clip(position.astype(np.int64), 0, start - 1)
         lower = known[_ALL, below]
-        found: Floats = lower + np.minimum(position - below, 1.0) * (known[_ALL, below + 1] - lower)
-        rare = np.flatnonzero(position > start)
-        if len(rare):
-            first = start[rare, None]
-            largest = known[rare[:, None], first + np.arange(TAIL)]
-            excess = largest.mean(axis=1) - largest[:, 0]
-            found[rare] = largest[:, 0] + excess * np.log(TAIL / ((1.0 - share) * (counts[rare] + 1.0)))
+        found: Floats = lower + np.clip(position - below, 0.0, 1.0) * (known[_ALL, below + 1] - lower)
+        if rare.any():
+            found[rare] = _tail(known, start, share, counts)[rare]
         return found
+
+
+def _tail(known: NDArray[np.float32], start: NDArray[np.int64], share: float, counts: NDArray[np.int64]) -> Floats:
+    """The quantile within the TAIL largest errors of each horizon. known: errors in order. start: the place of the first of them."""
+    largest = known[_ALL[:, None], start[:, None] + _TAIL]
+    first = largest[:, 0]
+    excess = np.add.reduce(largest, axis=1) / TAIL - first
+    found: Floats = first + excess * np.log(TAIL / ((1.0 - share) * (counts + 1.0)))
+    return found
