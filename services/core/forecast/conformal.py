@@ -183,8 +183,8 @@ class Conformal:
         if rare.all():
             return _tail(known, start, share, counts)
         below = np.clip(position.astype(np.int64), 0, start - 1)
-        lower = known[_ALL, below]
-        found: Floats = lower + np.clip(position - below, 0.0, 1.0) * (known[_ALL, below + 1] - lower)
+        lower = known[_ALL, below].astype(np.float64)
+        found = lower + np.clip(position - below, 0.0, 1.0) * (known[_ALL, below + 1] - lower)
         if rare.any():
             found[rare] = _tail(known, start, share, counts)[rare]
         return found
