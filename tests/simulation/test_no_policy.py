@@ -44,6 +44,7 @@ WIRING = {
     "services.jobs.runner.actor:make_runner": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
+    "services.core.planning.fleet:solve_fleet": {"edges.py"},
     "services.dispatcher.metrics:SampledPolicy": {"system.py"},
     "services.core.settings:faults": {"scenario/policies.py"},  # as the services' own settings are checked
     # Names of keys in buckets.
@@ -66,8 +67,12 @@ DECIDES = {"select", "handle", "solve", "explain"}  # methods of policies, actor
 ORDERS = ("bus.messages.flow", "bus.messages.fleet", "bus.messages.scaling")  # what services tell each other to do
 
 
+# An actor of production, which has a simulated system: it hears the real one, and tells its own what runs in that.
+SHADOW = HERE / "shadow"
+
+
 def sources(folder: Path = HERE) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
+    return sorted(path for path in folder.rglob("*.py") if SHADOW not in path.parents)
 
 
 @cache

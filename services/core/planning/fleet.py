@@ -142,6 +142,8 @@ def solve_fleet(
     problem: FleetProblem, *, time_limit_s: float | None = 1.0, gap: float = 1e-3, node_limit: int | None = None
 ) -> FleetPlan:
     """The plan. Raises Unsolved if the limits end the search before HiGHS finds any."""
+    if not problem.variants and not problem.needs:  # HiGHS takes no programme without rows
+        return FleetPlan(machines=tuple(pool.least for pool in problem.pools), instances=(), missing=())
     inf = float("inf")
     model = _Model()
     unit = max((pool.price for pool in problem.pools), default=0.0) or 1.0
