@@ -42,6 +42,7 @@ WIRING = {
     "services.autoscaler.vms.actor:make_controller": {"system.py"},
     "services.jobs.actor:make_coordinator": {"system.py"},
     "services.jobs.runner.actor:make_runner": {"system.py"},
+    "services.autoscaler.vms.edge:load_forecaster": {"system.py"},
     "services.dispatcher.edge:load_policy": {"system.py", "scenario/policies.py"},  # there: whether a name is one
     "services.core.planning.solvers:make_solver": {"system.py"},
     "services.core.planning.fleet:solve_fleet": {"edges.py"},
