@@ -75,7 +75,7 @@ class SharedCores:
         busy = needed = self.needed(waiting)
         work = seconds * needed
         for other in self.instances:
-            if other is waiting or not (other.own or other.others):
+            if other is waiting or not (other.own or other.others) or other.waiting_s == SHUT:
                 continue
             takes = self.needed(other)
             busy += takes
