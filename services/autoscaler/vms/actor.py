@@ -11,7 +11,7 @@ from math import inf
 from msgspec import Struct
 
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
-from bus.messages.scaling import AskForCapacity, DemandReport
+from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import (
     LEADER,
@@ -136,6 +136,7 @@ class Controller:
             RenewLease: self._renew_again,
             AskForCapacity: self._asked,
             DemandReport: self._demand,
+            DemandHistory: self._history,
             bytes: self._registration_ordered,
             RegistrationProgress: self._registration_reported,
             LoadReply: self._replied,
@@ -160,13 +161,23 @@ class Controller:
         return (
             Inlet(subject=s.worker_heartbeat(), message=WorkerHeartbeat),
             Inlet(subject=s.controller("ask"), message=AskForCapacity),
-            *((Inlet(subject=s.demand(), message=DemandReport),) if self._plans else ()),
+            *self._plan_inlets,
             Inlet(subject=s.workshop("*"), message=bytes),
             *(
                 Inlet(subject=s.registrar(fact), message=RegistrationProgress)
                 for fact in ("built", "variant-failed", "progress", FINISHED)
             ),
             Inlet(subject=s.controller(f"reply.{self._name}.*"), message=LoadReply),
+        )
+
+    @property
+    def _plan_inlets(self) -> tuple[Inlet, ...]:
+        s = self._subjects
+        if not self._plans:
+            return ()
+        return (
+            Inlet(subject=s.demand(), message=DemandReport),
+            Inlet(subject=s.controller(f"history.{self._name}"), message=DemandHistory),
         )
 
     @property
@@ -226,6 +237,10 @@ class Controller:
         if not surges or not turn.epoch or turn.epoch != self._led:
             return NOTHING
         return self._planner.plan(turn, self._leaving, at_once=True)
+
+    def _history(self, envelope: Envelope) -> Iterable[Effect]:
+        self._planner.remember(envelope.message)
+        return NOTHING
 
     def _asked(self, envelope: Envelope) -> Iterable[Effect]:
         turn = self._turn(envelope.now)

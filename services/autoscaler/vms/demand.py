@@ -10,10 +10,10 @@ from math import sqrt
 
 from msgspec import Struct
 
-from bus.messages.scaling import ClassDemand, DemandReport
+from bus.messages.scaling import ClassDemand, DemandHistory, DemandReport
 from services.core.demand import Band, band, merged, rate_of
 from services.core.forecast.base import Forecaster
-from services.core.forecast.forecasters import make_forecaster
+from services.core.forecast.forecasters import make_forecaster, rates
 
 TICK_S = 1.0  # s between two observations of a forecaster
 SILENT_S = 1.2  # s without a report after which a dispatcher is ignored
@@ -24,6 +24,7 @@ FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
 STEEP = 6.0  # standard deviations to which one difference counts for burstiness: a step is no burst
 REACHED_S = 120.0  # s over which the reached share is counted
+ASK_S = 300.0  # s after which the history of an app is asked for again, if no answer has come
 CALM = 1.2  # peakedness up to which arrivals count as Poisson: estimates scatter
 
 
@@ -40,7 +41,7 @@ class ForecastLoad(Struct, frozen=True):
 class _Class:
     """What is known of one class. counts: by dispatcher, seconds and items of its last reports, the newest first."""
 
-    __slots__ = ("changed", "counts", "difference", "forecast", "last", "mean", "needs", "needs_at", "newest", "rate")
+    __slots__ = ("counts", "difference", "forecast", "last", "mean", "needs", "needs_at", "newest", "rate", "unseeded")
 
     def __init__(self, needs: ClassDemand, forecast: Forecaster, now: float) -> None:
         self.needs = needs
@@ -52,7 +53,7 @@ class _Class:
         self.newest: dict[str, tuple[float, float]] = {}  # by dispatcher: items and seconds of its last report
         self.mean = 0.0  # items of a report, averaged
         self.difference = 0.0  # half the squared difference of two successive ones, averaged
-        self.changed = 0.0
+        self.unseeded = False  # earlier days are known, and the forecaster has not seen them
 
     @property
     def peakedness(self) -> float:
@@ -110,6 +111,8 @@ class DemandForecast:
         self._classes: dict[Band, _Class] = {}
         self._heard: dict[str, float] = {}  # dispatchers, and when they reported last
         self._ticked = 0.0
+        self._histories: dict[str, DemandHistory] = {}  # by app
+        self._asked: dict[str, float] = {}
 
     def take(self, report: DemandReport, now: float) -> None:
         """Add the report of one dispatcher."""
@@ -126,6 +129,8 @@ class DemandForecast:
             known = self._classes.get(of)
             if known is None:
                 self._classes[of] = known = _Class(row, make_forecaster(self._forecaster, TICK_S), now)
+                if row.app in self._histories:
+                    known.unseeded = True
             known.needs = row if now - known.needs_at > MERGED_S else merged(known.needs, row)
             known.needs_at = known.last = now
         weight = min(1.0, seconds / BURST_S)
@@ -136,6 +141,20 @@ class DemandForecast:
                 known.scatter(before[0], came, weight)
             known.newest[name] = (came, seconds)
             known.counts.setdefault(name, deque(maxlen=KEPT_MOST)).appendleft((seconds, came))
+
+    def unknown(self, now: float) -> list[str]:
+        """Apps whose history is to be asked for now."""
+        apps = {known.needs.app for known in self._classes.values()} - self._histories.keys()
+        due = sorted(app for app in apps if now - self._asked.get(app, -ASK_S) >= ASK_S)
+        self._asked.update(dict.fromkeys(due, now))
+        return due
+
+    def remember(self, history: DemandHistory) -> None:
+        """What an app was asked for on earlier days."""
+        if not history.error:
+            self._histories[history.app] = history
+            for known in self._classes.values():
+                known.unseeded = known.unseeded or known.needs.app == history.app
 
     def surges(self) -> list[tuple[ForecastLoad, float]]:
         """Each class with the rate of the newest reports alone, less what chance may add to it. Items/s."""
@@ -162,7 +181,17 @@ class DemandForecast:
                 del self._classes[of]
                 continue
             known.rate = known.rate_now()
+            if known.unseeded:
+                self._seed(known, now)
             known.forecast.observe(now, known.rate)
+
+    def _seed(self, known: _Class, now: float) -> None:
+        """Give a forecaster its part of the app's history: the share that the class has of the app now."""
+        app = known.needs.app
+        whole = sum(other.rate for other in self._classes.values() if other.needs.app == app)
+        if whole > 0 and known.rate > 0:
+            known.unseeded = False
+            known.forecast.seed(rates(self._histories[app], known.rate / whole), now)
 
     def loads(self) -> list[ForecastLoad]:
         """All classes that are remembered, in a fixed order."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from bus.messages.catalog import VariantRecord
 from bus.messages.events import AppObjective
 from bus.messages.fleet import EnsureLoaded, LoadReply, PlannedBy, Release
-from bus.messages.scaling import DemandReport, ObjectiveReport
+from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, ObjectiveReport
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
@@ -107,13 +107,23 @@ class FleetPlanner:
     def plan(self, turn: Turn, leaving: Collection[str], *, at_once: bool = False) -> list[Effect]:
         """Have a new plan made, if one is due. leaving: workers that are being removed."""
         self._problems.demand.tick(turn.now)
+        found = self._ask_for_history(turn)
         if self._solving is not None:
-            return []
+            return found
         seen = self._problems.snapshot(turn.now, leaving)
         if seen is None or not (at_once or self._due(seen, turn.now)):
-            return []
+            return found
         self._solving = seen
-        return [Do(("plan", str(turn.epoch)), seen.problem, SOLVE_S)]
+        return [*found, Do(("plan", str(turn.epoch)), seen.problem, SOLVE_S)]
+
+    def _ask_for_history(self, turn: Turn) -> list[Effect]:
+        reply = self._subjects.controller(f"history.{self._effects.name}")
+        ask = self._subjects.recorder("demand")
+        return [Publish(ask, AskForHistory(app=app), reply) for app in self._problems.demand.unknown(turn.now)]
+
+    def remember(self, history: DemandHistory) -> None:
+        """A recorder has answered: what an app was asked for on earlier days."""
+        self._problems.demand.remember(history)
 
     def _due(self, seen: Snapshot, now: float) -> bool:
         at, before = self._planned
