@@ -19,13 +19,16 @@ TICK_S = 1.0  # s between two observations of a forecaster
 SILENT_S = 1.2  # s without a report after which a dispatcher is ignored
 KEPT = 10  # reports of a dispatcher from which a rate follows: 5 s; of arrivals in bursts more, up to KEPT_MOST
 KEPT_MOST = 60
+PATIENT_S = 30.0  # s that queries without an objective may wait
+REPORT_S = 0.5  # s between two reports
 MERGED_S = 5.0  # s for which a class keeps its strictest needs
 FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
 STEEP = 6.0  # standard deviations to which one difference counts for burstiness: a step is no burst
 REACHED_S = 120.0  # s over which the reached share is counted
 ASK_S = 300.0  # s after which the history of an app is asked for again, if no answer has come
-CALM = 1.2  # peakedness up to which arrivals count as Poisson: estimates scatter
+CALM = 1.25  # peakedness up to which, and down to one by which, arrivals count as Poisson: estimates scatter
+EVEN = 0.2  # the least peakedness
 
 
 class ForecastLoad(Struct, frozen=True):
@@ -60,12 +63,13 @@ class _Class:
         if self.mean <= 0.5:
             return 1.0
         found = self.difference / self.mean
-        return found if found > CALM else 1.0
+        return 1.0 if 1 / CALM < found < CALM else max(EVEN, found)
 
     def rate_now(self) -> float:
-        """Items/s. The more arrivals scatter, the longer is the time over which they are averaged."""
+        """Items/s. It is averaged for longer the more arrivals scatter, and for as long as a queue may hold what scatters."""
         peak = self.peakedness
-        number = min(KEPT_MOST, round(KEPT * peak))
+        latency_s = PATIENT_S if self.needs.latency_ms is None else self.needs.latency_ms / 1000.0
+        number = min(KEPT_MOST, round(max(KEPT * peak, latency_s / REPORT_S)))
         found = 0.0
         for kept in self.counts.values():
             recent = list(kept)[:number]

@@ -249,12 +249,17 @@ class FleetPlanner:
                     elif count < claimed:
                         key = (worker.name, variant)
                         since = unneeded[key] = self._unneeded.get(key, turn.now)
-                        long = turn.now - since >= max(RECLAIM_S, load_seconds(records[variant]))
+                        long = turn.now - since >= self._hold(records[variant])
                         (releases if long else waiting).append(self._release(worker, variant, count, by, turn))
                 # What is needed no longer stays as it is for a while, unless others need the room now.
                 found += [*releases, *(waiting if loads and not self._problems.instances_billed else ()), *loads]
         self._unneeded = unneeded
         return found
+
+    def _hold(self, record: VariantRecord) -> float:
+        """Seconds for which an instance must be too much. Where it is paid, as long as another one would take to load (ski rental)."""
+        least = self._settings.hold_s if self._problems.instances_billed else RECLAIM_S
+        return max(least, load_seconds(record))
 
     def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy, turn: Turn) -> Effect:
         order = Release(

@@ -47,7 +47,7 @@ def instances_for(load: float, rate: float, limit_s: float, miss: float, peakedn
     if load <= 0:
         return 0.0
     places = 64.0 if limit_s == inf else max(1.0, limit_s * rate)
-    peak = max(1.0, peakedness)
+    peak = max(0.05, peakedness)
     offered = load / rate / peak
     loads = _loads(
         round(log(min(places, 1e4)) / STEP - 0.5), round(log(min(max(miss, LEAST_MISS), MOST_MISS)) / MISS_STEP)
