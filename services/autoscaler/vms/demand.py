@@ -21,6 +21,7 @@ KEPT = 10  # reports of a dispatcher from which a rate follows: 5 s; of arrivals
 KEPT_MOST = 60
 PATIENT_S = 30.0  # s that queries without an objective may wait
 REPORT_S = 0.5  # s between two reports
+WARM_S = 5.0  # s of a class before its forecasts begin
 MERGED_S = 5.0  # s for which a class keeps its strictest needs
 FORGET_S = 300.0  # s after which a class without queries is forgotten
 BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
@@ -32,24 +33,49 @@ EVEN = 0.2  # the least peakedness
 
 
 class ForecastLoad(Struct, frozen=True):
-    """One class. rate: items/s now. peakedness: variance over mean of arrivals. last: when its last query came. forecast: of its rate."""
+    """One class. rate: items/s now. peakedness: variance over mean of arrivals. last: when its last query came.
+
+    latency_s: that its queries may take. forecast: of the items in `window` seconds. So many items scatter as counts do, which forecasters take for granted.
+    """
 
     needs: ClassDemand
     rate: float
     peakedness: float
     last: float
+    latency_s: float
     forecast: Forecaster
+    window: float
+
+    def point(self, ahead_s: float) -> float:
+        """Items/s that are expected then."""
+        return self.forecast.point(ahead_s) / self.window or self.rate
+
+    def peak(self, ahead_s: float, share: float) -> float:
+        """Items/s that are exceeded at no moment until then, with this probability."""
+        return max(self.rate, self.forecast.peak(ahead_s, share) / self.window)
 
 
 class _Class:
     """What is known of one class. counts: by dispatcher, seconds and items of its last reports, the newest first."""
 
-    __slots__ = ("counts", "difference", "forecast", "last", "mean", "needs", "needs_at", "newest", "rate", "unseeded")
+    __slots__ = (
+        "counts",
+        "difference",
+        "first",
+        "forecast",
+        "last",
+        "mean",
+        "needs",
+        "needs_at",
+        "newest",
+        "rate",
+        "unseeded",
+    )
 
     def __init__(self, needs: ClassDemand, forecast: Forecaster, now: float) -> None:
         self.needs = needs
         self.needs_at = now
-        self.last = now
+        self.first = self.last = now
         self.forecast = forecast
         self.counts: dict[str, deque[tuple[float, int]]] = {}
         self.rate = 0.0
@@ -59,6 +85,16 @@ class _Class:
         self.unseeded = False  # earlier days are known, and the forecaster has not seen them
 
     @property
+    def latency_s(self) -> float:
+        """Seconds that its queries may take."""
+        return PATIENT_S if self.needs.latency_ms is None else self.needs.latency_ms / 1000.0
+
+    @property
+    def window(self) -> float:
+        """Seconds over which its rate is averaged: for as long as a queue may hold what scatters."""
+        return min(PATIENT_S, max(KEPT * REPORT_S, self.latency_s))
+
+    @property
     def peakedness(self) -> float:
         if self.mean <= 0.5:
             return 1.0
@@ -66,10 +102,9 @@ class _Class:
         return 1.0 if 1 / CALM < found < CALM else max(EVEN, found)
 
     def rate_now(self) -> float:
-        """Items/s. It is averaged for longer the more arrivals scatter, and for as long as a queue may hold what scatters."""
+        """Items/s. It is averaged for longer the more arrivals scatter."""
         peak = self.peakedness
-        latency_s = PATIENT_S if self.needs.latency_ms is None else self.needs.latency_ms / 1000.0
-        number = min(KEPT_MOST, round(max(KEPT * peak, latency_s / REPORT_S)))
+        number = min(KEPT_MOST, round(max(KEPT * peak, self.window / REPORT_S)))
         found = 0.0
         for kept in self.counts.values():
             recent = list(kept)[:number]
@@ -187,7 +222,8 @@ class DemandForecast:
             known.rate = known.rate_now()
             if known.unseeded:
                 self._seed(known, now)
-            known.forecast.observe(now, known.rate)
+            if now - known.first >= WARM_S:  # before, there is only a part of the window, and it begins with nothing
+                known.forecast.observe(now, known.rate * known.window)
 
     def _seed(self, known: _Class, now: float) -> None:
         """Give a forecaster its part of the app's history: the share that the class has of the app now."""
@@ -195,7 +231,7 @@ class DemandForecast:
         whole = sum(other.rate for other in self._classes.values() if other.needs.app == app)
         if whole > 0 and known.rate > 0:
             known.unseeded = False
-            known.forecast.seed(rates(self._histories[app], known.rate / whole), now)
+            known.forecast.seed(rates(self._histories[app], known.window * known.rate / whole), now)
 
     def loads(self) -> list[ForecastLoad]:
         """All classes that are remembered, in a fixed order."""
@@ -203,7 +239,9 @@ class DemandForecast:
 
 
 def _load_of(known: _Class) -> ForecastLoad:
-    return ForecastLoad(known.needs, known.rate, known.peakedness, known.last, known.forecast)
+    return ForecastLoad(
+        known.needs, known.rate, known.peakedness, known.last, known.latency_s, known.forecast, known.window
+    )
 
 
 # -- headroom

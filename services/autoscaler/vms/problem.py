@@ -24,6 +24,7 @@ from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVa
 from services.core.settings import AutoscalerSettings, MonitorSettings
 
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
+PATIENCE = 0.5  # the part of a query's latency in which it may wait for what was not foreseen
 OVERHEAD_S = 0.001  # of a query, beside computing
 
 
@@ -148,9 +149,8 @@ class FleetProblems:
             factor = margin_factor(target, of_app.ended, of_app.missed)
             loads = [load_seconds(record) for record in scope]
             ahead = self._limits.settings.period_s
-            soon = load.forecast.peak(min(loads) + ahead, share)
-            expected = min(soon, load.forecast.point(min(loads) + ahead))
-            later = max(soon, load.forecast.peak(boot + max(loads) + ahead, share))
+            soon, expected = _need(load, min(loads) + ahead, share)
+            later = max(soon, _need(load, boot + max(loads) + ahead, share)[0])
             limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
             found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later))
         return tuple(found)
@@ -312,6 +312,17 @@ class FleetProblems:
                 variants = tuple(v for record in records for v in at.get(record.variant, ()))
                 if variants:
                     yield variants, app.min_instances
+
+
+def _need(load: ForecastLoad, lead_s: float, share: float) -> tuple[float, float]:
+    """Items/s to be ready for after so many seconds, and those that are expected.
+
+    Half of the time that queries may take goes on waiting for what was not foreseen. So the more of the lead time that bridges, the less
+    must be foreseen.
+    """
+    peak, expected = load.peak(lead_s, share), load.point(lead_s)
+    foreseen = min(1.0, lead_s / (PATIENCE * load.latency_s))
+    return expected + foreseen * max(0.0, peak - expected), min(peak, expected)
 
 
 # -- pools
