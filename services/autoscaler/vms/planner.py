@@ -32,6 +32,7 @@ SOLVE_S = 5.0  # s that both solutions may take
 EXPIRES_S = 20.0  # s after which a plan does not count any more
 KEEP_S = 10.0  # s for which a plan is kept unless a class needs more
 CHANGED = 0.1  # relative growth of a class's need that counts
+FALLEN = 1.3  # factor by which a class's need falls so that a new plan may save something
 BARRED_S = 5.0  # s for which a variant that a worker has refused is not ordered there again
 RECLAIM_S = 15.0  # s for which an instance must be too much before it becomes reclaimable without need
 RECORD_S = 10.0  # s between two records of objectives
@@ -129,7 +130,7 @@ class FleetPlanner:
         at, before = self._planned
         if now - at >= KEEP_S or before.keys() != seen.needs.keys():
             return True
-        if any(need > (1 + CHANGED) * before[of] for of, need in seen.needs.items()):
+        if any(need > (1 + CHANGED) * before[of] or FALLEN * need < before[of] for of, need in seen.needs.items()):
             return True
         return self._fleet_then != self._state()
 

@@ -71,12 +71,13 @@ class InfaasPolicy:
 
     1. Active instances whose predicted latency meets the deadline, cheapest variant first. Where accuracy is the goal, the most accurate
        variant goes first, and less accurate ones are used before anything is refused.
-    2. A variant that is loading, or that can be loaded, soonest first. The load starts in any case.
+    2. A variant that is loading and will be in time.
     3. Overloaded and Interfered instances that are still in time. A small share of queries probes them before step 1.
-    4. A refusal that says why, and what comes nearest.
+    4. A variant that can be loaded, soonest first. The load starts even if this query cannot wait for it.
+    5. A refusal that says why, and what comes nearest.
 
     dispatch: "spread" (the least loaded instance) or "pack" (the fullest worker that is still in time). probe_share: of queries, for step 3.
-    on_demand: whether step 2 may load; otherwise only loaded variants are used. goal: the order of variants in the view (`goal_of`).
+    on_demand: whether step 4 may load; otherwise only loaded variants are used. goal: the order of variants in the view (`goal_of`).
     """
 
     name = "infaas"
@@ -199,6 +200,9 @@ class InfaasPolicy:
                 if seconds <= slack:
                     return Decision((instance.id,), reason="loading")
                 soonest = min(soonest, seconds)
+        late = self._within(eligible.troubled, ask, slack, troubled=True)
+        if late is not None:
+            return Decision((late.id,), reason="troubled but in time")
         load = None
         idle = not (eligible.active or eligible.troubled)
         if self._on_demand and not eligible.loading and (idle or app.full_for(now) >= REORDER):
@@ -208,9 +212,6 @@ class InfaasPolicy:
                 if load.seconds <= slack:
                     return Decision(load=load, wait=True, reason="load on demand")
                 soonest = min(soonest, load.seconds)
-        late = self._within(eligible.troubled, ask, slack, troubled=True)
-        if late is not None:
-            return Decision((late.id,), load=load, reason="troubled but in time")
         if ask.priority < view.lowest_priority:
             ahead = _outranking(eligible, ask, slack, now)
             if ahead is not None:
