@@ -20,6 +20,8 @@ FADE = 32  # periods after which one of them is forgotten
 TAIL = 8  # of the largest errors: beyond them, the tail is taken as exponential
 SHARE_OF_RATE = 0.03  # in the scale of errors
 LEAST_COUNT = 0.25  # in the scale of errors, so that it is never 0
+GROWTH = 1.1  # by which a large error grows with the scale at most: a step is not expected again by the same factor
+NOISE = 3.0  # scales: smaller errors are chance, which grows with the scale
 GAP = 8  # periods without a rate, after which the forecasts under way are not judged
 RARE = 1e-6  # probabilities nearer to 0 or 1 count as so near
 _POINT, _PEAK = 0, 1
@@ -74,6 +76,9 @@ class Conformal:
         )  # rates, the newest first from the place of its step on; twice, so that this never wraps
         self._errors = np.full((2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32)
         self._errors[:, :, :PRIOR] = prior()
+        self._sizes = np.full(
+            (2, _COUNT, PRIOR + KEPT), np.inf, dtype=np.float32
+        )  # the scales that the errors were measured in
         self._prior = PRIOR  # of the errors to begin with are left
         self._counts = np.zeros(_COUNT, dtype=np.int64)
         self._sorted: list[NDArray[np.float32] | None] = [None, None]
@@ -134,7 +139,9 @@ class Conformal:
         errors -= forecast[:2]
         errors /= forecast[2:]
         counts = self._counts[keep]
-        self._errors[:, keep, PRIOR + counts % KEPT] = errors
+        into = PRIOR + counts % KEPT
+        self._errors[:, keep, into] = errors
+        self._sizes[:, keep, into] = forecast[2:]
         self._counts[keep] = counts + 1
 
     def _forecast(self, step: int) -> None:
@@ -175,7 +182,8 @@ class Conformal:
         """This quantile of the known errors at each horizon; within the TAIL largest, of an exponential tail through them."""
         known = self._sorted[kind]
         if known is None:
-            known = self._sorted[kind] = np.sort(self._errors[kind], axis=1)
+            known = self._sorted[kind] = self._limited(kind)
+            known.sort(axis=1)
         counts = self._prior + np.minimum(self._counts, KEPT)
         position = share * (counts + 1.0) - 1.0
         start = counts - TAIL
@@ -188,6 +196,17 @@ class Conformal:
         if rare.any():
             found[rare] = _tail(known, start, share, counts)[rare]
         return found
+
+    def _limited(self, kind: int) -> NDArray[np.float32]:
+        """The errors, in units of the present scales, as large as they may be expected again (GROWTH, NOISE)."""
+        errors: NDArray[np.float32] = self._errors[kind].copy()
+        scales = self._made[self._step % (LONGEST + 1), 2 + kind]
+        limits = self._sizes[kind] * (GROWTH / scales).astype(np.float32)[:, None]
+        np.minimum(limits, 1.0, out=limits)
+        limits *= errors
+        np.maximum(limits, NOISE, out=limits)
+        np.minimum(errors, limits, out=errors)
+        return errors
 
 
 def _tail(known: NDArray[np.float32], start: NDArray[np.int64], share: float, counts: NDArray[np.int64]) -> Floats:

@@ -60,7 +60,7 @@ def test_combined_loses_less_than_the_last_value() -> None:
             forecaster.observe(BEGIN + second, count)
             if second > 300:
                 losses[name] += loss(max(counts[second + 1 : second + 11]), forecaster.peak(10.0, 0.99), 0.99)
-    assert losses["combined"] < 0.8 * losses["last"]
+    assert losses["combined"] < 0.85 * losses["last"]
 
 
 def test_a_step_is_followed_within_seconds() -> None:
@@ -71,7 +71,8 @@ def test_a_step_is_followed_within_seconds() -> None:
     assert forecaster.peak(5.0, 0.99) > 200.0
     fed(forecaster, poisson(200.0, 20), at)
     assert forecaster.point(5.0) == pytest.approx(200.0, rel=0.1)
-    assert forecaster.peak(5.0, 0.9) < 2.0 * 200.0
+    assert forecaster.peak(5.0, 0.9) < 1.5 * 200.0
+    assert forecaster.peak(30.0, 0.99) < 3.0 * 200.0  # another such step, not another factor of 20
 
 
 def test_a_flash_crowd_is_remembered_for_minutes_and_forgotten_within_half_an_hour() -> None:
