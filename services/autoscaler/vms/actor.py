@@ -10,6 +10,7 @@ from math import inf
 
 from msgspec import Struct
 
+from bus.messages.events import AppObjective
 from bus.messages.fleet import LoadReply, WorkerHeartbeat
 from bus.messages.scaling import AskForCapacity, DemandHistory, DemandReport
 from bus.subjects import Subjects
@@ -186,6 +187,11 @@ class Controller:
 
     def handle(self, envelope: Envelope) -> Iterable[Effect]:
         return self._on[type(envelope.message)](envelope)
+
+    @property
+    def objectives(self) -> list[AppObjective]:
+        """Of all apps, as of the last plan."""
+        return self._planner.objectives
 
     def _turn(self, now: float) -> Turn:
         return Turn(now, self.lease.epoch if self.lease.leads(now) else 0)
@@ -484,12 +490,28 @@ def make_controller(
 # -- metrics
 
 
+OBJECTIVES = {  # fields of AppObjective
+    "slo_target": "Share of an app's queries to be answered in time.",
+    "reached": "Share of an app's queries that were answered in time in the last two minutes, by the leader's plan.",
+    "forecast": "Items/s of an app for which the leader plans.",
+    "headroom": "What an app's instances carry in time, over the forecast.",
+}
+
+
 def families(actor: Controller) -> Iterable[MetricFamily]:
     leads = MetricFamily("infaas_controller_leads", "gauge", "1 while this VM-autoscaler leads the cluster.")
     leads.add(int(actor.lease.epoch > 0))
     workers = MetricFamily("infaas_controller_workers", "gauge", "Workers that this VM-autoscaler knows.")
     workers.add(len(actor.fleet.workers))
-    return leads, workers
+    found = [leads, workers]
+    for name, about in OBJECTIVES.items():
+        family = MetricFamily(f"infaas_objective_{name}", "gauge", about)
+        for one in actor.objectives:
+            value = getattr(one, name)
+            if value is not None:
+                family.add(value, app=one.app)
+        found.append(family)
+    return found
 
 
 def missing(actor: Controller, now: float) -> str:

@@ -48,7 +48,10 @@ class FleetSolved(Struct, frozen=True):
 
 
 class FleetPlanner:
-    """It acts only in turns in which its controller leads. wanted_machines: by kind, as the last plan has it. expected: items/s for those."""
+    """It acts only in turns in which its controller leads. wanted_machines: by kind, as the last plan has it. expected: items/s for those.
+
+    objectives: of all apps, as of the last plan.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class FleetPlanner:
     ) -> None:
         self.wanted_machines: dict[str, int] = {}
         self.expected = 0.0
+        self.objectives: list[AppObjective] = []
         self._subjects = subjects
         self._fleet = fleet
         self._catalog = catalog
@@ -163,7 +167,7 @@ class FleetPlanner:
         instances: dict[str, int] = {}
         for one, count in zip(seen.problem.present.variants, result.present.instances, strict=True):
             instances[one.name] = instances.get(one.name, 0) + count
-        apps = list(self._objectives(seen, turn.now))
+        apps = self.objectives = list(self._objectives(seen, turn.now))
         report = ObjectiveReport(
             at=turn.now, epoch=turn.epoch, apps=apps, machines=self.wanted_machines, instances=instances
         )
