@@ -34,16 +34,11 @@ from services.autoscaler.vms.orders import DryRun, MachineOrders
 from services.autoscaler.vms.placement import InstancePlacement
 from services.autoscaler.vms.planner import FleetPlanner
 from services.autoscaler.vms.policy import (
-    Add,
-    Blocked,
     FleetLimits,
     Hardware,
-    HardwareNeed,
     PricedKind,
     Remove,
     WorkerSummary,
-    below_minimum,
-    choose_machine,
     hardware_needs,
     removal,
 )
@@ -126,11 +121,12 @@ class Controller:
         self._plans = autoscaler.policy == "infaas"
         self._drain = MachineDrain(fleet, catalog, effects, self._machines, inventory, monitor, self._planner.settled)
         self._dry_run = DryRun(effects, orders) if traits.dry_run else None
-        self._growth = MachineGrowth(fleet, limits, effects, self._machines, inventory, self._drain, self._dry_run)
+        self._growth = MachineGrowth(
+            fleet, limits, effects, self._machines, inventory, self._drain, self._dry_run, monitor.memory_share
+        )
         self._started_at = 0.0
         self._led_since = 0.0
         self._led = 0  # the epoch in which this controller has begun to act
-        self._short: set[str] = set()  # kinds below their minimum, as an event has said
         self._on: dict[type, Handler] = {
             WorkerHeartbeat: self._heartbeat,
             ReviewFleet: self._review_again,
@@ -255,7 +251,7 @@ class Controller:
         if self._planner.current(turn.now) and envelope.message.why != "interfered":
             return NOTHING  # the plan is for all load
         self._placement.ask(envelope.message, turn.now)
-        return self._placement.advance(lambda need: self._machine_for(need, turn), turn)
+        return self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
 
     # -- the lead
 
@@ -293,7 +289,6 @@ class Controller:
         self._drain.forget()
         self._inventory.forget()
         self._growth.forget()
-        self._short.clear()
 
     # -- answers of the edge
 
@@ -357,16 +352,13 @@ class Controller:
         wanted = {need.hardware for need in needs} | self._placement.hardware()
         stays, effects = self._drain.advance(wanted, turn, closed)
         found += effects
-        found += self._placement.advance(lambda need: self._machine_for(need, turn), turn)
+        found += self._placement.advance(lambda need: self._growth.for_need(need, turn), turn)
         if not stays:
             for need in needs:
-                _, effects = self._growth.add(
-                    need.hardware, self._chosen(need, turn), turn, self._troubled(need.hardware, turn)
-                )
-                found += effects
+                found += self._growth.by_rule(need, turn, self._troubled(need.hardware, turn))
         self._growth.still_blocked(wanted)
         if (self._inventory.known and self._dry_run is None) or turn.now - self._led_since > APPEAR_S:
-            found += self._keep_minimum(closed, turn)
+            found += self._growth.keep_minimum(closed, turn)
         if not self._drain.worker:
             found += self._remove(closed, turn, idle=not needs and not self._planner.current(turn.now))
         return found
@@ -388,48 +380,6 @@ class Controller:
 
     def _summaries(self, turn: Turn) -> list[WorkerSummary]:
         return self.fleet.summaries(turn.now, self._limits.settle_s)
-
-    def _chosen(self, need: HardwareNeed, turn: Turn) -> Add | Blocked:
-        return choose_machine(
-            need,
-            self._summaries(turn),
-            self._limits,
-            self._memory_share,
-            lambda kind: self._machines.pauses(kind, turn.now),
-            lambda kind: self._inventory.obstacle(kind, turn.now),
-        )
-
-    def _machine_for(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
-        """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
-        found: list[Effect] = []
-        leaving = self._drain.worker
-        if leaving:
-            stays, found = self._drain.advance({need.hardware}, turn)
-            if stays:
-                return leaving, found
-        booting = (
-            one.name for one in self._summaries(turn) if one.state == "Booting" and need.hardware in one.hardware
-        )
-        name = next(booting, None)
-        if name is not None:
-            return name, found
-        name, effects = self._growth.add(need.hardware, self._chosen(need, turn), turn)
-        return name, found + effects
-
-    def _keep_minimum(self, closed: Collection[str], turn: Turn) -> list[Effect]:
-        chosen = below_minimum(
-            self._summaries(turn),
-            self._limits,
-            lambda kind: self._machines.pauses(kind, turn.now),
-            lambda kind: self._inventory.obstacle(kind, turn.now),
-            closed,
-        )
-        if isinstance(chosen, Add):
-            _, found = self._growth.add(("", False), chosen, turn)
-            return found
-        found = [self._growth.blocked_event(blocked, turn) for blocked in chosen if blocked.kind not in self._short]
-        self._short = {blocked.kind for blocked in chosen}
-        return found
 
     def _remove(self, closed: Mapping[str, str], turn: Turn, *, idle: bool) -> list[Effect]:
         """Remove a machine that the operator wants empty; else an idle one, if no hardware is needed."""

@@ -1,4 +1,4 @@
-"""How many machines there are: more or fewer of a kind, as the plan for all workers wants it, within the limits. Pure.
+"""How many machines there are: more or fewer of a kind, as the plan for all workers (or a rule) wants it, within the limits. Pure.
 
 Machines that are missing are added all at once. A machine that is too much leaves only after as long as another one would take to come: so
 it costs at most twice what knowing the future would save (the rule of ski rental). One machine leaves at a time.
@@ -12,12 +12,26 @@ from services.autoscaler.vms.fleet import Fleet
 from services.autoscaler.vms.inventory import InventoryView
 from services.autoscaler.vms.machines import Machines
 from services.autoscaler.vms.orders import DryRun
-from services.autoscaler.vms.policy import Add, Blocked, FleetLimits, Hardware, PricedKind, Remove, affordable
+from services.autoscaler.vms.policy import (
+    Add,
+    Blocked,
+    FleetLimits,
+    Hardware,
+    HardwareNeed,
+    PricedKind,
+    Remove,
+    WorkerSummary,
+    affordable,
+    below_minimum,
+    choose_machine,
+)
 from services.core.actor import Effect
 
 
 class MachineGrowth:
-    """limits: what may be started. drain: removes one machine at a time. dry_run: logs in place of acting."""
+    """limits: what may be started. drain: removes one machine at a time. dry_run: logs in place of acting. memory_share: of devices, for
+    instances.
+    """
 
     def __init__(
         self,
@@ -28,6 +42,7 @@ class MachineGrowth:
         inventory: InventoryView,
         drain: MachineDrain,
         dry_run: DryRun | None,
+        memory_share: float,
     ) -> None:
         self._fleet = fleet
         self._limits = limits
@@ -36,6 +51,8 @@ class MachineGrowth:
         self._inventory = inventory
         self._drain = drain
         self._dry_run = dry_run
+        self._memory_share = memory_share
+        self._short: set[str] = set()  # kinds below their minimum, as an event has said
         self._blocked: dict[Hardware, str] = {}
         self._refused: set[str] = set()  # kinds that the plan wants and cannot have, as an event has said
         self._surplus: dict[str, float] = {}  # by kind: since when there are too many
@@ -45,6 +62,7 @@ class MachineGrowth:
         self._blocked.clear()
         self._refused.clear()
         self._surplus.clear()
+        self._short.clear()
 
     # -- single additions
 
@@ -68,6 +86,56 @@ class MachineGrowth:
     def blocked_event(self, blocked: Blocked, turn: Turn) -> Effect:
         """A count of 0 says that no machine was added."""
         return self._effects.scaling(turn.now, "add_worker", None, f"not added: {blocked.reason}", 0)
+
+    def by_rule(self, need: HardwareNeed, turn: Turn, place: Sequence[tuple[str, str]]) -> list[Effect]:
+        """A machine that one of the rules asks for. place: the variants that it takes load from, and an app of each."""
+        return self.add(need.hardware, self._chosen(need, turn), turn, place)[1]
+
+    def _chosen(self, need: HardwareNeed, turn: Turn) -> Add | Blocked:
+        return choose_machine(
+            need,
+            self._summaries(turn),
+            self._limits,
+            self._memory_share,
+            lambda kind: self._machines.pauses(kind, turn.now),
+            lambda kind: self._inventory.obstacle(kind, turn.now),
+        )
+
+    def for_need(self, need: HardwareNeed, turn: Turn) -> tuple[str | None, list[Effect]]:
+        """For an ask: a machine that is being removed and can stay, one that boots already, or a new one."""
+        found: list[Effect] = []
+        leaving = self._drain.worker
+        if leaving:
+            stays, found = self._drain.advance({need.hardware}, turn)
+            if stays:
+                return leaving, found
+        booting = (
+            one.name for one in self._summaries(turn) if one.state == "Booting" and need.hardware in one.hardware
+        )
+        name = next(booting, None)
+        if name is not None:
+            return name, found
+        name, effects = self.add(need.hardware, self._chosen(need, turn), turn)
+        return name, found + effects
+
+    def keep_minimum(self, closed: Collection[str], turn: Turn) -> list[Effect]:
+        """A machine for a kind that is below its minimum. closed: workers that must go, which do not count."""
+        chosen = below_minimum(
+            self._summaries(turn),
+            self._limits,
+            lambda kind: self._machines.pauses(kind, turn.now),
+            lambda kind: self._inventory.obstacle(kind, turn.now),
+            closed,
+        )
+        if isinstance(chosen, Add):
+            _, found = self.add(("", False), chosen, turn)
+            return found
+        found = [self.blocked_event(blocked, turn) for blocked in chosen if blocked.kind not in self._short]
+        self._short = {blocked.kind for blocked in chosen}
+        return found
+
+    def _summaries(self, turn: Turn) -> list[WorkerSummary]:
+        return self._fleet.summaries(turn.now, self._limits.settle_s)
 
     # -- the plan
 
@@ -107,7 +175,7 @@ class MachineGrowth:
             chosen = affordable(
                 kind,
                 why,
-                self._fleet.summaries(turn.now, self._limits.settle_s),
+                self._summaries(turn),
                 self._limits,
                 lambda name: self._machines.pauses(name, turn.now),
                 lambda name: self._inventory.obstacle(name, turn.now),
@@ -126,7 +194,7 @@ class MachineGrowth:
         """Remove the machine that has least to do, unless one leaves already."""
         able = [
             worker
-            for worker in self._fleet.summaries(turn.now, self._limits.settle_s)
+            for worker in self._summaries(turn)
             if worker.kind == kind.name and worker.state == "Ready" and not self._drain.spared(worker.name, turn.now)
         ]
         if not able or self._drain.worker:
