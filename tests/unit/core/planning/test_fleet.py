@@ -1,0 +1,288 @@
+"""One plan for all workers: optima made by hand for both goals, limits, and what holds of every plan."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from services.core.planning.fleet import ClassNeed, FleetPlan, FleetProblem, Pool, PooledVariant, solve_fleet
+from services.core.planning.highs import Unsolved
+
+ROOM = {"cpu/memory": 8.0, "cpu/time": 4.0}
+
+
+def pool(name: str = "cpu", machines: int = 1, **more: Any) -> Pool:
+    fields = {"least": 0, "most": 10, "price": 1.0, "resources": ROOM}
+    return Pool(name=name, machines=machines, **(fields | more))
+
+
+def fixed(**more: Any) -> Pool:
+    return pool(**({"least": 1, "most": 1, "elastic": False} | more))
+
+
+def kind_of(name: str = "small", **more: Any) -> PooledVariant:
+    """Of which a machine has room for four, and computes all."""
+    fields = {"pool": 0, "uses": {"cpu/memory": 2.0}, "computes": ("cpu/time", 1.0), "most": 4, "running": 0}
+    return PooledVariant(name=name, **(fields | {"price": 0.25, "load_s": 2.0} | more))
+
+
+def need(options: Mapping[int, float | tuple[float, float]], load: float = 10.0, name: str = "app") -> ClassNeed:
+    pairs = {v: count if isinstance(count, tuple) else (count, 0.0) for v, count in options.items()}
+    return ClassNeed(name=name, load=load, options=pairs)
+
+
+def solve(*pools: Pool, variants: Any = (), needs: Any = (), **more: Any) -> FleetPlan:
+    problem = FleetProblem(pools=pools, variants=tuple(variants), needs=tuple(needs), **more)
+    return solve_fleet(problem, time_limit_s=None, node_limit=500)
+
+
+# -- the least money
+
+
+def test_as_many_machines_as_the_instances_fill() -> None:
+    for count, machines in ((0.3, 1), (4.0, 1), (4.1, 2), (9.0, 3)):
+        plan = solve(pool(), variants=[kind_of()], needs=[need({0: count})])
+        assert (plan.machines, plan.missing) == ((machines,), ((0.0, 0.0),))
+        assert count <= plan.instances[0] < count + 1
+
+
+def test_the_kind_that_costs_least_for_this_load() -> None:
+    """A quick machine carries all for 3; eight instances fill two slow ones for 2, sixteen four for 4."""
+    pools = pool(), pool("gpu", price=3.0, resources={"gpu/memory": 16.0, "gpu/time": 1.0})
+    quick = kind_of("quick", pool=1, uses={"gpu/memory": 4.0}, computes=("gpu/time", 1.0), price=0.75)
+    for slow_count, machines in ((8.0, (2, 0)), (16.0, (0, 1))):
+        plan = solve(*pools, variants=[kind_of(), quick], needs=[need({0: slow_count, 1: slow_count / 20})])
+        assert plan.machines == machines
+        assert plan.missing == ((0.0, 0.0),)
+
+
+def test_classes_share_a_machine_whose_cores_compute_for_all_in_turn() -> None:
+    """Memory has room for four, and three half-used ones take one and a half times what a core computes: two machines."""
+    small = {"uses": {"gpu/memory": 4.0}, "computes": ("gpu/time", 1.0), "most": 4}
+    gpu = pool("gpu", price=3.0, resources={"gpu/memory": 16.0, "gpu/time": 1.0})
+    variants = [kind_of(name, **small) for name in ("a", "b", "c")]
+    for used, machines in ((0.33, 1), (0.5, 2)):
+        plan = solve(gpu, variants=variants, needs=[need({v: used}, name=str(v)) for v in range(3)])
+        assert plan.machines == (machines,)
+        assert plan.missing == ((0.0, 0.0),) * 3
+
+
+def test_load_and_reserve_may_be_on_different_variants() -> None:
+    """A's reserve would take six more of it, B's one: a machine has room for two of A and one of B."""
+    variants = [kind_of("a", uses={"cpu/memory": 3.0}), kind_of("b", uses={"cpu/memory": 2.0})]
+    plan = solve(fixed(), variants=variants, needs=[need({0: (2.0, 6.0), 1: (9.0, 1.0)})])
+    assert plan.instances == (2, 1)
+    assert plan.missing == ((0.0, 0.0),)
+
+
+def test_where_machines_are_there_anyway_fewer_and_cheaper_instances_are_preferred() -> None:
+    dear, cheap = kind_of("dear", price=0.5), kind_of("cheap", price=0.2)
+    plan = solve(fixed(), variants=[dear, cheap], needs=[need({0: 2.0, 1: 2.0})])
+    assert plan.instances == (0, 2)
+
+
+# -- the most accuracy
+
+GOOD = kind_of("good", accuracy=0.9, uses={"cpu/memory": 4.0}, most=2)
+QUICK = kind_of("quick", accuracy=0.7, uses={"cpu/memory": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("load", "instances"), [(10.0, (1, 0)), (20.0, (2, 0)), (30.0, (1, 1)), (40.0, (1, 2)), (80.0, (0, 4))]
+)
+def test_as_accurate_as_the_room_allows_and_all_carried_first(load: float, instances: tuple[int, int]) -> None:
+    """One GOOD takes as much room as two QUICK, and carries half as much as one."""
+    plan = solve(fixed(), variants=[GOOD, QUICK], needs=[need({0: load / 10, 1: load / 20}, load)], goal="accuracy")
+    assert plan.instances == instances
+    assert plan.missing[0] == pytest.approx((0.0, 0.0), abs=1e-6)
+
+
+def test_the_room_is_for_whom_it_serves_most() -> None:
+    """Two apps want the one place for an accurate instance. The one with more load gets it."""
+    tight = fixed(resources={"cpu/memory": 6.0, "cpu/time": 4.0})
+    for loads, chosen in (((9.0, 2.0), 0), ((2.0, 9.0), 2)):
+        variants = [replace(one, name=f"{one.name}{n}") for n in range(2) for one in (GOOD, QUICK)]
+        needs = [need({2 * n: load / 10, 2 * n + 1: load / 20}, load, str(n)) for n, load in enumerate(loads)]
+        plan = solve(tight, variants=variants, needs=needs, goal="accuracy")
+        assert plan.instances[chosen] == 1
+        assert sum(plan.instances) == 2
+
+
+def test_a_swap_must_gain_more_than_it_loses_while_it_loads() -> None:
+    running = replace(QUICK, running=4, serves=5.0)  # 20/s: in 2 s 40 answers; the gain in 30 s is 120, as 0.2 each
+    for load_s, swapped in ((2.0, True), (60.0, False)):
+        variants = [replace(GOOD, load_s=load_s), replace(running, load_s=load_s)]
+        plan = solve(fixed(), variants=variants, needs=[need({0: 2.0, 1: 1.0}, 20.0)], goal="accuracy")
+        assert (plan.instances == (2, 0)) == swapped
+        assert swapped or plan.instances[1] >= 1
+
+
+# -- limits
+
+
+def test_what_no_more_machines_may_carry_is_missing() -> None:
+    plan = solve(pool(most=2), variants=[kind_of()], needs=[need({0: 10.0})])
+    assert (plan.machines, plan.instances) == ((2,), (8,))
+    assert plan.missing[0] == pytest.approx((0.2, 0.0), abs=1e-6)
+
+
+def test_a_machine_is_full_by_number_though_memory_is_left() -> None:
+    """Two devices of 4 MB: three of 3 MB would fit into the sum, and each device has room for one."""
+    plan = solve(pool(), variants=[kind_of(uses={"cpu/memory": 2.5}, most=2)], needs=[need({0: 3.0})])
+    assert (plan.machines, plan.instances) == ((2,), (3,))
+
+
+def test_the_budget_is_kept_and_what_it_does_not_pay_for_is_missing() -> None:
+    for budget, machines in ((2.5, 2), (3.0, 3), (99.0, 3)):
+        plan = solve(pool(), variants=[kind_of()], needs=[need({0: 12.0})], budget=budget)
+        assert plan.machines == (machines,)
+        assert plan.missing[0][0] == pytest.approx(1 - min(12.0, 4.0 * machines) / 12.0, abs=1e-6)
+
+
+def test_the_load_comes_before_the_reserve() -> None:
+    plan = solve(pool(most=1), variants=[kind_of()], needs=[need({0: (4.0, 4.0)})])
+    assert plan.missing[0] == pytest.approx((0.0, 1.0), abs=1e-6)
+
+
+def test_an_app_keeps_its_least_instances_of_any_variant_without_load() -> None:
+    plan = solve(fixed(), variants=[kind_of("a", price=0.5), kind_of("b")], least=(((0, 1), 3),))
+    assert plan.instances == (0, 3)
+    full = solve(fixed(), variants=[kind_of()], least=(((0,), 6),))
+    assert full.instances == (4,)  # as many as there is room for
+
+
+def test_a_variants_limit_holds_for_what_runs_too() -> None:
+    plan = solve(pool(), variants=[kind_of(running=2, limit=2)], needs=[need({0: 5.0})])
+    assert plan.instances == (2,)
+    assert plan.missing[0][0] == pytest.approx(0.6, abs=1e-6)
+
+
+@pytest.mark.parametrize("goal", ["cost", "accuracy"])
+def test_what_nothing_can_answer_is_missing_as_a_whole_and_harms_nobody(goal: Any) -> None:
+    plan = solve(pool(), variants=[kind_of()], needs=[need({}, name="none"), need({0: 2.0})], goal=goal)
+    assert plan.missing == ((1.0, 1.0), (0.0, 0.0))
+    assert plan.instances == (2,)
+    nowhere = solve(pool(least=1), needs=[need({})], goal=goal)
+    assert (nowhere.machines, nowhere.instances, nowhere.missing) == ((1,), (), ((1.0, 1.0),))
+
+
+@pytest.mark.parametrize("goal", ["cost", "accuracy"])
+def test_without_needs_there_are_as_few_machines_as_may_be_and_nothing_is_kept_loaded(goal: Any) -> None:
+    idle = kind_of(running=3)
+    plan = solve(pool(machines=4, least=2), variants=[idle], goal=goal)
+    assert (plan.machines, plan.instances) == ((2,), (0,))
+    nothing = solve(pool(machines=4, least=2), pool("gpu"), goal=goal)
+    assert nothing == FleetPlan(machines=(2, 0), instances=(), missing=())
+    assert solve(goal=goal) == FleetPlan(machines=(), instances=(), missing=())
+
+
+def test_there_is_no_plan_where_the_least_machines_cost_more_than_the_budget() -> None:
+    with pytest.raises(Unsolved, match="there is no plan at all"):
+        solve(pool(least=3), variants=[kind_of()], needs=[need({0: 1.0})], budget=2.0)
+
+
+def test_a_pool_without_what_a_variant_computes_on_does_not_limit_it() -> None:
+    plan = solve(pool(resources={"cpu/memory": 8.0}), variants=[kind_of()], needs=[need({0: 4.0})])
+    assert plan.missing == ((0.0, 0.0),)
+
+
+# -- what runs
+
+
+def test_of_equals_what_runs_is_kept() -> None:
+    for running in (0, 1):
+        variants = [kind_of(str(v), running=2 * (v == running)) for v in range(2)]
+        plan = solve(fixed(), variants=variants, needs=[need({0: 2.0, 1: 2.0})])
+        assert plan.instances == tuple(2 * (v == running) for v in range(2))
+
+
+def test_what_runs_is_kept_though_another_is_slightly_cheaper_and_left_where_it_saves_a_machine() -> None:
+    variants = [kind_of("runs", running=4), kind_of("small", uses={"cpu/memory": 1.0}, most=8, price=0.12)]
+    same = solve(pool(), variants=variants, needs=[need({0: 4.0, 1: 4.0})])
+    assert same.machines == (1,)
+    fewer = solve(pool(machines=2), variants=variants, needs=[need({0: 8.0, 1: 8.0})])
+    assert fewer.machines == (2,)  # cores: all compute
+    idle = [replace(one, computes=("cpu/time", 0.0)) for one in variants]
+    saved = solve(pool(machines=2), variants=idle, needs=[need({0: 8.0, 1: 8.0})])
+    assert (saved.machines, saved.instances) == ((1,), (0, 8))
+
+
+# -- every plan
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> FleetProblem:
+    part = st.floats(0.05, 6.0)
+    pools, variants = [], []
+    for p in range(draw(st.integers(1, 3))):
+        least = draw(st.integers(0, 2))
+        most = least + draw(st.integers(0, 3))
+        resources = {"d/memory": draw(st.floats(2.0, 20.0)), "d/time": draw(st.floats(1.0, 8.0))}
+        pools.append(
+            Pool(
+                name=f"p{p}",
+                machines=draw(st.integers(least, most)),
+                least=least,
+                most=most,
+                price=draw(st.floats(0.0, 5.0)),
+                resources=resources,
+                elastic=most > least,
+            )
+        )
+        for v in range(draw(st.integers(0, 3))):
+            running = draw(st.integers(0, 3))
+            variants.append(
+                PooledVariant(
+                    name=f"v{v}",
+                    pool=p,
+                    uses={"d/memory": draw(st.floats(0.1, 6.0))},
+                    computes=("d/time", draw(st.floats(0.0, 4.0))),
+                    most=draw(st.integers(0, 6)),
+                    running=running,
+                    price=draw(st.floats(0.0, 2.0)),
+                    load_s=draw(st.floats(0.0, 30.0)),
+                    serves=draw(st.floats(0.0, 100.0)),
+                    accuracy=draw(st.floats(0.0, 1.0)),
+                    limit=draw(st.none() | st.just(running)),
+                )
+            )
+    indexes = range(len(variants))
+    needs = tuple(
+        ClassNeed(
+            name=f"c{c}",
+            load=draw(st.floats(0.0, 100.0)),
+            options={v: (draw(part), draw(part)) for v in indexes if draw(st.booleans())},
+        )
+        for c in range(draw(st.integers(0, 3)))
+    )
+    least_of = ((tuple(indexes), draw(st.integers(0, 4))),) if variants and draw(st.booleans()) else ()
+    floor = sum(one.least * one.price for one in pools)
+    budget = draw(st.none() | st.floats(floor + 1e-3, floor + 20.0))
+    goal: Any = draw(st.sampled_from(["cost", "accuracy"]))
+    return FleetProblem(
+        pools=tuple(pools), variants=tuple(variants), needs=needs, least=least_of, goal=goal, budget=budget
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_no_plan_takes_more_than_there_is(problem: FleetProblem) -> None:
+    plan = solve_fleet(problem, time_limit_s=None, node_limit=200)
+    slack = 1 + 1e-5
+    for p, (one, count) in enumerate(zip(problem.pools, plan.machines, strict=True)):
+        assert one.least <= count <= one.most
+        here = [(v, n) for v, n in zip(problem.variants, plan.instances, strict=True) if v.pool == p]
+        assert all(0 <= n <= v.most * count for v, n in here)
+        assert all(v.limit is None or n <= v.limit for v, n in here)
+        memory = sum(n * v.uses["d/memory"] for v, n in here)
+        assert memory <= count * one.resources["d/memory"] * slack
+    assert len(plan.missing) == len(problem.needs)
+    assert all(0.0 <= part <= slack for pair in plan.missing for part in pair)
+    bill = sum(one.price * count for one, count in zip(problem.pools, plan.machines, strict=True))
+    assert problem.budget is None or bill <= problem.budget * slack
+    for one, (load, _) in zip(problem.needs, plan.missing, strict=True):
+        carried = sum(plan.instances[v] / carrying for v, (carrying, _) in one.options.items())
+        assert carried >= (1.0 - load) / slack - 1e-6  # at least one by one: together they may be short
