@@ -212,7 +212,10 @@ def main() -> None:
     if options.show:
         names = [case.name for case in cases()]
         kept = {(row["scenario"], row["policy"]): row for path in options.show for row in json.loads(path.read_text())}
-        found = with_distances(sorted(kept.values(), key=lambda row: names.index(row["scenario"])))
+        place = {name: i for i, name in enumerate((*POLICIES, ORACLE))}
+        found = with_distances(
+            sorted(kept.values(), key=lambda row: (names.index(row["scenario"]), place.get(row["policy"], len(place))))
+        )
         print(by_scenario(found) if options.by_scenario else table(found))
         return
     before = json.loads(options.against.read_text()) if options.against else []
