@@ -6,6 +6,7 @@ objective than the target allows, it grows; while fewer do, it shrinks.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from math import sqrt
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ BURST_S = 30.0  # s over which the burstiness of arrivals is averaged
 STEEP = 6.0  # standard deviations to which one difference counts for burstiness: a step is no burst
 REACHED_S = 120.0  # s over which the reached share is counted
 ASK_S = 300.0  # s after which the history of an app is asked for again, if no answer has come
+PAST = 180  # ticks whose rates are remembered: bursts that come again
 CALM = 1.25  # peakedness up to which, and down to one by which, arrivals count as Poisson: estimates scatter
 EVEN = 0.2  # the least peakedness
 
@@ -36,6 +38,7 @@ class ForecastLoad(Struct, frozen=True):
     """One class. rate: items/s now. peakedness: variance over mean of arrivals. last: when its last query came.
 
     latency_s: that its queries may take. forecast: of the items in `window` seconds. So many items scatter as counts do, which forecasters take for granted.
+    past: rates of the last minutes, items/s.
     """
 
     needs: ClassDemand
@@ -45,6 +48,7 @@ class ForecastLoad(Struct, frozen=True):
     latency_s: float
     forecast: Forecaster
     window: float
+    past: Sequence[float] = ()
 
     def point(self, ahead_s: float) -> float:
         """Items/s that are expected then."""
@@ -68,6 +72,7 @@ class _Class:
         "needs",
         "needs_at",
         "newest",
+        "past",
         "rate",
         "unseeded",
     )
@@ -79,6 +84,7 @@ class _Class:
         self.forecast = forecast
         self.counts: dict[str, deque[tuple[float, int]]] = {}
         self.rate = 0.0
+        self.past: deque[float] = deque(maxlen=PAST)
         self.newest: dict[str, tuple[float, float]] = {}  # by dispatcher: items and seconds of its last report
         self.mean = 0.0  # items of a report, averaged
         self.difference = 0.0  # half the squared difference of two successive ones, averaged
@@ -220,6 +226,7 @@ class DemandForecast:
                 del self._classes[of]
                 continue
             known.rate = known.rate_now()
+            known.past.append(known.rate)
             if known.unseeded:
                 self._seed(known, now)
             if now - known.first >= WARM_S:  # before, there is only a part of the window, and it begins with nothing
@@ -240,7 +247,7 @@ class DemandForecast:
 
 def _load_of(known: _Class) -> ForecastLoad:
     return ForecastLoad(
-        known.needs, known.rate, known.peakedness, known.last, known.latency_s, known.forecast, known.window
+        known.needs, known.rate, known.peakedness, known.last, known.latency_s, known.forecast, known.window, known.past
     )
 
 

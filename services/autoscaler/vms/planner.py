@@ -189,8 +189,8 @@ class FleetPlanner:
             whole: dict[int, float] = {}  # instances of each variant that would carry the app alone
             for need in problem.needs:
                 if need.name == app:
-                    for v, (carrying, beside) in need.options.items():
-                        whole[v] = whole.get(v, 0.0) + carrying + beside
+                    for v, takes in need.options.items():
+                        whole[v] = whole.get(v, 0.0) + sum(takes)
             forecast = sum(one.soon for one in ours)
             covered = sum(serving[v] / count for v, count in whole.items() if count > 0)
             reached = self._problems.demand.reached.get(app)

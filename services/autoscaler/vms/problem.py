@@ -19,12 +19,16 @@ from services.core.demand import Band, band, variants_for
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device, fits
-from services.core.planning.capacity import instances_for, service_rate
+from services.core.planning.capacity import carried, instances_for, layers, service_rate
 from services.core.planning.fleet import ClassNeed, FleetProblem, Pool, PooledVariant
 from services.core.settings import AutoscalerSettings, MonitorSettings
 
 EXCEEDS = 10.0  # a forecast may be exceeded in so many times the share of queries that may miss: what exceeds it is a part of the load
 PATIENCE = 0.5  # the part of a query's latency in which it may wait for what was not foreseen
+# Where accuracy is the goal, the loads that a class had of late count beside the one that is expected: bursts come again, and swaps take time.
+QUANTILES = (0.12, 0.37, 0.62, 0.87)
+HIGH = 0.95  # quantile of them that is provided for
+AHEAD = 0.5  # weight of the expected load beside the past ones
 OVERHEAD_S = 0.001  # of a query, beside computing
 
 
@@ -40,7 +44,7 @@ class _Class(Struct, frozen=True):
     them and for errors of the forecast.
 
     expected: items/s when a new instance would serve. soon, later: items/s that are hardly exceeded until a new instance, and a new machine,
-    would serve.
+    would serve. usual: (weight, items/s) of the loads that count for accuracy.
     """
 
     load: ForecastLoad
@@ -52,6 +56,7 @@ class _Class(Struct, frozen=True):
     expected: float
     soon: float
     later: float
+    usual: tuple[tuple[float, float], ...] = ()
 
 
 class Snapshot(Struct, frozen=True):
@@ -152,7 +157,14 @@ class FleetProblems:
             soon, expected = _need(load, min(loads) + ahead, share)
             later = max(soon, _need(load, boot + max(loads) + ahead, share)[0])
             limit = inf if needs.latency_ms is None else max(0.001, needs.latency_ms / 1000.0 - OVERHEAD_S)
-            found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later))
+            usual: tuple[tuple[float, float], ...] = ()
+            if self._goal == "accuracy" and load.past:
+                past = sorted(load.past)
+                each = [past[int(q * len(past))] for q in (*QUANTILES, HIGH)]
+                usual = ((AHEAD, expected), *(((1.0 - AHEAD) / len(QUANTILES), rate) for rate in each[:-1]))
+                soon = max(soon, each[-1])
+                later = max(soon, later)
+            found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual))
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
@@ -220,15 +232,22 @@ class FleetProblems:
             load = min(one.expected, peak)
             if peak <= 0:
                 continue
+            found = {
+                v: service_rate(self._table(record), one.limit_s) / factors[v]
+                for record in one.scope
+                for v in at.get(record.variant, ())
+            }
+            if not found:
+                continue
+            if soon and one.usual:
+                needs.append(self._layered(one, found, factors))
+                continue
             options = {}
-            for record in one.scope:
-                for v in at.get(record.variant, ()):
-                    rate = service_rate(self._table(record), one.limit_s) / factors[v]
-                    carrying = load / rate
-                    whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
-                    options[v] = (carrying, one.margin * max(0.0, whole - carrying))
-            if options:
-                needs.append(ClassNeed(name=one.app, load=load, options=options))
+            for v, rate in found.items():
+                carrying = load / rate
+                whole = instances_for(peak, rate, one.limit_s / factors[v], one.miss, one.load.peakedness)
+                options[v] = (carrying, one.margin * max(0.0, whole - carrying))
+            needs.append(ClassNeed(name=one.app, load=load, options=options))
         return FleetProblem(
             pools=tuple(pool for pool, _, _ in pools),
             variants=tuple(variants),
@@ -236,6 +255,33 @@ class FleetProblems:
             least=tuple(self._least(at)),
             goal=self._goal if soon else "cost",
             budget=self._limits.budget_per_hour if self._limits.budget_per_hour < inf and not soon else None,
+        )
+
+    @staticmethod
+    def _layered(one: _Class, rates: Mapping[int, float], factors: Sequence[float]) -> ClassNeed:
+        """A class in layers. How much each carries is reckoned with the middle one of the variants."""
+        peakedness = one.load.peakedness
+        high = max(rate for _, rate in one.usual)
+        low = sorted(rate for _, rate in one.usual)[len(one.usual) // 2]
+        ends = {
+            v: layers((low, high), one.soon, rate, one.limit_s / factors[v], one.miss, peakedness, one.margin)
+            for v, rate in rates.items()
+        }
+        middle = sorted(rates, key=lambda v: (rates[v], v))[len(rates) // 2]
+        mean = sum(weight * load for weight, load in one.usual) or 1e-9
+        shares = [
+            sum(
+                weight * carried(end, load, rates[middle], one.limit_s / factors[middle], peakedness)
+                for weight, load in one.usual
+            )
+            / mean
+            for end in ends[middle]
+        ]
+        return ClassNeed(
+            name=one.app,
+            load=mean,
+            options={v: _steps(found) for v, found in ends.items()},
+            layers=_steps(shares),
         )
 
     def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float, float]:
@@ -323,6 +369,11 @@ def _need(load: ForecastLoad, lead_s: float, share: float) -> tuple[float, float
     peak, expected = load.peak(lead_s, share), load.point(lead_s)
     foreseen = min(1.0, lead_s / (PATIENCE * load.latency_s))
     return expected + foreseen * max(0.0, peak - expected), min(peak, expected)
+
+
+def _steps(ends: Sequence[float]) -> tuple[float, ...]:
+    """What each adds to the one before."""
+    return tuple(max(0.0, here - before) for before, here in zip((0.0, *ends), ends, strict=False))
 
 
 # -- pools

@@ -55,6 +55,40 @@ def instances_for(load: float, rate: float, limit_s: float, miss: float, peakedn
     return peak * _needed(offered, loads)
 
 
+# -- layers: what the first instances carry, what overflows to the next ones, and so on
+
+ENDS = (
+    (0, 0.5),
+    (0, 0.1),
+    (1, 0.3),
+    (1, 0.05),
+)  # a layer ends where this share of the usual (0), or high (1), load overflows
+OVERFLOWS = (0.5, 0.3, 0.15, 0.05, 0.01)
+
+
+def layers(
+    loads: tuple[float, float], peak: float, rate: float, limit_s: float, miss: float, peakedness: float, margin: float
+) -> tuple[float, ...]:
+    """Instances at which each layer ends. loads: the usual and the high one, items/s. peak: what the last layer is for, with its margin.
+
+    The other arguments are those of `instances_for`.
+    """
+    ends = sorted(instances_for(loads[i], rate, limit_s, share, peakedness) for i, share in ENDS)
+    beyond = max(0.0, instances_for(peak, rate, limit_s, miss, peakedness) - ends[-1])
+    return (*ends, ends[-1] + margin * beyond)
+
+
+def carried(count: float, load: float, rate: float, limit_s: float, peakedness: float) -> float:
+    """Items/s that the first `count` instances carry in time of a load; the rest overflows."""
+    before, found = 0.0, 0.0
+    for share in OVERFLOWS:
+        here, most = instances_for(load, rate, limit_s, share, peakedness), load * (1.0 - share)
+        if count <= here:
+            return found + (most - found) * (count - before) / (here - before) if here > before else most
+        before, found = here, most
+    return load
+
+
 def _needed(offered: float, loads: tuple[float, ...]) -> float:
     if offered <= loads[0]:
         return offered / loads[0]

@@ -2,15 +2,14 @@
 
     minimise   the bill of the machines that may be added, and the shares of instances on the others; or, for the goal "accuracy", the
                accuracy that is lost; in any case first the load that is not carried, and last the changes
-    subject to Σ_v x_vk + s_k = 1                                        class k goes to variants that may answer it; s_k is missing
-               Σ_v y_vk + t_k = 1                                        so does the reserve for its bursts
-               Σ_k (a_vk x_vk + b_vk y_vk) <= N_v                        instances of v: for the load, and for the reserve
+    subject to Σ_v x_vkj + s_kj = 1                                      layer j of class k goes to variants that may answer it; s_kj is missing
+               Σ_kj a_vkj x_vkj <= N_v                                   instances of v
                Σ_v R_vr N_v <= R_pr M_p, N_v <= most_v M_p               memory and cores of the machines of pool p
-               Σ_v C_v Σ_k (a_vk x_vk + b_vk y_vk) <= C_p M_p            cores that compute at the same time
+               Σ_v C_v Σ_kj a_vkj x_vkj <= C_p M_p                       cores that compute at the same time
 
 after the programme of INFaaS (Romero et al., section 4.2.1) and the one of Proteus (Ahmad et al., ASPLOS 2024), which plans all devices
-together. Load and reserve are apart, since an accurate variant may carry the load while a quick one stands by for bursts.
-`services.core.planning.capacity` gives a and b.
+together. The layers of a class are what the first instances carry, what overflows to the next ones, and so on; the last one is the reserve,
+for bursts. So an accurate variant may carry most of the load while a quick one stands by. `services.core.planning.capacity` gives a.
 """
 
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ RESERVE_MISSING = 0.2  # the same of the reserve, as part of that
 ELASTIC_SHARE = 1e-3  # weight of instances' shares where machines are billed: enough to prefer fewer
 LOAD_WEIGHT = 1e-3  # of the share of an instance, per second that it loads: enough to prefer what runs
 LIFE_S = 30.0  # s for which a plan is expected to hold: a swap must gain more accuracy than it loses while it loads
+GAIN = 0.002  # of mean accuracy, or as much load carried: what a new plan must gain
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
 UNRESERVED = 0.1
 
@@ -67,11 +67,14 @@ class PooledVariant(Struct, frozen=True, kw_only=True):
 
 
 class ClassNeed(Struct, frozen=True, kw_only=True):
-    """One class of queries. load: items/s. options: variant (index) to the instances that carry the load, and that the reserve takes beside."""
+    """One class of queries. load: items/s. layers: shares of it that go to one layer of instances after the other; the last is the reserve.
+    options: variant (index) to the instances that each layer takes.
+    """
 
     name: str
     load: float
-    options: Mapping[int, tuple[float, float]]
+    options: Mapping[int, tuple[float, ...]]
+    layers: tuple[float, ...] = (1.0, 0.0)
 
 
 class FleetProblem(Struct, frozen=True, kw_only=True):
@@ -86,11 +89,11 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
-    """machines: by pool. instances: by variant. missing: by class, the share of its load and of its reserve that is not carried."""
+    """machines: by pool. instances: by variant. missing: by class, the share of each layer that is not carried."""
 
     machines: tuple[int, ...]
     instances: tuple[int, ...]
-    missing: tuple[tuple[float, float], ...]
+    missing: tuple[tuple[float, ...], ...]
     objective: float = 0.0
 
 
@@ -118,6 +121,7 @@ class _Model:
         self.at.extend((number, column, value) for column, value in dict(entries).items() if value)
 
     def solve(self, options: Mapping[str, Any]) -> Any:
+        """The result of HiGHS. Raises Unsolved if there is none."""
         import numpy as np  # noqa: PLC0415  (a process that only imports this module stays small)
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
         from scipy.sparse import csr_array  # noqa: PLC0415
@@ -164,21 +168,23 @@ def solve_fleet(
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
-    used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of load and reserve, in instances
-    missing: list[tuple[int, int]] = []
+    used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of all layers, in instances
+    missing: list[list[int]] = []
+    unserved, unreserved = (UNSERVED, UNRESERVED) if accurate else (MISSING, MISSING * RESERVE_MISSING)
     for need in problem.needs:
         weight = (need.load + 0.01 * whole) / whole
-        short = model.column(weight * (UNSERVED if accurate else MISSING), 1.0)
-        bare = model.column(weight * (UNRESERVED if accurate else MISSING * RESERVE_MISSING), 1.0)
-        missing.append((short, bare))
-        load, reserve = {short: 1.0}, {bare: 1.0}
-        for v, (carrying, beside) in need.options.items():
-            lost = (1.0 - problem.variants[v].accuracy) * need.load / whole if accurate else 0.0
-            x, y = model.column(lost, 1.0), model.column(0.0, 1.0)
-            load[x], reserve[y] = 1.0, 1.0
-            used[v] |= {x: carrying, y: beside}
-        model.row(load, 1.0, 1.0)
-        model.row(reserve, 1.0, 1.0)
+        missing.append([])
+        for j, part in enumerate(need.layers):
+            reserve = j == len(need.layers) - 1
+            short = model.column(weight * max(part * unserved, unreserved if reserve else 0.0), 1.0)
+            missing[-1].append(short)
+            layer = {short: 1.0}
+            for v, takes in need.options.items():
+                lost = (1.0 - problem.variants[v].accuracy) * part * need.load / whole if accurate else 0.0
+                x = model.column(lost, 1.0)
+                layer[x] = 1.0
+                used[v][x] = takes[j]
+            model.row(layer, 1.0, 1.0)
     totals: dict[tuple[int, str], dict[int, float]] = {}
     for v, one in enumerate(problem.variants):
         model.row(used[v] | {kept[v]: -1.0, added[v]: -1.0}, -inf, 0.0)
@@ -207,10 +213,35 @@ def solve_fleet(
     if node_limit is not None:
         options["node_limit"] = node_limit
     result = model.solve(options)
+    if accurate:
+        result = _stay(
+            model,
+            [one.running if used[v] else 0 for v, one in enumerate(problem.variants)],
+            kept,
+            added,
+            options,
+            result,
+        )
     x = result.x
     return FleetPlan(
         machines=tuple(round(x[column]) for column in machines),
         instances=tuple(round(x[k]) + round(x[a]) for k, a in zip(kept, added, strict=True)),
-        missing=tuple((max(0.0, float(x[s])), max(0.0, float(x[b]))) for s, b in missing),
+        missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
         objective=float(result.fun),
     )
+
+
+def _stay(
+    model: _Model, present: list[int], kept: list[int], added: list[int], options: Mapping[str, Any], found: Any
+) -> Any:
+    """The best use of the present instances, unless the plan that was found gains enough. Many plans are about equally good."""
+    for count, k, a in zip(present, kept, added, strict=True):
+        if count > model.high[k]:
+            return found
+        model.low[k] = float(count)
+        model.high[a] = 0.0
+    try:
+        stays = model.solve(options)
+    except Unsolved:
+        return found
+    return stays if stays.fun <= found.fun + GAIN else found

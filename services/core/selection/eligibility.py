@@ -268,7 +268,8 @@ class AppView:
         i = self.index[instance.record.variant]
         group = self.groups[i]
         state = instance.state_for(self.app.app) if instance.state not in ("Inactive", "Unloading") else instance.state
-        if state == "Active":
+        if state == "Active" or (state == "Overloaded" and self.goal == "accuracy"):
+            # Accurate instances are full on purpose. What they predict says whether a query is in time there.
             group.put(instance, group.active)
         elif state == "Loading":
             group.put(instance, group.loading)

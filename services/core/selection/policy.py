@@ -42,10 +42,9 @@ OVERHEAD = 0.0005  # s; bus and dispatch, in addition to the model's own time
 # s for which instances must have been full before another variant is loaded on demand. The autoscalers, which compare costs, go first.
 REORDER = 3.0
 BUSY = 0.95  # utilisation of a device from which another variant there would only take capacity from the full ones
-# Where accuracy is the goal: the work that may wait at an instance before less accurate ones are asked, as a share of the query's latency
-# and in s. Where more waits, an instance soon counts as Overloaded (lifecycle.py) and gets nothing for a while.
-EASE = 0.9
-EASE_MOST = 10.0
+# Where accuracy is the goal: a query that must wait goes to an instance if that is predicted to take at most this share of the time left.
+# Less accurate ones are asked before. Queues at the edge of their deadlines have small batches, and whatever goes slower makes them late.
+EASE = 0.85
 PACK_AHEAD = 0.2  # s of waiting work up to which `pack` fills a worker
 NONE: list[Instance] = []
 
@@ -155,16 +154,13 @@ class InfaasPolicy:
     def _at_ease(self, eligible: Eligibility, ask: Ask, slack: float) -> Instance | None:
         """The soonest instance of the first variant that has one in time with little waiting, so that accurate variants serve all they can."""
         items, length, now = ask.items, ask.length, ask.deadline - slack - OVERHEAD
-        most = min(EASE * ask.latency_s, EASE_MOST)
+        calm = EASE * slack
         for group in eligible.active:
             best: Instance | None = None
             least = slack
             for instance in group.active if len(group.active) <= MANY else group.samplers["active"].some():
-                waiting = instance.own + instance.others
-                if waiting and (waiting + items) * instance.per_item * instance.factor > most:
-                    continue
                 seconds = instance.predict(items, length, ask.deadline, now)
-                if seconds <= least:
+                if seconds <= least and (instance.idle or seconds <= calm):
                     best, least = instance, seconds
             if best is not None:
                 return (self._packed(group, ask, slack) or best) if self._pack else best

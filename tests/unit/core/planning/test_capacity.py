@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.cost import HANDLING_MS, LatencyTable
-from services.core.planning.capacity import GRID, blocking, instances_for, service_rate
+from services.core.planning.capacity import GRID, blocking, carried, instances_for, layers, service_rate
 from tests.support.simulated.fleet import variant
 
 # -- blocking
@@ -168,3 +168,33 @@ def test_of_simulated_bursts_no_more_miss_than_was_asked() -> None:
             asked.append(miss)
     assert fsum(found) <= fsum(asked)
     assert fsum(unaware) > 3 * fsum(asked)
+
+
+# -- layers
+
+LOADS = st.tuples(st.floats(0.1, 500.0), st.floats(0.1, 500.0)).map(lambda two: (min(two), max(two)))
+
+
+@given(LOADS, st.floats(1.0, 200.0), st.floats(0.02, 2.0), st.floats(1.0, 30.0), st.floats(0.5, 3.0))
+def test_layers_end_one_after_the_other_and_a_faster_variant_takes_no_more_instances(
+    loads: tuple[float, float], rate: float, limit_s: float, peakedness: float, margin: float
+) -> None:
+    ends = layers(loads, 1.2 * loads[1], rate, limit_s, 0.005, peakedness, margin)
+    assert list(ends) == sorted(ends)
+    faster = layers(loads, 1.2 * loads[1], 2 * rate, limit_s, 0.005, peakedness, margin)
+    assert all(quick <= slow * 1.05 + 1e-6 for quick, slow in zip(faster[:-1], ends[:-1], strict=True))
+
+
+@given(st.floats(0.1, 500.0), st.floats(1.0, 200.0), st.floats(0.02, 2.0), st.floats(1.0, 30.0), st.floats(0.0, 100.0))
+def test_more_instances_carry_no_less_and_never_more_than_the_load(
+    load: float, rate: float, limit_s: float, peakedness: float, count: float
+) -> None:
+    here = carried(count, load, rate, limit_s, peakedness)
+    assert 0.0 <= here <= load
+    assert here <= carried(count + 1.0, load, rate, limit_s, peakedness) + 1e-9
+
+
+def test_what_the_first_instances_carry_is_what_does_not_overflow() -> None:
+    half = instances_for(100.0, 10.0, 0.3, 0.5)
+    assert carried(half, 100.0, 10.0, 0.3, 1.0) == pytest.approx(50.0)
+    assert carried(10 * half, 100.0, 10.0, 0.3, 1.0) == 100.0

@@ -286,3 +286,47 @@ def test_no_plan_takes_more_than_there_is(problem: FleetProblem) -> None:
     for one, (load, _) in zip(problem.needs, plan.missing, strict=True):
         carried = sum(plan.instances[v] / carrying for v, (carrying, _) in one.options.items())
         assert carried >= (1.0 - load) / slack - 1e-6  # at least one by one: together they may be short
+
+
+# -- layers, and swaps on full devices
+
+
+def one(name: str, accuracy: float, running: int = 0, **facts: float) -> PooledVariant:
+    return PooledVariant(
+        name=name,
+        pool=0,
+        uses={"slots": 1.0},
+        computes=("time", 1.0),
+        most=4,
+        running=running,
+        price=0.1,
+        load_s=2.0,
+        accuracy=accuracy,
+        **facts,
+    )
+
+
+def plan(*variants: PooledVariant, takes: tuple[tuple[float, ...], ...], shares: tuple[float, ...]) -> FleetPlan:
+    """Four devices, one class of 10 items/s, for accuracy."""
+    pool = Pool(name="p", machines=1, least=1, most=1, price=1.0, resources={"slots": 4.0, "time": 4.0}, elastic=False)
+    need = ClassNeed(name="app", load=10.0, options=dict(enumerate(takes)), layers=shares)
+    return solve_fleet(FleetProblem(pools=(pool,), variants=variants, needs=(need,), goal="accuracy"))
+
+
+def test_accurate_variants_carry_the_layers_with_most_load_and_quick_ones_the_rest() -> None:
+    accurate, quick = one("accurate", 1.0), one("quick", 0.8)
+    found = plan(accurate, quick, takes=((3.0, 3.0, 6.0), (1.0, 0.5, 0.5)), shares=(0.7, 0.2, 0.1))
+    assert found.instances == (3, 1)
+    assert found.missing == ((0.0, 0.0, 0.0),)
+
+
+def test_a_plan_that_gains_next_to_nothing_changes_nothing() -> None:
+    takes = ((1.0, 1.0), (1.0, 1.0))
+    assert plan(one("a", 0.9005), one("b", 0.9, running=2), takes=takes, shares=(0.9, 0.1)).instances == (0, 2)
+    assert plan(one("a", 0.95), one("b", 0.9, running=2), takes=takes, shares=(0.9, 0.1)).instances[0] >= 1
+
+
+def test_a_swap_that_costs_more_than_it_gains_while_it_loads_is_not_made() -> None:
+    takes = ((4.0, 0.0), (4.0, 0.0))
+    assert plan(one("a", 0.95), one("b", 0.9, running=4), takes=takes, shares=(1.0, 0.0)).instances == (4, 0)
+    assert plan(one("a", 0.95), one("b", 0.9, running=4, serves=9.0), takes=takes, shares=(1.0, 0.0)).instances[1] == 4
