@@ -150,7 +150,8 @@ def solve_fleet(
         return FleetPlan(machines=tuple(pool.least for pool in problem.pools), instances=(), missing=())
     inf = float("inf")
     model = _Model()
-    unit = max((pool.price for pool in problem.pools), default=0.0) or 1.0
+    unit = max((pool.price for pool in problem.pools), default=0.0)
+    unit = unit if unit > 1e-9 else 1.0  # prices next to nothing count as none: a share divided by them is infinite
     whole = sum(need.load for need in problem.needs) or 1.0
     accurate = problem.goal == "accuracy"
     machines = [
