@@ -65,7 +65,8 @@ class ControllerEdge:
 def _solve(command: SolveFleet) -> FleetSolved:
     """Both plans, in a thread: HiGHS may take a second, and the lease must be renewed meanwhile. Raises Unsolved."""
     started = time.perf_counter()
-    growth, present = (solve_fleet(one, time_limit_s=SOLVE_S / 4) for one in (command.growth, command.present))
+    growth = None if command.growth is None else solve_fleet(command.growth, time_limit_s=SOLVE_S / 4)
+    present = solve_fleet(command.present, time_limit_s=SOLVE_S / 4)
     return FleetSolved(growth, present, (time.perf_counter() - started) * 1000.0)
 
 

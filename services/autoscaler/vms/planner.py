@@ -42,7 +42,7 @@ SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, bes
 class FleetSolved(Struct, frozen=True):
     """The plans for both problems, and the milliseconds that they took."""
 
-    growth: FleetPlan
+    growth: FleetPlan | None
     present: FleetPlan
     milliseconds: float
 
@@ -157,9 +157,10 @@ class FleetPlanner:
         by = PlannedBy("ilp", result.milliseconds, result.present.objective)
         found = self._orders(seen, result.present, by, turn)
         self.expected = sum(one.later for one in seen.classes)
-        self.wanted_machines = {
-            pool.name: count for pool, count in zip(seen.problem.growth.pools, result.growth.machines, strict=True)
-        }
+        self.wanted_machines = {}
+        if seen.problem.growth is not None and result.growth is not None:
+            pools, counts = seen.problem.growth.pools, result.growth.machines
+            self.wanted_machines = {pool.name: count for pool, count in zip(pools, counts, strict=True)}
         return [*found, *self._report(seen, result, turn)]
 
     def _report(self, seen: Snapshot, result: FleetSolved, turn: Turn) -> list[Effect]:

@@ -33,10 +33,16 @@ OVERHEAD_S = 0.001  # of a query, beside computing
 
 
 class SolveFleet(Struct, frozen=True):
-    """Command to the edge: make both plans. The answer is `FleetSolved`."""
+    """Command to the edge: make both plans. The answer is `FleetSolved`. growth: None if no machine may come or go."""
 
-    growth: FleetProblem
+    growth: FleetProblem | None
     present: FleetProblem
+
+    @property
+    def size(self) -> int:
+        """Columns of the programmes, about."""
+        both = (self.present,) if self.growth is None else (self.growth, self.present)
+        return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
 
 
 class _Class(Struct, frozen=True):
@@ -128,9 +134,10 @@ class FleetProblems:
         pools = tuple(tuple(group) for group in groups.values())
         present = [(_present(group, self.share), devices_of(group[0]), group) for group in pools]
         growth = self._growth(pools, now)
+        fixed = all(pool.least == pool.most for pool, _, _ in growth)
         needs = {band(one.load.needs): one.soon for one in classes}
         problem = SolveFleet(
-            growth=self._problem(growth, records, classes, now, soon=False),
+            growth=None if fixed else self._problem(growth, records, classes, now, soon=False),
             present=self._problem(present, records, classes, now, soon=True),
         )
         return Snapshot(classes, records, pools, problem, needs)
