@@ -53,7 +53,7 @@ SAVING = 5  # periods between searches for savings while all load is carried
 JUMP = 1.3  # a load that grows by this factor is checked at once; one that falls by it is searched for savings at once
 ASK_AGAIN = 5.0  # s, beside the load time, before the controller is asked for the same again ...
 GROWN = 1.5  # ... unless it is for so many times the load
-LED_S = 12.0  # s after a plan of the leader for which this worker leaves the plan to it
+LED_S = 14.0  # s after a plan of the leader for which this worker leaves the plan to it; there is one each 10 s, and it may take 2.5 s
 
 
 class Solve(Struct, frozen=True):

@@ -235,8 +235,8 @@ class Controller:
 
     def _demand(self, envelope: Envelope) -> Iterable[Effect]:
         turn = self._turn(envelope.now)
-        surges = self._planner.take(envelope.message, turn)
-        if not surges or not turn.epoch or turn.epoch != self._led:
+        due = self._planner.take(envelope.message, turn)
+        if not due or not turn.epoch or turn.epoch != self._led:
             return NOTHING
         return self._planner.plan(turn, self._leaving, at_once=True)
 

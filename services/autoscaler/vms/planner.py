@@ -23,7 +23,7 @@ from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
 from services.core.demand import Band, band
 from services.core.digest import cores_of
-from services.core.lifecycle import SERVING
+from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device
 from services.core.planning.fleet import FleetPlan, PooledVariant
 from services.core.settings import AutoscalerSettings
@@ -84,9 +84,11 @@ class FleetPlanner:
     # -- what is heard
 
     def take(self, report: DemandReport, turn: Turn) -> bool:
-        """Add a report. True if a class needs more than the plan is for, so that a new plan is due at once."""
+        """Add a report. True if a new plan is due at once: a class needs more than the plan is for, or the plan is old."""
         self._problems.demand.take(report, turn.now)
-        needs = self._planned[1]
+        at, needs = self._planned
+        if turn.now - at >= KEEP_S:
+            return True
         return any(rate > max(needs.get(band(load.needs), 0.0), 1.0) for load, rate in self._problems.demand.surges())
 
     def replied(self, subject: str, reply: LoadReply | None, now: float) -> None:
@@ -159,8 +161,8 @@ class FleetPlanner:
         self.expected = sum(one.later for one in seen.classes)
         self.wanted_machines = {}
         if seen.problem.growth is not None and result.growth is not None:
-            pools, counts = seen.problem.growth.pools, result.growth.machines
-            self.wanted_machines = {pool.name: count for pool, count in zip(pools, counts, strict=True)}
+            for pool, count in zip(seen.problem.growth.pools, result.growth.machines, strict=True):
+                self.wanted_machines[pool.name] = self.wanted_machines.get(pool.name, 0) + count
         return [*found, *self._report(seen, result, turn)]
 
     def _report(self, seen: Snapshot, result: FleetSolved, turn: Turn) -> list[Effect]:
@@ -246,7 +248,7 @@ class FleetPlanner:
                 self._wanted[worker.name] = wanted
                 releases: list[Effect] = []
                 loads: list[Effect] = []
-                waiting: list[Effect] = []
+                waiting: dict[str, Effect] = {}
                 for variant in sorted(counts):
                     count = wanted.get(variant, 0)
                     claimed = len(worker.of(variant))
@@ -255,11 +257,33 @@ class FleetPlanner:
                     elif count < claimed:
                         key = (worker.name, variant)
                         since = unneeded[key] = self._unneeded.get(key, turn.now)
-                        long = turn.now - since >= self._hold(records[variant])
-                        (releases if long else waiting).append(self._release(worker, variant, count, by, turn))
+                        order = self._release(worker, variant, count, by, turn)
+                        if turn.now - since >= self._hold(records[variant]):
+                            releases.append(order)
+                        else:
+                            waiting[variant] = order
                 # What is needed no longer stays as it is for a while, unless others need the room now.
-                found += [*releases, *(waiting if loads and not self._problems.instances_billed else ()), *loads]
+                full = self._full(worker, wanted, records) if loads and waiting else ()
+                releases += [order for variant, order in waiting.items() if _hardware(records[variant]) in full]
+                found += [*releases, *loads]
         self._unneeded = unneeded
+        return found
+
+    def _full(
+        self, worker: FleetWorker, wanted: Mapping[str, int], records: Mapping[str, VariantRecord]
+    ) -> Collection[tuple[str, bool]]:
+        """The kinds of device on which what is wanted has no room beside all that is loaded."""
+        room = _Room(worker, self._problems.share)
+        for one in worker.instances:
+            if one.state in COUNTED and one.variant in records:
+                room.take(records[one.variant], one.device)
+        found = set()
+        for variant, count in wanted.items():
+            record = records[variant]
+            for _ in range(count - len(worker.held(variant))):
+                if not room.fits(record) or (record.hardware == "cpu" and room.cores < cores_of(record)):
+                    found.add(_hardware(record))
+                room.take(record)
         return found
 
     def _hold(self, record: VariantRecord) -> float:
@@ -339,6 +363,10 @@ class FleetPlanner:
         return found
 
 
+def _hardware(record: VariantRecord) -> tuple[str, bool]:
+    return record.hardware, record.simulated
+
+
 class _Place:
     """What is free on one device."""
 
@@ -351,10 +379,11 @@ class _Place:
 
 
 class _Room:
-    """What is free on the devices of a worker. computing: cores of the instances there."""
+    """What is free on the devices of a worker. computing: cores of the instances there. cores: of the CPU that no instance has."""
 
     def __init__(self, worker: FleetWorker, share: float) -> None:
         self.computing = 0.0
+        self.cores = float(sum(device.cores for device in devices_of(worker) if device.kind == "cpu"))
         self._places = {device.name: _Place(device, share) for device in devices_of(worker)}
 
     def _open(self, record: VariantRecord) -> list[_Place]:
@@ -362,7 +391,7 @@ class _Room:
         return [
             place
             for place in self._places.values()
-            if (place.device.kind, place.device.simulated) == (record.hardware, record.simulated)
+            if (place.device.kind, place.device.simulated) == _hardware(record)
             and place.memory + 1e-6 >= memory
             and (record.hardware in ("cpu", "gpu") or place.slots >= 1)
         ]
@@ -377,3 +406,4 @@ class _Room:
             place.memory -= record.profile.memory_mb
             place.slots -= 1
             self.computing += cores_of(record)
+            self.cores -= cores_of(record) if record.hardware == "cpu" else 0.0

@@ -55,7 +55,8 @@ class CloudFleet(Fleet):
     dead_on_arrival: what it starts never speaks.
 
     used: utilisation that every worker's machine shows, and of single ones. autoscaler: the controllers' settings, or the name of a policy:
-    "replicate" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing.
+    "replicate" has them follow the paper's three rules, "infaas" plan for all workers. unsolved: the solver finds nothing. solve_s: seconds that
+    it takes; None: as the simulator has it. plans: when it was asked for plans, by which controller, and for what.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class CloudFleet(Fleet):
         given = more.pop("autoscaler", "infaas")
         self.autoscaler = AutoscalerSettings(policy=given) if isinstance(given, str) else given
         self.unsolved = False
+        self.solve_s: float | None = None
+        self.plans: list[tuple[float, str, SolveFleet]] = []
         limits = more.pop("limits", {})
         budget = limits.pop("budget_per_hour", inf)
         self.limits = FleetLimits(
@@ -167,7 +170,9 @@ class CloudFleet(Fleet):
             case ListMachines():
                 return 0.05, self.inventory()
             case SolveFleet():
-                return (0.01, Unsolved("nothing was found")) if self.unsolved else plans_for(command)
+                self.plans.append((self.stage.now, name, command))
+                seconds, plans = plans_for(command)
+                return self.solve_s or seconds, Unsolved("nothing was found") if self.unsolved else plans
             case Start():
                 order = command.order
                 self.acted.append((self.stage.now, name, f"start {order.worker}", order.epoch))
