@@ -13,8 +13,8 @@ from tests.support.data.small_scenarios import SMALL, Told
 from tests.support.simulated.runtime_driver import Bed
 
 EXPECTED = {  # no more than any sensible policy does there
-    "scaling": {"load", "release", "ok", "late", "refused", "batched", "alone"},
-    "failing": {"load failed", "release", "ok", "refused", "batched"},
+    "scaling": {"load", "ok", "late", "refused", "batched", "alone"},
+    "failing": {"load failed", "load", "ok", "refused", "batched"},
     "machines": {"add_worker", "remove_worker", "Stopped", "replicate", "batched"},
     "dispatchers": {"ok", "batched", "d-0", "d-1"},
     "jobs": {"ok", "batched", "running", "done", "offline-mixed-0", "offline-mixed-1", "jobs-0"},

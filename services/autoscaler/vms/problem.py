@@ -261,7 +261,7 @@ class FleetProblems:
             needs=tuple(needs),
             least=tuple(self._least(at)),
             goal=self._goal if soon else "cost",
-            budget=self._limits.budget_per_hour if self._limits.budget_per_hour < inf and not soon else None,
+            budget=None if soon or self._limits.budget_per_hour == inf else self._budget(pools),
         )
 
     @staticmethod
@@ -291,10 +291,18 @@ class FleetProblems:
             layers=_steps(shares),
         )
 
+    def _budget(self, pools: Iterable[_PoolDevices]) -> float:
+        """US$ per hour. Machines that must be there are not given up for it: else there would be no plan at all."""
+        return max(self._limits.budget_per_hour, (1 + 1e-9) * sum(pool.price * pool.least for pool, _, _ in pools))
+
     def _running(self, record: VariantRecord, group: Sequence[FleetWorker]) -> tuple[int, float, float]:
-        """Instances in these workers, their mean live correction of the profile, at least 1, and the items/s that one serves."""
+        """Instances in these workers, their mean live correction of the profile, at least 1, and the items/s that one serves.
+
+        Where these workers have none, the correction is that of the others' instances.
+        """
         found = [one for worker in group for one in worker.held(record.variant)]
-        factors = [max(1.0, one.factor) for one in found if one.state in SERVING]
+        measured = found or [one for worker in self._fleet.workers.values() for one in worker.held(record.variant)]
+        factors = [max(1.0, one.factor) for one in measured if one.state in SERVING]
         serves = sum(one.load for one in found)
         return len(found), sum(factors) / len(factors) if factors else 1.0, serves / len(found) if found else 0.0
 
