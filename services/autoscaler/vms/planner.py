@@ -25,7 +25,7 @@ from services.core.demand import Band, band
 from services.core.digest import cores_of
 from services.core.lifecycle import COUNTED, SERVING
 from services.core.placement import Device
-from services.core.planning.fleet import FleetPlan, PooledVariant
+from services.core.planning.fleet import FleetPlan
 from services.core.settings import AutoscalerSettings
 
 SOLVE_S = 5.0  # s that both solutions may take
@@ -219,7 +219,7 @@ class FleetPlanner:
             if name == worker or known is None or not known.alive(now):
                 continue
             for variant, count in wanted.items():
-                if sum(one.state in SERVING for one in known.of(variant)) < count:
+                if sum(one.state in SERVING for one in known.held(variant)) < count:
                     return False
         return True
 
@@ -237,33 +237,32 @@ class FleetPlanner:
         records = {record.variant: record for record in seen.records}
         for p, group in enumerate(seen.pools):
             counts = {
-                one.name: (count, one)
-                for one, count in zip(seen.problem.present.variants, plan.instances, strict=True)
+                one.name: (count, spare)
+                for one, count, spare in zip(seen.problem.present.variants, plan.instances, plan.spares, strict=True)
                 if one.pool == p
             }
-            there = [
-                worker for worker in group if self._fleet.workers.get(worker.name) is worker
-            ]  # others went meanwhile
+            there = [worker for worker in group if self._fleet.workers.get(worker.name) is worker]  # others went
             for worker, wanted in self._assign(there, counts, records, turn.now).items():
-                self._wanted[worker.name] = wanted
+                self._wanted[worker.name] = {variant: claimed + spare for variant, (claimed, spare) in wanted.items()}
                 releases: list[Effect] = []
                 loads: list[Effect] = []
                 waiting: dict[str, Effect] = {}
                 for variant in sorted(counts):
-                    count = wanted.get(variant, 0)
-                    claimed = len(worker.of(variant))
-                    if count > claimed:
-                        loads += self._load(worker, records[variant], count, seen, by, turn)
+                    count, spare = wanted.get(variant, (0, 0))
+                    held, claimed = len(worker.held(variant)), len(worker.of(variant))
+                    if count + spare > held or count > claimed:
+                        most = count + spare if count + spare > held else count
+                        loads += self._load(worker, records[variant], most, seen, by, turn)
                     elif count < claimed:
                         key = (worker.name, variant)
                         since = unneeded[key] = self._unneeded.get(key, turn.now)
                         order = self._release(worker, variant, count, by, turn)
-                        if turn.now - since >= self._hold(records[variant]):
+                        if turn.now - since >= self._hold(records[variant], spare):
                             releases.append(order)
                         else:
                             waiting[variant] = order
                 # What is needed no longer stays as it is for a while, unless others need the room now.
-                full = self._full(worker, wanted, records) if loads and waiting else ()
+                full = self._full(worker, self._wanted[worker.name], records) if loads and waiting else ()
                 releases += [order for variant, order in waiting.items() if _hardware(records[variant]) in full]
                 found += [*releases, *loads]
         self._unneeded = unneeded
@@ -286,10 +285,13 @@ class FleetPlanner:
                 room.take(record)
         return found
 
-    def _hold(self, record: VariantRecord) -> float:
-        """Seconds for which an instance must be too much. Where it is paid, as long as another one would take to load (ski rental)."""
-        least = self._settings.hold_s if self._problems.instances_billed else RECLAIM_S
-        return max(least, load_seconds(record))
+    def _hold(self, record: VariantRecord, spare: int) -> float:
+        """Seconds for which an instance must be too much. Where it is paid, as long as another one would take to load (ski rental).
+
+        spare: those that stand by anyway, so that giving them up costs nothing.
+        """
+        least = self._settings.hold_s if self._problems.instances_billed or spare else RECLAIM_S
+        return least if spare else max(least, load_seconds(record))
 
     def _release(self, worker: FleetWorker, variant: str, keep: int, by: PlannedBy, turn: Turn) -> Effect:
         order = Release(
@@ -328,24 +330,30 @@ class FleetPlanner:
     def _assign(
         self,
         group: Sequence[FleetWorker],
-        counts: Mapping[str, tuple[int, PooledVariant]],
+        counts: Mapping[str, tuple[int, int]],
         records: Mapping[str, VariantRecord],
         now: float,
-    ) -> dict[FleetWorker, dict[str, int]]:
-        """Which worker has how many instances: those that run stay where they are, others go where most is free."""
-        found: dict[FleetWorker, dict[str, int]] = {worker: {} for worker in group}
+    ) -> dict[FleetWorker, dict[str, tuple[int, int]]]:
+        """How many instances each worker has, and how many of them only stand by. Those that run stay; others go where most is free.
+
+        counts: by variant, of all these workers together: those that are claimed, and those that stand by.
+        """
+        found: dict[FleetWorker, dict[str, tuple[int, int]]] = {worker: {} for worker in group}
         rooms = {worker: _Room(worker, self._problems.share) for worker in group}
+
+        def give(worker: FleetWorker, variant: str, *, claimed: bool) -> None:
+            count, spare = found[worker].get(variant, (0, 0))
+            found[worker][variant] = (count + claimed, spare + (not claimed))
+
         more: list[tuple[VariantRecord, int]] = []
-        for variant, (count, _) in sorted(counts.items()):
-            left = count
+        for variant, (count, spare) in sorted(counts.items()):
             running = [(worker, one) for worker in group for one in worker.held(variant)]
             running.sort(key=lambda each: (each[1].reclaimable, each[1].state == "Loading", each[0].name))
-            for worker, one in running[:left]:
-                found[worker][variant] = found[worker].get(variant, 0) + 1
+            for number, (worker, one) in enumerate(running[: count + spare]):
+                give(worker, variant, claimed=number < count)
                 rooms[worker].take(records[variant], one.device)
-                left -= 1
-            if left > 0:
-                more.append((records[variant], left))
+            if count + spare > len(running):
+                more.append((records[variant], count + spare - len(running)))
         more.sort(key=lambda each: (-each[0].profile.memory_mb, each[0].variant))
         for record, left in more:
             for _ in range(left):
@@ -359,7 +367,7 @@ class FleetPlanner:
                     break
                 worker = min(open_, key=lambda each: (rooms[each].computing, each.name))
                 rooms[worker].take(record)
-                found[worker][record.variant] = found[worker].get(record.variant, 0) + 1
+                give(worker, record.variant, claimed=True)
         return found
 
 

@@ -132,7 +132,7 @@ class FleetProblems:
         for worker in sorted(workers, key=lambda one: one.name):
             groups.setdefault((worker.kind, *_shape(worker)), []).append(worker)
         pools = tuple(tuple(group) for group in groups.values())
-        present = [(_present(group, self.share), devices_of(group[0]), group) for group in pools]
+        present = [(self._present(group), devices_of(group[0]), group) for group in pools]
         growth = self._growth(pools, now)
         fixed = all(pool.least == pool.most for pool, _, _ in growth)
         needs = {band(one.load.needs): one.soon for one in classes}
@@ -208,7 +208,22 @@ class FleetProblems:
             )
             found.append((pool, kind.devices, ()))
         others = [group for group in pools if group[0].kind not in self._limits.kinds]
-        return [*found, *((_present(group, self.share), devices_of(group[0]), ()) for group in others)]
+        return [*found, *((self._present(group), devices_of(group[0]), ()) for group in others)]
+
+    def _present(self, group: Sequence[FleetWorker]) -> Pool:
+        """Workers that are alike, as they are now."""
+        kind = self._limits.kinds.get(group[0].kind)
+        fixed = kind is None or kind.minimum >= kind.maximum
+        return Pool(
+            name=group[0].kind,
+            machines=len(group),
+            least=len(group),
+            most=len(group),
+            price=sum(d.price_per_hour for d in group[0].devices),
+            resources=_resources(devices_of(group[0]), self.share),
+            elastic=False,
+            spares=fixed and not self.instances_billed,
+        )
 
     def _problem(
         self,
@@ -402,21 +417,6 @@ def devices_of(worker: FleetWorker) -> tuple[Device, ...]:
     return tuple(
         Device(name=d.device, kind=d.kind, cores=d.cores, memory_mb=d.memory_mb, simulated=d.simulated)
         for d in worker.devices
-    )
-
-
-def _present(group: Sequence[FleetWorker], share: float) -> Pool:
-    devices = devices_of(group[0])
-    price = sum(d.price_per_hour for d in group[0].devices)
-    number = len(group)
-    return Pool(
-        name=group[0].kind,
-        machines=number,
-        least=number,
-        most=number,
-        price=price,
-        resources=_resources(devices, share),
-        elastic=False,
     )
 
 

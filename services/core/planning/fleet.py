@@ -34,6 +34,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     """Machines that are alike. machines: how many there are. least, most: how many there may be.
 
     price: US$ per hour of one. resources: of one machine, by name. elastic: machines are billed, so that an instance costs nothing more.
+    spares: what runs may stand by for the reserve without being claimed by anybody, as long as nobody needs its place.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     price: float
     resources: Mapping[str, float]
     elastic: bool = True
+    spares: bool = False
 
 
 class PooledVariant(Struct, frozen=True, kw_only=True):
@@ -89,11 +91,12 @@ class FleetProblem(Struct, frozen=True, kw_only=True):
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
-    """machines: by pool. instances: by variant. missing: by class, the share of each layer that is not carried."""
+    """machines: by pool. instances: by variant. spares: by variant, those that run and stand by beside them. missing: by class, the share of each layer that is not carried."""
 
     machines: tuple[int, ...]
     instances: tuple[int, ...]
     missing: tuple[tuple[float, ...], ...]
+    spares: tuple[int, ...] = ()
     objective: float = 0.0
 
 
@@ -159,6 +162,7 @@ def solve_fleet(
         for pool in problem.pools
     ]
     kept, added = [], []
+    spare: dict[int, int] = {}  # by variant: the column of running instances that only stand by
     for one in problem.variants:
         pool = problem.pools[one.pool]
         share = one.price / unit
@@ -169,7 +173,11 @@ def solve_fleet(
         kept.append(model.column(price - lost, min(one.running, most), whole=True))
         change = LOAD_WEIGHT * max(share, 0.01) * (1.0 + one.load_s)
         added.append(model.column(price + change, max(0, most - min(one.running, most)), whole=True))
+        if pool.spares and one.running and not accurate:
+            column = spare[len(kept) - 1] = model.column(share * ELASTIC_SHARE, min(one.running, most), whole=True)
+            model.row({kept[-1]: 1.0, column: 1.0}, 0.0, float(min(one.running, most)))
     used: list[dict[int, float]] = [{} for _ in problem.variants]  # columns of all layers, in instances
+    reserved: list[set[int]] = [set() for _ in problem.variants]  # those of the reserve
     missing: list[list[int]] = []
     unserved, unreserved = (UNSERVED, UNRESERVED) if accurate else (MISSING, MISSING * RESERVE_MISSING)
     for need in problem.needs:
@@ -185,16 +193,22 @@ def solve_fleet(
                 x = model.column(lost, 1.0)
                 layer[x] = 1.0
                 used[v][x] = takes[j]
+                if reserve:
+                    reserved[v].add(x)
             model.row(layer, 1.0, 1.0)
     totals: dict[tuple[int, str], dict[int, float]] = {}
     for v, one in enumerate(problem.variants):
-        model.row(used[v] | {kept[v]: -1.0, added[v]: -1.0}, -inf, 0.0)
+        there = dict.fromkeys((kept[v], added[v], *((spare[v],) if v in spare else ())), 1.0)
+        model.row(used[v] | dict.fromkeys(there, -1.0), -inf, 0.0)
+        if v in spare:
+            load = {column: value for column, value in used[v].items() if column not in reserved[v]}
+            model.row(load | {kept[v]: -1.0, added[v]: -1.0}, -inf, 0.0)
         resources = problem.pools[one.pool].resources
         for name, amount in one.uses.items():
             if name in resources:
-                totals.setdefault((one.pool, name), {}).update({kept[v]: amount, added[v]: amount})
+                totals.setdefault((one.pool, name), {}).update(dict.fromkeys(there, amount))
         if one.most < 1_000:
-            model.row({kept[v]: 1.0, added[v]: 1.0, machines[one.pool]: -float(one.most)}, -inf, 0.0)
+            model.row(there | {machines[one.pool]: -float(one.most)}, -inf, 0.0)
         name, amount = one.computes
         if amount > 0 and name in resources:
             row = totals.setdefault((one.pool, name), {})
@@ -227,6 +241,7 @@ def solve_fleet(
     return FleetPlan(
         machines=tuple(round(x[column]) for column in machines),
         instances=tuple(round(x[k]) + round(x[a]) for k, a in zip(kept, added, strict=True)),
+        spares=tuple(round(x[spare[v]]) if v in spare else 0 for v in range(len(kept))),
         missing=tuple(tuple(max(0.0, float(x[column])) for column in layers) for layers in missing),
         objective=float(result.fun),
     )
