@@ -13,6 +13,11 @@ import psycopg
 import pytest
 
 import infaas
+from bus.codec import decode
+from bus.messages.scaling import ObjectiveReport
+from bus.natsbus import NatsBus
+from bus.port import Delivery
+from bus.subjects import Subjects
 from services.shell.host.nats import find_nats_server
 from services.shell.host.process import ServerError
 from tests.live.test_up import up
@@ -79,28 +84,56 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(urls, root / "data", x)
 
 
-SCALED = "SELECT action, variant, reason, solver, solve_ms, objective FROM infaas.scaling_events WHERE scaler = 'model'"
+PLANNED = "SELECT action, variant, reason, solver, solve_ms, objective FROM infaas.scaling_events WHERE scaler = 'vm'"
+OBJECTIVES = "SELECT slo_target, load, forecast, capacity, headroom FROM infaas.objective_events WHERE app = 'pictures'"
 
 
-def test_a_load_beyond_one_instance_is_met_and_given_up_again(world: World) -> None:
+def test_a_load_beyond_one_instance_is_planned_for_and_reclaimable_after_it(world: World) -> None:
     fastest = world.rows("SELECT max(saturation_qps) FROM infaas.variants WHERE hardware = 'cpu'")[0][0]
     rate = 1.3 * fastest / ITEMS
     ends: list[Any] = []
+    reports: list[ObjectiveReport] = []
 
-    def scaled() -> bool:
-        ends.extend(asyncio.run(world.load(rate, 3.0, latency_ms=2000)))
-        return any(action in ("replicate", "upgrade", "load") for action, *_ in world.rows(SCALED))
+    def loaded() -> bool:
+        return any(action in ("replicate", "upgrade", "load") for action, *_ in world.rows(PLANNED))
 
-    assert eventually(scaled, 60)
+    async def scaled() -> bool:
+        """One hears, as workers do, what the leader has planned."""
+        bus = await NatsBus.connect(world.urls["nats"], name="test")
+        try:
+
+            async def heard(delivery: Delivery) -> None:
+                reports.append(decode(ObjectiveReport, delivery.body))
+
+            await bus.subscribe(Subjects().controller("objectives"), heard)
+            for _ in range(20):
+                ends.extend(await world.load(rate, 3.0, latency_ms=2000))
+                if await asyncio.to_thread(loaded):
+                    return True
+            return False
+        finally:
+            await bus.close()
+
+    assert asyncio.run(scaled())
     assert any(isinstance(end, infaas.Answer) for end in ends)
-    more = [row for row in world.rows(SCALED) if row[0] != "unload"]
-    assert all("headroom" in row[2] and row[3] in ("ilp", "greedy") and row[4] >= 0 for row in more)
-    # And when nothing comes any more, one instance stays.
-    assert eventually(lambda: any(action == "unload" for action, *_ in world.rows(SCALED)), 60)
-    states = (
-        "SELECT count(*) FROM infaas.variant_states WHERE state IN ('Active', 'Loading', 'Overloaded', 'Interfered')"
-    )
-    assert eventually(lambda: world.rows(states) == [(1,)], 60)
+    more = [row for row in world.rows(PLANNED) if row[0] in ("replicate", "upgrade", "load")]
+    assert all(row[2].startswith("the plan wants ") and row[2].endswith(" items/s of pictures") for row in more)
+    assert all(row[3] == "ilp" and row[4] > 0 and row[5] is not None for row in more)
+    apps = [app for report in reports for app in report.apps if app.app == "pictures"]
+    assert max(app.forecast for app in apps) > 0
+    assert {app.slo_target for app in apps} == {0.99}
+
+    assert eventually(lambda: bool(world.rows(OBJECTIVES)), 30)
+    target, load, forecast, capacity, headroom = world.rows(OBJECTIVES)[-1]
+    assert (target, capacity) == (0.99, pytest.approx(headroom * forecast))
+    assert load >= 0
+    told = json.loads(command("status", "--json", "--data-dir", world.directory).stdout)
+    [app] = [one for one in told["apps"] if one["app"] == "pictures"]
+    assert app["forecast"] > 0
+    assert app["headroom"] > 0
+    # And when nothing comes any more, what was loaded for it is marked: its place is for others.
+    assert eventually(lambda: any(action == "release" for action, *_ in world.rows(PLANNED)), 90)
+    assert "the plan needs " in next(row[2] for row in world.rows(PLANNED) if row[0] == "release")
 
 
 def test_the_rows_of_the_meter_add_up_to_the_workers_bill(world: World) -> None:

@@ -28,6 +28,7 @@ LIFE_S = 30.0  # s for which a plan is expected to hold: a swap must gain more a
 GAIN = 0.002  # of mean accuracy, or as much load carried: what a new plan must gain
 UNSERVED = 10.0  # what a query that is not carried counts, beside an accuracy of at most 1
 UNRESERVED = 0.1
+LEAST_LOAD = 0.01  # items/s that the load counts at least: parts of less are beyond the solver's numbers
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -155,7 +156,7 @@ def solve_fleet(
     model = _Model()
     unit = max((pool.price for pool in problem.pools), default=0.0)
     unit = unit if unit > 1e-9 else 1.0  # prices next to nothing count as none: a share divided by them is infinite
-    whole = sum(need.load for need in problem.needs) or 1.0
+    whole = max(LEAST_LOAD, sum(need.load for need in problem.needs))
     accurate = problem.goal == "accuracy"
     machines = [
         model.column(pool.price / unit * (1.0 if pool.elastic else ELASTIC_SHARE), pool.most, pool.least, whole=True)

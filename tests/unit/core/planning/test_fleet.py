@@ -189,6 +189,14 @@ def test_a_pool_without_what_a_variant_computes_on_does_not_limit_it() -> None:
     assert plan.missing == ((0.0, 0.0),)
 
 
+@pytest.mark.parametrize("load", [1e-250, 1e-9, 1e9])
+def test_there_is_a_plan_for_hardly_any_load_and_for_very_much(load: float) -> None:
+    running = kind_of("runs", running=2, serves=60.0, load_s=25.0, accuracy=0.5)
+    variants = [running, kind_of("better", accuracy=0.9)]
+    plan = solve(fixed(), variants=variants, needs=[need({0: (0.5, 0.5), 1: (0.5, 0.5)}, load)], goal="accuracy")
+    assert plan.missing[0] == pytest.approx((0.0, 0.0), abs=1e-6)
+
+
 # -- what runs
 
 
