@@ -79,8 +79,8 @@ def _winner(decision: Decision, view: ClusterView) -> str | None:
 
 def state_of(group: VariantInstances, app: AppView, view: ClusterView) -> str:
     """The best state of any instance of a variant, for this app. Quarantined if no worker would load it."""
-    if group.active:
-        return "Active"
+    if group.active:  # where accuracy is the goal, Overloaded ones are among them
+        return "Active" if any(i.state_for(app.app.app) == "Active" for i in group.active) else "Overloaded"
     if group.troubled:
         return group.troubled[0].state_for(app.app.app)
     if group.loading:

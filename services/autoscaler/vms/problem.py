@@ -28,7 +28,7 @@ PATIENCE = 0.5  # the part of a query's latency in which it may wait for what wa
 # Where accuracy is the goal, the loads that a class had of late count beside the one that is expected: bursts come again, and swaps take time.
 QUANTILES = (0.12, 0.37, 0.62, 0.87)
 HIGH = 0.95  # quantile of them that is provided for
-AHEAD = 0.5  # weight of the expected load beside the past ones
+EXPECTED = 0.5  # weight of the expected load beside the past ones
 OVERHEAD_S = 0.001  # of a query, beside computing
 
 
@@ -168,7 +168,7 @@ class FleetProblems:
             if self._goal == "accuracy" and load.past:
                 past = sorted(load.past)
                 each = [past[int(q * len(past))] for q in (*QUANTILES, HIGH)]
-                usual = ((AHEAD, expected), *(((1.0 - AHEAD) / len(QUANTILES), rate) for rate in each[:-1]))
+                usual = ((EXPECTED, expected), *(((1.0 - EXPECTED) / len(QUANTILES), rate) for rate in each[:-1]))
                 soon = max(soon, each[-1])
                 later = max(soon, later)
             found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual))

@@ -167,6 +167,15 @@ def test_the_share_that_was_in_time_is_of_the_last_minutes() -> None:
     assert (forecast.reached["app"].ended, forecast.reached["app"].missed) == (10, 0)
 
 
+def test_the_loads_of_the_last_minutes_are_remembered_and_older_ones_are_not() -> None:
+    forecast = fed([50] * 60)
+    assert max(only(forecast).past) == pytest.approx(100.0)
+    fed([5] * 120, forecast, NOW + 30)
+    assert (only(forecast).past[-1], max(only(forecast).past)) == (pytest.approx(10.0), pytest.approx(100.0))
+    fed([5] * 500, forecast, NOW + 90)
+    assert max(only(forecast).past) == pytest.approx(10.0)
+
+
 # -- headroom
 
 TARGETS = st.floats(0.5, 0.9999)

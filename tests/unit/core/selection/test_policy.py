@@ -182,6 +182,13 @@ def test_a_variant_whose_accuracy_nobody_measured_comes_last_where_accuracy_is_t
     assert InfaasPolicy(probe_share=0.0).select(ask(), NOW, view).assignments == ("i1",)
 
 
+def test_where_accuracy_is_the_goal_a_full_instance_in_time_is_not_avoided() -> None:
+    states = [("Overloaded", {"accuracy": 0.9}), ("Interfered", {"accuracy": 0.95}), ("Active", {"accuracy": 0.7})]
+    for goal, answers in (("accuracy", "i0"), ("cost", "i2")):
+        policy = InfaasPolicy(probe_share=0.0, goal=goal)  # type: ignore[arg-type]
+        assert policy.select(ask(), NOW, view_of(states, None, goal)).assignments == (answers,)  # type: ignore[arg-type]
+
+
 def test_more_active_variants_than_are_looked_at_first() -> None:
     busy = [("Active", {"base_ms": 2.0})] * 20
     view = view_of([*busy, ("Active", {"base_ms": 3.0})], [50] * 20 + [0], cores=32)
