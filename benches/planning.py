@@ -6,7 +6,7 @@ Problems vary the paper's three variants (Table 2) by ±40 % in throughput, pric
 the default (exact, unless greedy's plan is proven optimal), by HiGHS alone, and by greedy.
 
 Then the leader's plan for all workers, for both goals: 10 workers of 4 devices of three kinds, 9 apps with 50 variants, half of the room
-taken. The bar for its p99 is 1 s.
+taken, as production limits the search. A decision has two such plans; the bar for its p99 is 1 s, so for one it is 0.5 s.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from math import inf
 import rig  # noqa: F401  (makes the packages importable)
 import scipy.optimize  # noqa: F401  (reading it from disk is not solving)
 
+from services.autoscaler.vms.edge import SEARCH_S
 from services.core.cost import Goal
 from services.core.planning.capacity import carried, instances_for, layers
 from services.core.planning.exact import ExactSolver
@@ -86,7 +87,6 @@ def speed(architectures: int, kind: str, repeats: int) -> None:
 WORKERS = {"small": (4, 1.0, 0.4), "middle": (3, 2.5, 1.0), "large": (3, 6.0, 3.0)}  # number, speed, US$/h of a device
 DEVICES, DEVICE_MB, APPS, VARIANTS = 4, 16_000.0, 9, 50
 LIMIT_S, MISS, PEAKEDNESS = 0.3, 0.005, 2.0
-FLEET_S = 1.25  # s that production gives to one such plan
 
 
 def fleet_problem(seed: int, goal: Goal) -> FleetProblem:
@@ -158,13 +158,13 @@ def fleet_speed(goal: Goal, repeats: int) -> None:
         problem = fleet_problem(seed, goal)
         began = time.perf_counter()
         try:
-            solve_fleet(problem, time_limit_s=FLEET_S)
+            solve_fleet(problem, time_limit_s=SEARCH_S)
         except Unsolved:
             without += 1
         taken.append(1000.0 * (time.perf_counter() - began))
-    verdict = "within" if at(taken, 0.99) <= 1000.0 else "beyond"
+    verdict = "within" if at(taken, 0.99) <= 500.0 else "beyond"
     print(
-        f"{goal:12} {at(taken, 0.5):9.0f} {at(taken, 0.99):9.0f}  {verdict} 1 s; {without} of {repeats} without a plan",
+        f"{goal:12} {at(taken, 0.5):9.0f} {at(taken, 0.99):9.0f}  {verdict} 500 ms; {without} of {repeats} without a plan",
         flush=True,
     )
 

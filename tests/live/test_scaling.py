@@ -102,8 +102,8 @@ def test_a_load_beyond_one_instance_is_planned_for_and_reclaimable_after_it(worl
         bus = await NatsBus.connect(world.urls["nats"], name="test")
         try:
 
-            async def heard(delivery: Delivery) -> None:
-                reports.append(decode(ObjectiveReport, delivery.body))
+            def heard(delivery: Delivery) -> None:
+                reports.append(decode(ObjectiveReport, delivery.data))
 
             await bus.subscribe(Subjects().controller("objectives"), heard)
             for _ in range(20):
