@@ -13,7 +13,7 @@ from tests.support.data.small_scenarios import SMALL, Told
 from tests.support.simulated.runtime_driver import Bed
 
 EXPECTED = {  # no more than any sensible policy does there
-    "scaling": {"load", "ok", "late", "refused", "batched", "alone"},
+    "scaling": {"load", "ok", "refused", "batched", "alone"},
     "failing": {"load failed", "load", "ok", "refused", "batched"},
     "machines": {"add_worker", "remove_worker", "Stopped", "replicate", "batched"},
     "dispatchers": {"ok", "batched", "d-0", "d-1"},
