@@ -17,7 +17,7 @@ from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, Obj
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.problem import FleetProblems, Snapshot, devices_of
+from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, Snapshot, devices_of
 from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
@@ -35,6 +35,7 @@ CHANGED = 0.1  # relative growth of a class's need that counts
 FALLEN = 1.3  # factor by which a class's need falls so that a new plan may save something
 BARRED_S = 5.0  # s for which a variant that a worker has refused is not ordered there again
 RECLAIM_S = 15.0  # s for which an instance must be too much before it becomes reclaimable without need
+AMPLE = 10.0  # headroom from which an app gets no more idle devices
 RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
 
@@ -158,6 +159,7 @@ class FleetPlanner:
         self._fleet_then = self._state()
         by = PlannedBy("ilp", result.milliseconds, result.present.objective)
         found = self._orders(seen, result.present, by, turn)
+        found = found or self._fill(seen, by, turn)
         self.expected = sum(one.later for one in seen.classes)
         self.wanted_machines = {}
         if seen.problem.growth is not None and result.growth is not None:
@@ -268,6 +270,32 @@ class FleetPlanner:
         self._unneeded = unneeded
         return found
 
+    def _fill(self, seen: Snapshot, by: PlannedBy, turn: Turn) -> list[Effect]:
+        """A device that is paid anyway and idle gets an instance for the app with the least headroom, which stands by there."""
+        if seen.problem.present.goal == "accuracy":
+            return []
+        problem = seen.problem.present
+        apps = {one.app: one.headroom for one in self._objectives(seen, turn.now) if one.headroom is not None}
+        poor = min(apps, key=lambda app: (apps[app], app), default="")
+        if not poor or apps[poor] >= AMPLE:
+            return []
+        whole = {v: sum(takes) for need in problem.needs if need.name == poor for v, takes in need.options.items()}
+        best: tuple[float, str, FleetWorker, int] | None = None
+        for v, takes in whole.items():
+            one = problem.variants[v]
+            for worker in seen.pools[one.pool] if problem.pools[one.pool].spares and one.limit is None else ():
+                used = {status.device for status in worker.instances}
+                kinds = {(d.kind, d.simulated) for d in worker.devices if d.device not in used}
+                record = next(record for record in seen.records if record.variant == one.name)
+                row = (takes, worker.name, worker, v)
+                if _hardware(record) in kinds and (best is None or row[:2] < best[:2]):
+                    best = row
+        if best is None:
+            return []
+        record = next(record for record in seen.records if record.variant == problem.variants[best[3]].name)
+        why = f"a device is idle, and {poor} carries only {apps[poor]:.3g} times its forecast"
+        return self._load(best[2], record, len(best[2].held(record.variant)) + 1, seen, by, turn, why)
+
     def _full(
         self, worker: FleetWorker, wanted: Mapping[str, int], records: Mapping[str, VariantRecord]
     ) -> Collection[tuple[str, bool]]:
@@ -306,7 +334,14 @@ class FleetPlanner:
         return self._effects.order(worker.name, "release", order)
 
     def _load(
-        self, worker: FleetWorker, record: VariantRecord, count: int, seen: Snapshot, by: PlannedBy, turn: Turn
+        self,
+        worker: FleetWorker,
+        record: VariantRecord,
+        count: int,
+        seen: Snapshot,
+        by: PlannedBy,
+        turn: Turn,
+        why: str = "",
     ) -> list[Effect]:
         key = (worker.name, record.variant)
         if self._ordered.get(key, (0, 0.0))[0] >= count or turn.now < self._problems.barred.get(key, 0.0):
@@ -321,7 +356,7 @@ class FleetPlanner:
             at_least=count,
             app=ours[0].app if ours else None,
             orderer=self._effects.name,
-            reason=f"the plan wants {count} here, for {load:.4g} items/s of {', '.join(sorted({one.app for one in ours})) or 'no app'}",
+            reason=why or f"the plan wants {count} here, for {load:.4g} items/s of {_apps(ours)}",
             epoch=turn.epoch,
             planned=by,
         )
@@ -373,6 +408,10 @@ class FleetPlanner:
 
 def _hardware(record: VariantRecord) -> tuple[str, bool]:
     return record.hardware, record.simulated
+
+
+def _apps(classes: Iterable[ClassNeeds]) -> str:
+    return ", ".join(sorted({one.app for one in classes})) or "no app"
 
 
 class _Place:

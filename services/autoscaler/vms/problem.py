@@ -45,7 +45,7 @@ class SolveFleet(Struct, frozen=True):
         return sum(len(one.variants) + sum(len(need.options) for need in one.needs) for one in both)
 
 
-class _Class(Struct, frozen=True):
+class ClassNeeds(Struct, frozen=True):
     """One class in a problem. limit_s: its latency. miss: the share of queries that bursts may cost. margin: factor on what is kept for
     them and for errors of the forecast.
 
@@ -68,7 +68,7 @@ class _Class(Struct, frozen=True):
 class Snapshot(Struct, frozen=True):
     """What the problems were made from. pools: by index, its workers now."""
 
-    classes: tuple[_Class, ...]
+    classes: tuple[ClassNeeds, ...]
     records: tuple[VariantRecord, ...]
     pools: tuple[tuple[FleetWorker, ...], ...]
     problem: SolveFleet
@@ -142,7 +142,7 @@ class FleetProblems:
         )
         return Snapshot(classes, records, pools, problem, needs)
 
-    def _classes(self) -> tuple[_Class, ...]:
+    def _classes(self) -> tuple[ClassNeeds, ...]:
         found = []
         boot = max((kind.boot_s for kind in self._limits.kinds.values()), default=0.0)
         for load in self.demand.loads():
@@ -171,7 +171,7 @@ class FleetProblems:
                 usual = ((EXPECTED, expected), *(((1.0 - EXPECTED) / len(QUANTILES), rate) for rate in each[:-1]))
                 soon = max(soon, each[-1])
                 later = max(soon, later)
-            found.append(_Class(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual))
+            found.append(ClassNeeds(load, needs.app, scope, limit, miss / 2, factor, expected, soon, later, usual))
         return tuple(found)
 
     def _answers(self, record: VariantRecord, load: ForecastLoad) -> bool:
@@ -213,7 +213,7 @@ class FleetProblems:
     def _present(self, group: Sequence[FleetWorker]) -> Pool:
         """Workers that are alike, as they are now."""
         kind = self._limits.kinds.get(group[0].kind)
-        fixed = kind is None or kind.minimum >= kind.maximum
+        paid_anyway = kind is None or len(group) <= kind.minimum
         return Pool(
             name=group[0].kind,
             machines=len(group),
@@ -222,14 +222,14 @@ class FleetProblems:
             price=sum(d.price_per_hour for d in group[0].devices),
             resources=_resources(devices_of(group[0]), self.share),
             elastic=False,
-            spares=fixed and not self.instances_billed,
+            spares=paid_anyway and not self.instances_billed,
         )
 
     def _problem(
         self,
         pools: Sequence[_PoolDevices],
         records: Sequence[VariantRecord],
-        classes: Sequence[_Class],
+        classes: Sequence[ClassNeeds],
         now: float,
         *,
         soon: bool,
@@ -280,7 +280,7 @@ class FleetProblems:
         )
 
     @staticmethod
-    def _layered(one: _Class, rates: Mapping[int, float], factors: Sequence[float]) -> ClassNeed:
+    def _layered(one: ClassNeeds, rates: Mapping[int, float], factors: Sequence[float]) -> ClassNeed:
         """A class in layers. How much each carries is reckoned with the middle one of the variants."""
         peakedness = one.load.peakedness
         high = max(rate for _, rate in one.usual)
