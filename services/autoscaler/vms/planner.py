@@ -35,7 +35,7 @@ CHANGED = 0.1  # relative growth of a class's need that counts
 FALLEN = 1.3  # factor by which a class's need falls so that a new plan may save something
 BARRED_S = 5.0  # s for which a variant that a worker has refused is not ordered there again
 RECLAIM_S = 15.0  # s for which an instance must be too much before it becomes reclaimable without need
-AMPLE = 10.0  # headroom from which an app gets no more idle devices
+AMPLE = 3.0  # headroom from which an app gets no more idle devices
 RECORD_S = 10.0  # s between two records of objectives
 SETTLE_S = 3.0  # s between a load order and its instance in the heartbeats, beside its load time
 
