@@ -272,9 +272,10 @@ class FleetPlanner:
 
     def _fill(self, seen: Snapshot, by: PlannedBy, turn: Turn) -> list[Effect]:
         """A device that is paid anyway and idle gets an instance for the app with the least headroom, which stands by there."""
-        if seen.problem.present.goal == "accuracy":
-            return []
         problem = seen.problem.present
+        loading = any(one.state == "Loading" for group in seen.pools for worker in group for one in worker.instances)
+        if problem.goal == "accuracy" or loading:
+            return []
         apps = {one.app: one.headroom for one in self._objectives(seen, turn.now) if one.headroom is not None}
         poor = min(apps, key=lambda app: (apps[app], app), default="")
         if not poor or apps[poor] >= AMPLE:

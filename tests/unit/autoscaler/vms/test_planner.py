@@ -378,6 +378,16 @@ def test_a_load_that_has_room_makes_nothing_reclaimable_before_its_time() -> Non
     assert min(released) - fell >= RECLAIM_S
 
 
+def test_an_idle_device_stands_by_for_an_app_with_little_headroom_and_is_not_charged_to_it() -> None:
+    fleet = fleet_of(workers=2)
+    asked = load(fleet, 40, 30)
+    assert count(fleet) == 2
+    [why] = [order.reason for _, _, order in orders(fleet) if "idle" in order.reason]
+    assert why.startswith("a device is idle, and app carries only ")
+    assert reclaimable(fleet) == 1
+    assert answered(fleet, asked) == 1.0
+
+
 def on_gpu(record: VariantRecord, memory_mb: float = 4000.0) -> VariantRecord:
     return replace(record, hardware="gpu", profile=replace(record.profile, memory_mb=memory_mb))
 

@@ -84,6 +84,14 @@ def test_where_machines_are_there_anyway_fewer_and_cheaper_instances_are_preferr
     assert plan.instances == (0, 2)
 
 
+def test_what_runs_on_paid_machines_stands_by_for_the_reserve_and_nobody_is_charged_for_it() -> None:
+    quick, cheap = kind_of("quick", price=0.5, running=1), kind_of("cheap", price=0.2, running=1)
+    for spares, instances, beside in ((True, (0, 1), (1, 0)), (False, (1, 0), (0, 0))):
+        plan = solve(fixed(spares=spares), variants=[quick, cheap], needs=[need({0: (0.2, 0.5), 1: (1.0, 3.0)})])
+        assert (plan.instances, plan.spares) == (instances, beside)
+        assert plan.missing == ((0.0, 0.0),)
+
+
 # -- the most accuracy
 
 GOOD = kind_of("good", accuracy=0.9, uses={"cpu/memory": 4.0}, most=2)
