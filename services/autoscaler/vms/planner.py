@@ -295,7 +295,10 @@ class FleetPlanner:
             return []
         record = next(record for record in seen.records if record.variant == problem.variants[best[3]].name)
         why = f"a device is idle, and {poor} carries only {apps[poor]:.3g} times its forecast"
-        return self._load(best[2], record, len(best[2].held(record.variant)) + 1, seen, by, turn, why)
+        worker = best[2]
+        load = self._load(worker, record, len(worker.held(record.variant)) + 1, seen, by, turn, why)
+        mark = self._release(worker, record.variant, len(worker.of(record.variant)), by, turn)
+        return [*load, mark] if load else []
 
     def _full(
         self, worker: FleetWorker, wanted: Mapping[str, int], records: Mapping[str, VariantRecord]
