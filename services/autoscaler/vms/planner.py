@@ -139,13 +139,13 @@ class FleetPlanner:
             return True
         if any(need > (1 + CHANGED) * before[of] or FALLEN * need < before[of] for of, need in seen.needs.items()):
             return True
-        return self._fleet_then != self._state()
+        return self._fleet_then != self._state(now)
 
-    def _state(self) -> tuple[object, ...]:
-        """What the plan was made for, of the fleet: workers, and instances that serve."""
+    def _state(self, now: float) -> tuple[object, ...]:
+        """What the plan was made for, of the fleet: workers that are ready, and instances that serve."""
         return tuple(
-            (name, worker.draining, tuple(sorted((one.variant, one.state == "Loading") for one in worker.instances)))
-            for name, worker in sorted(self._fleet.workers.items())
+            (worker.name, tuple(sorted((one.variant, one.state == "Loading") for one in worker.instances)))
+            for worker in sorted(self._fleet.ready(now), key=lambda each: each.name)
         )
 
     # -- plans
@@ -156,7 +156,7 @@ class FleetPlanner:
         if seen is None:
             return []
         self._planned = turn.now, seen.needs
-        self._fleet_then = self._state()
+        self._fleet_then = self._state(turn.now)
         by = PlannedBy("ilp", result.milliseconds, result.present.objective)
         found = self._orders(seen, result.present, by, turn)
         found = found or self._fill(seen, by, turn)

@@ -138,7 +138,7 @@ def failing() -> Scenario:
         duration_s=16.0,
         machines=(machine(start=3, minimum=3, maximum=3),),
         faults=(
-            FaultSpec(kind="load-fails", at_s=7.9, until_s=8.7),
+            FaultSpec(kind="load-fails", at_s=6.9, until_s=8.7),
             FaultSpec(kind="device-slow", at_s=5.21, until_s=7.4, worker="mixed-0", factor=3.0),
             FaultSpec(kind="worker-dies", at_s=8.13, worker="mixed-0"),
             FaultSpec(kind="messages-delayed", at_s=13.0, until_s=14.0, delay_s=0.004),

@@ -30,7 +30,7 @@ from tests.support.data.small_scenarios import CPU, PRICES, Told, load, machine,
 SOLVER = {"autoscaler": {"solver": "greedy"}}
 ELASTIC = machine("cpu", devices=(CPU,), start=1, minimum=1, maximum=3, boot_s=1.7)
 RISING = scenario(
-    load((0.0, 10.0), (12.0, 10.0), (13.0, 260.0), (40.0, 260.0)), duration_s=40.0, machines=(ELASTIC,), interference={}
+    load((0.0, 10.0), (12.0, 10.0), (13.0, 500.0), (40.0, 500.0)), duration_s=40.0, machines=(ELASTIC,), interference={}
 )
 
 
@@ -129,7 +129,7 @@ def test_a_static_system_is_chosen_by_the_first_demand_and_adds_no_machine(risin
     assert found["machines"] == {"cpu": 1}
     assert found["instances"] == 1
     assert "add_worker" not in found["actions"]
-    assert found["in_time"] < 0.9  # one instance for 10/s gets 260/s
+    assert found["in_time"] < 0.9  # one instance for 10/s gets 500/s
 
 
 def test_what_is_loaded_at_the_start_is_loaded_there_too() -> None:
