@@ -17,7 +17,7 @@ from bus.messages.scaling import AskForHistory, DemandHistory, DemandReport, Obj
 from bus.subjects import Subjects
 from services.autoscaler.vms.commands import ControllerEffects, Turn
 from services.autoscaler.vms.fleet import Fleet, FleetWorker
-from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, Snapshot, devices_of
+from services.autoscaler.vms.problem import ClassNeeds, FleetProblems, FleetSnapshot, devices_of
 from services.core.actor import Do, Effect, Publish, Record
 from services.core.catalog import Catalog, target_of
 from services.core.cost import load_seconds
@@ -72,7 +72,7 @@ class FleetPlanner:
         self._effects = effects
         self._problems = problems
         self._settings = settings
-        self._solving: Snapshot | None = None
+        self._solving: FleetSnapshot | None = None
         self._planned: tuple[float, Mapping[Band, float]] = (-inf, {})  # when, and for which needs
         self._fleet_then: tuple[object, ...] = ()
         self._wanted: dict[str, dict[str, int]] = {}  # by worker: instances by variant
@@ -133,7 +133,7 @@ class FleetPlanner:
         """A recorder has answered: what an app was asked for on earlier days."""
         self._problems.demand.remember(history)
 
-    def _due(self, seen: Snapshot, now: float) -> bool:
+    def _due(self, seen: FleetSnapshot, now: float) -> bool:
         at, before = self._planned
         if now - at >= KEEP_S or before.keys() != seen.needs.keys():
             return True
@@ -167,7 +167,7 @@ class FleetPlanner:
                 self.wanted_machines[pool.name] = self.wanted_machines.get(pool.name, 0) + count
         return [*found, *self._report(seen, result, turn)]
 
-    def _report(self, seen: Snapshot, result: FleetSolved, turn: Turn) -> list[Effect]:
+    def _report(self, seen: FleetSnapshot, result: FleetSolved, turn: Turn) -> list[Effect]:
         """The objectives of all apps: to all who listen, and now and then for the record."""
         instances: dict[str, int] = {}
         for one, count in zip(seen.problem.present.variants, result.present.instances, strict=True):
@@ -182,7 +182,7 @@ class FleetPlanner:
             found += [Record(one) for one in apps]
         return found
 
-    def _objectives(self, seen: Snapshot, now: float) -> Iterable[AppObjective]:
+    def _objectives(self, seen: FleetSnapshot, now: float) -> Iterable[AppObjective]:
         """What each app wants and gets. Its capacity is what the instances that serve carry in time, as a multiple of the forecast."""
         problem = seen.problem.present
         serving = [
@@ -231,7 +231,7 @@ class FleetPlanner:
         load = sum(one.load for one in known.instances) if known is not None else 0.0
         return sum(self._wanted.get(worker, {}).values()), load
 
-    def _orders(self, seen: Snapshot, plan: FleetPlan, by: PlannedBy, turn: Turn) -> list[Effect]:
+    def _orders(self, seen: FleetSnapshot, plan: FleetPlan, by: PlannedBy, turn: Turn) -> list[Effect]:
         found: list[Effect] = []
         self._wanted = {}
         unneeded: dict[tuple[str, str], float] = {}
@@ -270,7 +270,7 @@ class FleetPlanner:
         self._unneeded = unneeded
         return found
 
-    def _fill(self, seen: Snapshot, by: PlannedBy, turn: Turn) -> list[Effect]:
+    def _fill(self, seen: FleetSnapshot, by: PlannedBy, turn: Turn) -> list[Effect]:
         """A device that is paid anyway and idle gets an instance for the app with the least headroom, which stands by there."""
         problem = seen.problem.present
         loading = any(one.state == "Loading" for group in seen.pools for worker in group for one in worker.instances)
@@ -342,7 +342,7 @@ class FleetPlanner:
         worker: FleetWorker,
         record: VariantRecord,
         count: int,
-        seen: Snapshot,
+        seen: FleetSnapshot,
         by: PlannedBy,
         turn: Turn,
         why: str = "",

@@ -65,7 +65,7 @@ class ClassNeeds(Struct, frozen=True):
     usual: tuple[tuple[float, float], ...] = ()
 
 
-class Snapshot(Struct, frozen=True):
+class FleetSnapshot(Struct, frozen=True):
     """What the problems were made from. pools: by index, its workers now."""
 
     classes: tuple[ClassNeeds, ...]
@@ -115,7 +115,7 @@ class FleetProblems:
             known = self._tables[record.variant] = (record, LatencyTable(record))
         return known[1]
 
-    def snapshot(self, now: float, leaving: Collection[str]) -> Snapshot | None:
+    def snapshot(self, now: float, leaving: Collection[str]) -> FleetSnapshot | None:
         """Both problems; None: there is nothing to plan for. leaving: workers that are being removed."""
         workers = [one for one in self._fleet.ready(now) if one.name not in leaving]
         classes = self._classes()
@@ -140,7 +140,7 @@ class FleetProblems:
             growth=None if fixed else self._problem(growth, records, classes, now, soon=False),
             present=self._problem(present, records, classes, now, soon=True),
         )
-        return Snapshot(classes, records, pools, problem, needs)
+        return FleetSnapshot(classes, records, pools, problem, needs)
 
     def _classes(self) -> tuple[ClassNeeds, ...]:
         found = []
