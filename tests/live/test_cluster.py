@@ -95,6 +95,9 @@ async def busy(cluster: Cluster, prefix: str, directory: Path) -> AsyncIterator[
     """A worker and a dispatcher on the cluster, with queries under way; at the end every one has its answer and its outcome."""
     good = tiny_models.mlp()
     async with worker(cluster.url, prefix, directory, MonitorSettings(heartbeat_s=0.1)) as here:
+        await here.bus.object_store(here.subjects.artifacts_bucket)
+        # On a busy machine its servers may take a while to choose the leader of a new stream.
+        await until(lambda: whole(here.bus, f"OBJ_{here.subjects.artifacts_bucket}"), 30)
         await here.catalogue(measured(good, X, [tiny_models.CLASSES]), good)
         bus = await NatsBus.connect(cluster.url, name="client")
         async with Client(bus, prefix=prefix, owns_bus=True) as client:

@@ -55,9 +55,12 @@ def test_accuracy_goes_down_with_the_load_before_anything_is_refused_and_comes_b
     stage, steps = ramp("accuracy", solver)
     assert [share for share, _ in steps] == [1.0] * len(steps)
     accuracies = [accuracy for _, accuracy in steps]
-    assert [accuracies[UP.index(rate)] for rate in (8, 18)] == [pytest.approx(0.78)] * 2
+    assert accuracies[UP.index(8)] == pytest.approx(0.78)
+    assert (
+        accuracies[UP.index(18)] > 0.74
+    )  # two are nearly full: what would end close to its deadline goes to the quick one
     # Between them one is not enough, and until the second has been possible for the hold, some go to what is kept for that.
-    assert min(accuracies[UP.index(8) : UP.index(18)]) > 0.75
+    assert min(accuracies[UP.index(8) : UP.index(18)]) > 0.73
     assert accuracies[UP.index(46)] < 0.715
     assert all(after <= before + 0.01 for before, after in pairwise(accuracies[UP.index(18) : len(UP)]))
     assert accuracies[-1] > 0.77
