@@ -129,7 +129,7 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     ),
     SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
     SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
-    SubjectRights("event", lambda s, _: (s.event("feedback"),), _r("dispatcher")),
+    SubjectRights("event", lambda s, _: (s.event("feedback"), s.event("selection")), _r("dispatcher")),
     SubjectRights(
         "event",
         lambda s, _: tuple(s.event(kind) for kind in ("state", "cost", "worker-sample", "instance-sample")),
@@ -144,6 +144,14 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     SubjectRights("execute", lambda s, i: (s.execute(i.worker, "*"),), _r("dispatcher", "offline"), _r("executor")),
     SubjectRights("done", lambda s, _: (s.done("*"),), _r("executor"), _r("dispatcher", "offline")),
     SubjectRights("undelivered", lambda s, _: (s.undelivered("*"),), frozenset(), _r("dispatcher", "offline")),
+    SubjectRights("part", lambda s, _: (s.part("*"),), _r("executor"), _r("dispatcher")),
+    SubjectRights("ended", lambda s, _: (s.ended(),), _r("dispatcher"), _r("executor")),
+    SubjectRights(
+        "selection",
+        lambda s, _: tuple(s.selection(what) for what in ("changed", "sought", "taken.*")),
+        _r("dispatcher", "registrar"),
+        _r("dispatcher"),
+    ),
     SubjectRights("trying", lambda s, _: (s.trying("*"),), _r("executor"), _r("dispatcher", "offline")),
     SubjectRights(
         "resubmit",
@@ -267,10 +275,17 @@ STORE_RIGHTS: tuple[StoreRights, ...] = (
         "control_bucket",
         "kv",
         creates=_r("registrar"),
-        reads=_r("registrar", "vm-autoscaler", "monitor", "supervisor", "recorder", "jobs"),
+        reads=_r("registrar", "vm-autoscaler", "monitor", "supervisor", "recorder", "jobs", "executor"),
         writes=_r("registrar", "vm-autoscaler", "supervisor"),
         puts=_r("monitor"),
         keys="quarantine.>",
+    ),
+    StoreRights(
+        "selection_bucket",
+        "kv",
+        creates=_r("registrar"),
+        reads=_r("dispatcher", "registrar", "operator"),
+        writes=_r("dispatcher", "registrar"),
     ),
     StoreRights(
         "status_bucket", "kv", creates=_r("registrar"), reads=_r("registrar", "operator"), writes=_r("registrar")

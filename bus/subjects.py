@@ -73,6 +73,18 @@ class Subjects:
         """Where executors give queries back: to their dispatcher while it lives, otherwise to the dispatchers' queue group."""
         return f"{self.prefix}.resubmit.{dispatcher}" if dispatcher else f"{self.prefix}.resubmit"
 
+    def part(self, dispatcher: str, uid: str = "*") -> str:
+        """Where a dispatcher hears the answers to the parts of its queries."""
+        return f"{self.prefix}.part.{dispatcher}.{uid}"
+
+    def ended(self, dispatcher: str = "*") -> str:
+        """Where executors hear which of a dispatcher's queries with parts have ended."""
+        return f"{self.prefix}.ended.{dispatcher}"
+
+    def selection(self, what: str) -> str:
+        """Between dispatchers. what: changed (weights of a context) | sought (the prediction that a feedback is for) | taken.<dispatcher>"""
+        return f"{self.prefix}.selection.{what}"
+
     def loads(self, dispatcher: str) -> str:
         """Where a dispatcher hears what became of its `EnsureLoaded`."""
         return f"{self.prefix}.loads.{dispatcher}"
@@ -181,6 +193,11 @@ class Subjects:
     def control_bucket(self) -> str:
         """Who leads: one key, changed by compare-and-set."""
         return f"{self.prefix}-control"
+
+    @property
+    def selection_bucket(self) -> str:
+        """What selection policies have learnt, by app and context: `<app>.<digest of the context or _>`."""
+        return f"{self.prefix}-selection"
 
     @property
     def status_bucket(self) -> str:

@@ -103,12 +103,47 @@ class ModelRecord(Struct, frozen=True, kw_only=True):
     labels: list[str] = []
 
 
+class ModelSelection(Struct, frozen=True, kw_only=True):
+    """How several models of an app answer one query together (Clipper, paper 002, section 5). docs/ensembles.md.
+
+    policy: "exp3", "exp4", "majority", "weighted" or "module:Class"; None: one variant answers, as where an app has no such record.
+    members: model names; None: all that are linked. eta: the learning rate. contextual: weights of their own for each context.
+    confidence: below it the app's default output is given, 0..1. wait_share: of the latency objective, the time after which the answer is
+    made of what is there. cache_mb: MB of answers that each dispatcher keeps for equal queries; 0: none, and equal queries are not joined.
+    """
+
+    policy: str | None = None
+    members: list[str] | None = None
+    eta: float = 0.1
+    contextual: bool = False
+    confidence: float = 0.0
+    wait_share: float = 0.97
+    cache_mb: float = 0.0
+
+
+class BatchingRule(Struct, frozen=True, kw_only=True):
+    """How an instance forms batches. Key in the control bucket: `batching.<app|model|variant>.<name>`; the narrowest one counts.
+
+    policy: "edf", "fixed", "aimd", "quantile", "delayed" or "threshold". batch: items, of fixed the size, of others the most; None:
+    the variant's own. slo_ms: the latency that a batch must keep; None: the queries' deadlines say it. wait_ms: of delayed, how long
+    a batch waits for more. quantum_ms: of threshold. contexts: batches of an instance at once.
+    """
+
+    policy: str = "edf"
+    batch: int | None = None
+    slo_ms: float | None = None
+    wait_ms: float | None = None
+    quantum_ms: float | None = None
+    contexts: int | None = None
+
+
 class AppRecord(Struct, frozen=True, kw_only=True):
     """An application and its linked models.
 
     links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can
     come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
     strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings.
+    selection: how several models answer together; None: one variant answers each query.
     """
 
     app: str
@@ -120,3 +155,4 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     created: float = 0.0
     input_type: str | None = None
     slo_target: float | None = None
+    selection: ModelSelection | None = None

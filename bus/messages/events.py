@@ -203,6 +203,24 @@ class FeedbackEvent(Event, frozen=True, kw_only=True, gc=False):
     input_digest: str | None
 
 
+class SelectionEvent(Event, frozen=True, kw_only=True, gc=False):
+    """What one feedback taught about one member of an app's selection.
+
+    query: uid of the prediction. probability: that the member had then. loss: 0..1. weight: its share of the weights now, 0..1.
+    reevaluated: the prediction was made again for this feedback.
+    """
+
+    kind: ClassVar[str] = "selection"
+    app: str
+    context: str | None
+    query: bytes
+    member: str
+    probability: float
+    loss: float
+    weight: float
+    reevaluated: bool = False
+
+
 class AppObjective(Event, frozen=True, kw_only=True, gc=False):
     """One app's objective, what is reached, and what the autoscalers expect.
 
@@ -233,5 +251,6 @@ EVENTS: tuple[type[Event], ...] = (
     RegistrationEvent,
     JobEvent,
     FeedbackEvent,
+    SelectionEvent,
     AppObjective,
 )

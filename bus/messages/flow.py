@@ -13,7 +13,8 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     alone: the query was in an executor when that died, so it never shares a batch again. resendable: the client may ask again by retry
     key. fallback: the app has a default output, so the query goes back to its dispatcher instead of being refused or late.
     missed: requirements that the chosen variant is already known to miss. length: the length of the variable axis, rounded up to a
-    profiled length; None if it is not known. parent, stage: for ensembles and pipelines.
+    profiled length; None if it is not known. parent, stage: of a part of another query: the uid of that query, and which part it is (the
+    member of an ensemble). origin: with the same, so that another dispatcher can start that query again.
     """
 
     uid: bytes
@@ -44,6 +45,14 @@ class Route(Struct, frozen=True, array_like=True, gc=False):
     parent: bytes | None = None
     stage: str | None = None
     fallback: bool = False
+    origin: "Origin | None" = None
+
+
+class Origin(Struct, frozen=True, array_like=True, gc=False):
+    """The query that a part belongs to. body: as its client sent it; None: the part's body is the same."""
+
+    route: Route
+    body: Raw | None = None
 
 
 class Execute(Struct, frozen=True, array_like=True, gc=False):
@@ -58,7 +67,7 @@ class HandBack(Struct, frozen=True, array_like=True, gc=False):
 
     reason: "deadline" (it does not meet its deadline here), "gone" (the instance is unloaded), "load_failed", "crashed" (the executor
     died with its batch). If the app has a default output, also "late" (the deadline came before the answer) and "failed" (the model
-    failed; text says how).
+    failed; text says how). "orphaned": route and body are those of a query whose parts are here, and whose dispatcher is gone.
     """
 
     route: Route
@@ -75,6 +84,12 @@ class Trying(Struct, frozen=True, array_like=True, gc=False):
 
     uid: bytes
     attempt: int
+
+
+class PartsEnded(Struct, frozen=True, array_like=True, gc=False):
+    """`infaas.ended.<dispatcher>`: these queries, of which executors have had parts, have ended: nobody needs to start them again."""
+
+    parents: list[bytes]
 
 
 class DoneBatch(Struct, frozen=True, array_like=True, gc=False):

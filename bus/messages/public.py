@@ -56,6 +56,7 @@ class Requirements(Struct, frozen=True, kw_only=True, gc=False):
     """The requirements of a query. They are the body of `infaas.explain.<app>`, and the part of a query that selection reads.
 
     latency_ms: > 0. accuracy: the least accuracy, 0..1. cost: the most US$ per 1,000 queries. priority: 1 (highest) .. 9.
+    confidence: the least share of an ensemble's members that agree, 0..1.
     deadline: absolute Unix time in seconds. The earlier of deadline and latency_ms counts.
     """
 
@@ -68,6 +69,7 @@ class Requirements(Struct, frozen=True, kw_only=True, gc=False):
     context: str | None = None
     priority: int | None = None
     deadline: float | None = None
+    confidence: float | None = None
 
 
 class QueryHead(Requirements, frozen=True, kw_only=True, gc=False):
@@ -88,7 +90,12 @@ class QueryInputs(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """The reply to a query that succeeds. Latencies are in milliseconds. cost: US$ for this query."""
+    """The reply to a query that succeeds. Latencies are in milliseconds. cost: US$ for this query. query: its uid, hexadecimal.
+
+    Of an app with several models: members: `model@version` of those whose output is in the answer. missing: how many of the asked ones
+    are not. confidence: the share of the asked members that agree with the answer, the least of all items; confidences: of each item,
+    where there are several.
+    """
 
     id: str | None
     outputs: dict[str, Any]
@@ -112,6 +119,8 @@ class Answer(Struct, frozen=True, gc=False):
     missing: int | UnsetType = UNSET
     default: bool | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+    query: str | UnsetType = UNSET
+    confidences: list[float] | UnsetType = UNSET
 
 
 class Closest(Struct, frozen=True, kw_only=True, gc=False):
@@ -199,10 +208,11 @@ class RegistrationStatus(Struct, frozen=True, kw_only=True):
 
 
 class ListRequest(Struct, frozen=True, kw_only=True):
-    """`infaas.list.<apps|models|variants|workers|jobs>`. app, model: optional filters."""
+    """`infaas.list.<apps|models|variants|workers|jobs|selection>`. app, model: optional filters. context: of selection."""
 
     app: str | None = None
     model: str | None = None
+    context: str | None = None
 
 
 class Listing(Struct, frozen=True, kw_only=True):
@@ -237,12 +247,19 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 class Feedback(Struct, frozen=True, kw_only=True):
-    """`infaas.feedback.<app>`: the true label of an earlier query (by id), or of these inputs."""
+    """`infaas.feedback.<app>`: the true label of an earlier query, or of these inputs.
+
+    query: the uid that the answer named. id: the client's own; the latest query that had it. item: which item of the query.
+    retry_key: 16 random bytes; what comes again with the same key counts once.
+    """
 
     id: str | None = None
     inputs: Raw = Raw()
     label: Any = None
     context: str | None = None
+    query: str | None = None
+    item: int = 0
+    retry_key: bytes | None = None
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
@@ -255,7 +272,8 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
 
     count: for `set-replicas`, the least number of instances of an app. slo_target: the share of an app's queries to be answered in time,
-    above 0 and below 1.
+    above 0 and below 1. members .. cache_mb: of `set-selection` (`ModelSelection`). context: of `reset-selection`. batch .. contexts: of
+    `set-batching` (`BatchingRule`). policy: of both.
     """
 
     app: str | None = None
@@ -269,6 +287,19 @@ class AdminRequest(Struct, frozen=True, kw_only=True):
     min_instances: int | None = None
     input_type: str | None = None
     slo_target: float | None = None
+    policy: str | None = None
+    members: list[str] | None = None
+    eta: float | None = None
+    contextual: bool | None = None
+    confidence: float | None = None
+    wait_share: float | None = None
+    cache_mb: float | None = None
+    context: str | None = None
+    batch: int | None = None
+    slo_ms: float | None = None
+    wait_ms: float | None = None
+    quantum_ms: float | None = None
+    contexts: int | None = None
 
 
 class AdminDone(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ NAMES = {
     "worker-sample": "infaas.worker_samples",
     "instance-sample": "infaas.instance_samples",
     "feedback": "infaas.feedback",
+    "selection": "infaas.selection_events",
     "objective": "infaas.objective_events",
     "registration": None,  # only its last status is kept
     "job": None,  # the same

@@ -64,7 +64,7 @@ class RegistrarEdge:
     @classmethod
     async def open(cls, bus: Bus, subjects: Subjects) -> "RegistrarEdge":
         """Open or make the buckets, also those that only other services use, which may not make them; raises BusError."""
-        values = (subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket)
+        values = (subjects.catalog_bucket, subjects.status_bucket, subjects.control_bucket, subjects.selection_bucket)
         objects = {
             subjects.uploads_bucket: UPLOADS_KEPT_S,
             subjects.artifacts_bucket: 0.0,
@@ -75,7 +75,7 @@ class RegistrarEdge:
             asyncio.gather(*map(bus.key_value, values)),
             asyncio.gather(*(bus.object_store(bucket, max_age_s=age) for bucket, age in objects.items())),
         )
-        catalog, status, control = kept
+        catalog, status, control, _ = kept
         return cls(catalog, status, control, stored[0])
 
     async def perform(self, command: Any) -> Any:

@@ -127,6 +127,8 @@ def inner_channels() -> list[Channel]:
     return [
         _inner("execute", NAMES.execute("{worker}", "{device}"), flow.Execute, "dispatcher -> executor"),
         _inner("done", NAMES.done("{dispatcher}"), flow.DoneBatch, "executor -> dispatcher"),
+        _inner("part", NAMES.part("{dispatcher}", "{uid}"), public.Answer, "executor -> dispatcher"),
+        _inner("ended", NAMES.ended("{dispatcher}"), flow.PartsEnded, "dispatcher -> executors"),
         _inner("trying", NAMES.trying("{dispatcher}"), flow.Trying, "executor -> dispatcher"),
         _inner("resubmit", NAMES.resubmit(), flow.HandBack, "executor -> any dispatcher"),
         _inner("resubmit-to", NAMES.resubmit("{dispatcher}"), flow.HandBack, "executor -> its dispatcher"),

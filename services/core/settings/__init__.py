@@ -47,6 +47,7 @@ from services.core.settings.serving import (
     JobsSettings,
     MonitorSettings,
     RegistrarSettings,
+    SelectionSettings,
     WorkerSettings,
 )
 
@@ -71,6 +72,7 @@ __all__ = [
     "PriceSettings",
     "RegistrarSettings",
     "Section",
+    "SelectionSettings",
     "Setting",
     "Settings",
     "StaticVariant",
@@ -105,6 +107,7 @@ class Settings(Section, frozen=True, kw_only=True):
     bus: BusSettings = field(default_factory=BusSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     dispatcher: DispatcherSettings = field(default_factory=DispatcherSettings)
+    selection: SelectionSettings = field(default_factory=SelectionSettings)
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     registrar: RegistrarSettings = field(default_factory=RegistrarSettings)

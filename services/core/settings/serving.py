@@ -69,6 +69,19 @@ class DispatcherSettings(Section, frozen=True, kw_only=True):
     ] = 100_000
 
 
+class SelectionSettings(Section, frozen=True, kw_only=True):
+    """Apps of which several models answer a query together."""
+
+    max_contexts: Annotated[
+        int, COUNT, "Contexts whose weights a dispatcher keeps in memory. Others are read when they are asked for."
+    ] = 10_000
+    wait_s: Annotated[
+        float,
+        SECONDS,
+        "Seconds that an answer waits for its slowest members where neither query nor app has a latency objective.",
+    ] = 1.0
+
+
 class ExecutorSettings(Section, frozen=True, kw_only=True):
     """How a device runs batches."""
 
