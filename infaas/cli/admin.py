@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from infaas.cli.options import DataDir, Json, Whole, json_or_text
+from infaas.cli.options import DataDir, Json, Names, Whole, json_or_text, names
 from infaas.cli.output import show, usage
 from infaas.connecting import connect
 
 _APP = ("latency_ms", "default_output", "min_instances", "input_type", "slo_target")
+_SELECTION = ("policy", "members", "eta", "contextual", "confidence", "wait_share", "cache_mb")
 # verb: the fields that it needs, and the fields that it may have
 VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "add-app": (("app",), _APP),
@@ -20,6 +21,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "set-version": (("app", "model", "version"), ()),
     "set-replicas": (("app", "count"), ()),
     "set-target": (("app", "slo_target"), ()),
+    "set-selection": (("app",), _SELECTION),
     "delete-version": (("model", "version"), ()),
     "release-variant": (("variant",), ("worker",)),
 }
@@ -32,8 +34,8 @@ InputType = Annotated[
 def admin(
     verb: str,
     /,
-    *,
     app: str | None = None,
+    *,
     model: str | None = None,
     model_version: str | None = None,
     variant: str | None = None,
@@ -44,6 +46,13 @@ def admin(
     count: Whole | None = None,
     input_type: InputType = None,
     slo_target: float | None = None,
+    policy: str | None = None,
+    members: Names = None,
+    eta: float | None = None,
+    contextual: Annotated[bool, Parameter(negative="")] = False,
+    confidence: float | None = None,
+    wait_share: float | None = None,
+    cache_mb: float | None = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
@@ -59,10 +68,16 @@ def admin(
     * set-version: `--app`, `--model`, `--model-version` (a newer or an older one)
     * set-replicas: `--app`, `--count`
     * set-target: `--app`, `--slo-target`
+    * set-selection: `--app`; may have `--policy`, `--members`, `--eta`, `--contextual`, `--confidence`, `--wait-share`,
+      `--cache-mb`. What is left out has its default, not the value before; without a policy and a cache it ends
     * delete-version: `--model`, `--model-version`
     * release-variant: `--variant`; may have `--worker`
 
+    The app may also stand right after the verb.
+
     Example: `infaas admin set-version --app digits --model cnn --model-version 1`
+
+    Example: `infaas admin set-selection digits --policy exp4 --members mlp cnn --cache-mb 64`
 
     Parameters
     ----------
@@ -88,6 +103,21 @@ def admin(
         Instances that the app always keeps (set-replicas).
     slo_target
         The share of the app's queries to be answered in time, above 0 and below 1.
+    policy
+        How several models answer a query together: exp3, exp4, majority, weighted, or a class of your own as module:Class. Left out:
+        one variant answers.
+    members
+        The models that are asked. Default: all that the app links.
+    eta
+        Learning rate of exp3 and exp4, 0 to 1. Default: 0.1.
+    contextual
+        Weights of their own for each `context` of the app's queries.
+    confidence
+        Share of the members that must agree, 0 to 1. Below it the app's default output is given. Default: 0.
+    wait_share
+        Share of the latency objective after which the answer is made of what is there, above 0 and at most 1. Default: 0.97.
+    cache_mb
+        MB of answers that each dispatcher keeps for equal queries. Default: 0, none.
 
     """
     if verb not in VERBS:
@@ -104,6 +134,13 @@ def admin(
         "count": count,
         "input_type": input_type,
         "slo_target": slo_target,
+        "policy": policy,
+        "members": None if members is None else [*names("--members", members, "names of models")],
+        "eta": eta,
+        "contextual": contextual or None,
+        "confidence": confidence,
+        "wait_share": wait_share,
+        "cache_mb": cache_mb,
     }
     given = {field: value for field, value in fields.items() if value is not None}
     needed, possible = VERBS[verb]

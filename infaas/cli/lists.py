@@ -34,6 +34,7 @@ def apps(*, app: str | None = None, data_dir: DataDir = None, json: Json = False
         Column("latency ms", "latency_ms"),
         *_OBJECTIVE[:3],
         Column("least instances", "min_instances"),
+        Column("selection", lambda item: _selection(item.get("selection"))),
         Column("inputs", lambda item: [_spec(spec) for spec in item.get("inputs") or []]),
         Column("outputs", lambda item: [_spec(spec) for spec in item.get("outputs") or []]),
     )
@@ -267,6 +268,14 @@ def _app(app: Item, variants: list[Item]) -> Item:
         "latency": _range(own, "latency_ms"),
         "cost": _range(own, "cost_per_1000"),
     }
+
+
+def _selection(selection: Item | None) -> str | None:
+    """As "exp4, cache 64 MB"."""
+    if selection is None:
+        return None
+    words = [selection["policy"]] if selection["policy"] else []
+    return ", ".join([*words, f"cache {selection['cache_mb']:g} MB"] if selection["cache_mb"] else words)
 
 
 def _range(items: list[Item], name: str) -> str | None:

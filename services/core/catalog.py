@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
+from bus.messages.catalog import AppRecord, ModelRecord, ModelSelection, VariantRecord
+from bus.messages.public import AdminRequest
 
 _Record = TypeVar("_Record", AppRecord, ModelRecord, VariantRecord)
 _DECODERS: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (AppRecord, ModelRecord, VariantRecord)}
@@ -43,6 +44,13 @@ def key_of(record: AppRecord | ModelRecord | VariantRecord) -> str:
 def target_of(app: AppRecord | None, default: float) -> float:
     """The share of an app's queries to be answered in time, above 0 and below 1. default: that of the settings."""
     return default if app is None or app.slo_target is None else app.slo_target
+
+
+def selection_asked(request: AdminRequest) -> ModelSelection | None:
+    """The selection that `set-selection` asks for; what is left out has its default. None: without a policy and a cache it ends."""
+    fields = {name: getattr(request, name) for name in ModelSelection.__struct_fields__}
+    wanted = ModelSelection(**{name: value for name, value in fields.items() if value is not None})
+    return None if wanted.policy is None and not wanted.cache_mb else wanted
 
 
 class Catalog:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec.structs import asdict
+
 from bus.messages.public import Candidate, Error, Explanation, Listing, ListRequest, Refusal, Requirements
 from services.core.actor import NOTHING, Effect, Envelope, Publish
 from services.core.catalog import Catalog, target_of
@@ -193,6 +195,7 @@ def _apps(ask: ListRequest, catalog: Catalog, slo_target: float) -> list[dict[st
             "slo_target": target_of(app, slo_target),
             "default_output": app.default_output,
             "min_instances": app.min_instances,
+            "selection": None if app.selection is None else asdict(app.selection),
             "inputs": _specs(app.signature.inputs) if app.signature else [],
             "outputs": _specs(app.signature.outputs) if app.signature else [],
             "created": app.created,

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
 from bus.messages.public import AdminRequest, Error
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, selection_asked
 from services.core.settings.fields import TARGET
-from services.registrar.checks import app_fields, names, signature_difference
+from services.registrar.checks import app_fields, names, selection_fields, signature_difference
 from services.registrar.commands import (
     AddApp,
     Change,
@@ -19,6 +19,7 @@ from services.registrar.commands import (
     LinkModel,
     ReleaseVariant,
     SetApp,
+    SetSelection,
     UnlinkModel,
 )
 
@@ -35,9 +36,9 @@ def amend(record: AppRecord | None, change: Change) -> AppRecord | ChangeRefused
         return None
     if isinstance(change, SetApp):
         return _set(record, change)
-    if change.model not in record.links:
-        return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
-    return replace(record, links={model: at for model, at in record.links.items() if model != change.model})
+    if isinstance(change, SetSelection):
+        return _select(record, change)
+    return _unlink(record, change)
 
 
 def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
@@ -57,6 +58,30 @@ def _add(record: AppRecord | None, change: AddApp) -> AppRecord | ChangeRefused:
 
 def _set(record: AppRecord, change: SetApp) -> AppRecord:
     return replace(record, **{field: value for field in SETTINGS if (value := getattr(change, field)) is not None})
+
+
+def _select(record: AppRecord, change: SetSelection) -> AppRecord | ChangeRefused:
+    members = (change.selection and change.selection.members) or ()
+    unknown = [model for model in members if model not in record.links]
+    if unknown:
+        linked = f"it links {', '.join(sorted(record.links))}" if record.links else "it links none"
+        return ChangeRefused(
+            "unknown_model",
+            f"members: app {change.app} does not link {', '.join(unknown)}; {linked}: use link-model first, or name those",
+        )
+    return replace(record, selection=change.selection)
+
+
+def _unlink(record: AppRecord, change: UnlinkModel) -> AppRecord | ChangeRefused:
+    if change.model not in record.links:
+        return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
+    if record.selection is not None and change.model in (record.selection.members or ()):
+        return ChangeRefused(
+            "bad_request",
+            f"model: {change.model} is a member of the selection of app {change.app}; use set-selection without it in"
+            " `members` first",
+        )
+    return replace(record, links={model: at for model, at in record.links.items() if model != change.model})
 
 
 def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefused:
@@ -101,6 +126,7 @@ NEEDS = {
     "set-version": ("app", "model", "version"),
     "set-replicas": ("app",),
     "set-target": ("app",),
+    "set-selection": ("app",),
     "delete-version": ("model", "version"),
     "release-variant": ("variant",),
 }
@@ -128,6 +154,8 @@ def change_for(
         wrong.append(f"slo_target: must be the share of the app's queries to be answered in time, {TARGET.words}")
     if verb == "set-app" and all(getattr(request, field) is None for field in SETTINGS):
         wrong.append(f"set-app: give at least one of {', '.join(SETTINGS)}")
+    if verb == "set-selection":
+        wrong += selection_fields(request)
     if wrong:
         return Error(code="bad_request", message="; ".join(wrong))
     if verb == "release-variant":
@@ -149,6 +177,8 @@ def change_for(
         return SetApp(app=app, min_instances=request.count)
     if verb == "set-target":
         return SetApp(app=app, slo_target=request.slo_target)
+    if verb == "set-selection":
+        return SetSelection(app=app, selection=selection_asked(request))
     if verb == "delete-app":
         return DeleteApp(app=app)
     if verb == "unlink-model":

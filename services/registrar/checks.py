@@ -7,13 +7,21 @@ from typing import Any
 import msgspec
 
 from bus.messages.catalog import Signature, TensorSpec
-from bus.messages.public import Error, Register
+from bus.messages.public import AdminRequest, Error, Register
 from bus.subjects import WITHOUT_APP, valid_name
 from services.core.settings import RegistrarSettings
-from services.core.settings.fields import TARGET
+from services.core.settings.fields import TARGET, Number
 
 FORMATS = ("onnx", "pt2", "torchscript")
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
+POLICIES = ("exp3", "exp4", "majority", "weighted")
+IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
+SELECTION_BOUNDS = {
+    "eta": Number(most=1),
+    "confidence": Number(most=1),
+    "wait_share": Number(above=0, most=1),
+    "cache_mb": Number(),
+}
 METRICS = ("top1", "top5", "mae", "rmse")
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
@@ -70,6 +78,29 @@ def app_fields(
         wrong.append(f"slo_target: {refused}; 0.99 means that 99 of 100 queries are to be answered in time")
     if input_type is not None:
         wrong += _one_of("input_type", input_type, INPUT_TYPES)
+    return wrong
+
+
+def selection_fields(request: AdminRequest) -> list[str]:
+    """Errors of how several models of an app answer together. Whether the app links the members is for its record to say."""
+    wrong = []
+    policy, members = request.policy, request.members
+    if policy is not None and policy not in POLICIES and IMPORT_PATH.match(policy) is None:
+        wrong.append(
+            f"policy: must be one of {', '.join(POLICIES)}, or the import path of a class as module:Class, or left out"
+        )
+    if members is not None:
+        if policy is None:
+            wrong.append("members: are asked by a policy only; give policy, or leave members out")
+        if not members:
+            wrong.append("members: must name at least one model; left out, all models that the app links are asked")
+        if len(set(members)) < len(members):
+            wrong.append("members: must name each model once")
+        if not all(map(valid_name, members)):
+            wrong.append(f"members: each must be {NAME_RULE}")
+    for field, bounds in SELECTION_BOUNDS.items():
+        if (value := getattr(request, field)) is not None and (refused := bounds.refuse(value)) is not None:
+            wrong.append(f"{field}: {refused}")
     return wrong
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bus.messages.catalog import ModelRecord, Signature, VariantRecord
+from bus.messages.catalog import ModelRecord, ModelSelection, Signature, VariantRecord
 from bus.messages.public import Code, Register, RegistrationStatus
 
 
@@ -104,6 +104,13 @@ class SetApp(Struct, frozen=True, kw_only=True):
     slo_target: float | None = None
 
 
+class SetSelection(Struct, frozen=True, kw_only=True):
+    """Let several models of an app answer together, as `selection` says; None: one variant answers each query, as before."""
+
+    app: str
+    selection: ModelSelection | None
+
+
 class DeleteApp(Struct, frozen=True, kw_only=True):
     """Delete an app; its models stay, for other apps and for queries by model."""
 
@@ -117,7 +124,7 @@ class UnlinkModel(Struct, frozen=True, kw_only=True):
     model: str
 
 
-Change = LinkModel | AddApp | SetApp | DeleteApp | UnlinkModel
+Change = LinkModel | AddApp | SetApp | SetSelection | DeleteApp | UnlinkModel
 
 
 class ChangeApp(Struct, frozen=True):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import psycopg
@@ -315,6 +315,41 @@ def test_a_target_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None
     [app] = json.loads(infaas("apps", "--app", "aimed", "--json", *where).stdout)["items"]
     assert app["slo_target"] == 0.9
     fine(place, "/admin/delete_app", {"name": "aimed"})
+
+
+def test_a_selection_is_set_over_http_and_a_wrong_one_refused(place: Place) -> None:
+    def selection() -> dict[str, Any] | None:
+        [app] = json.loads(infaas("apps", "--app", "several", "--json", *where).stdout)["items"]
+        return cast("dict[str, Any] | None", app["selection"])
+
+    where = ("--data-dir", str(place.system.directory))
+    fields = {"name": "several", "input_type": "floats", "default_output": "0", "latency_slo_micros": 50000}
+    fine(place, "/admin/add_app", fields)
+    fine(place, "/admin/add_model_links", {"app_name": "several", "model_names": ["logreg"]})
+    assert selection() is None
+    fine(place, "/admin/set_selection", {"name": "several", "policy": "exp4", "members": ["logreg"], "eta": 1})
+    assert selection() == {
+        "policy": "exp4", "members": ["logreg"], "eta": 1.0, "contextual": False, "confidence": 0.0, "wait_share": 0.97,
+        "cache_mb": 0.0,
+    }  # fmt: skip
+    for wrong, word in (
+        ({"policy": "exp5"}, "policy: must be one of"),
+        ({"policy": "exp4", "members": ["nobody"]}, "members: app several does not link nobody; it links logreg"),
+        ({"policy": "exp4", "members": "logreg"}, "members"),
+        ({"policy": "exp4", "members": [1]}, "members: must be a list of names"),
+        ({"policy": "exp4", "eta": "0.1"}, "eta"),
+        ({"cache_mb": -1}, "cache_mb: must be at least 0"),
+    ):
+        said = curl(place, "/admin/set_selection", {"name": "several", **wrong})
+        assert (said.status, word in said.body["cause"]) == (400, True), (wrong, said.body)
+    unlink = curl(place, "/admin/delete_model_links", {"app_name": "several", "model_names": ["logreg"]})
+    assert (unlink.status, "use set-selection" in unlink.body["cause"]) == (400, True)
+    told = infaas("admin", "set-selection", "several", "--cache-mb", "8", "--json", *where)
+    assert json.loads(told.stdout) == {"done": True}
+    assert "cache 8 MB" in infaas("apps", "--app", "several", *where).stdout
+    fine(place, "/admin/set_selection", {"name": "several"})
+    assert selection() is None
+    fine(place, "/admin/delete_app", {"name": "several"})
 
 
 @pytest.mark.slow

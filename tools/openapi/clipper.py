@@ -93,6 +93,13 @@ def operations() -> Iterator[Operation]:
         "set_target", "The share of an application's queries to be answered in time, above 0 and below 1.",
         record("name", "slo_target", name=TEXT, slo_target=NUMBER),
     )  # fmt: skip
+    yield _change(
+        "set_selection", "How several models of an application answer a query together; without a policy and a cache, one variant answers.",
+        record(
+            "name", name=TEXT, policy={**TEXT, "description": "exp3, exp4, majority, weighted, or a class as module:Class."},
+            members=array(TEXT), eta=NUMBER, contextual=FLAG, confidence=NUMBER, wait_share=NUMBER, cache_mb=NUMBER,
+        ),
+    )  # fmt: skip
     yield _change("set_model_version", "Let every application that links the model serve this version.", one)
     verbose = record(verbose=FLAG)
     yield _look(

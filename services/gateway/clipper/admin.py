@@ -7,9 +7,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
+from bus.messages.public import AdminRequest
 from bus.subjects import WITHOUT_APP
 from infaas.errors import InfaasError, Refused
-from services.core.catalog import Catalog
+from services.core.catalog import Catalog, selection_asked
 from services.gateway.clipper import bodies
 from services.gateway.clipper.bodies import (
     PROCESSING_ERROR,
@@ -150,6 +151,24 @@ class ClipperAdminApi:
             "set-target", {"app": field(body, "name", str), "slo_target": field(body, "slo_target", (int, float))}
         )
 
+    async def set_selection(self, request: Request) -> PlainTextResponse:
+        """Set how several models of an application answer together."""
+        body = await _body(request)
+        members = field(body, "members", list, needed=False)
+        if members is not None and not all(isinstance(member, str) for member in members):
+            raise ClipperError(REQUEST_ERROR, "members: must be a list of names of models")
+        fields = {
+            "app": field(body, "name", str),
+            "policy": field(body, "policy", str, needed=False),
+            "members": members,
+            "contextual": field(body, "contextual", bool, needed=False),
+            **{
+                name: field(body, name, (int, float), needed=False)
+                for name in ("eta", "confidence", "wait_share", "cache_mb")
+            },
+        }
+        return await self._change("set-selection", {name: value for name, value in fields.items() if value is not None})
+
     # -- descriptions
 
     async def get_all_applications(self, request: Request) -> JsonReply:
@@ -234,6 +253,8 @@ def _visible(verb: str, fields: Mapping[str, Any], catalog: Catalog) -> bool:
         return bool(app.links.get(model) == fields["version"])
     if verb == "set-target":
         return bool(app.slo_target == fields["slo_target"])
+    if verb == "set-selection":
+        return app.selection == selection_asked(AdminRequest(**fields))
     return verb == "add-app" or (model in app.links) == (verb == "link-model")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord
+from bus.messages.catalog import AppRecord, ModelSelection
 from bus.messages.fleet import DeviceStatus, EnsureLoaded, Release, WorkerHeartbeat
 from bus.messages.public import Listing, ListRequest, Requirements
 from services.core.actor import Changed
@@ -50,6 +50,20 @@ def test_apps_are_listed_with_the_targets_that_hold() -> None:
     found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
     assert isinstance(found, Listing)
     assert {item["app"]: item["slo_target"] for item in found.items} == {"own": 0.999, "usual": 0.95}
+
+
+def test_apps_are_listed_with_their_selection() -> None:
+    catalog = Catalog()
+    for record in (
+        AppRecord(app="one", links={}),
+        AppRecord(app="two", links={}, selection=ModelSelection(cache_mb=8)),
+    ):
+        catalog.apply(key_of(record), encode(record))
+    found = listing("apps", ListRequest(), 0.0, catalog, ClusterView(PRICES), 0.95)
+    assert isinstance(found, Listing)
+    one, two = (item["selection"] for item in found.items)
+    assert one is None
+    assert (two["policy"], two["members"], two["cache_mb"]) == (None, None, 8.0)
 
 
 def test_a_worker_without_a_kind_is_of_its_hardwares() -> None:

@@ -1,13 +1,13 @@
 """What becomes of an app's record, and which operators' verbs are understood."""
 
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from bus.codec import encode
-from bus.messages.catalog import AppRecord, Signature
+from bus.messages.catalog import AppRecord, ModelSelection, Signature
 from bus.messages.public import AdminRequest, Error
 from services.core.catalog import Catalog, key_of
 from services.registrar.changes import NEEDS, amend, change_for
@@ -20,6 +20,7 @@ from services.registrar.commands import (
     LinkModel,
     ReleaseVariant,
     SetApp,
+    SetSelection,
     UnlinkModel,
 )
 from tests.support.simulated.registrations import SIGNATURE, app_record, model_record
@@ -91,6 +92,39 @@ def test_an_app_gets_other_settings_and_keeps_what_is_not_named() -> None:
     assert refused(None, SetApp(app="digits", latency_ms=1.0)).code == "unknown_app"
 
 
+BOTH = app_record(links={"mlp": "1", "cnn": "1"})
+EXP4 = ModelSelection(policy="exp4", members=["mlp"])
+
+
+def test_a_selection_is_set_and_ends() -> None:
+    everybody = SetSelection(app="digits", selection=ModelSelection(policy="exp3"))
+    assert changed(BOTH, everybody) == replace(BOTH, selection=ModelSelection(policy="exp3"))
+    after = changed(BOTH, SetSelection(app="digits", selection=EXP4))
+    assert after == replace(BOTH, selection=EXP4)
+    assert changed(after, SetSelection(app="digits", selection=None)) == BOTH
+    assert changed(after, SetApp(app="digits", latency_ms=3.0)).selection == EXP4
+    assert refused(None, everybody).code == "unknown_app"
+
+
+def test_members_must_be_linked() -> None:
+    error = refused(BOTH, SetSelection(app="digits", selection=ModelSelection(policy="exp4", members=["cnn", "svm"])))
+    assert error.code == "unknown_model"
+    assert error.message == (
+        "members: app digits does not link svm; it links cnn, mlp: use link-model first, or name those"
+    )
+
+
+def test_a_named_member_cannot_be_unlinked() -> None:
+    named = replace(BOTH, selection=EXP4)
+    error = refused(named, UnlinkModel(app="digits", model="mlp"))
+    assert error.code == "bad_request"
+    assert error.message.startswith("model: mlp is a member of the selection of app digits; use set-selection without")
+    assert changed(named, UnlinkModel(app="digits", model="cnn")).links == {"mlp": "1"}
+    everybody = replace(BOTH, selection=ModelSelection(policy="exp4"))
+    assert changed(everybody, UnlinkModel(app="digits", model="mlp")).links == {"cnn": "1"}
+    assert changed(named, replace(LINK, model="mlp", version="2", linked=True)).selection == EXP4
+
+
 def test_repeating_a_change_changes_nothing() -> None:
     once = changed(None, replace(LINK, create=True))
     assert changed(once, replace(LINK, create=True)) == once
@@ -120,6 +154,20 @@ def test_verbs_become_changes() -> None:
     assert asked("set-target", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
     assert asked("set-app", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
     assert asked("add-app", app="a", slo_target=0.95) == AddApp(app="a", at=7.0, slo_target=0.95)
+    assert asked("set-selection", app="a") == SetSelection(app="a", selection=None)
+    assert asked("set-selection", app="a", cache_mb=0.0, eta=0.2) == SetSelection(app="a", selection=None)
+    assert asked("set-selection", app="a", cache_mb=64) == SetSelection(app="a", selection=ModelSelection(cache_mb=64))
+    given = {
+        "policy": "exp3",
+        "members": ["b", "c"],
+        "eta": 1.0,
+        "contextual": True,
+        "confidence": 1.0,
+        "wait_share": 1.0,
+    }
+    assert asked("set-selection", app="a", **given) == SetSelection(app="a", selection=ModelSelection(**given))
+    own = ModelSelection(policy="my.votes:Own_2")
+    assert asked("set-selection", app="a", policy=own.policy) == SetSelection(app="a", selection=own)
     assert asked("delete-version", model="mlp", version="1") == DeleteVersion(model="mlp", version="1")
     assert asked("release-variant", variant="v") == ReleaseVariant(variant="v")
     assert asked("release-variant", variant="v", worker="w1") == ReleaseVariant(variant="v", worker="w1")
@@ -174,6 +222,47 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
             "slo_target: must be above 0 and below 1, not nan",
         ),
         ("set-app", {"app": "a", "slo_target": 99.0}, "bad_request", "slo_target: must be above 0 and below 1, not 99"),
+        ("set-selection", {"app": "a", "policy": "exp5"}, "bad_request", "policy: must be one of exp3, exp4, majority"),
+        ("set-selection", {"app": "a", "policy": ""}, "bad_request", "policy: must be"),
+        ("set-selection", {"app": "a", "policy": "os:"}, "bad_request", "policy: must be"),
+        ("set-selection", {"app": "a", "policy": "../os:System"}, "bad_request", "policy: must be"),
+        ("set-selection", {"app": "a", "policy": f"{'m' * 200}:C"}, "bad_request", "policy: must be"),
+        ("set-selection", {"app": "a", "policy": "exp4", "members": []}, "bad_request", "members: must name at least"),
+        (
+            "set-selection",
+            {"app": "a", "policy": "exp4", "members": ["m", "m"]},
+            "bad_request",
+            "members: must name each",
+        ),
+        ("set-selection", {"app": "a", "policy": "exp4", "members": ["a b"]}, "bad_request", "members: each must be"),
+        ("set-selection", {"app": "a", "members": ["m"]}, "bad_request", "members: are asked by a policy only"),
+        (
+            "set-selection",
+            {"app": "a", "policy": "exp4", "eta": 1.5},
+            "bad_request",
+            "eta: must be at least 0 and at most 1",
+        ),
+        ("set-selection", {"app": "a", "policy": "exp4", "eta": nan}, "bad_request", "eta: must be"),
+        (
+            "set-selection",
+            {"app": "a", "policy": "exp4", "confidence": -0.1},
+            "bad_request",
+            "confidence: must be at least",
+        ),
+        (
+            "set-selection",
+            {"app": "a", "policy": "exp4", "wait_share": 0.0},
+            "bad_request",
+            "wait_share: must be above 0",
+        ),
+        (
+            "set-selection",
+            {"app": "a", "policy": "exp4", "wait_share": 1.1},
+            "bad_request",
+            "wait_share: must be above 0",
+        ),
+        ("set-selection", {"app": "a", "cache_mb": -1.0}, "bad_request", "cache_mb: must be at least 0, not -1"),
+        ("set-selection", {"app": "a", "cache_mb": inf}, "bad_request", "cache_mb: must be at least 0"),
         ("delete-version", {"model": "mlp", "version": "7"}, "unknown_model", "1, 2"),
     ],
 )

@@ -16,6 +16,10 @@ from services.registrar.changes import NEEDS
         (["set-replicas", "--app", "a", "--count", "1.5"], ["--count", "whole number"]),
         (["set-target", "--app", "a"], ["set-target needs", "--slo-target"]),
         (["set-target", "--app", "a", "--slo-target", "most"], ["--slo-target", "most"]),
+        (["set-selection", "--policy", "exp4"], ["set-selection needs", "--app"]),
+        (["set-selection", "digits", "--policy", "exp4", "--members"], ["--members needs a value"]),
+        (["set-selection", "digits", "--eta", "much"], ["--eta", "much"]),
+        (["set-target", "digits", "--slo-target", "0.9", "--contextual"], ["set-target takes no --contextual"]),
         ([], ["verb"]),
     ],
 )
