@@ -97,11 +97,11 @@ for name in ("streamlit.runtime.caching", "psycopg.pool"):
 def test_alone_it_ends_at_once_with_visitors_and_without(tmp_path: Path) -> None:
     with alone("--data-dir", str(tmp_path)) as (process, _):
         process.terminate()
-        process.wait(10)
+        process.wait(60)
     visited = alone("--data-dir", str(tmp_path))
     with visited as (process, where), connect(f"ws://{where}/_stcore/stream", open_timeout=30):
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_behind_a_proxy_it_has_the_path_and_the_origin_that_visitors_see(tmp_path: Path) -> None:

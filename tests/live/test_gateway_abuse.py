@@ -24,10 +24,17 @@ def gate(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
         yield found
 
 
+@pytest.fixture(scope="module")
+def patient(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gateway that gives up on nobody, however slowly a busy machine sends."""
+    with gateway(system, tmp_path_factory.mktemp("patient"), head_timeout_s="60", body_timeout_s="60") as found:
+        yield found
+
+
 async def good(gate: Gate) -> Reply:
     """A query as it should be, answered: by others' abuse it may only become slower."""
     reply = await gate.ask("POST", INFER, tensor())
-    for _ in range(100):
+    for _ in range(300):
         if reply.status not in (503, 504):  # the variant is being loaded
             break
         await asyncio.sleep(0.2)
@@ -38,7 +45,9 @@ async def good(gate: Gate) -> Reply:
 
 
 @pytest.mark.slow
-def test_whatever_is_sent_is_refused_rightly_and_costs_little(gate: Gate) -> None:
+def test_whatever_is_sent_is_refused_rightly_and_costs_little(patient: Gate) -> None:
+    gate = patient
+
     async def main() -> None:
         await good(gate)
         before = gate.resident_mb()
@@ -48,6 +57,10 @@ def test_whatever_is_sent_is_refused_rightly_and_costs_little(gate: Gate) -> Non
             count += 1
             found = await gate.say(abuse.data)
             status = found[0].status if found else 0
+            if status in (503, 504) and 200 in abuse.fine:  # nothing wrong with it: the variant is being loaded
+                await good(gate)
+                found = await gate.say(abuse.data)
+                status = found[0].status if found else 0
             if status not in abuse.fine:
                 wrong[abuse.name] = (status, found[0].body[:200] if found else b"")
             elif status >= 400 and abuse.data[:5] != b"HEAD ":

@@ -31,7 +31,7 @@ VERBS = ["GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE", "HEAD"]
 def gate(system: Whole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A gateway; the apps that fuzzing makes are gone afterwards."""
     before = apps(system)
-    with gateway(system, tmp_path_factory.mktemp("gateway"), body_timeout_s="2") as found:
+    with gateway(system, tmp_path_factory.mktemp("gateway"), body_timeout_s="10") as found:
         yield found
     for name in apps(system) - before:
         done = infaas("admin", "delete-app", "--app", name, "--data-dir", str(system.directory))
@@ -78,7 +78,7 @@ def test_every_operation_takes_whatever_comes(gate: Gate) -> None:
             def fuzz(case: Any) -> None:
                 nonlocal count
                 count += 1
-                check(case, case.call(base_url=gate.url, timeout=20))
+                check(case, case.call(base_url=gate.url, timeout=60))
 
             try:
                 fuzz()

@@ -115,7 +115,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         finally:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -135,7 +135,7 @@ def test_500_come_out_in_order_and_once_although_every_process_is_killed(system:
                 for done in [done for done in kills if done <= status.done < 500]:
                     system.kill(kills.pop(done))
 
-            status = await client.wait_job(job, on_progress=progress, timeout=100)
+            status = await client.wait_job(job, on_progress=progress, timeout=200)
             assert status.state == "done", status
             assert (status.total, status.done, status.failed, status.progress) == (500, 500, 0, 1.0)
             assert seen == sorted(seen)
@@ -177,7 +177,7 @@ def test_commands_move_a_job_through_the_object_store(system: System) -> None:
     asked = ("--input", "nats://things/in.jsonl", "--output", "nats://things/out.msgpack", "--accuracy", "0.5")
     done = system.infaas("submit", "--app", APP, *asked, "--id", "mine", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "mine"}), done.stderr
-    waited = system.infaas("jobs", "--wait", "--timeout", "60", "--json")
+    waited = system.infaas("jobs", "--wait", "--timeout", "200", "--json")
     [document] = json.loads(waited.stdout)["items"]
     assert (waited.returncode, document["state"], document["done"]) == (0, "done", 500), waited.stderr
     assert json.loads(system.infaas("jobs", "mine", "--wait", "--json").stdout) == document
@@ -204,7 +204,7 @@ def test_a_cancelled_job_leaves_nothing_behind(system: System) -> None:
                 if status.done:
                     begun.set()
 
-            waiting = asyncio.create_task(client.wait_job(job, on_progress=progress, timeout=60))
+            waiting = asyncio.create_task(client.wait_job(job, on_progress=progress, timeout=120))
             await begun.wait()
             await client.cancel_job(job)
             assert (await waiting).state == "cancelled"
@@ -285,7 +285,7 @@ def test_what_cannot_be_done_is_refused_with_the_field(system: System) -> None:
             late[217] = "[1.0]"
             (files / "late.jsonl").write_text("\n".join(late))
             job = await client.submit(APP, (files / "late.jsonl").as_uri(), (files / "late.npy").as_uri())
-            status = await client.wait_job(job, timeout=30)
+            status = await client.wait_job(job, timeout=120)
             assert (status.state, status.done) == ("failed", 0)
             said["input: item 217: has shape \\[1\\], the model takes \\[16\\]"] = status.reason
         return said

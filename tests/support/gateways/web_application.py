@@ -14,6 +14,8 @@ from services.core.settings import GatewaySettings
 from services.gateway.http.protocol import LimitedHttpProtocol, protocol_class
 from services.gateway.http.server import EmbeddedServer
 
+PATIENCE_S = 60.0  # only ends a test that fails
+
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Tells what came: method, path, size of the body, and the header x-told if there is one."""
@@ -66,7 +68,7 @@ class Served:
 
 async def until(what: Callable[[], bool]) -> None:
     """Return once it is so; the time is only there to end a failing test."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < give_up, "it never became so"
         await asyncio.sleep(0.005)
@@ -83,7 +85,7 @@ async def shut(writer: asyncio.StreamWriter) -> None:
 async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | None:
     """The next reply, or None when the connection was closed without one. head: to a request by HEAD."""
     try:
-        lines = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        lines = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     first, *fields = lines.decode("latin-1").split("\r\n")[:-2]
@@ -91,7 +93,7 @@ async def read(reader: asyncio.StreamReader, *, head: bool = False) -> Reply | N
     status = int(first.split(" ")[1])
     if "content-length" not in headers or head:
         return Reply(status, headers, b"")
-    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 10)
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), PATIENCE_S)
     return Reply(status, headers, body)
 
 

@@ -72,7 +72,7 @@ class NatsServer:
             return
         self._process.send_signal(signal.SIGCONT)  # a test may have stopped it
         self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        self._process.wait(10)
+        self._process.wait(60)
         self._process = None
 
     @property
@@ -81,7 +81,7 @@ class NatsServer:
         return self._process.pid
 
     def _wait_ready(self) -> None:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as sock:
                 if sock.recv(5) == b"INFO ":

@@ -46,7 +46,7 @@ class Network:
         self._loop.close()
 
     def _do(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _open(self) -> None:
         self._changed = asyncio.Condition()
@@ -134,7 +134,7 @@ class Cluster:
 async def api(bus: NatsBus, verb: str, body: Any = None) -> dict[str, Any]:
     """One request to JetStream's API as it is."""
     data = b"" if body is None else json.dumps(body).encode()
-    found: dict[str, Any] = json.loads((await bus.request(f"$JS.API.{verb}", data, 3.0)).data)
+    found: dict[str, Any] = json.loads((await bus.request(f"$JS.API.{verb}", data, 10.0)).data)
     return found
 
 

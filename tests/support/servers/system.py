@@ -70,6 +70,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
         finally:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
