@@ -5,6 +5,8 @@ These messages are encoded as arrays, since they are on the hot path.
 
 from msgspec import Raw, Struct
 
+from bus.messages.public import Feedback
+
 
 class Route(Struct, frozen=True, array_like=True, gc=False):
     """The header that a dispatcher puts in front of a query's body. An executor sends it back if it hands the query back.
@@ -112,3 +114,38 @@ class DoneBatch(Struct, frozen=True, array_like=True, gc=False):
     queued: int
     uids: list[bytes]
     codes: list[str] | None = None
+
+
+class SelectionChanged(Struct, frozen=True, array_like=True):
+    """`infaas.selection.changed`: what a selection policy has learnt about an app, or one of its contexts, has changed.
+
+    key: in the selection bucket, at this revision with this value. value None: it begins anew; then an empty key stands for all of the app.
+    """
+
+    app: str
+    key: str
+    revision: int
+    value: bytes | None
+
+
+class FeedbackSought(Struct, frozen=True, array_like=True):
+    """`infaas.selection.sought`: whose prediction is this feedback for, or who has applied it? That dispatcher takes it over.
+
+    dispatcher: who asks. marks: 8 bytes each; a feedback with one of them is this one. query: uid of the prediction. digest: of the
+    inputs, by the dispatchers' own hash. reply: who waits for `Accepted`. applied: only whether it was applied is asked for.
+    """
+
+    dispatcher: str
+    marks: list[bytes]
+    app: str
+    feedback: Feedback
+    query: bytes | None
+    digest: bytes | None
+    reply: str
+    applied: bool = False
+
+
+class FeedbackTaken(Struct, frozen=True, array_like=True):
+    """`infaas.selection.taken.<dispatcher>`: the sender sees to the feedback with this mark."""
+
+    mark: bytes

@@ -4,6 +4,7 @@ from bus.messages.catalog import AppRecord, VariantRecord
 from bus.subjects import WITHOUT_APP
 from services.core.actor import Changed
 from services.core.catalog import Catalog
+from services.core.ensemble.base import Member
 from services.core.selection.cluster import ClusterView
 from services.core.selection.eligibility import AppView
 
@@ -61,3 +62,20 @@ class Apps:
             for record in self.catalog.variants_at(model, version)
         ]
         self._view.set_app(app, records, key)
+
+
+def members_of(catalog: Catalog, name: str) -> list[Member]:
+    """The models of an app that may answer together, in the order of its selection, else of their names. Empty if it has no selection."""
+    app = catalog.app(name)
+    if app is None or app.selection is None:
+        return []
+    found = []
+    for model in sorted(app.links) if app.selection.members is None else app.selection.members:
+        version = app.links.get(model)
+        record = None if version is None else catalog.model(model, version)
+        if version is None or record is None:
+            continue
+        measured = [v.accuracy for v in catalog.variants_at(model, version) if v.accuracy is not None]
+        best = max(measured, default=None)
+        found.append(Member(model=model, version=version, accuracy=best, metric=record.metric, labels=record.labels))
+    return found

@@ -1,4 +1,4 @@
-"""Impure helpers of the dispatcher's wiring: new ids, and policies by import path. The actor itself has no edge."""
+"""The dispatcher's edge: contexts in the selection bucket. And what its wiring needs: new ids, and policies by import path."""
 
 import importlib
 import itertools
@@ -6,9 +6,49 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from bus.port import Bus, KeyValue, NotFound, WrongRevision
+from bus.subjects import Subjects
 from services.core.selection.policy import SelectionPolicy
 from services.core.settings import POLICIES, Settings
+from services.dispatcher.commands import ContextWritten, ReadContext, StoredContext, WriteContext
 from services.shell.settings import SettingsError
+
+
+class DispatcherEdge:
+    """Carries out the commands of services/dispatcher/commands.py."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._bucket: KeyValue | None = None
+
+    async def perform(self, command: Any) -> Any:
+        """Carry out one command. Raises BusError."""
+        if self._bucket is None:  # most dispatchers serve no app that needs it
+            self._bucket = await self._bus.key_value(self._subjects.selection_bucket)
+        match command:
+            case ReadContext():
+                return await _read(self._bucket, command.key)
+            case WriteContext():
+                return await _write(self._bucket, command)
+        raise ValueError(f"the dispatcher's edge cannot {type(command).__name__}")
+
+
+async def _read(bucket: KeyValue, key: str) -> StoredContext:
+    try:
+        entry = await bucket.get(key)
+    except NotFound:
+        return StoredContext(None, 0)
+    return StoredContext(entry.value, entry.revision)
+
+
+async def _write(bucket: KeyValue, command: WriteContext) -> ContextWritten | StoredContext:
+    try:
+        if command.revision:
+            return ContextWritten(await bucket.update(command.key, command.value, command.revision))
+        return ContextWritten(await bucket.create(command.key, command.value))
+    except WrongRevision:
+        return await _read(bucket, command.key)
 
 
 def uid_maker() -> Callable[[], bytes]:

@@ -1,0 +1,231 @@
+"""What selection policies have learnt, by app and context. Pure.
+
+The truth is in the selection bucket, shared by all dispatchers and changed by compare-and-set. A dispatcher holds the contexts that it
+used last, and reads others when a query or feedback needs them. A state in memory may be older than the stored one for the time that a
+message takes: queries are served by it, but what feedback teaches is always computed on the stored one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from bus.messages.catalog import ModelSelection
+from bus.messages.flow import SelectionChanged
+from bus.subjects import Subjects
+from services.core.actor import NOTHING, Do, Done, Effect, Failed, Publish, TimedOut
+from services.core.ensemble.base import EnsemblePolicy, Learnt, Member
+from services.dispatcher.commands import ReadContext, StoredContext
+
+READ_S = 2.0  # s for one read; queries wait for it, and are then served by what no feedback has taught
+RETRIES = 100  # reads that failed and are tried again, at each check
+UNREAD = -1  # instead of a revision: the bucket could not be read
+NO_CONTEXT = "_"
+MARK = 8  # bytes of a feedback's mark; two of a context's last ones are equal by chance once in 10^15 feedbacks
+MARKS = 128  # two each of the last 64 feedbacks
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ContextValue(Struct, frozen=True, array_like=True):
+    """The value of a key in the selection bucket. state: dumped by the policy. n: feedbacks. marks: of the last ones, MARK bytes each."""
+
+    policy: str
+    state: bytes
+    n: int = 0
+    marks: bytes = b""
+
+    def has(self, marks: Iterable[bytes]) -> bool:
+        """Whether a feedback with one of these marks has been applied."""
+        known = {self.marks[at : at + MARK] for at in range(0, len(self.marks), MARK)}
+        return any(mark in known for mark in marks)
+
+    def after(self, state: bytes, marks: Iterable[bytes]) -> "ContextValue":
+        """With one more feedback."""
+        return ContextValue(self.policy, state, self.n + 1, (self.marks + b"".join(marks))[-MARK * MARKS :])
+
+    def encoded(self) -> bytes:
+        return _encode(self)
+
+
+class Held:
+    """One context in memory. state: the policy's; of a user's own policy: its dump, b"" before the first feedback. context: None: of the app."""
+
+    __slots__ = ("context", "key", "revision", "selection", "state", "value")
+
+    def __init__(self, key: str, value: ContextValue | None, revision: int) -> None:
+        self.key = key
+        self.context: str | None = None
+        self.value = value
+        self.revision = revision
+        self.selection: ModelSelection | None = None  # by which `state` was made from `value`
+        self.state: Any = None
+
+    @property
+    def n(self) -> int:
+        return 0 if self.value is None else self.value.n
+
+
+def context_key(app: str, selection: ModelSelection, context: str | None) -> str:
+    """In the selection bucket: of the app as a whole, or of a context where the policy keeps them apart."""
+    if not selection.contextual or context is None:
+        return f"{app}.{NO_CONTEXT}"
+    return f"{app}.{blake2b(context.encode(), digest_size=16).hexdigest()}"
+
+
+_values = msgspec.msgpack.Decoder(ContextValue)
+
+
+def read_value(data: bytes | None) -> ContextValue | None:
+    """None: there is none, or it cannot be read, so that learning begins anew."""
+    try:
+        return None if data is None else _values.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class Contexts:
+    """At most `most` contexts, of which the least recently used ones go.
+
+    members: the members of an app's selection. make: its policy; None for a user's own class.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        most: int,
+        members: Callable[[str], Sequence[Member]],
+        make: Callable[[ModelSelection], EnsemblePolicy[Any] | None],
+    ) -> None:
+        self._subject = subjects.selection("changed")
+        self._most = most
+        self._members = members
+        self._make = make
+        self._policies: dict[str, tuple[ModelSelection, EnsemblePolicy[Any] | None]] = {}
+        self._held: OrderedDict[str, Held] = OrderedDict()
+        self._reading: set[str] = set()
+        self._unread: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def policy(self, app: str, selection: ModelSelection) -> EnsemblePolicy[Any] | None:
+        """The policy of an app; None for a user's own class."""
+        known = self._policies.get(app)
+        if known is None or (known[0] is not selection and known[0] != selection):
+            known = self._policies[app] = (selection, self._make(selection))
+        return known[1]
+
+    # -- look-ups
+
+    def held(self, app: str, selection: ModelSelection, context: str | None) -> Held | None:
+        """What is known of a context. None: it is not in memory, `read` it. Another policy's state counts as none."""
+        key = context_key(app, selection, context)
+        held = self._held.get(key)
+        if held is None:
+            return None
+        self._held.move_to_end(key)
+        if held.selection is not selection:
+            self.load(held, app, selection, context)
+        return held
+
+    def load(self, held: Held, app: str, selection: ModelSelection, context: str | None) -> None:
+        """Make the policy's state from the stored value: what no feedback has taught where there is none, or another policy's."""
+        policy = self.policy(app, selection)
+        held.selection = selection
+        held.context = context if selection.contextual else None
+        value = held.value
+        if value is not None and value.policy == selection.policy:
+            if policy is None:
+                held.state = value.state
+                return
+            try:
+                held.state = policy.load(value.state)
+            except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
+                pass  # a state of another release: learning begins anew
+            else:
+                return
+        held.state = b"" if policy is None else policy.init(self._members(app))
+        dumped = b"" if policy is None else policy.dump(held.state)
+        assert selection.policy is not None, "apps without a policy have no contexts"
+        held.value = ContextValue(selection.policy, dumped, 0, b"" if value is None else value.marks)
+
+    def read(self, app: str, selection: ModelSelection, context: str | None) -> Iterable[Effect]:
+        """Read a context that is not in memory. Its result comes to `took`; a second call meanwhile changes nothing."""
+        return self._read(context_key(app, selection, context))
+
+    def _read(self, key: str) -> Iterable[Effect]:
+        if key in self._reading:
+            return NOTHING
+        self._reading.add(key)
+        return (Do(("context", key), ReadContext(key), READ_S),)
+
+    def took(self, done: Done | Failed | TimedOut) -> str:
+        """A read has ended: `held` has the context now, as before any feedback if the bucket could not be read. Returns its key."""
+        key: str = done.id[1]
+        self._reading.discard(key)
+        if isinstance(done, Done):
+            stored: StoredContext = done.result
+            self._put(key, stored.value, stored.revision)
+        elif key not in self._held:
+            self._put(key, None, UNREAD)
+            self._unread[key] = None
+        return key
+
+    def retry(self) -> list[Effect]:
+        """Read again what could not be read. To be called now and then."""
+        if not self._unread:
+            return []
+        keys = [key for key in list(self._unread)[:RETRIES] if key not in self._reading]
+        return [effect for key in keys for effect in self._read(key)]
+
+    # -- changes
+
+    def put(self, app: str, key: str, value: ContextValue, revision: int) -> Publish:
+        """This dispatcher has stored a value; the others hear of it."""
+        data = value.encoded()
+        self._put(key, data, revision)
+        return Publish(self._subject, SelectionChanged(app, key, revision, data))
+
+    def stored(self, key: str, stored: StoredContext) -> Held:
+        """Another dispatcher's value came back instead of a write."""
+        return self._put(key, stored.value, stored.revision)
+
+    def changed(self, change: SelectionChanged) -> None:
+        """A dispatcher has stored a value, or the registrar has deleted some. Contexts that are not in memory are not kept."""
+        if change.value is None:
+            for key in self._of(change.app) if not change.key else (change.key,):
+                self.drop(key)
+            return
+        held = self._held.get(change.key)
+        if held is not None and held.revision < change.revision:
+            self._put(change.key, change.value, change.revision, used=False)
+
+    def drop(self, key: str) -> None:
+        """Forget a context, so that it is read again."""
+        self._held.pop(key, None)
+        self._unread.pop(key, None)
+
+    def _of(self, app: str) -> list[str]:
+        return [key for key in self._held if key.partition(".")[0] == app]
+
+    def _put(self, key: str, data: bytes | None, revision: int, *, used: bool = True) -> Held:
+        held = Held(key, read_value(data), revision)
+        self._unread.pop(key, None)
+        self._held[key] = held
+        if used:
+            self._held.move_to_end(key)
+        while len(self._held) > self._most:
+            old, _ = self._held.popitem(last=False)
+            self._unread.pop(old, None)
+        return held
+
+
+# -- what people see
+
+
+def rows_of(learnt: Iterable[Learnt]) -> Iterator[dict[str, Any]]:
+    """Rows of `infaas.list.selection`."""
+    return ({"member": r.member, "weight": r.weight, "probability": r.probability, "n": r.n} for r in learnt)

@@ -1,0 +1,144 @@
+"""The predictions that feedback may still come for: what each member of an app's selection said, and how likely it was to be asked. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from itertools import islice
+
+from bus.port import Buffer
+from services.core.ensemble.base import Member, Outputs
+
+MOST = 100_000  # predictions: at 1,000 queries/s, feedback of the last 100 s is joined; what comes later is evaluated again
+MOST_BYTES = 64 * 2**20  # of their outputs, with SIZE for each: a dispatcher's memory stays below 200 MB
+SIZE = 1000  # bytes of a prediction beside its arrays, measured
+EQUAL = 16  # predictions for equal inputs among which the one that a feedback is for is looked for
+
+
+def digest_of(inputs: Buffer) -> bytes:
+    """16 bytes of a query's raw field `inputs`. It is this system's own: a client's `input_digest` could name another client's inputs."""
+    return blake2b(inputs, digest_size=16).digest()
+
+
+class Prediction:
+    """What the members of an app said about one query. at: Unix seconds.
+
+    id: of the client. digest: `digest_of` its inputs; None if they were too large for a message. members: all of the selection, asked or
+    not. p: by model, the probability that it is asked. outputs: by model, of those that have answered, by output name; the first axis is
+    the items. fed: items that feedback has come for here.
+    """
+
+    __slots__ = ("app", "at", "context", "digest", "fed", "id", "items", "members", "outputs", "p", "uid")
+
+    def __init__(
+        self,
+        uid: bytes,
+        app: str,
+        context: str | None,
+        digest: bytes | None,
+        at: float,
+        members: Sequence[Member],
+        p: Mapping[str, float],
+        outputs: Mapping[str, Outputs],
+        items: int = 1,
+        id: str | None = None,
+    ) -> None:
+        self.uid = uid
+        self.id = id
+        self.app = app
+        self.context = context
+        self.digest = digest
+        self.at = at
+        self.members = members
+        self.p = p
+        self.outputs = dict(outputs)
+        self.items = items
+        self.fed: set[int] = set()
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return SIZE + sum(array.nbytes for outputs in self.outputs.values() for array in outputs.values())
+
+    def of_item(self, item: int) -> dict[str, Outputs]:
+        """The outputs for one item, by model; the first axis has length 1."""
+        return {
+            model: {name: array[item : item + 1] for name, array in outputs.items()}
+            for model, outputs in self.outputs.items()
+        }
+
+
+_Same = tuple[str, bytes | None, str | None]
+
+
+class Predictions:
+    """The last predictions. The oldest go first."""
+
+    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
+        self.bytes = 0
+        self._most = most
+        self._most_bytes = most_bytes
+        self._by_uid: OrderedDict[bytes, Prediction] = OrderedDict()
+        self._same: dict[_Same, dict[bytes, None]] = {}  # by app, digest, context
+        self._by_id: dict[tuple[str, str], bytes] = {}  # of each the latest
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def add(self, prediction: Prediction) -> None:
+        """A query has been answered. One that was answered before, and is again, replaces its prediction."""
+        self._remove(prediction.uid)
+        uid = prediction.uid
+        self._by_uid[uid] = prediction
+        self.bytes += prediction.size
+        if prediction.digest is not None:
+            self._same.setdefault(_same(prediction), {})[uid] = None
+        if prediction.id is not None:
+            self._by_id[prediction.app, prediction.id] = uid
+        while self._by_uid and (len(self._by_uid) > self._most or self.bytes > self._most_bytes):
+            self._remove(next(iter(self._by_uid)))
+
+    def late(self, uid: bytes, model: str, outputs: Outputs) -> None:
+        """A member has answered after its query: feedback teaches about it all the same."""
+        prediction = self._by_uid.get(uid)
+        if prediction is None or model in prediction.outputs:
+            return
+        self.bytes -= prediction.size
+        prediction.outputs[model] = outputs
+        self.bytes += prediction.size
+        while self._by_uid and self.bytes > self._most_bytes:
+            self._remove(next(iter(self._by_uid)))
+
+    def by_query(self, app: str, uid: bytes) -> Prediction | None:
+        """The prediction with this uid, if it is this app's."""
+        found = self._by_uid.get(uid)
+        return found if found is not None and found.app == app else None
+
+    def by_inputs(self, app: str, digest: bytes, context: str | None, item: int) -> Prediction | None:
+        """The latest prediction for these inputs in this context, of several one that had no feedback for the item yet."""
+        uids = self._same.get((app, digest, context))
+        if not uids:
+            return None
+        latest = [self._by_uid[uid] for uid in islice(reversed(uids), EQUAL)]
+        return next((prediction for prediction in latest if item not in prediction.fed), latest[0])
+
+    def by_id(self, app: str, id: str) -> Prediction | None:
+        """The latest prediction for a query with the client's id."""
+        uid = self._by_id.get((app, id))
+        return None if uid is None else self._by_uid[uid]
+
+    def _remove(self, uid: bytes) -> None:
+        prediction = self._by_uid.pop(uid, None)
+        if prediction is None:
+            return
+        self.bytes -= prediction.size
+        same = self._same.get(_same(prediction))
+        if same is not None:
+            same.pop(uid, None)
+            if not same:
+                del self._same[_same(prediction)]
+        if prediction.id is not None and self._by_id.get((prediction.app, prediction.id)) == uid:
+            del self._by_id[prediction.app, prediction.id]
+
+
+def _same(prediction: Prediction) -> _Same:
+    return prediction.app, prediction.digest, prediction.context

@@ -1,0 +1,175 @@
+"""What selection policies have learnt is kept by app and context: bounded in memory, read on demand, never older than what is known."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bus.messages.catalog import ModelSelection
+from bus.messages.flow import SelectionChanged
+from bus.subjects import Subjects
+from services.core.actor import Do, Done, Failed
+from services.core.ensemble.base import EnsemblePolicy, Member
+from services.dispatcher.commands import ReadContext, StoredContext
+from services.dispatcher.contexts import MARK, MARKS, Contexts, ContextValue, Held, context_key
+
+SELECTION = ModelSelection(policy="counts", contextual=True)
+MEMBERS = (Member(model="m", version="1"),)
+
+
+class Counts:
+    """A policy whose state is a number."""
+
+    name = "counts"
+
+    def init(self, members: Sequence[Member]) -> int:
+        return 100 * len(members)
+
+    def load(self, data: bytes) -> int:
+        return int(data)
+
+    def dump(self, state: int) -> bytes:
+        return str(state).encode()
+
+
+def make(selection: ModelSelection) -> EnsemblePolicy[Any] | None:
+    return None if ":" in (selection.policy or "") else Counts()  # type: ignore[return-value]
+
+
+def contexts(most: int = 3) -> Contexts:
+    return Contexts(Subjects(), most, lambda app: MEMBERS, make)
+
+
+def value(state: int, n: int = 1, policy: str = "counts") -> bytes:
+    return ContextValue(policy, str(state).encode(), n).encoded()
+
+
+def arrive(found: Contexts, context: str | None, data: bytes | None, revision: int) -> Held:
+    """The context is read, with this result."""
+    [do] = found.read("a", SELECTION, context)
+    assert isinstance(do, Do)
+    assert isinstance(do.command, ReadContext)
+    found.took(Done(do.id, StoredContext(data, revision)))
+    held = found.held("a", SELECTION, context)
+    assert held is not None
+    return held
+
+
+def test_a_context_is_read_once_and_then_held() -> None:
+    found = contexts()
+    assert found.held("a", SELECTION, "me") is None
+    held = arrive(found, "me", value(7, n=4), 5)
+    assert (held.state, held.n, held.revision) == (7, 4, 5)
+    assert found.held("a", SELECTION, "me") is held
+
+
+def test_while_it_is_read_it_is_not_read_again() -> None:
+    found = contexts()
+    assert len(list(found.read("a", SELECTION, "me"))) == 1
+    assert not list(found.read("a", SELECTION, "me"))
+
+
+def test_contexts_have_keys_of_their_own_only_where_the_policy_keeps_them_apart() -> None:
+    together = ModelSelection(policy="counts")
+    assert context_key("a", together, "me") == context_key("a", together, "you") == "a._"
+    assert len({context_key("a", SELECTION, c) for c in (None, "me", "you", "_")}) == 4
+
+
+def test_what_nobody_has_taught_begins_at_the_beginning() -> None:
+    held = arrive(contexts(), "me", None, 0)
+    assert (held.state, held.n, held.revision) == (100, 0, 0)
+
+
+def test_memory_is_bounded_and_the_least_recently_used_goes() -> None:
+    found = contexts(most=3)
+    for name in ("1", "2", "3"):
+        arrive(found, name, value(1), 1)
+    assert found.held("a", SELECTION, "1") is not None
+    arrive(found, "4", value(1), 1)
+    assert found.held("a", SELECTION, "2") is None
+    assert found.held("a", SELECTION, "1") is not None
+    for number in range(1000):
+        arrive(found, f"x{number}", None, 0)
+    assert len(found) == 3
+
+
+def test_another_policy_begins_anew_at_the_same_revision() -> None:
+    held = arrive(contexts(), "me", value(7, n=4, policy="another"), 5)
+    assert (held.state, held.n, held.revision) == (100, 0, 5)
+
+
+def test_a_policy_that_is_changed_while_the_context_is_held_begins_anew() -> None:
+    found = contexts()
+    arrive(found, "me", value(7), 5)
+    other = ModelSelection(policy="module:Class", contextual=True)
+    held = found.held("a", other, "me")
+    assert held is not None
+    assert (held.state, held.n, held.revision) == (b"", 0, 5)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x94\xa6counts\xc4\x01x\x01\xc4\x00"])
+def test_a_value_that_cannot_be_read_begins_anew(data: bytes) -> None:
+    held = arrive(contexts(), "me", data, 5)
+    assert (held.state, held.n, held.revision) == (100, 0, 5)
+
+
+@pytest.mark.parametrize(("revision", "state"), [(4, 7), (5, 7), (6, 8)])
+def test_what_another_dispatcher_has_stored_replaces_what_is_older(revision: int, state: int) -> None:
+    found = contexts()
+    held = arrive(found, "me", value(7), 5)
+    found.changed(SelectionChanged("a", held.key, revision, value(8)))
+    now = found.held("a", SELECTION, "me")
+    assert now is not None
+    assert now.state == state
+
+
+def test_news_of_contexts_that_are_not_held_is_not_kept() -> None:
+    found = contexts()
+    found.changed(SelectionChanged("a", "a.x", 1, value(8)))
+    assert len(found) == 0
+
+
+def test_a_reset_drops_one_context_or_all_of_the_app() -> None:
+    found = contexts(most=10)
+    key = arrive(found, "me", value(7), 5).key
+    arrive(found, "you", value(7), 6)
+    found.changed(SelectionChanged("a", key, 0, None))
+    assert found.held("a", SELECTION, "me") is None
+    assert found.held("a", SELECTION, "you") is not None
+    found.changed(SelectionChanged("ab", "", 0, None))
+    assert found.held("a", SELECTION, "you") is not None
+    found.changed(SelectionChanged("a", "", 0, None))
+    assert found.held("a", SELECTION, "you") is None
+
+
+def test_queries_are_served_while_the_bucket_is_away_and_it_is_read_again_later() -> None:
+    found = contexts()
+    [do] = found.read("a", SELECTION, "me")
+    assert isinstance(do, Do)
+    found.took(Failed(do.id, "nobody is there"))
+    held = found.held("a", SELECTION, "me")
+    assert held is not None
+    assert held.state == 100
+    [again] = found.retry()
+    assert not found.retry()
+    assert isinstance(again, Do)
+    found.took(Done(again.id, StoredContext(value(7), 5)))
+    held = found.held("a", SELECTION, "me")
+    assert held is not None
+    assert (held.state, held.revision) == (7, 5)
+    assert not found.retry()
+
+
+def test_the_marks_of_the_last_feedbacks_are_kept() -> None:
+    def mark(number: int) -> bytes:
+        return number.to_bytes(MARK, "big")
+
+    kept = ContextValue("counts", b"1")
+    for number in range(200):
+        kept = kept.after(b"1", (mark(2 * number), mark(2 * number + 1)))
+    assert kept.n == 200
+    assert len(kept.marks) == MARK * MARKS
+    assert kept.has((mark(399),))
+    assert kept.has((mark(9999), mark(400 - MARKS)))
+    assert not kept.has((mark(400 - MARKS - 1),))
+    assert not kept.has((kept.marks[MARK // 2 : MARK // 2 + MARK],))

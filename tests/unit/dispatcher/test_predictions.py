@@ -1,0 +1,110 @@
+"""Predictions are found again by query, by inputs with context, by the client's id; and never more are kept than fit."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.ensemble.base import Member, Outputs
+from services.dispatcher.predictions import Prediction, Predictions
+
+MEMBERS = (Member(model="m", version="1"), Member(model="k", version="1"))
+
+
+def scores(rows: int = 1) -> Outputs:
+    return {"y": np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)}
+
+
+def prediction(
+    uid: int, app: str = "a", context: str | None = None, digest: bytes = b"d", id: str | None = None, items: int = 1
+) -> Prediction:
+    outputs = {"m": scores(items)}
+    return Prediction(bytes([uid]) * 16, app, context, digest, 0.0, MEMBERS, {"m": 1.0}, outputs, items, id)
+
+
+def test_each_is_found_by_its_query_in_its_app_alone() -> None:
+    log = Predictions()
+    log.add(prediction(1))
+    found = log.by_query("a", b"\x01" * 16)
+    assert found is not None
+    assert log.by_query("b", b"\x01" * 16) is None
+    assert log.by_query("a", b"\x02" * 16) is None
+
+
+def test_inputs_are_the_same_only_with_the_same_context() -> None:
+    log = Predictions()
+    log.add(prediction(1, context="me"))
+    log.add(prediction(2, context="you"))
+    mine = log.by_inputs("a", b"d", "me", 0)
+    assert mine is not None
+    assert mine.uid[0] == 1
+    assert log.by_inputs("a", b"d", None, 0) is None
+    assert log.by_inputs("b", b"d", "me", 0) is None
+    assert log.by_inputs("a", b"e", "me", 0) is None
+
+
+def test_of_equal_inputs_the_latest_without_feedback_for_the_item_is_meant() -> None:
+    log = Predictions()
+    for uid in (1, 2):
+        log.add(prediction(uid, items=2))
+    met = []
+    for item in (0, 0, 1, 0):
+        found = log.by_inputs("a", b"d", None, item)
+        assert found is not None
+        found.fed.add(item)
+        met.append(found.uid[0])
+    assert met == [2, 1, 2, 2]
+
+
+def test_an_id_means_its_latest_query() -> None:
+    log = Predictions()
+    log.add(prediction(1, id="q", digest=b"1"))
+    log.add(prediction(2, id="q", digest=b"2"))
+    found = log.by_id("a", "q")
+    assert found is not None
+    assert found.uid[0] == 2
+    assert log.by_id("b", "q") is None
+
+
+def test_a_late_part_is_added_once_and_counted() -> None:
+    log = Predictions()
+    log.add(prediction(1))
+    before = log.bytes
+    log.late(b"\x01" * 16, "k", scores())
+    assert log.bytes == before + 16
+    log.late(b"\x01" * 16, "k", scores())
+    log.late(b"\x09" * 16, "k", scores())
+    assert log.bytes == before + 16
+    found = log.by_query("a", b"\x01" * 16)
+    assert found is not None
+    assert set(found.outputs) == {"m", "k"}
+
+
+def test_items_are_told_apart() -> None:
+    [row] = [outputs["y"] for outputs in prediction(1, items=3).of_item(1).values()]
+    assert row.tolist() == [[4.0, 5.0, 6.0, 7.0]]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30), st.sampled_from("ab"), st.sampled_from([b"1", b"2"]), st.sampled_from(["x", None])
+        )
+    )
+)
+def test_memory_is_bounded_and_nothing_of_what_has_gone_is_found(
+    added: list[tuple[int, str, bytes, str | None]],
+) -> None:
+    log = Predictions(most=5, most_bytes=4 * prediction(1).size)
+    for uid, app, digest, label in added:
+        log.add(prediction(uid, app, digest=digest, id=label))
+    kept = [uid for uid in range(31) for app in "ab" if log.by_query(app, bytes([uid]) * 16)]
+    assert len(kept) == len(log) <= 4
+    assert log.bytes == len(log) * prediction(1).size
+    last = list(dict.fromkeys(uid for uid, *_ in reversed(added)))[:4]
+    assert sorted(kept) == sorted(last)
+    for app in "ab":
+        for digest in (b"1", b"2"):
+            found = log.by_inputs(app, digest, None, 0)
+            assert found is None or found.uid[0] in kept
+        by_id = log.by_id(app, "x")
+        assert by_id is None or by_id.uid[0] in kept
