@@ -1,0 +1,204 @@
+"""Outputs of several models become one; agreement; losses from labels, and labels that fit none."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.ensemble.base import Member
+from services.core.ensemble.outputs import BadLabel, BadOutputs, combined, losses
+
+EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
+def of(metric: str = "top1", labels: tuple[str, ...] = (), accuracy: float | None = None) -> list[Member]:
+    return [Member(model=m, version="1", metric=metric, labels=list(labels), accuracy=accuracy) for m in "abc"]
+
+
+def outputs(name: str, *arrays) -> dict[str, dict[str, np.ndarray]]:
+    return {model: {name: np.asarray(array)} for model, array in zip("abc", arrays, strict=False)}
+
+
+# -- combining
+
+
+def test_labels_are_voted_by_weight_item_by_item() -> None:
+    said = outputs("label", [1, 2], [3, 2], [3, 4])
+    one = combined({"a": 3.0, "b": 1.0, "c": 1.0}, of(), said)
+    assert one.outputs["label"].tolist() == [1, 2]
+    assert one.agree.tolist() == [1, 2]
+    assert combined(EQUAL, of(), said).outputs["label"].tolist() == [3, 2]
+
+
+def test_texts_are_voted() -> None:
+    said = outputs("word", *(np.array([text], dtype=object) for text in ("cat", "dog", "dog")))
+    one = combined(EQUAL, of(), said)
+    assert one.outputs["word"].tolist() == ["dog"]
+    assert one.agree.tolist() == [2]
+
+
+def test_equal_votes_are_the_first_members_whoever_answered_first() -> None:
+    said = outputs("label", [2], [1])
+    shares = {"a": 0.1 + 0.2, "b": 0.3}
+    assert combined(shares, of(), said).outputs["label"].tolist() == [2]
+    assert combined(shares, of(), dict(reversed(said.items()))).outputs["label"].tolist() == [2]
+
+
+def test_labels_count_before_scores_where_a_model_gives_both() -> None:
+    both = {
+        "a": {"label": np.array([0]), "scores": np.array([[0.6, 0.4]])},
+        "b": {"label": np.array([1]), "scores": np.array([[0.1, 0.9]])},
+        "c": {"label": np.array([0]), "scores": np.array([[0.6, 0.4]])},
+    }
+    one = combined(EQUAL, of(), both)
+    assert one.outputs["label"].tolist() == [0]
+    np.testing.assert_allclose(one.outputs["scores"], [[1.3 / 3, 1.7 / 3]])
+    assert one.agree.tolist() == [2]
+    assert losses(0, of(), both) == {"a": 0.0, "b": 1.0, "c": 0.0}
+
+
+def test_agreement_of_scores_is_by_their_largest() -> None:
+    said = outputs("scores", [[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.7, 0.3]], [[0.3, 0.7], [0.1, 0.9]])
+    one = combined(EQUAL, of(), said)
+    assert one.outputs["scores"].argmax(axis=1).tolist() == [0, 1]
+    assert one.agree.tolist() == [2, 2]
+    assert one.agree.dtype == np.int64
+
+
+def test_one_score_alone_is_a_probability() -> None:
+    one = combined(EQUAL, of(), outputs("p", [[0.9]], [[0.55]], [[0.4]]))
+    assert one.agree.tolist() == [2]
+    assert losses(1, of(), outputs("p", [[0.9]], [[0.4]])) == {"a": 0.0, "b": 1.0}
+    assert losses(False, of(), outputs("p", [0.9], [0.4])) == {"a": 1.0, "b": 0.0}
+
+
+def test_values_are_averaged_and_agree_within_the_typical_error() -> None:
+    members = of("mae", accuracy=0.5)  # an error of 1
+    one = combined({"a": 2.0, "b": 1.0, "c": 1.0}, members, outputs("y", [10.0], [10.8], [14.0]))
+    assert one.outputs["y"].tolist() == pytest.approx([11.2])
+    assert one.agree.tolist() == [1]
+    unmeasured = combined(EQUAL, of("rmse"), outputs("y", [100.0], [104.0], [80.0]))  # within 5 % of 94.67
+    assert unmeasured.agree.tolist() == [0]
+    assert combined(EQUAL, of("rmse"), outputs("y", [100.0], [104.0], [96.0])).agree.tolist() == [3]
+
+
+def test_whole_numbers_stay_whole_where_errors_count() -> None:
+    one = combined(EQUAL, of("mae"), outputs("count", [3], [4], [4]))
+    assert one.outputs["count"].tolist() == [4]
+    assert one.outputs["count"].dtype.kind == "i"
+
+
+def test_one_member_alone_answers_as_it_is() -> None:
+    said = outputs("scores", np.eye(3, dtype=np.float16)[[1, 2]])
+    one = combined({}, of(), said)
+    assert one.outputs["scores"] is said["a"]["scores"]
+    assert one.agree.tolist() == [1, 1]
+
+
+@given(
+    st.lists(st.floats(1e-3, 1.0), min_size=3, max_size=3),
+    st.integers(1, 4),
+    st.integers(2, 5),
+    st.integers(0, 2**32 - 1),
+)
+def test_means_lie_between_and_agreement_counts_members(weights, items: int, classes: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    arrays = [random.random((items, classes)).astype(np.float32) for _ in range(3)]
+    one = combined(dict(zip("abc", weights, strict=True)), of(), outputs("s", *arrays))
+    mean = one.outputs["s"]
+    assert mean.shape == (items, classes)
+    assert (mean >= np.min(arrays, axis=0) - 1e-6).all()
+    assert (mean <= np.max(arrays, axis=0) + 1e-6).all()
+    by_hand = [sum(a[i].argmax() == mean[i].argmax() for a in arrays) for i in range(items)]
+    assert one.agree.tolist() == by_hand
+
+
+def test_outputs_that_differ_are_refused_by_name() -> None:
+    with pytest.raises(BadOutputs, match=r"output 's' of b has shape \[1, 3\], but that of a \[1, 2\]"):
+        combined(EQUAL, of(), outputs("s", [[0.1, 0.9]], [[0.1, 0.2, 0.7]]))
+    with pytest.raises(BadOutputs, match="output 's' is missing from b"):
+        combined(EQUAL, of(), {"a": {"s": np.ones((1, 2))}, "b": {"t": np.ones((1, 2))}})
+    with pytest.raises(BadOutputs, match="no outputs of the members a, b, c"):
+        combined(EQUAL, of(), {"z": {"s": np.ones((1, 2))}})
+    with pytest.raises(BadOutputs, match="none of the outputs s has numbers, which mae needs"):
+        combined(EQUAL, of("mae"), outputs("s", np.array(["x"], dtype=object)))
+
+
+# -- losses
+
+SCORES = outputs("scores", [[0.1, 0.7, 0.2]], [[0.8, 0.1, 0.1]])
+
+
+@pytest.mark.parametrize("label", [1, 1.0, "dog", [1]])
+def test_a_class_is_named_by_its_index_or_its_name(label) -> None:
+    assert losses(label, of(labels=("cat", "dog", "owl")), SCORES) == {"a": 0.0, "b": 1.0}
+
+
+def test_top5_is_right_where_the_class_is_among_the_five_best() -> None:
+    scores = outputs("s", [[6.0, 5, 4, 3, 2, 1]], [[1.0, 2, 3, 4, 5, 6]])
+    assert losses(5, of("top5"), scores) == {"a": 1.0, "b": 0.0}
+    assert losses(4, of("top5"), scores) == {"a": 0.0, "b": 0.0}
+
+
+def test_the_loss_of_several_classes_is_the_share_that_is_wrong() -> None:
+    words = outputs("s", np.eye(3)[[[0, 1, 2, 0]]])
+    assert losses([0, 1, 1, 1], of(), words) == {"a": 0.5}
+
+
+def test_the_loss_of_a_value_is_its_distance_in_four_typical_errors() -> None:
+    members = of("mae", accuracy=1 / 3)  # an error of 2
+    assert losses(10, members, outputs("y", [12.0], [[10.0]], [100.0])) == {"a": 0.25, "b": 0.0, "c": 1.0}
+    assert losses(10, of("mae"), outputs("y", [12.0], [30.0])) == {"a": pytest.approx(0.2), "b": 1.0}
+    assert losses(0, of("rmse"), outputs("y", [0.5])) == {"a": 0.5}
+
+
+def test_texts_are_compared_as_texts() -> None:
+    said = outputs("word", np.array(["cat"], dtype=object), np.array(["dog"], dtype=object))
+    assert losses("dog", of(), said) == {"a": 1.0, "b": 0.0}
+    assert losses(0, of(labels=("cat", "dog")), said) == {"a": 0.0, "b": 1.0}
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_infinity=False, width=32))
+def test_losses_of_values_are_between_0_and_1(label: float, said: float) -> None:
+    found = losses(label, of("rmse", accuracy=0.9), outputs("y", np.array([said])))
+    assert 0.0 <= found["a"] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("label", "metric", "names", "text"),
+    [
+        (3, "top1", (), "label 3 is no class of the models: give an index from 0 to 2"),
+        (-1, "top1", (), "label -1 is no class"),
+        (1.5, "top1", (), "label 1.5 is no class"),
+        (math.nan, "top1", (), "label nan is no class"),
+        (math.inf, "top5", (), "label inf is no class"),
+        ("owl", "top1", ("cat", "dog", "emu"), "label 'owl' is no class of the models: .* or one of cat, dog, emu$"),
+        ("x" * 500, "top1", (), "label 'x{58}… is no class"),
+        (None, "top1", (), "label None is no class"),
+        ({"a": 1}, "top1", (), "label {'a': 1} is no class"),
+        ([1, 2], "top1", (), r"label \[1, 2\] has 2 values, but an item's answer has 1"),
+        ([], "top1", (), r"label \[\] has 0 values"),
+        (10**400, "top1", (), "is no class"),
+        ("3", "mae", (), "label '3' is no number, which the models' answers are"),
+        (True, "mae", (), "label True is no number"),
+        (math.nan, "mae", (), "label nan is not a finite number"),
+        (10**400, "rmse", (), "is not a finite number"),
+        ([1, 2, 3, 4], "mae", (), "has 4 values, but an item's answer has 3"),
+    ],
+)
+def test_a_label_that_fits_no_answer_is_refused_by_name(label, metric: str, names, text: str) -> None:
+    said = outputs("y", [1.0]) if metric in {"mae", "rmse"} and not isinstance(label, list) else SCORES
+    with pytest.raises(BadLabel, match=text):
+        losses(label, of(metric, names), said)
+
+
+def test_a_label_for_labels_must_be_one_that_is_known() -> None:
+    said = outputs("word", np.array(["cat"], dtype=object))
+    with pytest.raises(BadLabel, match=r"label 'owl' is no class of the models: .* one of cat, dog"):
+        losses("owl", of(labels=("cat", "dog")), said)
+    with pytest.raises(BadLabel, match="label 3 is no class of the models: give one of the same type as the answers'"):
+        losses(3, of(), said)
+    with pytest.raises(BadLabel, match="label 'dog'"):
+        losses("dog", of(), outputs("label", [3]))
