@@ -27,12 +27,13 @@ Role = Literal[
     "recorder",
     "jobs",
     "offline",
+    "container",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 Verb = Literal["query", "feedback", "explain", "job", "list"]
 VERBS: tuple[Verb, ...] = get_args(Verb)  # what an app's client may be allowed
 USUAL: tuple[Verb, ...] = ("query", "feedback", "explain", "job")  # `list` shows every app's names
-ASKERS: frozenset[Role] = frozenset({"client", "gateway", "dashboard", "operator", "supervisor"})
+ASKERS: frozenset[Role] = frozenset({"client", "gateway", "dashboard", "operator", "supervisor", "container"})
 WORKER: frozenset[Role] = frozenset(
     {"executor", "monitor", "model-autoscaler", "offline"}
 )  # may be bound to one worker
@@ -120,12 +121,12 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
     ),
     SubjectRights("list", lambda s, _: (s.list(),), _ASKING | {"client"}, _r("dispatcher", "jobs")),
     SubjectRights("admin", lambda s, _: (s.admin(),), _r("operator"), _r("registrar")),
-    SubjectRights("register", lambda s, _: (s.register(),), _r("operator"), _r("registrar")),
+    SubjectRights("register", lambda s, _: (s.register(),), _r("operator", "container"), _r("registrar")),
     SubjectRights(
         "registration",
         lambda s, _: (s.registration(),),
-        _r("gateway", "operator", "supervisor", "registrar"),
-        _r("gateway", "operator", "registrar"),
+        _r("gateway", "operator", "supervisor", "registrar", "container"),
+        _r("gateway", "operator", "registrar", "container"),
     ),
     SubjectRights("event", lambda s, _: (s.event("*"),), subscribe=_r("operator")),
     SubjectRights("event", lambda s, _: (s.event("outcome"),), _r("dispatcher", "executor", "offline")),
@@ -167,7 +168,16 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         "worker_heartbeat",
         lambda s, i: (s.worker_heartbeat(i.worker),),
         _r("monitor"),
-        _r("dispatcher", "registrar", "vm-autoscaler", "model-autoscaler", "offline", "operator", "supervisor"),
+        _r(
+            "dispatcher",
+            "registrar",
+            "vm-autoscaler",
+            "model-autoscaler",
+            "offline",
+            "operator",
+            "supervisor",
+            "container",
+        ),
     ),
     SubjectRights(
         "dispatcher_heartbeat",
@@ -202,7 +212,10 @@ SUBJECT_RIGHTS: tuple[SubjectRights, ...] = (
         _r("monitor"),
     ),
     SubjectRights(
-        "worker", lambda s, i: (s.worker(i.worker, "drain"),), _r("vm-autoscaler", "supervisor"), _r("monitor")
+        "worker",
+        lambda s, i: (s.worker(i.worker, "drain"),),
+        _r("vm-autoscaler", "supervisor", "container"),
+        _r("monitor"),
     ),
     SubjectRights("worker", lambda s, i: (s.worker(i.worker, "demand"),), _r("dispatcher"), _r("model-autoscaler")),
     SubjectRights("executor", lambda s, i: (s.executor(i.worker, "*", "*"),), _r("monitor"), _r("executor")),

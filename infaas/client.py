@@ -254,12 +254,14 @@ class Client:
         inputs_key: str = "x",
         labels_key: str = "y",
         labels: Sequence[str] = (),
+        dry_run: bool = False,
         timeout: float | None = None,
     ) -> RegistrationStatus:
         """Register a trained model with its labelled validation set. Waits until its variants are built and measured.
 
         Arguments as for `infaas.registering.register`. The result has the `variants`, and the `failures` of those that could not be
-        built. Raises RegistrationFailed if no variant works, and what every method raises.
+        built. With dry_run the model is inspected only, nothing is kept, and the result has what would be registered: `variants`,
+        `signature`, and the `accuracy` of the model as it is. Raises RegistrationFailed if no variant works, and what every method raises.
         """
         from infaas.registering import register  # noqa: PLC0415  (a query needs none of it)
 
@@ -281,6 +283,7 @@ class Client:
             inputs_key=inputs_key,
             labels_key=labels_key,
             labels=labels,
+            dry_run=dry_run,
             timeout=timeout,
         )
         if status.state == "failed":

@@ -51,6 +51,7 @@ async def register(
     inputs_key: str = "x",
     labels_key: str = "y",
     labels: Sequence[str] = (),
+    dry_run: bool = False,
     timeout: float | None = None,
 ) -> RegistrationStatus:
     """Register a trained model and wait until its variants are built and measured, or the registration fails.
@@ -58,7 +59,8 @@ async def register(
     model_file: .onnx, .pt2 or TorchScript. format: needed only if the file's name does not tell it. validation: an .npz with inputs
     (first axis: items) under inputs_key and labels under labels_key, or the two arrays. version: default: the next number. metric:
     top1, top5, mae or rmse. labels: names of the classes, in the order of the scores. latency_ms: the app's default latency objective.
-    slo_target: the share of the app's queries to be answered in time, above 0 and below 1; None: the app keeps what it has. timeout: seconds for the whole registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with
+    slo_target: the share of the app's queries to be answered in time, above 0 and below 1; None: the app keeps what it has. dry_run: inspect the model and keep
+    nothing; the status then says what would be registered. timeout: seconds for the whole registration. on_progress gets every status. Returns the last status. Its `state` is "done" (with
     `variants`, and `failures` of those that could not be built) or "failed" (with a `reason`). Raises BadInput, Refused, NotConnected,
     Timeout.
     """
@@ -78,6 +80,7 @@ async def register(
         inputs_key=inputs_key,
         labels_key=labels_key,
         labels=list(labels),
+        dry_run=dry_run,
         registration=f"r-{secrets.token_hex(8)}",
     )
     _check_file(path, "the model file")

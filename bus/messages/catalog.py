@@ -143,7 +143,8 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     links: model name to the version that serves now. default_output: the output for one item, sent instead of a refusal if no answer can
     come in time (docs/contract.md). input_type: the type of one input item in Clipper's terms: integers, floats, doubles, bytes or
     strings. slo_target: the share of queries to be answered in time, above 0 and below 1; None: that of the settings.
-    selection: how several models answer together; None: one variant answers each query.
+    selection: how several models answer together; None: one variant answers each query. replicas: by linked model, the least number of
+    instances of its best variant.
     """
 
     app: str
@@ -156,3 +157,4 @@ class AppRecord(Struct, frozen=True, kw_only=True):
     input_type: str | None = None
     slo_target: float | None = None
     selection: ModelSelection | None = None
+    replicas: dict[str, int] = {}

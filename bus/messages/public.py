@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from bus.messages.catalog import Profile, Signature
+
 Code = Literal[
     "bad_request",
     "unknown_app",
@@ -149,14 +151,26 @@ class Refusal(Struct, frozen=True, kw_only=True, gc=False):
     id: str | None = None
 
 
+class ContainerReport(Struct, frozen=True, kw_only=True):
+    """What `infaas container` measured of the user's class in its own process. price_per_s: US$ per second of its instance."""
+
+    signature: Signature
+    accuracy: float
+    max_batch: int
+    profile: Profile
+    price_per_s: float
+
+
 class Register(Struct, frozen=True, kw_only=True):
     """`infaas.register`: register a model file and its validation set. Both are already in the uploads bucket.
 
-    app: "_" for a model without an app; apps may link it later. format: "onnx" | "pt2" | "torchscript".
+    app: "_" for a model without an app; apps may link it later. format: "onnx" | "pt2" | "torchscript" | "container".
     metric: "top1" | "top5" | "mae" | "rmse"; "mae" and "rmse" are errors, and their accuracy is 1/(1+error).
     latency_ms: the app's default latency objective. slo_target: the share of the app's queries to be answered in time, above 0 and
     below 1; None: the app keeps what it has. labels: names of the classes, in the order of the model's scores.
-    registration: an id that the client may choose.
+    registration: an id that the client may choose. dry_run: inspect only; nothing is kept.
+    container: of the format "container". Then `object` is a key in the artifacts bucket: answers that a further container must agree
+    with; there is no validation set.
     """
 
     app: str
@@ -174,6 +188,8 @@ class Register(Struct, frozen=True, kw_only=True):
     registration: str | None = None
     labels: list[str] = []
     slo_target: float | None = None
+    dry_run: bool = False
+    container: ContainerReport | None = None
 
 
 class RegistrationAccepted(Struct, frozen=True, kw_only=True):
@@ -192,7 +208,8 @@ class VariantFailure(Struct, frozen=True, kw_only=True):
 class RegistrationStatus(Struct, frozen=True, kw_only=True):
     """`infaas.registration.<id>`: published until `state` is done or failed. A request on this subject gets the latest status.
 
-    progress: 0..1. step: the present step, for people.
+    progress: 0..1. step: the present step, for people. Of a dry run: `variants` are those that would be built, accuracy: of the model as
+    uploaded, on so many samples of the validation set.
     """
 
     registration: str
@@ -205,6 +222,10 @@ class RegistrationStatus(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     variants: list[str] = []
     failures: list[VariantFailure] = []
+    dry_run: bool = False
+    signature: Signature | None = None
+    accuracy: float | None = None
+    samples: int | None = None
 
 
 class ListRequest(Struct, frozen=True, kw_only=True):
@@ -271,7 +292,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 class AdminRequest(Struct, frozen=True, kw_only=True):
     """`infaas.admin.<verb>`: an operator's request. It has the fields that the verbs of this version read.
 
-    count: for `set-replicas`, the least number of instances of an app. slo_target: the share of an app's queries to be answered in time,
+    count: for `set-replicas`, the least number of instances of an app, or of a model. slo_target: the share of an app's queries to be answered in time,
     above 0 and below 1. members .. cache_mb: of `set-selection` (`ModelSelection`). context: of `reset-selection`. batch .. contexts: of
     `set-batching` (`BatchingRule`). policy: of both.
     """

@@ -24,7 +24,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
     """`infaas.workshop.<worker>`: inspect a model file. Check its format, check that it runs, and find its signature.
 
     object, validation: object keys in the uploads bucket. stored: the keys are in the artifacts bucket instead, since the model is already
-    registered. hardware: the worker also checks the frameworks for this kind of device.
+    registered. hardware: the worker also checks the frameworks for this kind of device. keep: store the files in the artifacts bucket.
     """
 
     registration: str
@@ -37,6 +37,7 @@ class InspectModel(Struct, frozen=True, kw_only=True):
     allow_torchscript: bool = False
     stored: bool = False
     hardware: str = "cpu"
+    keep: bool = True
 
 
 class BuildVariants(Struct, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ FIRST: dict[str, tuple[Role, ...]] = {
     "gateway": ("gateway",),
     "dashboard": ("dashboard",),
     "supervisor": ("supervisor",),
+    "container": ("executor", "monitor", "container"),
 }
 
 

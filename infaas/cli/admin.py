@@ -19,7 +19,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "link-model": (("app", "model"), ("version", "latency_ms", "default_output")),
     "unlink-model": (("app", "model"), ()),
     "set-version": (("app", "model", "version"), ()),
-    "set-replicas": (("app", "count"), ()),
+    "set-replicas": (("count",), ("app", "model")),
     "set-target": (("app", "slo_target"), ()),
     "set-selection": (("app",), _SELECTION),
     "delete-version": (("model", "version"), ()),
@@ -66,7 +66,7 @@ def admin(
     * link-model: `--app`, `--model`; may have `--model-version`, `--latency-ms`, `--default-output`
     * unlink-model: `--app`, `--model`
     * set-version: `--app`, `--model`, `--model-version` (a newer or an older one)
-    * set-replicas: `--app`, `--count`
+    * set-replicas: `--count` and `--app`, `--model` or both
     * set-target: `--app`, `--slo-target`
     * set-selection: `--app`; may have `--policy`, `--members`, `--eta`, `--contextual`, `--confidence`, `--wait-share`,
       `--cache-mb`. What is left out has its default, not the value before; without a policy and a cache it ends
@@ -100,7 +100,7 @@ def admin(
     min_instances
         Instances that the app always keeps.
     count
-        Instances that the app always keeps (set-replicas).
+        Instances that the app always keeps, or of the model's best variant in this app or in all apps that link it (set-replicas).
     slo_target
         The share of the app's queries to be answered in time, above 0 and below 1.
     policy

@@ -4,16 +4,19 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from bus.subjects import WITHOUT_APP
 from infaas.cli.options import DataDir, Json, json_or_text
-from infaas.cli.output import Column, fail, print_json, print_table, progress, usage
+from infaas.cli.output import Column, fail, print_json, print_table, progress, show, usage
 from infaas.client import Client
 from infaas.connecting import connect
 from infaas.errors import InfaasError, RegistrationFailed
 
 if TYPE_CHECKING:
+    from bus.messages.catalog import Signature, TensorSpec
     from bus.messages.public import RegistrationStatus
     from infaas.registering import OnProgress
 
@@ -53,6 +56,7 @@ def register(
     default_output: str | None = None,
     labels: Path | None = None,
     format: Literal["onnx", "pt2", "torchscript"] | None = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> int:
@@ -93,6 +97,8 @@ def register(
         A text file with the names of the classes, one a line, in the order of the model's scores.
     format
         Format of the model file, if its name does not tell.
+    dry_run
+        Have a worker inspect the model and run it, print what would be registered, and keep nothing.
 
     """
     options: dict[str, Any] = {
@@ -104,6 +110,7 @@ def register(
         "default_output": None if default_output is None else json_or_text(default_output),
         "labels": [] if labels is None else _lines(labels),
         "format": format,
+        "dry_run": dry_run,
     }
     keys: dict[str, Any] = {"inputs_key": inputs_key, "labels_key": labels_key}
 
@@ -113,7 +120,8 @@ def register(
                 status = await client.register(
                     model_file, app=app, model=model, validation=validation, on_progress=on_progress, **options, **keys
                 )
-            return {**_document(status), "variants": await _figures(client, status)}
+            document = _document(status)
+            return document if dry_run else {**document, "variants": await _figures(client, status)}
 
     try:
         document = asyncio.run(run())
@@ -123,10 +131,7 @@ def register(
         for failure in failed.status.failures:
             progress(f"{failure.variant}: {failure.reason}")
         fail(str(failed))
-    if json:
-        print_json(document)
-    else:
-        _render(document)
+    show(document, json, render_dry_run if dry_run else _render)
     return 0
 
 
@@ -147,7 +152,26 @@ def _document(status: "RegistrationStatus") -> dict[str, Any]:
         "reason": status.reason,
         "variants": [{"variant": name} for name in status.variants],
         "failures": [{"variant": failure.variant, "reason": failure.reason} for failure in status.failures],
+        **(_inspected(status) if status.dry_run else {}),
     }
+
+
+def _inspected(status: "RegistrationStatus") -> dict[str, Any]:
+    return {
+        "dry_run": True,
+        "accuracy": status.accuracy,
+        "samples": status.samples,
+        **(signature_document(status.signature) if status.signature is not None else {}),
+    }
+
+
+def signature_document(signature: "Signature") -> dict[str, Any]:
+    """The inputs and outputs as plain maps."""
+
+    def plain(specs: "list[TensorSpec]") -> list[dict[str, Any]]:
+        return [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape} for spec in specs]
+
+    return {"inputs": plain(signature.inputs), "outputs": plain(signature.outputs)}
 
 
 async def _figures(client: Client, status: "RegistrationStatus") -> list[dict[str, Any]]:
@@ -173,6 +197,22 @@ def _render(document: dict[str, Any]) -> None:
     print_table(document["variants"], COLUMNS, "no variants")
     for failure in document["failures"]:
         print(f"not built: {failure['variant']}: {failure['reason']}")
+
+
+def render_dry_run(document: dict[str, Any]) -> None:
+    """What would be registered, for people."""
+    print(
+        f"would register {document['model']} version {document['version']} for app {document['app']}; nothing was kept"
+    )
+    for what in ("inputs", "outputs"):
+        print(f"{what}: {', '.join(_words(spec) for spec in document[what])}")
+    print(f"accuracy: {document['accuracy']:.4g}")
+    print(f"variants: {', '.join(each['variant'] for each in document['variants'])}")
+
+
+def _words(spec: dict[str, Any]) -> str:
+    axes = ["n", *("any" if length < 0 else str(length) for length in spec["shape"])]
+    return f"{spec['name']} {spec['datatype']}[{', '.join(axes)}]"
 
 
 @contextmanager

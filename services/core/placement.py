@@ -53,6 +53,19 @@ class Amount(Struct, frozen=True):
 NOTHING = Amount(0.0, 0.0)
 
 
+_CONTAINER = "container."
+
+
+def container_kind(model: str, version: str) -> str:
+    """The kind of the device of a user's own process (`infaas container`), which holds this version of this model and nothing else."""
+    return f"{_CONTAINER}{model}.{version}"
+
+
+def is_container(kind: str) -> bool:
+    """Whether a device of this kind is a user's own process."""
+    return kind.startswith(_CONTAINER)
+
+
 def misfit(record: VariantRecord, device: Device, memory_share: float) -> str:
     """Why this variant could never run on the device, even an empty one; empty when it could."""
     if record.hardware != device.kind:

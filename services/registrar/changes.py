@@ -3,6 +3,8 @@
 How a change alters an app's record is a pure function: the edge repeats it when somebody else has written the record in between.
 """
 
+from typing import TypeVar
+
 from msgspec.structs import replace
 
 from bus.messages.catalog import AppRecord
@@ -13,15 +15,19 @@ from services.registrar.checks import app_fields, names, selection_fields, signa
 from services.registrar.commands import (
     AddApp,
     Change,
+    ChangeApps,
     ChangeRefused,
     DeleteApp,
     DeleteVersion,
     LinkModel,
     ReleaseVariant,
     SetApp,
+    SetReplicas,
     SetSelection,
     UnlinkModel,
 )
+
+T = TypeVar("T")
 
 
 def amend(record: AppRecord | None, change: Change) -> AppRecord | ChangeRefused | None:
@@ -38,6 +44,8 @@ def amend(record: AppRecord | None, change: Change) -> AppRecord | ChangeRefused
         return _set(record, change)
     if isinstance(change, SetSelection):
         return _select(record, change)
+    if isinstance(change, SetReplicas):
+        return _replicate(record, change)
     return _unlink(record, change)
 
 
@@ -72,16 +80,33 @@ def _select(record: AppRecord, change: SetSelection) -> AppRecord | ChangeRefuse
     return replace(record, selection=change.selection)
 
 
+def _replicate(record: AppRecord, change: SetReplicas) -> AppRecord | ChangeRefused:
+    if change.model not in record.links:
+        return _unlinked(change)
+    return replace(
+        record,
+        replicas=_without(record.replicas, change.model) | ({change.model: change.count} if change.count else {}),
+    )
+
+
+def _without(values: dict[str, T], model: str) -> dict[str, T]:
+    return {name: value for name, value in values.items() if name != model}
+
+
+def _unlinked(change: SetReplicas | UnlinkModel) -> ChangeRefused:
+    return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
+
+
 def _unlink(record: AppRecord, change: UnlinkModel) -> AppRecord | ChangeRefused:
     if change.model not in record.links:
-        return ChangeRefused("unknown_model", f"model: app {change.app} does not link {change.model}")
+        return _unlinked(change)
     if record.selection is not None and change.model in (record.selection.members or ()):
         return ChangeRefused(
             "bad_request",
             f"model: {change.model} is a member of the selection of app {change.app}; use set-selection without it in"
             " `members` first",
         )
-    return replace(record, links={model: at for model, at in record.links.items() if model != change.model})
+    return replace(record, links=_without(record.links, change.model), replicas=_without(record.replicas, change.model))
 
 
 def _link(record: AppRecord | None, change: LinkModel) -> AppRecord | ChangeRefused:
@@ -124,7 +149,7 @@ NEEDS = {
     "link-model": ("app", "model"),
     "unlink-model": ("app", "model"),
     "set-version": ("app", "model", "version"),
-    "set-replicas": ("app",),
+    "set-replicas": (),
     "set-target": ("app",),
     "set-selection": ("app",),
     "delete-version": ("model", "version"),
@@ -135,7 +160,7 @@ SETTINGS = ("latency_ms", "default_output", "min_instances", "input_type", "slo_
 
 def change_for(
     verb: str, request: AdminRequest, catalog: Catalog, now: float
-) -> Change | ReleaseVariant | DeleteVersion | Error:
+) -> Change | ChangeApps | ReleaseVariant | DeleteVersion | Error:
     """The change that an operator asks for, or what is wrong with the request."""
     needs = NEEDS.get(verb)
     if needs is None:
@@ -149,7 +174,9 @@ def change_for(
         if (value := getattr(request, field)) is not None and value < 0
     ]
     if verb == "set-replicas" and request.count is None:
-        wrong.append("count: must be the least number of instances that the app keeps")
+        wrong.append("count: must be the least number of instances that the app, or the model, keeps")
+    if verb == "set-replicas" and request.app is None and request.model is None:
+        wrong.append("app: name the app, or the model, that keeps so many instances")
     if verb == "set-target" and request.slo_target is None:
         wrong.append(f"slo_target: must be the share of the app's queries to be answered in time, {TARGET.words}")
     if verb == "set-app" and all(getattr(request, field) is None for field in SETTINGS):
@@ -174,7 +201,7 @@ def change_for(
     if verb == "set-app":
         return SetApp(app=app, **{field: getattr(request, field) for field in SETTINGS})
     if verb == "set-replicas":
-        return SetApp(app=app, min_instances=request.count)
+        return _replicas(app, model, request.count or 0, catalog)
     if verb == "set-target":
         return SetApp(app=app, slo_target=request.slo_target)
     if verb == "set-selection":
@@ -198,6 +225,19 @@ def change_for(
         latency_ms=request.latency_ms,
         default_output=request.default_output,
     )
+
+
+def _replicas(app: str, model: str, count: int, catalog: Catalog) -> Change | ChangeApps | Error:
+    """The instances that an app keeps, or of one of its models; without an app, those of a model in all apps that link it."""
+    if not model:
+        return SetApp(app=app, min_instances=count)
+    if app:
+        return SetReplicas(app=app, model=model, count=count)
+    apps = sorted(catalog.apps_linking(model))
+    if not apps:
+        text = f"model: no app links {model}; use link-model first"
+        return Error(code="unknown_model", message=text)
+    return ChangeApps(tuple(SetReplicas(app=name, model=model, count=count) for name in apps))
 
 
 def _unknown_model(model: str, version: str | None, catalog: Catalog) -> str:

@@ -13,6 +13,7 @@ from services.core.settings import RegistrarSettings
 from services.core.settings.fields import TARGET, Number
 
 FORMATS = ("onnx", "pt2", "torchscript")
+CONTAINER = "container"  # a user's own process, which has measured itself
 INPUT_TYPES = ("integers", "floats", "doubles", "bytes", "strings")
 POLICIES = ("exp3", "exp4", "majority", "weighted")
 IMPORT_PATH = re.compile(r"(?=.{3,200}\Z)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
@@ -25,6 +26,7 @@ SELECTION_BOUNDS = {
 METRICS = ("top1", "top5", "mae", "rmse")
 OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}\Z")
 ARRAY_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+MOST_BATCH = 1024
 MOST_TEXT = 200  # characters of a task
 MOST_DEFAULT = 64 * 1024  # bytes of a default output: every service keeps the whole catalogue in memory
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ and -, the first a letter or digit"
@@ -41,10 +43,9 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
     wrong = [
         *names(**({} if request.app == WITHOUT_APP else {"app": request.app}), model=request.model),
         *names(**{k: v for k in ("version", "registration") if (v := getattr(request, k)) is not None}),
-        *_one_of("format", request.format, FORMATS),
         *_one_of("metric", request.metric, METRICS),
         *_matches("object", request.object, OBJECT_KEY),
-        *_matches("validation", request.validation, OBJECT_KEY),
+        *(_file_fields if request.container is None else _container_fields)(request),
         *_matches("inputs_key", request.inputs_key, ARRAY_KEY),
         *_matches("labels_key", request.labels_key, ARRAY_KEY),
         *app_fields(request.latency_ms, request.default_output, request.slo_target),
@@ -55,9 +56,29 @@ def registration_error(request: Register, settings: RegistrarSettings) -> Error 
         wrong.append(f"labels: must fit into {MOST_DEFAULT // 1024} kB")
     if request.inputs_key == request.labels_key:
         wrong.append("labels_key: must differ from inputs_key")
+    return Error(code="bad_request", message="; ".join(wrong)) if wrong else None
+
+
+def _file_fields(request: Register) -> list[str]:
+    wrong = [*_one_of("format", request.format, FORMATS), *_matches("validation", request.validation, OBJECT_KEY)]
     if request.object == request.validation:
         wrong.append("validation: must be another object than the model file")
-    return Error(code="bad_request", message="; ".join(wrong)) if wrong else None
+    return wrong
+
+
+def _container_fields(request: Register) -> list[str]:
+    report = request.container
+    assert report is not None
+    wrong = _one_of("format", request.format, (CONTAINER,))
+    if request.dry_run:
+        wrong.append("dry_run: a container is inspected in its own process: `infaas container --dry-run`")
+    if not report.signature.inputs or not report.signature.outputs:
+        wrong.append("container.signature: must have inputs and outputs")
+    if not 1 <= report.max_batch <= MOST_BATCH:
+        wrong.append(f"container.max_batch: must be 1 to {MOST_BATCH}")
+    if not (isfinite(report.price_per_s) and report.price_per_s >= 0.0):
+        wrong.append("container.price_per_s: must be a number of at least 0")
+    return wrong
 
 
 def names(**fields: Any) -> list[str]:

@@ -111,6 +111,14 @@ class SetSelection(Struct, frozen=True, kw_only=True):
     selection: ModelSelection | None
 
 
+class SetReplicas(Struct, frozen=True, kw_only=True):
+    """The least number of instances of the best variant of a model that an app links; 0: none are kept for their own sake."""
+
+    app: str
+    model: str
+    count: int
+
+
 class DeleteApp(Struct, frozen=True, kw_only=True):
     """Delete an app; its models stay, for other apps and for queries by model."""
 
@@ -124,13 +132,19 @@ class UnlinkModel(Struct, frozen=True, kw_only=True):
     model: str
 
 
-Change = LinkModel | AddApp | SetApp | SetSelection | DeleteApp | UnlinkModel
+Change = LinkModel | AddApp | SetApp | SetSelection | SetReplicas | DeleteApp | UnlinkModel
 
 
 class ChangeApp(Struct, frozen=True):
     """Carry out one change of an app's record; comes back as None or ChangeRefused."""
 
     change: Change
+
+
+class ChangeApps(Struct, frozen=True):
+    """Carry out one change each of several apps' records; comes back as None or the first ChangeRefused."""
+
+    changes: tuple[Change, ...]
 
 
 class ReleaseVariant(Struct, frozen=True, kw_only=True):
@@ -184,12 +198,13 @@ class ChangeRefused(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """Delete what an ended registration leaves: its uploads, its reserved version, its `work.<id>`."""
+    """Delete what an ended registration leaves: its uploads, its reserved version, its `work.<id>`. forget: its status, too."""
 
     registration: str
     model: str
     version: str | None
     uploads: tuple[str, ...]
+    forget: bool = False
 
 
 Command = (
@@ -197,6 +212,7 @@ Command = (
     | TakeOverRegistration
     | PutStatus
     | ChangeApp
+    | ChangeApps
     | ReleaseVariant
     | DeleteVersion
     | PutRecords

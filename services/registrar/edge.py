@@ -19,6 +19,7 @@ from services.registrar.commands import (
     AlreadyTaken,
     Change,
     ChangeApp,
+    ChangeApps,
     ChangeRefused,
     ChangeSimulated,
     ClaimRegistration,
@@ -53,6 +54,7 @@ class RegistrarEdge:
             TakeOverRegistration: self._take_over,
             PutStatus: self._put_status,
             ChangeApp: self._change_app,
+            ChangeApps: self._change_apps,
             ReleaseVariant: self._release_variant,
             DeleteVersion: self._delete_version,
             PutRecords: self._put_records,
@@ -155,6 +157,8 @@ class RegistrarEdge:
             with suppress(NotFound):
                 if (await self._status.get(reservation)).value == command.registration.encode():
                     await self._status.delete(reservation)
+        if command.forget:
+            await self._status.delete(f"registration.{command.registration}")
         await self._status.delete(f"work.{command.registration}")
 
     # -- quarantine
@@ -177,6 +181,13 @@ class RegistrarEdge:
 
     async def _change_app(self, command: ChangeApp) -> ChangeRefused | None:
         return await self._amend(command.change)
+
+    async def _change_apps(self, command: ChangeApps) -> ChangeRefused | None:
+        for change in command.changes:
+            refused = await self._amend(change)
+            if refused is not None:
+                return refused
+        return None
 
     async def _amend(self, change: Change) -> ChangeRefused | None:
         """Read, change and write an app's record, again and again until nobody else has written in between."""

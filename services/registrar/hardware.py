@@ -17,6 +17,7 @@ from bus.messages.catalog import ModelRecord, VariantRecord
 from bus.messages.public import Register
 from services.core.actor import NOTHING, Do, Effect
 from services.core.catalog import Catalog
+from services.registrar.checks import CONTAINER
 from services.registrar.commands import ChangeSimulated, RegistrationRecord
 from services.registrar.policy import WORKER_LOST_S, WORKER_TIMEOUT_S, simulated_variants
 from services.registrar.registrations import COMMAND_S, Workers
@@ -42,7 +43,8 @@ class Extensions:
                 continue
             for model in sorted(self._catalog.models, key=lambda model: (-model.created, model.model, model.version)):
                 name = extension_id(model, kind, started)
-                if not self._has_variants(model, kind) and self._statuses.last(name) is None:
+                builds = model.format != CONTAINER and not self._has_variants(model, kind)
+                if builds and self._statuses.last(name) is None:
                     found.append(self._record(name, model, kind, registrar, now))
                     break
         return found

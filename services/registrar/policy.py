@@ -17,6 +17,7 @@ from services.core.emulation import KINDS, emulated, originals
 from services.core.settings import RegistrarSettings
 
 LONGEST_NAME = 64
+NATIVE = "native"  # precision of a user's own process, which nobody else knows
 WORKER_TIMEOUT_S = 3.0  # a worker without a heartbeat for so long gets no order
 WORKER_LOST_S = 15.0  # after which the order that it has is lost
 SILENCE_S = 120.0  # without a report on its order, after which a worker loses it

@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from bus.messages.catalog import ModelRecord, Signature, VariantRecord
-from bus.messages.public import RegistrationStatus, VariantFailure
+from bus.messages.public import ContainerReport, RegistrationStatus, VariantFailure
 from bus.messages.work import (
     BuildVariants,
     InspectModel,
@@ -18,9 +18,11 @@ from bus.messages.work import (
 )
 from bus.subjects import WITHOUT_APP
 from services.core.catalog import mark_dominated
+from services.core.placement import container_kind
 from services.core.settings import RegistrarSettings
+from services.registrar.checks import CONTAINER
 from services.registrar.commands import AddVariants, LinkModel, PutRecords, RegistrationRecord
-from services.registrar.policy import defect, simulated_variants
+from services.registrar.policy import NATIVE, defect, simulated_variants, variant_name
 
 INSPECTED_AT = 0.1  # share of the whole that inspection counts for
 BUILT_AT = 0.98
@@ -57,6 +59,7 @@ class Registration:
             model=request.model,
             version=record.version,
             step="waiting for a worker",
+            dry_run=request.dry_run,
         )
 
     @property
@@ -104,6 +107,7 @@ class Registration:
                 allow_torchscript=settings.allow_torchscript,
                 stored=self.extends,
                 hardware=self.hardware,
+                keep=not request.dry_run,
             )
         self.phase = "build"
         self._advance("building", f"building {len(self.remaining)} variants on {worker}", INSPECTED_AT)
@@ -134,6 +138,47 @@ class Registration:
         self.inspected = inspected
         self.plans = {plan.variant: plan for plan in plans}
         self.attempts = 0
+
+    def set_container(self, report: ContainerReport, settings: RegistrarSettings) -> None:
+        """A user's own process has measured itself: its only variant needs no work of a worker."""
+        request = self.record.request
+        hardware = container_kind(request.model, self.version)
+        plan = VariantPlan(
+            variant=variant_name(request.model, self.version, CONTAINER, NATIVE, 1, report.max_batch),
+            framework=CONTAINER,
+            precision=NATIVE,
+            threads=1,
+            max_batch=report.max_batch,
+            format=CONTAINER,
+            hardware=hardware,
+        )
+        self.set_inspection(
+            ModelInspected(
+                registration=self.id,
+                worker="",
+                hardware=hardware,
+                source=request.object,
+                validation="",
+                signature=report.signature,
+                operators=[],
+                fixed_batch=report.max_batch == 1,
+                samples=0,
+                baseline_accuracy=report.accuracy,
+                frameworks={},
+            ),
+            [plan],
+        )
+        built = VariantBuilt(
+            registration=self.id,
+            worker="",
+            hardware=hardware,
+            plan=plan,
+            artifact=request.object,
+            accuracy=report.accuracy,
+            agreement=1.0,
+            profile=report.profile,
+        )
+        self.add_result(built, settings)
 
     def set_progress(self, report: WorkProgress) -> None:
         share = min(1.0, max(0.0, report.progress)) if isfinite(report.progress) else 0.0
@@ -176,6 +221,17 @@ class Registration:
             self.status = replace(self._results(), state="done", progress=1.0, step="done")
         else:
             self.status = replace(self._results(), state="failed", step="failed", reason=reason, variants=[])
+
+    def end_dry_run(self, inspected: ModelInspected, plans: list[VariantPlan]) -> None:
+        """The inspection succeeded, and nothing is to be kept."""
+        self.end()
+        self.status = replace(
+            self.status,
+            variants=[plan.variant for plan in plans],
+            signature=inspected.signature,
+            accuracy=inspected.baseline_accuracy,
+            samples=inspected.samples,
+        )
 
     def _advance(self, state: Literal["inspecting", "building", "profiling"], step: str, progress: float) -> None:
         """State and progress never go back, even when a step is repeated."""
@@ -233,6 +289,7 @@ class Registration:
                 agreement=built.agreement,
                 profile=built.profile,
                 signature=inspected.signature,
+                price_per_s=None if request.container is None else request.container.price_per_s,
             )
             for name, built in self.built.items()
         )

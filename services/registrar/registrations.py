@@ -9,6 +9,7 @@ from bus.messages.work import ModelInspected, VariantBuilt, VariantFailed, WorkF
 from bus.subjects import Subjects
 from services.core.actor import NOTHING, Do, Effect, Envelope, Handler, Publish, Record, Undelivered
 from services.core.catalog import Catalog
+from services.core.placement import is_container
 from services.core.settings import RegistrarSettings
 from services.core.takeover import Commands
 from services.registrar.changes import amend
@@ -81,7 +82,7 @@ class Workers:
             heartbeat = self._heartbeats[worker]
             if now - self._heard[worker] <= within and self._takes_orders(worker, now):
                 for device in heartbeat.devices:
-                    if device.kind != CPU and not device.simulated and device.alive:
+                    if device.kind != CPU and not (device.simulated or is_container(device.kind)) and device.alive:
                         found.setdefault(device.kind, f"{worker} {heartbeat.incarnation}")
         return found
 
@@ -91,9 +92,11 @@ class Workers:
         return any(one.kind != CPU for one in heartbeat.devices if one.device == device) if heartbeat else False
 
     def _has(self, worker: str, hardware: str) -> bool:
-        """Every worker has a CPU."""
+        """Every worker has a CPU, except users' own processes (`infaas container`)."""
         devices = self._heartbeats[worker].devices
-        return hardware == CPU or any(one.kind == hardware and not one.simulated and one.alive for one in devices)
+        if hardware == CPU:
+            return not any(is_container(one.kind) for one in devices)
+        return any(one.kind == hardware and not one.simulated and one.alive for one in devices)
 
     def _takes_orders(self, worker: str, now: float) -> bool:
         return self.silent_for(worker, now) <= WORKER_TIMEOUT_S and not self._heartbeats[worker].draining
@@ -146,6 +149,10 @@ class Registrations:
         if status is not None and status.state in OVER:
             registration.phase = "over"
             return [self._finish(registration)]
+        if record.request.container is not None:
+            registration.set_container(record.request.container, self._settings)
+            obstacle = self._misfit(registration, now)
+            return self._complete(registration, now) if obstacle is None else self._end(registration, now, obstacle)
         self._queue.append(registration.id)
         return [*self._publish(registration, now), *self._assign(now)]
 
@@ -253,17 +260,27 @@ class Registrations:
         if registration is None:
             return []
         request = registration.record.request
-        link = None if registration.extends else registration.link(report.signature, now)
-        refused = None if link is None else amend(self._catalog.app(request.app), link)
-        if isinstance(refused, ChangeRefused):
-            return self._end(registration, now, refused.message)
+        obstacle = None if registration.extends else self._misfit(registration, now, report)
+        if obstacle is not None:
+            return self._end(registration, now, obstacle)
         cores = self.workers.cores(worker, report.hardware)
         found = plans(request.model, registration.version, request.format, report, cores, self._settings)
         if not found:
             why = "; ".join(f"{name}: {reason}" for name, reason in report.frameworks.items() if reason)
             return self._end(registration, now, f"no framework on worker {worker} runs {request.format} models ({why})")
+        if request.dry_run:
+            registration.end_dry_run(report, found)
+            return [*self._publish(registration, now), *self._assign(now)]
         registration.set_inspection(report, found)
         return self._order(registration, worker, now)
+
+    def _misfit(self, registration: Registration, now: float, report: ModelInspected | None = None) -> str | None:
+        """Why the app cannot serve the inspected model; None if it can."""
+        inspected = report or registration.inspected
+        assert inspected is not None
+        link = registration.link(inspected.signature, now)
+        refused = None if link is None else amend(self._catalog.app(link.app), link)
+        return refused.message if isinstance(refused, ChangeRefused) else None
 
     def _result(self, envelope: Envelope) -> tuple[Effect, ...]:
         report: VariantBuilt | VariantFailed = envelope.message
@@ -337,7 +354,13 @@ class Registrations:
         request = registration.record.request
         uploads = tuple(key for key in (request.object, request.validation) if key.startswith(f"{registration.id}."))
         version = registration.record.version
-        command = Finish(registration=registration.id, model=request.model, version=version, uploads=uploads)
+        command = Finish(
+            registration=registration.id,
+            model=request.model,
+            version=version,
+            uploads=uploads,
+            forget=request.dry_run,
+        )
         return self._start("finish", registration, command)
 
     def forgotten(self, registration: str) -> None:
@@ -352,7 +375,7 @@ class Registrations:
         """Publish its status, and record an event when the state is new."""
         status = registration.status
         effects = self._statuses.publish(status, now)
-        if registration.recorded_state == status.state:
+        if registration.recorded_state == status.state or status.dry_run:
             return effects
         registration.recorded_state = status.state
         event = RegistrationEvent(

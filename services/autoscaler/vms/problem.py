@@ -123,7 +123,7 @@ class FleetProblems:
         names = {record.variant: record for one in classes for record in one.scope}
         for app in self._catalog.apps:
             for record in self._catalog.variants_of(app.app):
-                if record.variant in held:
+                if record.variant in held or record.model in app.replicas:
                     names[record.variant] = record
         records = tuple(record for _, record in sorted(names.items()))
         if not records:
@@ -183,14 +183,14 @@ class FleetProblems:
             return False
         return needs.cost is None or self._cost(record) <= needs.cost
 
-    def _cost(self, record: VariantRecord) -> float:
-        """US$ per 1,000 items, one at a time, on the first device of its kind that is known."""
+    def _cost(self, record: VariantRecord, batch: int = 1) -> float:
+        """US$ per 1,000 items in such batches, on the first device of its kind that is known."""
         price = record.price_per_s
         for worker in self._fleet.workers.values() if price is None else ():
             for device in worker.devices:
                 if (device.kind, device.simulated) == (record.hardware, record.simulated):
                     price = _instance_price(record, device.cores, device.memory_mb, device.price_per_hour) / 3600.0
-        return cost_per_1000(record, price or 0.0)
+        return cost_per_1000(record, price or 0.0, batch)
 
     def _growth(self, pools: Sequence[Sequence[FleetWorker]], now: float) -> list[_PoolDevices]:
         """The pools of the first plan: the kinds of machine that may be started, and the workers that nobody may stop."""
@@ -377,7 +377,7 @@ class FleetProblems:
         return 0.0
 
     def _least(self, at: Mapping[str, list[int]]) -> Iterable[tuple[tuple[int, ...], int]]:
-        """The instances that apps keep that have any, or have demand."""
+        """The instances that apps keep that have any, or have demand; and those of single models, in any case."""
         with_demand = {one.needs.app for one in self.demand.loads()}
         held = {
             one.variant for worker in self._fleet.workers.values() for one in worker.instances if one.state in COUNTED
@@ -388,6 +388,11 @@ class FleetProblems:
                 variants = tuple(v for record in records for v in at.get(record.variant, ()))
                 if variants:
                     yield variants, app.min_instances
+            for model, count in app.replicas.items():
+                there = [record for record in records if record.model == model and record.variant in at]
+                if there:
+                    best = min(there, key=lambda record: (self._cost(record, record.max_batch), record.variant))
+                    yield tuple(at[best.variant]), count
 
 
 def _need(load: ForecastLoad, lead_s: float, share: float) -> tuple[float, float]:

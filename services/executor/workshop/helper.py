@@ -119,9 +119,10 @@ class Helper:
         if not 0.0 <= result.accuracy <= 1.0:
             raise UploadRejected("the model's accuracy is not a number")
         frameworks = result.frameworks | await self._probe(order.hardware)
-        artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
-        await self._keep(artifacts, source, self._directory / MODEL)
-        await self._keep(artifacts, validation, self._directory / VALIDATION)
+        if order.keep:
+            artifacts = await self._bus.object_store(self._subjects.artifacts_bucket)
+            await self._keep(artifacts, source, self._directory / MODEL)
+            await self._keep(artifacts, validation, self._directory / VALIDATION)
         self._publish(
             "inspected",
             ModelInspected(

@@ -14,12 +14,14 @@ from services.registrar.changes import NEEDS, amend, change_for
 from services.registrar.commands import (
     AddApp,
     Change,
+    ChangeApps,
     ChangeRefused,
     DeleteApp,
     DeleteVersion,
     LinkModel,
     ReleaseVariant,
     SetApp,
+    SetReplicas,
     SetSelection,
     UnlinkModel,
 )
@@ -137,7 +139,7 @@ def catalog() -> Catalog:
     return found
 
 
-def asked(verb: str, **fields: Any) -> Change | ReleaseVariant | DeleteVersion | Error:
+def asked(verb: str, **fields: Any) -> Change | ChangeApps | ReleaseVariant | DeleteVersion | Error:
     return change_for(verb, AdminRequest(**fields), catalog(), 7.0)
 
 
@@ -151,6 +153,7 @@ def test_verbs_become_changes() -> None:
     assert asked("set-version", app="a", model="mlp", version="1") == replace(link, version="1", linked=True)
     assert asked("set-app", app="a", latency_ms=3.0) == SetApp(app="a", latency_ms=3.0)
     assert asked("set-replicas", app="a", count=2) == SetApp(app="a", min_instances=2)
+    assert asked("set-replicas", app="a", model="mlp", count=4) == SetReplicas(app="a", model="mlp", count=4)
     assert asked("set-target", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
     assert asked("set-app", app="a", slo_target=0.95) == SetApp(app="a", slo_target=0.95)
     assert asked("add-app", app="a", slo_target=0.95) == AddApp(app="a", at=7.0, slo_target=0.95)
@@ -195,6 +198,8 @@ def test_missing_and_wrong_names_are_named(verb: str) -> None:
         ("add-app", {"app": "a", "input_type": "words"}, "bad_request", "strings"),
         ("set-app", {"app": "a"}, "bad_request", "default_output"),
         ("set-replicas", {"app": "a"}, "bad_request", "count"),
+        ("set-replicas", {"count": 2}, "bad_request", "app"),
+        ("set-replicas", {"model": "mlp", "count": 2}, "unknown_model", "link-model"),
         ("set-replicas", {"app": "a", "count": -1}, "bad_request", "count"),
         ("set-target", {"app": "a"}, "bad_request", "slo_target: must be the share"),
         (
@@ -271,3 +276,20 @@ def test_what_cannot_be_done_says_why(verb: str, fields: dict[str, Any], code: s
     assert isinstance(error, Error)
     assert error.code == code
     assert word in error.message
+
+
+def test_replicas_of_a_model_in_all_apps_that_link_it() -> None:
+    found = catalog()
+    for app in ("a", "b"):
+        found.apply(f"app.{app}", encode(app_record(app)))
+    found.apply("app.c", encode(app_record("c", links={})))
+    change = change_for("set-replicas", AdminRequest(model="mlp", count=4), found, 7.0)
+    assert change == ChangeApps(tuple(SetReplicas(app=app, model="mlp", count=4) for app in ("a", "b")))
+
+
+def test_replicas_last_until_they_are_none_or_the_model_is_unlinked() -> None:
+    four = changed(app_record("a"), SetReplicas(app="a", model="mlp", count=4))
+    assert four.replicas == {"mlp": 4}
+    assert changed(four, SetReplicas(app="a", model="mlp", count=0)).replicas == {}
+    assert changed(four, UnlinkModel(app="a", model="mlp")).replicas == {}
+    assert refused(app_record("a"), SetReplicas(app="a", model="cnn", count=4)).code == "unknown_model"

@@ -18,6 +18,7 @@ from services.registrar.commands import (
     AddApp,
     AlreadyTaken,
     ChangeApp,
+    ChangeApps,
     ChangeRefused,
     ClaimRegistration,
     DeleteApp,
@@ -29,6 +30,7 @@ from services.registrar.commands import (
     RegistrationClaimed,
     RegistrationRecord,
     ReleaseVariant,
+    SetReplicas,
     TakeOverRegistration,
 )
 from services.registrar.edge import RegistrarEdge
@@ -187,6 +189,21 @@ def test_operators_changes() -> None:
     on_a_bus(test)
 
 
+def test_the_replicas_of_a_model_are_kept_by_each_app_that_links_it() -> None:
+    async def test(place: Place) -> None:
+        for app in ("a", "b"):
+            await place.do(ChangeApp(replace(LINK, app=app)))
+        changes = tuple(SetReplicas(app=app, model="mlp", count=4) for app in ("a", "b"))
+        assert await place.do(ChangeApps(changes)) is None
+        for app in ("a", "b"):
+            kept = decode(AppRecord, (await place.catalog.get(f"app.{app}")).value or b"")
+            assert kept.replicas == {"mlp": 4}
+        refused = await place.do(ChangeApps((SetReplicas(app="none", model="mlp", count=1),)))
+        assert isinstance(refused, ChangeRefused)
+
+    on_a_bus(test)
+
+
 def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
     async def test(place: Place) -> None:
         for key in ("r1.model", "r1.validation", "other.model"):
@@ -199,6 +216,8 @@ def test_an_end_clears_everything_away_and_may_be_repeated() -> None:
             await place.do(end)
             assert await place.keys() == {"registration.r1", "other.model"}
         assert decode(RegistrationStatus, (await place.status.get("registration.r1")).value or b"") == status
+        await place.do(replace(end, forget=True))
+        assert await place.keys() == {"other.model"}, "of a dry run nothing is left"
 
     on_a_bus(test)
 

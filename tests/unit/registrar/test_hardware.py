@@ -8,6 +8,7 @@ from bus.messages.fleet import DeviceStatus, ExecutorExited, WorkerHeartbeat
 from bus.messages.work import BuildVariants, InspectModel
 from services.core.actor import Done, Failed
 from services.core.catalog import key_of
+from services.core.placement import container_kind
 from services.core.settings import RegistrarSettings
 from services.registrar.commands import (
     AddVariants,
@@ -130,6 +131,24 @@ def test_simulated_gpus_are_none() -> None:
     stage = with_models("mlp")
     beats(stage, 5, with_gpu(simulated=True))
     assert inspections(stage) == []
+
+
+def test_containers_are_none_and_build_nothing() -> None:
+    beat = with_gpu("c1", kind=container_kind("mlp", "1"))
+    container = replace(beat, devices=beat.devices[1:], hardware="container")
+    stage = with_models("mlp")
+    beats(stage, 5, container)
+    stage.register(replace(REQUEST, model="cnn"))
+    beats(stage, 5, container)
+    assert stage.orders("c1") == []
+
+
+def test_a_container_gets_no_variants_for_a_gpu() -> None:
+    earlier = with_models("mlp")
+    earlier.put("t-catalog", "model.mlp.1", encode(model_record(format="container")))
+    stage = Stage(buckets=earlier)
+    beats(stage, 5, CPU_ONLY, with_gpu())
+    assert stage.orders("g1") == []
 
 
 def test_one_model_after_the_other_the_newest_first() -> None:

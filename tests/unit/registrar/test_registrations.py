@@ -1,13 +1,22 @@
 """Orders and facts on a stage: workers that fail, fall silent or leave, and variants that do not work."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from bus.codec import decode, encode
+from bus.messages.catalog import AppRecord, ModelRecord, VariantRecord
 from bus.messages.fleet import ExecutorExited
+from bus.messages.public import ContainerReport, Refusal, RegistrationAccepted
 from bus.messages.work import BuildVariants, InspectModel, WorkProgress
 from services.core.actor import Publish, Undelivered
+from services.core.placement import container_kind
+from services.registrar.commands import RegistrationRecord
 from tests.support.simulated.registrations import (
+    PROFILE,
     REQUEST,
+    SIGNATURE,
     SUBJECTS,
     Stage,
     build_order,
@@ -233,3 +242,115 @@ def test_facts_of_strangers_change_nothing() -> None:
     stage.tell(finished("build"))
     stage.tell(built(order.plans[0]))
     assert stage.ends() == ["done"]
+
+
+# -- a dry run
+
+
+def test_a_dry_run_says_what_would_be_registered_and_keeps_nothing() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register(replace(REQUEST, dry_run=True))
+    (order,) = stage.orders()
+    assert isinstance(order, InspectModel) and not order.keep
+    stage.tell(inspected(baseline_accuracy=0.87))
+    stage.perform()
+    assert stage.ends() == ["done"]
+    last = stage.last()
+    assert (last.dry_run, last.accuracy, last.samples, last.signature) == (True, 0.87, 500, SIGNATURE)
+    assert "mlp-v1-ort-fp32-t1-b8" in last.variants
+    assert len(stage.orders()) == 1, "nothing is built"
+    assert stage.catalog == {}
+    assert stage.records == []
+    assert [finish.forget for finish in stage.forgotten] == [True]
+
+
+def test_a_dry_run_of_a_bad_model_says_so() -> None:
+    stage = Stage()
+    stage.tell(heartbeat())
+    stage.register(replace(REQUEST, dry_run=True))
+    stage.tell(finished("inspect", reason="output 'p' holds NaN on the validation set"))
+    stage.perform()
+    assert (stage.last().state, stage.last().reason) == ("failed", "output 'p' holds NaN on the validation set")
+    assert stage.records == []
+
+
+def test_a_dry_run_finds_that_the_app_serves_other_inputs() -> None:
+    stage = Stage()
+    complete(stage, to_building(stage))
+    stage.register(replace(REQUEST, registration="r2", dry_run=True))
+    other = replace(SIGNATURE, inputs=[replace(SIGNATURE.inputs[0], shape=[3])])
+    stage.tell(inspected("r2", signature=other))
+    stage.perform()
+    assert "does not fit app digits" in str(stage.last("r2").reason)
+
+
+# -- a container: it has measured itself
+
+CONTAINER = replace(
+    REQUEST,
+    format="container",
+    object="ab" * 32,
+    validation="",
+    container=ContainerReport(
+        signature=SIGNATURE, accuracy=0.8, max_batch=16, profile=PROFILE, price_per_s=0.00001
+    ),
+)  # fmt: skip
+
+
+def only_variant(stage: Stage) -> VariantRecord:
+    (value,) = (value for key, value in stage.catalog.items() if key.startswith("variant."))
+    return decode(VariantRecord, value)
+
+
+def test_a_container_is_registered_without_a_worker() -> None:
+    stage = Stage()
+    assert stage.register(CONTAINER) == RegistrationAccepted(registration="r1")
+    assert stage.ends() == ["done"]
+    record = only_variant(stage)
+    assert record.variant == "mlp-v1-container-native-t1-b16"
+    assert (record.framework, record.format, record.hardware) == ("container", "container", container_kind("mlp", "1"))
+    assert (record.accuracy, record.max_batch, record.price_per_s) == (0.8, 16, 0.00001)
+    assert decode(AppRecord, stage.catalog["app.digits"]).links == {"mlp": "1"}
+    assert decode(ModelRecord, stage.catalog["model.mlp.1"]).source == CONTAINER.object
+
+
+def test_a_container_that_does_not_fit_its_app_is_refused() -> None:
+    stage = Stage()
+    complete(stage, to_building(stage))
+    other = replace(SIGNATURE, outputs=[replace(SIGNATURE.outputs[0], name="other")])
+    report = replace(CONTAINER.container, signature=other)
+    stage.register(replace(CONTAINER, registration="r2", container=report))
+    assert "does not fit app digits" in str(stage.last("r2").reason)
+
+
+def test_a_container_without_an_accuracy_is_refused() -> None:
+    stage = Stage()
+    stage.register(replace(CONTAINER, container=replace(CONTAINER.container, accuracy=float("nan"))))
+    assert "NaN" in str(stage.last().reason)
+    assert stage.catalog == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_batch": 0}, "container.max_batch"),
+        ({"price_per_s": -1.0}, "container.price_per_s"),
+        ({"signature": replace(SIGNATURE, outputs=[])}, "container.signature"),
+    ],
+)
+def test_the_fields_of_a_container_are_checked(change: dict[str, Any], field: str) -> None:
+    stage = Stage()
+    reply = stage.register(replace(CONTAINER, container=replace(CONTAINER.container, **change)))
+    assert isinstance(reply, Refusal) and field in reply.error.message
+
+
+def test_the_work_of_a_registrar_that_died_over_a_container_goes_on() -> None:
+    stage = Stage()
+    stage.register(CONTAINER)
+    left = Stage("b")
+    record = RegistrationRecord(registration="r1", request=CONTAINER, registrar="a", created=1.0, version="1")
+    left.put(SUBJECTS.status_bucket, "work.r1", encode(record))
+    left.pass_time(10)
+    assert left.ends() == ["done"]
+    assert only_variant(left) == only_variant(stage)
